@@ -14,14 +14,14 @@ demo: .venv/made-demo-$(KEY)
 	$(BIN)/python -m pymq demo
 
 # Many tests wait for something: with more workers than cores, the cores do not.
-WORKERS ?= 2
-test: lint  # the tests that take longest come last, so that a worker would have nothing to do
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(ARGS)
+WORKERS ?= 3
+test: lint
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not slow' $(ARGS)
 
 # The loop of editing, under a minute: lint, types, and the tests of what is pure.
 QUICK ?= tests/core tests/test_architecture.py
 quick: lint
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(QUICK) $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not slow' $(QUICK) $(ARGS)
 
 # Whatever takes long: simulated runs of so many seeds, then the tests that are marked as slow, every
 # crash point, and malformed inputs.

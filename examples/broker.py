@@ -12,7 +12,7 @@ from pymq.nodes.service import common, endpoints, limits, parse, secure, serve, 
 
 
 def main() -> int:
-    """Read the command line and be a broker until SIGTERM."""
+    """Read the command line and run a broker until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--name", required=True, help="the broker's own, for ever")
     parser.add_argument("--listen", required=True, help="tcp://HOST:PORT or ipc://PATH")

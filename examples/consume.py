@@ -1,7 +1,7 @@
-"""Read flights from a cluster as a member of a group, and tell how late each carrier was.
+"""Read flights from a cluster as a member of a group, and print how late each carrier was.
 
-Start it several times with one group: they share the partitions, and each flight goes to one of
-them. What was acknowledged does not come again.
+Start it several times with one group: the members share the partitions, and each flight goes to one
+of them. Acknowledged flights do not come again.
 
 python examples/consume.py --url zmq+tcp://127.0.0.1:7878 --group delays
 """
@@ -14,7 +14,7 @@ import pymq
 
 
 def main() -> None:
-    """Consume what is there now, or go on for ever."""
+    """Consume what is there now, or consume forever."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--url", required=True, help="zmq+tcp://HOST:PORT of zkservers, or a folder"

@@ -27,9 +27,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Start everything, wait until that is to end, stop everything; 1 if something did not start.
+    """Start all nodes, wait for the end, stop them all; returns 1 if a node did not start.
 
-    A node that ends later may be started again, as the tutorial does with one that it kills.
+    A node that ends later may be restarted, as the tutorial does with one that it kills.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="cluster", type=Path, help="a folder (%(default)s)")
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def start_coordinator(data: Path, stack: ExitStack) -> str:
-    """A ZooKeeper, if there is one to be found, else a file; the second time what was the first."""
+    """Start ZooKeeper if it is installed, or use a file; a later start uses the same one again."""
     file = data / "zkserver.db"
     if not file.exists():
         try:
@@ -92,9 +92,9 @@ def start_coordinator(data: Path, stack: ExitStack) -> str:
 
 
 def start(script: str, stack: ExitStack, ended: list[str], **options: object) -> threading.Event:
-    """Start one node, which is stopped when the stack is left; the event says that it is ready.
+    """Start one node, which stops when the stack is left; the event says that it is ready.
 
-    If it ends, it is in *ended* from then on.
+    If the node ends, it is added to *ended*.
     """
     arguments = [part for name, found in options.items() for part in (f"--{name}", str(found))]
     command = [sys.executable, str(HERE / script), *arguments]

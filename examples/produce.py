@@ -12,7 +12,7 @@ from pymq.cli.commands.demo.flights import data_folder, read_flights
 
 
 def main() -> None:
-    """Make the topic if it is not there, send, and say how long it took."""
+    """Create the topic if it is missing, send, and print how long it took."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--url", required=True, help="zmq+tcp://HOST:PORT of zkservers, or a folder"
@@ -39,7 +39,7 @@ def main() -> None:
             for flight in flights:  # All flights of an aircraft stay in their order.
                 key = flight.tail.encode() if flight.tail else None
                 producer.send(args.topic, flight.to_json(), key=key)
-        # Leaving the block has waited for every answer; what had failed would have been raised.
+        # Leaving the block has waited for every acknowledgement; a failure would have been raised.
         seconds = time.perf_counter() - began
     print(f"sent {len(flights)} flights in {seconds:.1f} s")
 

@@ -1,6 +1,6 @@
 """A queue in a folder: orders go in, two workers share them, an auditor reads them all.
 
-Run it twice: what was sent before is still there.
+Run it twice: the orders of the first run are still there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pymq
 
 
 def main(folder: str = "quickstart-data") -> None:
-    """Send ten orders, have them worked on, and read them once more."""
+    """Send ten orders, let workers handle them, and read them once more."""
     with pymq.open(folder) as mq:
         mq.create_topic("orders", partitions=4, exist_ok=True)
 
@@ -30,7 +30,7 @@ def main(folder: str = "quickstart-data") -> None:
         for worker in workers:
             worker.join()
 
-        # Reading is not: this consumer sees every order, from the beginning.
+        # Reading is not shared: this consumer gets every order, from the beginning.
         with mq.consumer("orders", mode="psb", offset="begin") as auditor:
             total = sum(json.loads(record.value)["euros"] for record in auditor.until_end())
         print(f"all orders so far: {total} euros")

@@ -10,7 +10,7 @@ import pymq.aio
 
 
 async def main(folder: str = "quickstart-data") -> None:
-    """Let a hundred sensors send, and read what they have sent."""
+    """Let a hundred sensors send, and read their records."""
     async with pymq.aio.open(folder) as mq:
         await mq.create_topic("readings", fsync="always", exist_ok=True)
 

@@ -1,4 +1,4 @@
-"""Whether the hours that spark_query.py has written are those of a plain count, each there once.
+"""Check that the hours written by spark_query.py equal a plain count, each there once.
 
 python examples/spark_check.py --url zmq+tcp://127.0.0.1:7878
 """
@@ -23,22 +23,22 @@ SUMMER = 1_362_898_800, 1_383_458_400  # March 10 to November 3, seconds since 1
 
 
 class Hour(NamedTuple):
-    """What became of the flights that were to leave an airport in one hour."""
+    """The flights that were to leave an airport in one hour."""
 
     hour: int  # its beginning, milliseconds since 1970
     origin: str
     flights: int
     cancelled: int
-    delay: int  # of those that left, together; minutes
+    delay: int  # of those that left, in total; minutes
 
     @classmethod
     def read(cls, data: bytes) -> Hour:
-        """As the query has written it."""
+        """Read the hours written by the query."""
         return cls(**json.loads(data))
 
 
 def main() -> int:
-    """Compare, then a table and a picture; 1 when the hours are not what they must be."""
+    """Compare, then print a table and draw a picture; returns 1 when the hours are wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", required=True, help="zmq+tcp://HOST:PORT of zkservers")
     parser.add_argument("--topic", default="hours")
@@ -61,12 +61,12 @@ def main() -> int:
 
 
 def left_ms(flight: Flight) -> int:
-    """When it left; one that was cancelled is known of at the time when it should have."""
+    """Return when a flight left; a cancelled one counts at its scheduled time."""
     return flight.timestamp_ms + 60_000 * (flight.dep_delay or 0)
 
 
 def direct(flights: Sequence[Flight]) -> list[Hour]:
-    """The same hours, in the plainest way."""
+    """Return the same hours, counted in the plainest way."""
     counts: dict[tuple[int, str], list[int]] = {}
     for flight in flights:
         hour = flight.timestamp_ms // HOUR_MS * HOUR_MS
@@ -78,7 +78,7 @@ def direct(flights: Sequence[Flight]) -> list[Hour]:
 
 
 def difference(found: Sequence[Hour], wanted: Sequence[Hour]) -> str:
-    """What is wrong; nothing if each hour is there once."""
+    """Return a description of the differences; empty if each hour is there once."""
     have, need = Counter(found), Counter(wanted)
     if have == need:
         return ""
@@ -88,7 +88,7 @@ def difference(found: Sequence[Hour], wanted: Sequence[Hour]) -> str:
 
 
 def tell(found: Sequence[Hour], show: Show) -> None:
-    """A table of the airports."""
+    """Print a table of the airports."""
     rows = []
     for origin in sorted({each.origin for each in found}):
         mine = [each for each in found if each.origin == origin]
@@ -103,11 +103,11 @@ def tell(found: Sequence[Hour], show: Show) -> None:
 
 
 def draw(found: Sequence[Hour], file: str, show: Show) -> None:
-    """The mean delay by airport, month and hour of the day."""
+    """Draw the mean delay by airport, month and hour of the day."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        show.say("without matplotlib there is no picture; get it with: pip install matplotlib")
+        show.say("no plot, because matplotlib is not installed: pip install matplotlib")
         return
     airports = sorted({each.origin for each in found})
     figure = Figure(figsize=(12, 5.4), dpi=130, layout="constrained")
@@ -136,7 +136,7 @@ def draw(found: Sequence[Hour], file: str, show: Show) -> None:
 
 
 def new_york_s(at_ms: int) -> int:
-    """How far New York's clock was from UTC at some time of 2013."""
+    """Return how far New York's clock was from UTC at a time of 2013."""
     is_summer = SUMMER[0] <= at_ms // 1000 < SUMMER[1]
     return -4 * 3600 if is_summer else -5 * 3600
 

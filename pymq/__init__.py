@@ -21,14 +21,14 @@ from pymq.client.client import Client
 from pymq.client.producer.delivery import Deliveries, Delivery
 from pymq.client.producer.producer import Producer
 from pymq.core.batch.record import Record, RecordMetadata
-from pymq.core.metadata.nodes import (
+from pymq.core.metadata.descriptions import (
     BlockDescription,
     BrokerDescription,
     ClusterDescription,
-    Loss,
     PartitionDescription,
     TopicDescription,
 )
+from pymq.core.metadata.nodes import Loss
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode, TopicPartition
 from pymq.nodes.embedded import BROKERS_MAX, open_folder, open_memory
@@ -41,8 +41,10 @@ if TYPE_CHECKING:
         LeasesDescription,
         MemberDescription,
     )
+    from pymq.client.backoff import Backoff
     from pymq.client.consumer.consumer import Consumer
     from pymq.client.consumer.status import ConsumerStatus
+    from pymq.client.redrive.redrive import Redriven
     from pymq.core.batch.view import RecordBatch
     from pymq.nodes.assembly import Broker, ZkServer
 
@@ -50,6 +52,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AckMode",
+    "Backoff",
     "BlockDescription",
     "Broker",
     "BrokerDescription",
@@ -69,6 +72,7 @@ __all__ = [
     "Record",
     "RecordBatch",
     "RecordMetadata",
+    "Redriven",
     "TopicConfig",
     "TopicDescription",
     "TopicPartition",
@@ -86,21 +90,20 @@ def open(
     principal: str | None = None,
     brokers: int | None = None,
 ) -> Client:
-    """Open pymq: a folder, ``"memory:"``, or a cluster by its zkservers.
+    """Open a folder, ``"memory:"``, or a cluster by its zkservers.
 
     Args:
-        url: a path (the folder is made when absent), ``"memory:"`` for a queue that keeps nothing,
-            or ``"zmq+tcp://host:port,host:port"``.
-        curve_dir: the folder of keys for a cluster that asks for them (docs/security.md); it may
-            also stand in the URL, as ``zmq+tcp://host:port?curve_dir=PATH&principal=NAME``.
-        principal: whose secret key of that folder is ours; the only one there is, by default.
-        brokers: how many are to be in this process, so that topics may have ``replicas``. Each has
-            a folder of its own in *url*, ``broker-0`` and so on, which may be on disks of their
-            own. By default as many as are there; of a new folder one.
+        url: a path (a missing folder is created), ``"memory:"`` for a queue that keeps nothing on
+            disk, or ``"zmq+tcp://host:port,host:port"``.
+        curve_dir: the folder of keys, if the cluster requires them (docs/security.md). The URL may
+            name it instead: ``zmq+tcp://host:port?curve_dir=PATH&principal=NAME``.
+        principal: the name of this client's secret key in that folder; by default the only key.
+        brokers: the number of brokers in this process, so that topics may have ``replicas``. Each
+            has its own folder in *url* (``broker-0``, ...), which may be on its own disk. By
+            default as many as the folder has; one in a new folder.
 
     Raises:
-        ConfigError: the URL is none of these, the key is not there, or the folder holds more
-            brokers.
+        ConfigError: the URL is invalid, the key is missing, or the folder holds more brokers.
         StoreLocked: another process has the folder open.
         StoreError, CorruptMetadata: the folder cannot be used; the message says why.
         MissingExtra: pyzmq is not installed.
@@ -109,7 +112,7 @@ def open(
     if not isinstance(text, str) or not text or "\0" in text:
         raise errors.ConfigError(f"{url!r} is neither a path nor a URL")
     if (curve_dir or principal) and not text.startswith("zmq+"):
-        raise errors.ConfigError(f"{url!r} is in this process, where nobody asks for keys")
+        raise errors.ConfigError(f"{url!r} is in this process, where keys are not used")
     if brokers is not None and (type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX):
         raise errors.ConfigError(f"brokers={brokers!r} is no number from 1 to {BROKERS_MAX}")
     if text in ("memory:", ":memory:"):
@@ -121,7 +124,7 @@ def open(
         if scheme in ("zmq+tcp", "zmq+ipc"):
             if brokers is not None:
                 raise errors.ConfigError(f"the brokers of {url!r} are not in this process")
-            from pymq.nodes.remote import open_cluster  # only now: most need no network
+            from pymq.nodes.remote import open_cluster  # on demand: most uses need no network
 
             return open_cluster(text, curve_dir=curve_dir, principal=principal)
         raise errors.ConfigError(
@@ -130,9 +133,10 @@ def open(
     return open_folder(text, brokers)
 
 
-# What opening a folder and sending a record do without is loaded when it is first asked for
-# (PEP 562); tests/test_import.py says which modules that leaves.
+# Names that opening a folder and sending a record do not need are imported on first use (PEP 562);
+# tests/test_import.py lists the modules that remain.
 _LATER = {
+    "Backoff": "pymq.client.backoff",
     "Broker": "pymq.nodes.assembly",
     "Consumer": "pymq.client.consumer.consumer",
     "ConsumerStatus": "pymq.client.consumer.status",
@@ -141,6 +145,7 @@ _LATER = {
     "LeasesDescription": "pymq.client.admin.groups",
     "MemberDescription": "pymq.client.admin.groups",
     "RecordBatch": "pymq.core.batch.view",
+    "Redriven": "pymq.client.redrive.redrive",
     "ZkServer": "pymq.nodes.assembly",
     "aio": "pymq.aio",
 }
@@ -151,7 +156,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'pymq' has no attribute {name!r}")
     module = import_module(_LATER[name])
     found = module if name == "aio" else getattr(module, name)
-    globals()[name] = found  # Who asks again does not come here.
+    globals()[name] = found  # Later accesses find it without this function.
     return found
 
 

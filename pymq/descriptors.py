@@ -1,10 +1,13 @@
-"""Files and sockets that a process may have open: the limit, and some that are kept back for files.
+"""The limit of file descriptors of this process, and a reserve for files.
 
-Everybody who can connect to a node takes a descriptor of it. The kernel gives out the lowest number
-that is free, and none above the soft limit. So a process that runs a node raises its soft limit as
-far as it may, and then lowers it a little again: the numbers above are for its files and keys. Who
-finds that there are none left opens what it needs with :func:`lent`, which raises the limit for
-that moment. A socket that is accepted in this moment may take one of them; it is one or two.
+Every connection to a node takes a descriptor. The kernel allocates the lowest free number, and none
+above the soft limit. So a node's process keeps a reserve for files and keys:
+
+1. It raises its soft limit as far as it may, then lowers it a little; the numbers above are the
+   reserve.
+2. Code that finds no free descriptor opens its file within :func:`lent`, which raises the limit for
+   that moment.
+3. A socket accepted in that moment may take one or two of the reserve.
 """
 
 from __future__ import annotations
@@ -18,29 +21,29 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-MOST = 1 << 20  # beyond that it is the system that is short of them
-KEPT_MAX = 320  # as many as a store holds open at most, and some
-SMALL = 4_096  # a node with fewer should be given more
+MOST = 1 << 20  # above it the system runs out first
+KEPT_MAX = 320  # a little more than a store holds open at most
+SMALL = 4_096  # a node with a lower limit should get a higher one
 
 
 class Limit(NamedTuple):
-    """How many descriptors a process may have."""
+    """The limits of descriptors of a process."""
 
-    before: int  # the soft limit that it was started with
-    all: int  # the soft limit that it could raise that to
-    kept: int  # of which so many are for files
+    before: int  # the soft limit at its start
+    all: int  # the raised soft limit
+    kept: int  # the reserve for files, as a part of *all*
 
 
 class Kept:
-    """The descriptors that this process keeps back."""
+    """The reserve of descriptors of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._usual = self._full = 0  # the soft limit as a rule, and while some are lent; 0: none
+        self._usual = self._full = 0  # the soft limit without and with the reserve; 0: no reserve
         self._borrowers = 0
 
     def keep_back(self) -> Limit:
-        """See the function of that name."""
+        """See :func:`keep_back`."""
         with self._lock:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             before = soft if soft != resource.RLIM_INFINITY else MOST
@@ -55,7 +58,7 @@ class Kept:
             return Limit(before, found, kept)
 
     def give_back(self) -> None:
-        """See the function of that name."""
+        """See :func:`give_back`."""
         with self._lock:
             if self._full:
                 _set(self._full)
@@ -63,7 +66,7 @@ class Kept:
 
     @property
     def usual(self) -> int:
-        """The soft limit, but for the moments when some are lent."""
+        """The soft limit without the reserve."""
         if self._usual:
             return self._usual
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -71,7 +74,7 @@ class Kept:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """See the function of that name."""
+        """See :func:`lent`."""
         with self._lock:
             if self._full and not self._borrowers:
                 _set(self._full)
@@ -89,30 +92,30 @@ _kept = Kept()
 
 
 def keep_back() -> Limit:
-    """Raise the limit of this process as far as it goes, and keep some descriptors for files."""
+    """Raise the limit of this process as far as it may, and reserve descriptors for files."""
     return _kept.keep_back()
 
 
 def give_back() -> None:
-    """Keep none back any more."""
+    """End the reserve."""
     _kept.give_back()
 
 
 def soft_limit() -> int:
-    """How many descriptors may be open, but for those that are kept back."""
+    """Return how many descriptors may be open, without the reserve."""
     return _kept.usual
 
 
 def lent() -> AbstractContextManager[None]:
-    """Those that are kept back may be taken within the ``with``; any thread may ask."""
+    """Allow the use of the reserve within the ``with``; any thread may call this."""
     return _kept.lent()
 
 
 def opened(call: Callable[[], T]) -> T:
-    """What *call* opens; if there are no descriptors, with one of those that are kept back.
+    """Return the result of *call*; retries with the reserve if no descriptor is free.
 
     Raises:
-        OSError: there are none of these either, or something else is wrong.
+        OSError: the reserve is used up too, or *call* failed for another reason.
     """
     try:
         return call()

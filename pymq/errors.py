@@ -1,9 +1,14 @@
 """Every error that pymq raises, one class per cause.
 
-Three things hold for each of them: ``code`` is stable, travels on the wire and may be matched by
-programs; ``retriable`` says whether the same call can succeed later without any change by the
-caller; the message says what happened and what to do next. Where Python has a class of its own for
-the kind of failure (``ValueError``, ``TimeoutError``, ``OSError``), the error derives from it too.
+=============  =====================================================================================
+``code``       stable, sent on the wire; programs may match it
+``retriable``  whether the same call may succeed later without a change by the caller
+the message    says what happened and what to do next. The first line of the class's docstring is
+               the message of an error without one.
+=============  =====================================================================================
+
+If Python has a class for the kind of failure (``ValueError``, ``TimeoutError``, ``OSError``), the
+error derives from it too.
 """
 
 from __future__ import annotations
@@ -80,7 +85,7 @@ class PymqError(Exception):
         return self.message or (type(self).__doc__ or self.code).splitlines()[0]
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword details survive a trip through ``multiprocessing`` or Spark.
+        # Keeps keyword details when ``multiprocessing`` or Spark pickles the error.
         return (_rebuild, (type(self), self.message, self.details))
 
 
@@ -151,7 +156,7 @@ class NotLeader(PymqError):
 
     @classmethod
     def of(cls, partition: object, leader: str | None) -> NotLeader:
-        """The error of a partition whose *leader* is another one, or nobody."""
+        """Return the error of a partition with another *leader*, or with None."""
         who = f"is led by {leader}" if leader else "has no leader now"
         return cls(f"{partition} {who}", leader=leader)
 
@@ -247,7 +252,7 @@ class BufferFull(PymqError, TimeoutError):
 class DeliveryTimeout(PymqError, TimeoutError):
     """No answer in time; the message says why, and whether the record may have been written.
 
-    ``details["reason"]`` is the code of what stood in the way last, if that is known.
+    ``details["reason"]`` is the code of the last error, if it is known.
     """
 
     code = "DELIVERY_TIMEOUT"
@@ -255,14 +260,14 @@ class DeliveryTimeout(PymqError, TimeoutError):
 
     @property
     def may_be_written(self) -> bool:
-        """False if the record certainly is not written, and will not be."""
+        """False if the record is certainly not written and will not be."""
         return self.details.get("may_be_written") is not False
 
 
 class DeliveryFailed(PymqError):
     """Records failed and nobody had looked at their deliveries.
 
-    ``records`` holds them, or of very many the first: about as much as fits the producer's buffer.
+    ``records`` holds them, up to about the size of the producer's buffer.
     """
 
     code = "DELIVERY_FAILED"
@@ -292,8 +297,8 @@ class NotSubscribed(PymqError):
 class CommitFailed(PymqError):
     """The leases of some acknowledged records had run out: those records are delivered again.
 
-    Handle records within ``ack_wait_s``, or make that longer. ``details["count"]`` says how many
-    they are, and ``details["ranges"]`` where: ``(partition, start, end)``, of very many the first.
+    Handle records within ``ack_wait_s``, or raise it. ``details["count"]`` is their number, and
+    ``details["ranges"]`` their first ranges, as ``(partition, start, end)``.
     """
 
     code = "COMMIT_FAILED"
@@ -311,6 +316,12 @@ class GroupLimitReached(PymqError):
     """
 
     code = "GROUP_LIMIT_REACHED"
+
+
+class DelayLimitReached(PymqError):
+    """A partition has as many delayed records as it may; records without a delay are taken."""
+
+    code = "DELAY_LIMIT_REACHED"
 
 
 class ProducerLimitReached(PymqError):
@@ -412,7 +423,7 @@ class RequestTimeout(PymqError, TimeoutError):
 
 
 class AuthenticationFailed(PymqError, PermissionError):
-    """The peer's key is not known here."""
+    """The peer does not know the key."""
 
     code = "AUTHENTICATION_FAILED"
 
@@ -437,20 +448,20 @@ class QuotaExceeded(PymqError):
 
     @property
     def retry_ms(self) -> int:
-        """In how many milliseconds to try again, as whoever refused it has said; 60 s at most."""
+        """Milliseconds after which to retry, as the node said; at most 60 s."""
         found = self.details.get("retry_ms")
         return max(0, min(found, 60_000)) if type(found) is int else 0
 
 
 def not_written(error: PymqError) -> PymqError:
-    """The error of a batch of which nothing was written for this request, and will not be."""
+    """Return *error* with the detail that the request wrote nothing of the batch, and will not."""
     return error_from_code(error.code, error.message, {**error.details, "is_written": False})
 
 
 def is_not_written(error: PymqError) -> bool:
-    """Whether who refused a batch has said that nothing was written for that request.
+    """Whether the broker said that the request wrote nothing of the batch.
 
-    Brokers from before :func:`not_written` say so by these classes alone.
+    Brokers without :func:`not_written` say it by these classes alone.
     """
     known = isinstance(error, NotEnoughReplicas | QuotaExceeded)
     return known or error.details.get("is_written") is False
@@ -475,7 +486,7 @@ _BY_CODE: Mapping[str, type[PymqError]] = _codes(PymqError)
 def error_from_code(
     code: str, message: str = "", details: Mapping[str, object] | None = None
 ) -> PymqError:
-    """Rebuild an error from what travelled; an unknown code gives a plain :class:`PymqError`."""
+    """Return the error with *code*; an unknown code gives a plain :class:`PymqError`."""
     error = _BY_CODE.get(code, PymqError)(message)
     error.details.update(details or {})
     return error

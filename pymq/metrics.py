@@ -1,4 +1,4 @@
-"""The metrics of a client in a registry of ``prometheus_client``, for those who have one already.
+"""Adds the metrics of a client to a registry of ``prometheus_client``.
 
 ::
 
@@ -8,7 +8,8 @@
         with pymq.metrics.registered(mq):
             ...
 
-Without it, ``str(mq.metrics())`` is the same text, and ``pymq ui`` and brokers serve it over HTTP.
+Without it, ``str(mq.metrics())`` returns the same text, and ``pymq ui`` and brokers serve it over
+HTTP.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ __all__ = ["METRICS", "Histogram", "Metrics", "registered"]
 
 @contextmanager
 def registered(client: Client, registry: CollectorRegistry | None = None) -> Iterator[None]:
-    """Have *registry*, by default the global one, tell of *client* while the ``with`` lasts.
+    """Register the metrics of *client* with *registry* (by default the global one).
 
-    Names of the process are left out: ``prometheus_client`` has them itself.
+    They are unregistered at the end of the ``with``. Metrics of the process are left out, because
+    ``prometheus_client`` has its own.
 
     Raises:
         MissingExtra: prometheus_client is not installed.
@@ -53,17 +55,17 @@ def registered(client: Client, registry: CollectorRegistry | None = None) -> Ite
 
 
 class _Collector:
-    """What a registry asks."""
+    """A collector of ``prometheus_client``."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def describe(self) -> list[Metric]:
-        """Nothing: a registry need not ask before it is scraped."""
+        """Return nothing: a registry need not collect before it is scraped."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All families that there are now."""
+        """Return the current metric families."""
         metrics = self._client.metrics()
         for name in metrics:
             if not name.startswith("process_"):
@@ -74,7 +76,7 @@ def _family(name: str, metrics: Metrics) -> Metric:
     from prometheus_client.core import Metric
 
     spec = METRICS[name]
-    # Its counters are called without their ending, which it adds again when it writes them.
+    # The library expects counters without "_total", and adds it in its output.
     family = Metric(name.removesuffix("_total"), spec.help, spec.kind)
     for labels, found in metrics.samples(name):
         if not isinstance(found, Histogram):

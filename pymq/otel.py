@@ -1,4 +1,4 @@
-"""OpenTelemetry: spans around what an application sends, receives and works on.
+"""OpenTelemetry: spans for sending, receiving and processing records.
 
 ::
 
@@ -13,10 +13,10 @@
                 with otel.process(record):  # a span that belongs to the sender's trace
                     ...
 
-It takes ``pip install 'pymq-log[otel]'``, which is OpenTelemetry's API alone: without an SDK that
-the application sets up, spans cost little and go nowhere. Names and attributes are those of its
-semantic conventions for messaging. The context travels as W3C's ``traceparent`` in a record's
-headers, or as whatever propagator the application has chosen.
+It needs ``pip install 'pymq-log[otel]'``, which is OpenTelemetry's API alone: without an SDK in the
+application, spans cost little and go nowhere. Names and attributes follow its semantic conventions
+for messaging. The context travels in a record's headers, as W3C's ``traceparent`` or as the
+application's propagator writes it.
 
 A span for each record costs some 20 us, more than the record itself; ``send_many`` has one for all.
 """
@@ -47,12 +47,13 @@ except ImportError as error:
 __all__ = ["extract", "inject", "process", "traced"]
 
 SYSTEM = "pymq"
-LINKS_MAX = 128  # of a span that receives; what an SDK keeps by default
-# What of a client is a span of its own: all that asks somebody.
+LINKS_MAX = 128  # of a receiving span; an SDK's default limit
+# Methods of a client with a span of their own: those that send requests.
 REQUESTS = frozenset(
-    """alter_topic balance cluster create_partition create_topic decommission delete_group
-    delete_topic describe_group describe_leases describe_topic groups offsets_at reassign
-    recommission recover_partition reset_group set_partition_state topics unsubscribe""".split()
+    """alter_topic balance cancel cluster create_partition create_topic dead_letters decommission
+    delete_group delete_topic describe_group describe_leases describe_topic groups offsets_at
+    purge_dead_letters reassign recommission recover_partition redrive reset_group
+    set_partition_state topics unsubscribe""".split()
 )
 
 
@@ -64,7 +65,7 @@ class _Carrier(Setter[list[tuple[str, bytes]]]):
 
 class _Reader(Getter[Headers]):
     def get(self, carrier: Headers, key: str) -> list[str] | None:
-        # A header may hold anything: what is no text is no context.
+        # A header may hold any bytes; without text there is no context.
         return [found.decode("ascii", "replace") for name, found in carrier if name == key] or None
 
     def keys(self, carrier: Headers) -> list[str]:
@@ -75,22 +76,22 @@ _CARRIER, _READER = _Carrier(), _Reader()
 
 
 def inject(headers: Iterable[tuple[str, bytes]] | None = None) -> list[tuple[str, bytes]]:
-    """*headers* with the current context added: for producers that are not traced, as asyncio's."""
+    """Return *headers* with the current context added, for untraced producers such as asyncio's."""
     carrier = list(headers or ())
     propagate.inject(carrier, setter=_CARRIER)
     return carrier
 
 
 def extract(record: Record) -> Context:
-    """The context that a record was sent in; an empty one if it says nothing of it."""
+    """Return the context in which a record was sent; empty if its headers have none."""
     return propagate.extract(record.headers, Context(), getter=_READER)
 
 
 @contextmanager
 def process(record: Record, *, tracer_provider: TracerProvider | None = None) -> Iterator[Span]:
-    """A span for the work on *record*, current within the ``with``, of the sender's trace.
+    """Open a span for processing *record*, in the sender's trace, current within the ``with``.
 
-    What is current outside is linked with; it is the parent of a record that came without a trace.
+    The outer span is linked; it is the parent if the record has no trace.
     """
     tracer = _tracer(tracer_provider)
     around, sender = trace.get_current_span().get_span_context(), extract(record)
@@ -111,7 +112,7 @@ def process(record: Record, *, tracer_provider: TracerProvider | None = None) ->
 
 
 def traced(client: Client, *, tracer_provider: TracerProvider | None = None) -> TracedClient:
-    """*client*, which is used through what this returns from now on."""
+    """Return a wrapper of *client* that makes spans; use it in place of *client*."""
     return TracedClient(client, _tracer(tracer_provider), tracer_provider)
 
 
@@ -140,7 +141,7 @@ def _failed(span: Span, error: BaseException) -> None:
 
 
 class _Traced:
-    """A handle with spans around some of what it does; the rest is the handle's own."""
+    """A wrapper of a handle with spans around some methods; others pass through."""
 
     def __init__(self, inner: Any, tracer: trace.Tracer) -> None:
         self._inner = inner
@@ -203,7 +204,7 @@ class TracedClient(_Traced):
 
 
 class TracedProducer(_Traced):
-    """A producer: a span from ``send`` to the answer, whose context goes with the record."""
+    """A producer with a span from ``send`` to the answer; the record carries its context."""
 
     _inner: Producer
 
@@ -215,6 +216,7 @@ class TracedProducer(_Traced):
         headers: Iterable[tuple[str, bytes]] | None = None,
         partition: str | int | None = None,
         timestamp_ms: int | None = None,
+        **times: Any,
     ) -> Delivery:
         """See :meth:`pymq.Producer.send`."""
         about = _about("send", topic, partition)
@@ -223,7 +225,13 @@ class TracedProducer(_Traced):
         propagate.inject(pairs, trace.set_span_in_context(span), setter=_CARRIER)
         try:
             delivery = self._inner.send(
-                topic, value, key=key, headers=pairs, partition=partition, timestamp_ms=timestamp_ms
+                topic,
+                value,
+                key=key,
+                headers=pairs,
+                partition=partition,
+                timestamp_ms=timestamp_ms,
+                **times,
             )
         except BaseException as error:
             _failed(span, error)
@@ -241,7 +249,7 @@ class TracedProducer(_Traced):
         keys: Sequence[bytes | None] | None = None,
         partition: str | int | None = None,
     ) -> Deliveries:
-        """See :meth:`pymq.Producer.send_many`; one span for all, until they are on their way."""
+        """See :meth:`pymq.Producer.send_many`; one span covers the call, not the answers."""
         about = {
             **_about("send", topic, partition),
             "messaging.batch.message_count": len(values),
@@ -260,7 +268,7 @@ def _delivered(span: Span, delivery: Delivery) -> None:
     batch = batch_of(delivery)
     assert batch is not None, "what is done was sealed"
     if batch.error is not None:
-        _failed(span, batch.error)  # Whether the application looks at it is its own affair.
+        _failed(span, batch.error)
     else:
         where = batch.metadata(delivery.index)
         span.set_attribute("messaging.destination.partition.id", where.partition)
@@ -270,7 +278,7 @@ def _delivered(span: Span, delivery: Delivery) -> None:
 
 
 class TracedConsumer(_Traced):
-    """A consumer: a span for each poll that finds something, linked with what it has found."""
+    """A consumer with a span for each poll that returns records, linked to their senders."""
 
     _inner: Consumer
 

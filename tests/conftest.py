@@ -1,4 +1,4 @@
-"""What every test gets: the working tree for its imports, and a check that it tidies up."""
+"""Fixtures for all tests: the import path, and a check for leftovers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from pymq.testing.zookeeper import find_jars
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Last, not first: examples and benchmarks come from here, but pymq from wherever it is installed,
-# which under tox is the wheel.
+# Last, not first: examples and benchmarks come from here, but pymq from its installation, which
+# under tox is the wheel.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-# How long an example takes is decided by who else uses the machine.
+# The time of an example depends on the load of the machine.
 settings.register_profile("pymq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pymq")
 
-GRACE_S = 2.0  # a thread that was told to stop may need a moment to do so
+GRACE_S = 2.0  # a stopping thread may need a moment
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the outputs in scripts be written anew; they are to be reviewed like any other claim."""
+    """Add the option to rewrite the outputs in scripts; review them like any other claim."""
     parser.addoption(
         "--rewrite-scripts",
         action="store_true",
@@ -38,8 +38,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give all tests of Spark to one worker, and those of ZooKeeper to another: a JVM each.
+
+    They come first with the tests that take longest, so that no worker is left with them at last.
+    """
+    for item in items:
+        for kind in ("spark", "zookeeper"):
+            if item.get_closest_marker(kind) is not None:
+                item.add_marker(pytest.mark.xdist_group(kind))
+                break
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.get_closest_marker("spark") is not None:
+        return 0
+    return 1 if "test_planted" in item.nodeid or item.get_closest_marker("zookeeper") else 2
+
+
 class Failures:
-    """Names each failure as it happens: whoever stops a long run wants to know what has failed."""
+    """Names each failure at once, so that an interrupted long run still shows it."""
 
     def __init__(self, terminalreporter: pytest.TerminalReporter) -> None:
         self.terminalreporter = terminalreporter
@@ -53,7 +72,7 @@ class Failures:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Say at once what has failed, where there is somebody to say it to: not in a worker."""
+    """Report failures at once, but not in a worker, which has no terminal."""
     plugins = session.config.pluginmanager
     terminalreporter = plugins.get_plugin("terminalreporter")
     if terminalreporter is not None and not hasattr(session.config, "workerinput"):
@@ -61,7 +80,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tell what was measured: of planted bugs how soon they were found, of faults what came."""
+    """Print measurements: the runs that each planted bug took, and the reports of faults."""
     _tell_planted(terminalreporter)
     _tell(terminalreporter, "marks", "marks")
     _tell(terminalreporter, "faults", "faults of processes")
@@ -82,7 +101,7 @@ def _tell(terminalreporter: pytest.TerminalReporter, what: str, title: str) -> N
 
 
 def _tell_planted(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tell how many runs it took to find each planted bug, and which rule has found it."""
+    """Print how many runs each planted bug took, and the rule that found it."""
     rows = [
         tuple(map(str, row))
         for report in terminalreporter.getreports("passed")
@@ -101,13 +120,13 @@ def _tell_planted(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def rewrite_scripts(request: pytest.FixtureRequest) -> bool:
-    """Whether scripts are to be written anew and not compared."""
+    """Return whether scripts are to be rewritten instead of compared."""
     return bool(request.config.getoption("--rewrite-scripts"))
 
 
 @pytest.fixture(scope="session")
 def needs_zookeeper() -> None:
-    """Skip, and say so, where a ZooKeeper cannot be started."""
+    """Skip, with a message, where a ZooKeeper cannot be started."""
     try:
         find_jars()
     except MissingExtra as missing:
@@ -116,9 +135,9 @@ def needs_zookeeper() -> None:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_running() -> Iterator[None]:
-    """Fail a test that leaves a thread or a child process behind: the next one would pay.
+    """Fail a test that leaves a thread or a child process behind.
 
-    A fixture that several tests share is not at fault, if all it starts is started when it yields.
+    A fixture shared by several tests is allowed if all that it starts is running when it yields.
     """
     before = running()
     yield
@@ -130,25 +149,29 @@ def leaves_nothing_running() -> Iterator[None]:
 
 
 def running() -> set[str]:
-    """Name the threads and child processes of this process."""
+    """Return the names of the threads and child processes of this process."""
     threads = {
         f"thread {thread.name} ({thread.ident})"
         for thread in threading.enumerate()
-        # pyzmq keeps one for the process, which frees what was sent without being copied.
+        # pyzmq keeps one for the process, which frees sent messages that were not copied.
         if type(thread).__module__ != "zmq.utils.garbage" and not is_of_spark(thread)
     }
     return threads | {f"process {pid}" for pid in children()}
 
 
 def is_of_spark(thread: threading.Thread) -> bool:
-    """Tell whether the JVM speaks with us through *thread*; such a line stays for the next call."""
-    target = getattr(thread, "_target", None)  # the only thing that tells them from others
+    """Return whether *thread* is a connection of the JVM; such a connection stays for the next
+    call.
+    """
+    target = getattr(thread, "_target", None)  # the only difference to other threads
     owner = getattr(target, "__self__", None)
     return type(owner).__module__.startswith("py4j.")
 
 
 def children() -> set[int]:
-    """List the child processes, except helpers of multiprocessing that live as long as we do."""
+    """List the child processes, except multiprocessing's helpers, which live as long as this
+    process.
+    """
     tasks = Path("/proc/self/task")
     if not tasks.exists():  # not Linux: at least those that multiprocessing knows
         return {child.pid for child in multiprocessing.active_children() if child.pid}
@@ -157,12 +180,12 @@ def children() -> set[int]:
         try:
             found |= {int(pid) for pid in (task / "children").read_text().split()}
         except OSError:
-            continue  # the thread ended while we looked, or this kernel does not tell
+            continue  # the thread ended meanwhile, or this kernel does not report it
     return {pid for pid in found if not is_helper(pid)}
 
 
 def is_helper(pid: int) -> bool:
-    """Tell whether *pid* is a process that multiprocessing keeps for later."""
+    """Return whether *pid* is a process that multiprocessing keeps for later."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,12 +1,12 @@
-"""Who may import whom, and what the pure packages may touch.
+"""The layers: which modules may import which, and what the pure packages may use.
 
-Layers are cheap to keep and dear to win back. If one of these rules stands in your way, the odds
-are that the code wants another home and not that the rule wants an exception; so before a table
-below changes, think it through, talk it over, and write down under docs/decisions why the new
-shape is better. (Kafka guards its import rules with a warning of the same kind.)
+Layers are cheap to keep and dear to win back. If one of these rules stands in your way, the code
+probably belongs elsewhere. Before you change a table below, discuss it, and record under
+docs/decisions why the new shape is better. (Kafka guards its import rules with a warning of the
+same kind.)
 
-The pure packages are what the simulator replays: whatever they do must follow from their arguments.
-What `ast` cannot see here (a set in a variable, say) is left to the runs under two hash seeds.
+The simulator replays the pure packages, so their results must follow from their arguments. What
+`ast` cannot see here (a set in a variable, say) is left to the runs under two hash seeds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LAYERS = (
     ("core", "hash"),
     ("errors", "descriptors"),
 )
-# The front doors join machines and client into one object for the user, so they stand above both.
+# These modules join machines and client into one object for the user, so they are above both.
 MODULES = {
     "__init__": "root",
     "aio": "root",
@@ -57,14 +57,14 @@ PURE_MODULES = set(
     enum functools hashlib heapq itertools math operator re string struct types typing
     zlib""".split()
 )
-# Of modules that can also reach the outside, these names only.
+# Of modules with I/O, these names only.
 PURE_NAMES = {"io": {"BytesIO"}, "sys": {"byteorder", "intern", "maxsize"}}
 # Extras that turn bytes into bytes: they read nothing but their arguments.
 PURE_LAZY = {"backports", "compression", "lz4", "pyarrow"}
 # Two runs, or two processes, get different answers from these.
 IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "open", "print"}
 
-# One place each: a package is needed only by those who use it, and replacing it is a local matter.
+# One owner each: only users of a package need it, and replacing it is a local change.
 OWNERS = {
     "cbor2": "core/cbor.py",
     "kazoo": "coord/",
@@ -96,7 +96,7 @@ class Imports(ast.NodeVisitor):
     def __init__(self, package: tuple[str, ...]) -> None:
         self.package = package
         self.found: list[Import] = []
-        self._later = 0  # how many functions and `if TYPE_CHECKING` are around us
+        self._later = 0  # how many enclosing functions and `if TYPE_CHECKING`
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -169,7 +169,7 @@ def layer_complaints(unit: str, found: Import, at: str) -> Iterator[str]:
 
 
 def foreign_complaints(unit: str, inside: str, found: Import, at: str) -> Iterator[str]:
-    """Say what is wrong with an import of something that is not pymq's."""
+    """Return the complaint about an import from outside pymq."""
     top = found.module.split(".")[0]
     if top in OWNERS and not inside.startswith(OWNERS[top]):
         yield f"{top} may be imported in pymq/{OWNERS[top]} only {at}"
@@ -181,15 +181,15 @@ def foreign_complaints(unit: str, inside: str, found: Import, at: str) -> Iterat
         if found.at_top:
             yield f"{top} is an extra and may be imported inside functions only {at}"
     elif found.name is None and found.module in PURE_NAMES:
-        return  # what is used of it, impurities() sees
+        return  # impurities() checks the use of it
     elif found.name is None or found.name not in PURE_NAMES.get(found.module, ()):
         what = f"{found.name} from {top}" if found.name and top in PURE_NAMES else top
         yield f"{unit} is pure and may not import {what} {at}"
 
 
 def impurities(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Find what makes two runs differ without importing anything."""
-    # A __hash__ has no other way to do its work; what depends on its result is caught as a set.
+    """Find impure code that needs no import."""
+    # A __hash__ needs hash(); use of its order is caught as a set.
     hashing = {
         id(inner)
         for node in ast.walk(tree)
@@ -220,7 +220,7 @@ def impurities(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def is_set(node: ast.expr) -> bool:
-    """Tell whether *node* makes a set on the spot."""
+    """Return whether *node* makes a set on the spot."""
     match node:
         case ast.Set() | ast.SetComp() | ast.Call(func=ast.Name(id="set" | "frozenset")):
             return True
@@ -231,7 +231,9 @@ def is_set(node: ast.expr) -> bool:
 
 
 def packages(package: Path) -> dict[str, set[str]]:
-    """Which folder of modules imports which, when it is loaded; a front stands for its folder."""
+    """Return the folders that each folder imports when it is loaded; a front stands for
+    its folder.
+    """
     homes: dict[str, str] = {}
     for path in package.rglob("*.py"):
         parts = ("pymq", *path.relative_to(package).with_suffix("").parts)
@@ -249,9 +251,9 @@ def packages(package: Path) -> dict[str, set[str]]:
 
 
 def circles(package: Path) -> Iterator[str]:
-    """Find folders that import each other, over any number of others.
+    """Find folders that import each other, directly or over others.
 
-    A folder and one inside of it are one house: what they owe each other is left to their modules.
+    A folder and a folder inside it count as one.
     """
     edges = {
         one: {b for b in others if not f"{b}.".startswith(f"{one}.") | one.startswith(f"{b}.")}
@@ -284,7 +286,7 @@ def test_folders_that_import_each_other_are_found(tmp_path: Path) -> None:
 
 
 def test_no_folder_has_more_than_a_dozen_modules() -> None:
-    """A room that is found by its path: more in a folder are searched, not found."""
+    """A module should be found by its path; in a larger folder it must be searched."""
     count = Counter(
         path.parent.relative_to(ROOT).as_posix()
         for path in (ROOT / "pymq").rglob("*.py")
@@ -447,11 +449,11 @@ def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
 
 
 def test_importing_pymq_loads_no_extra(tmp_path: Path) -> None:
-    """The first import stays fast, and works where only the two dependencies are installed."""
+    """The first import stays fast, and works with only the two dependencies installed."""
     script = "import sys; old = set(sys.modules); import pymq; print(*set(sys.modules) - old)"
     run = subprocess.run(
         [sys.executable, "-c", script],
-        cwd=tmp_path,  # not the working tree: the installed package is meant
+        cwd=tmp_path,  # not the working tree, so that the installed package is imported
         check=True,
         capture_output=True,
         text=True,
@@ -462,7 +464,7 @@ def test_importing_pymq_loads_no_extra(tmp_path: Path) -> None:
     assert loaded & NOT_AT_IMPORT == set()
 
 
-# What follows is about the repository as text.
+# The following tests are about the repository as text.
 
 MADE = set(
     """.git .venv .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis __pycache__
@@ -484,7 +486,7 @@ EXPLAINED = re.compile(
 
 
 def texts(top: Path) -> Iterator[tuple[str, str]]:
-    """Yield path and content of every text file below *top* that is not made by a tool."""
+    """Yield path and content of every text file below *top* that is not generated."""
     for path in sorted(top.iterdir()):
         if path.name in MADE or path.is_symlink():
             continue
@@ -494,11 +496,11 @@ def texts(top: Path) -> Iterator[tuple[str, str]]:
         try:
             yield path.name, path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            continue  # a picture or a recorded log: nobody reads it as text
+            continue  # a picture or a recorded log, which is not text for people
 
 
 def private_names(top: Path) -> Iterator[str]:
-    """Find names that mean something on one machine only."""
+    """Find names that have a meaning on one machine only."""
     for name, text in texts(top):
         for number, line in enumerate(text.splitlines(), 1):
             if found := PRIVATE.search(line):
@@ -506,7 +508,7 @@ def private_names(top: Path) -> Iterator[str]:
 
 
 def unexplained_ignores(top: Path) -> Iterator[str]:
-    """Find comments that silence a check without saying which one and why."""
+    """Find comments that silence a check without its name and a reason."""
     for name, text in texts(top):
         if not name.endswith(".py"):
             continue
@@ -564,13 +566,13 @@ def test_a_planted_ignore_is_found(tmp_path: Path, comment: str, is_explained: b
 
 
 def test_constraints_are_versions_and_nothing_else() -> None:
-    """A host, a path or a link of the machine that made the file would break every other one."""
+    """A host, path or link of the machine that made the file would break every other machine."""
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     odd = [pin for pin in pins if not re.fullmatch(r"#.*|[A-Za-z0-9._-]+==[A-Za-z0-9.]+", pin)]
     assert odd == []
 
 
 def plant(path: Path, source: str) -> None:
-    """Write *source*, making the directories it needs."""
+    """Write *source*, and make the directories that it needs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The benchmarks run, compare what they should, and name what is missing; no figure is checked."""
+"""The benchmarks run, compare the right sides, and name missing ones; no figure is checked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def result_of(part: Part, **rates: list[float]) -> PartResult:
 
 
 def test_a_goal_is_the_median_of_the_rounds_ratios_to_the_best_peer() -> None:
-    """A round that something slowed down slowed both sides, and counts as any other."""
+    """A slow round slows both sides, and counts as any other."""
     part = part_of(Goal(At("pymq", "put"), (At("a", "put"), At("b", "put")), at_least=2.0))
     result = result_of(part, a=[100, 10, 100], b=[50, 5, 50], pymq=[210, 20, 230])
     (goal,) = result.goals
@@ -74,8 +74,9 @@ def test_every_goal_names_sides_that_there_are() -> None:
         chosen(["E99"])
 
 
+@pytest.mark.slow
 def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
-    """Fresh processes, a table, JSON and a picture."""
+    """A tiny run uses fresh processes, and writes a table, JSON and a picture."""
     files = [tmp_path / name for name in ("bench.json", "bench.png", "growth.png")]
     command = [sys.executable, "-m", "benchmarks", "--tiny"]
     command += ["--only", "E1-put-durable", "G3"]
@@ -97,7 +98,7 @@ def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
-    """All parts take an hour; whoever ends them early loses the one that runs, and no more."""
+    """All parts take an hour; an interrupt loses only the running one."""
     json_file = tmp_path / "bench.json"
     command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", "E10", "G3", "G2", "G5"]
     command += ["--json", str(json_file), "--png", str(tmp_path / "bench.png")]
@@ -112,14 +113,14 @@ def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
     assert process.returncode == 130, said + failed
     assert "interrupted" in said
     found = json.loads(json_file.read_text(encoding="utf-8"))
-    # The one that runs may be over before the signal comes; the last of four is not.
+    # The running part may end before the signal comes; the last of four does not.
     names = [part["name"] for part in found["parts"]]
     assert names[0] == "E10-own"
     assert len(names) < 4
 
 
 def test_the_readme_shows_what_was_measured() -> None:
-    """Its table is made from the JSON beside it, and from nothing else."""
+    """The README's table is made from the JSON beside it alone."""
     found = markdown.load(publish.FIGURES / "bench.json")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert publish.with_figures(readme, found) == readme
@@ -131,7 +132,7 @@ def test_the_readme_has_a_line_for_each_work_and_a_column_for_each_peer_that_was
     units = {"put": "records/s"}
     rates = {"pymq": 9, "nats": 3, "nats fast": 4, "sqlite3": 5}
     sides = [{"name": name, "median": {"put": n}, "units": units} for name, n in rates.items()]
-    sides.append({"name": "rabbitmq", "median": {}, "units": {}})  # it was not there
+    sides.append({"name": "rabbitmq", "median": {}, "units": {}})  # RabbitMQ was missing
     found = {"parts": [{"name": "R1-put-durable", "sides": sides}]}
     assert markdown.front(found).splitlines() == [
         "| 100 B a record | pymq | NATS JetStream | sqlite3 |",
@@ -143,7 +144,7 @@ def test_the_readme_has_a_line_for_each_work_and_a_column_for_each_peer_that_was
 
 
 def test_markdown_of_a_run() -> None:
-    """A goal with a peer is a line; what is missing is named, and a missed goal is said to be."""
+    """A goal with a peer is a line; missing sides are named, and a missed goal is marked."""
     goal = Goal(At("pymq", "put"), (At("a", "put"), At("b", "put")), at_least=2.0)
     result = result_of(part_of(goal), a=[100, 100], pymq=[110, 130])
     result.sides["b"].missing = "a_module"
@@ -156,12 +157,12 @@ def test_markdown_of_a_run() -> None:
     assert "| b |  |  | - | missing: a_module |" in markdown.parts(found)
     assert "| **pymq** |  | put | 120 records/s | 110 .. 130 |" in markdown.parts(found)
     assert "only the ratios" in markdown.about(found)
-    machine["load_after"] = 3.0  # as five processes of ours leave it
+    machine["load_after"] = 3.0  # the load left by our own five processes
     assert "only the ratios" not in markdown.about(found)
 
 
 def test_parts_that_were_measured_again_take_the_place_of_what_they_were() -> None:
-    """The others stay, and the page says which are of another time."""
+    """The other parts stay, and the page says which are from another time."""
     goal = Goal(At("pymq", "put"), (At("a", "put"),), at_least=2.0)
     machine = {"cpu": "c", "cores": 2, "memory_gib": 1, "system": "s", "file_system": "ext4"}
     machine |= {"python": "3", "sqlite": "3", "pymq": "1", "date": "2026-11-21T00:00", "runs": 2}
@@ -178,5 +179,5 @@ def test_parts_that_were_measured_again_take_the_place_of_what_they_were() -> No
     told = markdown.about(found)
     assert "pymq 1; 2026-11-21" in told
     assert f"Later than that {old.part.name}: pymq 2, 2026-11-22, c. Medians of 3 runs" in told
-    (again,) = from_json(found, [old.part])  # of the other one there is no part any more
+    (again,) = from_json(found, [old.part])  # the other part does not exist any more
     assert [each.reached for each in again.goals] == [3.0]

@@ -1,4 +1,4 @@
-"""Descriptors that are kept back for files: strangers cannot have them."""
+"""Descriptors reserved for files, which connections cannot take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import textwrap
 
 
 def run(program: str) -> str:
-    """Limits are those of a process: so it has one of its own."""
+    """Run code in a process of its own, since limits are those of a process."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
@@ -38,7 +38,7 @@ def test_the_limit_is_raised_as_far_as_it_goes_and_some_are_kept_back() -> None:
 
 
 def test_a_store_opens_files_when_all_other_descriptors_are_taken() -> None:
-    """Also where several threads do, and each is back at the usual limit afterwards."""
+    """Several threads can open files at once, and each is back at the usual limit afterwards."""
     said = run("""
         import errno, os, resource, tempfile, threading
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds, its links lead somewhere, nothing public is left out."""
+"""The documentation site: it builds, its links are valid, and it covers everything public."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 300  # for a build, on a busy machine
 
 
 def test_the_site_builds(tmp_path: Path) -> None:
-    """Warnings are errors, and so is a name in a docstring that there is not."""
+    """Warnings are errors, and so is an unknown name in a docstring."""
     pytest.importorskip("sphinx")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "dummy", str(DOCS), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -44,7 +44,7 @@ def test_everything_public_is_in_the_reference(module: str) -> None:
 
 
 def test_the_architecture_names_functions_that_are_there() -> None:
-    """``[`Class.method`](../pymq/file.py)``: each step of a record's life leads to its function."""
+    """``[`Class.method`](../pymq/file.py)``: each step of a record's life links to its function."""
     page = (DOCS / "ARCHITECTURE.md").read_text(encoding="utf-8")
     links = re.findall(r"\[`([\w.]+)`\]\(\.\./(pymq/[\w/]+\.py)\)", page)
     assert len(links) >= 30
@@ -59,7 +59,7 @@ def test_the_architecture_names_functions_that_are_there() -> None:
 
 
 def test_tables_are_read_from_the_code() -> None:
-    """Every error is in its table; a field is told with its default and its comment."""
+    """Every error is in its table; a field is listed with its default and its comment."""
     pytest.importorskip("sphinx")
     from docs._ext.reference import error_classes, field_rows
 

@@ -24,7 +24,7 @@ def test_quickstart(name: str, first: str, second: str, tmp_path: Path) -> None:
 
 
 def run(name: str, folder: Path) -> str:
-    # It runs in an empty folder, with a relative path: as a user would try it.
+    # It runs in an empty folder, with a relative path, as for a user.
     command = [sys.executable, "-W", "error", str(EXAMPLES / name)]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=60, check=False
@@ -42,7 +42,7 @@ def test_examples_are_short() -> None:
 def test_too_few_brokers_for_the_copies_are_told_in_a_line(
     is_asked_for: bool, tmp_path: Path
 ) -> None:
-    """The example asks for three copies, and whoever tries it may have one broker."""
+    """The example needs three copies, and a user may have only one broker."""
     command = [sys.executable, str(EXAMPLES / "produce.py"), "--url", str(tmp_path / "data")]
     command += ["--replicas", "3"] if is_asked_for else []
     done = subprocess.run(

@@ -18,6 +18,7 @@ import pytest
 
 import pymq
 from pymq.cli import main
+from pymq.client.options import GROUP_DEFAULTS
 from pymq.testing import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +30,7 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 def run_tests(folder: Path) -> str:
-    """Run the tests in a folder, in which nobody knows this repository's settings."""
+    """Run the tests in a folder, without this repository's settings."""
     options = "-q -p no:cacheprovider -p pymq.testing.pytest_plugin -c /dev/null --rootdir ."
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "pytest", *options.split()],
@@ -59,7 +60,7 @@ def test_the_tests_of_applications(tmp_path: Path) -> None:
 
 
 def test_what_an_operator_should_look_at() -> None:
-    """The function of the page, on a cluster that loses a broker and gets it back."""
+    """The page's function, on a cluster that loses a broker and gets it back."""
     names: dict[str, Any] = {}
     exec(blocks("cluster.md", "python")[0], names)
     with Cluster(brokers=3, seed=3) as cluster:
@@ -91,7 +92,7 @@ def test_what_an_operator_should_look_at() -> None:
 
 
 def test_the_keys_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of the page make a folder in which each node and both users have their key."""
+    """The page's commands make a folder with the keys of each node and both users."""
     monkeypatch.chdir(tmp_path)
     (script,) = blocks("cluster.md", "sh")
     for line in script.splitlines():
@@ -106,7 +107,7 @@ def test_the_keys_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("script", ["zkserver", "broker"])
 def test_the_settings_of_nodes(script: str, tmp_path: Path) -> None:
-    """Each option in the page's files is one of the script's; only the keys are missing."""
+    """Each option in the page's files is an option of the script; only the keys are missing."""
     texts = [
         text for text in blocks("cluster.md", "toml") if ("name =" in text) == (script == "broker")
     ]
@@ -126,11 +127,11 @@ def test_the_settings_of_nodes(script: str, tmp_path: Path) -> None:
 
 
 def test_settings_of_kafka_and_ours() -> None:
-    """What the page says that a setting is called here is one of ours, with that default."""
+    """Each setting that the page names as ours exists, with that default."""
     page = (HOWTO / "from-kafka.md").read_text(encoding="utf-8")
     known: dict[str, dict[str, object]] = {
         "producer": defaults(pymq.Client.producer),
-        "consumer": defaults(pymq.Client.consumer),
+        "consumer": {**defaults(pymq.Client.consumer), **GROUP_DEFAULTS},
         "topic": {field.name: field.default for field in attrs.fields(pymq.TopicConfig)},
     }
     for kind, ours in known.items():
@@ -148,11 +149,11 @@ def defaults(function: Callable[..., object]) -> dict[str, object]:
     return {name: p.default for name, p in inspect.signature(function).parameters.items()}
 
 
-METHODS = {"poll", "next_sequence"}  # which the page names beside settings
+METHODS = {"poll", "next_sequence"}  # named by the page beside settings
 
 
 def pairs(names: str, values: str) -> list[tuple[str, str]]:
-    """The names in a cell, each with its default in the next one, if it is told there."""
+    """Return the names in a cell, each with the default in the next cell, if it has one."""
     found = [name for name in re.findall(r"`(\w+)`", names) if name not in METHODS]
     told = [value.strip(" `") for value in values.split(", ")]
     if len(found) != len(told):

@@ -1,6 +1,6 @@
-"""What `import pymq` loads, what is loaded later, and that one cannot see the difference.
+"""What `import pymq` loads and what it defers, without a visible difference.
 
-What a folder and the first record need is loaded at once, so that neither has to wait for it.
+It loads at once whatever a folder and the first record need, so that neither waits for an import.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pymq
 
-# Each takes milliseconds, and brings others with it.
+# Each takes milliseconds, and imports others.
 NOT_BY_ANY_RECORD = set(
     """asyncio concurrent.futures email hashlib http logging pathlib shutil socket subprocess
     tempfile urllib.parse
@@ -59,7 +59,7 @@ def test_what_is_not_needed_is_not_loaded(tmp_path: Path) -> None:
         "pymq.broker.broker",
     } <= first
     assert (first | second) & NOT_BY_ANY_RECORD == set()
-    # Neither who opens a folder nor who sends the first record waits for anything but SQLite.
+    # Opening a folder and sending the first record import nothing more than SQLite.
     assert {name for name in second if name.startswith("pymq.")} == {"pymq.coord.sqlite"}
     assert "sqlite3" not in first
 

@@ -1,4 +1,4 @@
-"""Metrics as a user sees them: in a registry of their own, and as they are documented."""
+"""Metrics for a user: in a registry of their own, and as documented."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_a_registry_tells_the_same() -> None:
             producer.send("t", b"x").result()
         with pymq.metrics.registered(mq, registry):
             found = samples(generate_latest(registry).decode())
-            # What the scrape itself changes is left out: asking takes time, and is an event.
+            # Without the metrics that the scrape itself changes: it takes time, and is an event.
             assert found == samples(str(mq.metrics()))
     assert found["pymq_messages_in_total", "[('topic', 't')]"] == 1
     assert samples(generate_latest(registry).decode()) == {}
 
 
 def test_every_metric_and_every_event_is_documented() -> None:
-    """And nothing is that is not there."""
+    """The documentation lists no others."""
     text = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z_]+)` \| ([^|]*) \|", text, re.MULTILINE)
     metrics = {name: labels for name, labels in rows if name in METRICS or "pymq_" in name}
@@ -61,7 +61,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def test_the_dashboard_asks_for_what_there_is() -> None:
-    """Each name is a metric, each label one of its own, and what only rises is seen as a rate."""
+    """Each name is a metric with its own labels, and counters are shown as rates."""
     whole = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in panels() for target in panel.get("targets", ())]
     asked += [each["expr"] for each in whole["annotations"]["list"]]
@@ -79,14 +79,14 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
             assert (spec.kind == "histogram") == (text != name), expression
             is_rate = re.search(rf"\b(?:rate|increase)\({text}\b", expression) is not None
             assert is_rate == (spec.kind != "gauge"), expression
-            # What Prometheus adds by itself, and what a histogram has.
+            # Labels added by Prometheus, and that of a histogram.
             known = {*spec.labels, "job", "instance", "le"}
             by = re.findall(r"\bby \(([^)]*)\)", expression)
             used = {label.strip() for labels in by for label in labels.split(",")}
             used |= set(re.findall(r"[{,]\s*([a-z_]+)\s*=~?", expression))
             assert used <= known, expression
     assert {panel["title"] for panel in panels() if panel["type"] != "row"}.isdisjoint({""})
-    # What a panel does not show is told by the page, or by the client.
+    # The page or the client shows the metrics that no panel shows.
     left = {name for name in METRICS if name not in seen and "producer" not in name}
     assert left == {
         *("pymq_hosted_partitions", "pymq_led_partitions", "pymq_log_start_offset"),
@@ -96,6 +96,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
         *("pymq_fetches_waiting", "pymq_unsent_bytes", "pymq_connections_cut_total"),
         *("pymq_connections_turned_away_total", "process_max_fds"),
         *("process_start_time_seconds", "pymq_consumers", "pymq_consumer_records_total"),
+        *("pymq_consumer_expired_total", "pymq_delayed_records"),
     }
 
 

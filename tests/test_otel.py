@@ -1,4 +1,4 @@
-"""Spans as an application sees them, with a real SDK that keeps them in memory."""
+"""Spans for an application, with a real SDK that keeps them in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pymq.errors import DeliveryFailed, ProducerFenced, UnknownTopic
 
 
 class Spans:
-    """A provider, and the spans that have ended."""
+    """A provider, and the finished spans."""
 
     def __init__(self) -> None:
         self.provider = TracerProvider()
@@ -77,7 +77,7 @@ def test_a_record_carries_its_trace_from_who_sends_to_who_works_on_it(
         "messaging.message.body.size": 11,
         "pymq.offset": 0,
     }
-    # In the form of the W3C, for whoever reads it.
+    # In the form of the W3C, for any reader.
     headers = dict(record.headers)
     assert headers["h"] == b"1"
     version, trace_id, span_id, flags = headers["traceparent"].decode().split("-")
@@ -105,7 +105,7 @@ def test_requests_have_spans_and_say_what_went_wrong(mq: otel.TracedClient, span
 
 
 def test_a_failure_is_told_and_still_raised(mq: otel.TracedClient, spans: Spans) -> None:
-    """That the span has seen it does not mean that the application has."""
+    """The span records the error, and the application gets it too."""
     mq.create_topic("orders")
     old = mq.producer(producer_id="p")
     with mq.producer(producer_id="p") as new:
@@ -189,7 +189,7 @@ def test_asyncio_carries_it_by_hand(spans: Spans) -> None:
 
 
 def test_so_many_links_has_a_poll() -> None:
-    """Each costs some 20 us; an SDK that is told to keep more of them still gets no more."""
+    """Each link costs some 20 us; an SDK that keeps more of them still gets no more."""
     kept = InMemorySpanExporter()
     provider = TracerProvider(span_limits=SpanLimits(max_links=10_000))
     provider.add_span_processor(SimpleSpanProcessor(kept))
@@ -206,7 +206,7 @@ def test_so_many_links_has_a_poll() -> None:
 
 
 def test_every_request_of_a_client_has_a_span() -> None:
-    """A method that is renamed or added is not left out unawares."""
+    """A renamed or added method is not missed."""
     methods = {name for name in dir(pymq.Client) if not name.startswith("_")}
     public = {name for name in methods if callable(getattr(pymq.Client, name))}
     assert public - otel.REQUESTS == {"close", "consumer", "forget", "metrics", "producer"}

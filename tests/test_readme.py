@@ -1,4 +1,4 @@
-"""What README and documentation say is so: examples run, and quoted facts are the code's."""
+"""README and documentation are true: examples run, and quoted facts equal the code's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pymq.store.file import folder
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-# The tutorial's programs belong together: tests/test_tutorial.py runs them in their order.
+# The tutorial's programs depend on each other: tests/test_tutorial.py runs them in order.
 ELSEWHERE = {"_build", "tutorial"}
 PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if not ELSEWHERE & {*p.parts})]
 
@@ -45,13 +45,13 @@ EXAMPLES = [(page, number) for page in PAGES for number in range(blocks(page))]
 
 
 def test_there_are_blocks() -> None:
-    """Pages without examples would pass the other test."""
+    """Without examples the other test would pass."""
     assert blocks(ROOT / "README.md") >= 3
     assert blocks(DOCS / "guide.md") >= 7
 
 
 def test_the_first_example_comes_first() -> None:
-    """Within twenty lines of the title somebody has seen pymq work."""
+    """Within twenty lines of the title a reader has seen pymq work."""
     lines = text("README.md").splitlines()
     assert lines[0] == "# pymq"
     assert lines.index("```", lines.index("```python")) <= 20
@@ -73,7 +73,7 @@ def test_a_block_runs(
 
 
 def rows(page: str, heading: str) -> list[list[str]]:
-    """The cells of the first table below *heading*, without those of its head."""
+    """Return the cells of the first table below *heading*, without its head."""
     below = text(page).split(f"\n{heading}\n", 1)[1].splitlines()
     first = next(at for at, line in enumerate(below) if line.startswith("|"))
     found = []
@@ -156,7 +156,7 @@ def test_numbers_of_the_format() -> None:
 
 
 def test_every_node_and_its_fields_are_told() -> None:
-    """In the order in which they are written."""
+    """The page lists them in the order of their writing."""
     told = {row[1].strip("`"): words(row[2]) for row in rows("docs/format.md", "### Nodes")}
     for name, fields in told.items():
         assert fields == [field.name for field in attrs.fields(getattr(nodes, name))], name
@@ -184,7 +184,7 @@ def test_every_path_is_told() -> None:
 
 
 def test_a_reader_made_from_the_format_alone(tmp_path: Path) -> None:
-    """The example of docs/format.md, on a folder that pymq wrote."""
+    """The example of docs/format.md reads a folder written by pymq."""
     (source,) = re.findall(r"```python\n(.*?)```", text("docs/format.md"), re.DOTALL)
     assert "import pymq" not in source.split("# --- the reader")[1]
     with pymq.open(tmp_path / "x") as mq:
@@ -215,7 +215,7 @@ with pymq.open(sys.argv[1]) as mq:
 
 @pytest.mark.parametrize("fsync", ["always", "interval", "os"])
 def test_kill_9_loses_nothing_whatever_fsync(tmp_path: Path, fsync: str) -> None:
-    """The column "kill -9" of the table of the guide: what was answered is there."""
+    """The column "kill -9" of the guide's table: acknowledged records are there."""
     for lines in (1, 50, 300):
         command = [sys.executable, "-c", WRITER, str(tmp_path), fsync]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
@@ -254,7 +254,7 @@ def names_of(file: str) -> set[str]:
 
 
 def test_links_lead_somewhere() -> None:
-    """Those of the README, which sphinx does not see."""
+    """The links of the README, which sphinx does not check."""
     for target in re.findall(r"\]\(([^)#:]+)\)", text("README.md")):
         assert (ROOT / target).exists(), target
 

@@ -1,4 +1,4 @@
-"""The tutorial is read from the top: its programs run in that order, and print what is shown."""
+"""The tutorial's programs run in their order and print the shown output."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from pymq.testing.child import free_ports
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIAL = ROOT / "docs/tutorial"
 SECONDS = 120
-PORT = "7878"  # in the page; in the test it is a free one
+PORT = "7878"  # in the page; the test uses a free one
 
 
 class Step(NamedTuple):
     """A block of a page."""
 
-    kind: str  # python, sh, or text: what the program before it prints
+    kind: str  # python, sh, or text: the output of the program before it
     text: str
 
 
 def steps(page: str) -> list[Step]:
-    """The blocks of a page that do something, or show what was done."""
+    """Return the blocks of a page that are programs, or their output."""
     found = re.findall(r"(?ms)^```(\w+)\n(.*?)^```$", (TUTORIAL / page).read_text())
     return [Step(*block) for block in found if block[0] in ("python", "sh", "text")]
 
 
 def run(*command: str, folder: Path) -> str:
-    """What a program prints; it must end well."""
+    """Return a program's output; it must end without an error."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -60,7 +60,7 @@ def run(*command: str, folder: Path) -> str:
 def run_python(text: str, folder: Path) -> str:
     if "def test_" in text:
         (folder / "test_mine.py").write_text(text)
-        # In an environment that pymq is installed in the plugin comes by itself.
+        # Where pymq is installed, the plugin is loaded automatically.
         options = "-q -p no:cacheprovider -p pymq.testing.pytest_plugin -c /dev/null --rootdir ."
         found = run(sys.executable, "-m", "pytest", *options.split(), folder=folder)
         assert "1 passed" in found, found
@@ -69,7 +69,7 @@ def run_python(text: str, folder: Path) -> str:
 
 
 def walk(page: str, folder: Path, port: str = PORT) -> None:
-    """Do what a page says, step after step."""
+    """Run a page, step after step."""
     printed = ""
     for step in steps(page):
         text = step.text.replace(PORT, port)
@@ -106,7 +106,7 @@ def test_the_page_with_brokers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme(tmp_path: Path) -> None:
-    """From a clone to a cluster with records in it, but for what installs or never ends."""
+    """From a clone to a cluster with records in it, except installations and endless commands."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"(?ms)^## A cluster of three brokers$.*?^```sh\n(.*?)^```$", page)
     lines = text.splitlines()
@@ -125,7 +125,7 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
 
 @contextmanager
 def local_cluster(port: int, folder: Path) -> Iterator[str]:
-    """What is started first; the address of the cluster's page."""
+    """Start the first program; returns the address of the cluster's page."""
     http = f"127.0.0.1:{free_ports(1)[0]}"
     command = [sys.executable, str(ROOT / "examples/local_cluster.py"), "--data", "cluster"]
     command += ["--port", str(port), "--coordinator", f"sqlite:{folder / 'zkserver.db'}"]

@@ -1,1 +1,1 @@
-"""Who may do what: rules, what each message needs, how much of it, and what was refused."""
+"""Access control: rules, required permissions, quotas and audit."""

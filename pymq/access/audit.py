@@ -1,9 +1,9 @@
-"""What was refused to whom, and what was let in if the policy says so, at a bounded rate.
+"""Audits refused requests, and allowed ones if the policy says so, at a bounded rate.
 
-Whoever is refused can ask again a thousand times a second; a log that says so each time would be
-what brings the node down. So each kind of line is written once a second at most, with the number
-of those that were not; and since names that nobody has make kinds without end, what a principal is
-refused is a bounded number of lines a second, of bounded length. Refusals are counted always.
+A client can repeat a refused request a thousand times a second, and a line for each would overload
+the node. So each kind of line is written at most once a second, with the number of omitted lines.
+Requests with unknown names could make kinds without end, so refusals of one principal are also
+bounded in lines a second and in length. The counter of refusals counts all.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from pymq.core.values import value
 
 EVERY_MS = 1000
 KINDS_MAX = 10_000  # kinds of lines kept apart
-# Lines a second of what one principal is refused, more than there are kinds of requests; what is
-# allowed is written down always.
+# Lines a second for refusals of one principal, more than there are kinds of requests. Allowed
+# requests are not limited.
 LINES_MAX = 200
-TEXT_MAX = 300  # characters of what others have written; no name that is one has more
+TEXT_MAX = 300  # characters of a client's text; no valid name is longer
 
 
 @value
 class AuditedRequest:
-    """Somebody asked for something."""
+    """A request of a principal."""
 
     principal: str
-    source: str  # the machine that asked
+    source: str  # the machine that sent it
     request: str  # the name of the message
-    operation: str  # which it needs, or "quota"
-    resource: str  # as it is written in a policy
+    operation: str  # the required one, or "quota"
+    resource: str  # as in a policy
 
 
 class Audit:
-    """Writes one JSON object a line, by *write*; *wall_ms* tells the time of day."""
+    """Writes one JSON object a line with *write*; *wall_ms* returns the wall clock."""
 
     def __init__(self, write: Callable[[str], object], wall_ms: Callable[[], int]) -> None:
         self.refused = 0  # since the node started
@@ -43,11 +43,11 @@ class Audit:
         self._write = write
         self._wall_ms = wall_ms
         self._seen: OrderedDict[tuple[str, ...], list[int]] = OrderedDict()
-        # By principal: since when, how many lines, and how many were left out.
+        # By principal: start of the second, lines written in it, lines omitted since.
         self._refusals: OrderedDict[str, list[int]] = OrderedDict()
 
     def refuse(self, asked: AuditedRequest, now: int) -> None:
-        """Note that it was refused; any thread may call this."""
+        """Record a refused request; any thread may call this."""
         with self._lock:
             self._refuse(asked, now)
 
@@ -66,12 +66,12 @@ class Audit:
             lines[1], lines[2] = lines[1] + 1, 0
 
     def allow(self, asked: AuditedRequest, now: int) -> None:
-        """Note that it was let in; what became of it is not known yet."""
+        """Record an allowed request, before its outcome is known."""
         with self._lock:
             self._note("allowed", asked, now)
 
     def _note(self, event: str, asked: AuditedRequest, now: int, others: int = 0) -> bool:
-        """Write a line unless there was one of its kind; *others* were left out before."""
+        """Write a line, unless one of its kind was just written; *others* were omitted before."""
         resource = asked.resource[:TEXT_MAX]
         key = (event, asked.principal, asked.request, asked.operation, resource)
         found = self._seen.get(key)

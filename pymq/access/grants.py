@@ -1,13 +1,16 @@
-"""Whose a producer's id is, in a form that every broker can check by itself.
+"""Grants bind producer ids to principals, in a form that every broker checks by itself.
 
-A cluster with keys gives out the ids of producers, with a grant for each: what it is for, and a MAC
-under a secret that only brokers and zkservers know. A producer sends its grant with each batch,
-and the door of the broker compares. So nothing is kept of who owns what, neither in a partition nor
-in the tree, and it holds after a roll, a restart, and at a leader that is new to the producer.
+A cluster with keys issues producer ids with a grant: the ids, their owner, and a MAC under a secret
+that only brokers and zkservers know. A producer sends its grant with each batch, and the broker's
+guard checks it. So neither partitions nor the metadata tree store owners, and the check works after
+a roll, a restart or a change of leader.
 
-Ids without a name are given out in blocks, to a principal (Kafka gives out blocks, too: KIP-730; it
-binds none to a principal). The id of a named producer is random and stays with the name; its grant
-holds for those who may write as that name, up to the epoch that was given out with it.
+==============  ====================================================================================
+unnamed ids     issued in blocks to a principal (Kafka issues blocks too, KIP-730, without binding
+                them to a principal)
+named producer  has a random id that stays with the name; the grant is valid for all principals that
+                may write as that name, up to the epoch issued with it
+==============  ====================================================================================
 """
 
 from __future__ import annotations
@@ -22,45 +25,45 @@ from pymq.errors import PymqError
 
 BLOCK = 1 << 16  # ids that a client gets at a time
 MAC_SIZE = 16
-CACHED = 4_096  # grants that a door has checked; each is for a client, or for a name
-GRANT_BYTES = 1_024  # a longer one is none
+CACHED = 4_096  # checked grants that a guard keeps; each is of a client or a name
+GRANT_BYTES = 1_024  # no valid grant is longer
 
 
 @value
 class Grant:
-    """*count* ids from *first* on belong to a principal, or to those who may use a name."""
+    """*count* ids from *first* on, which belong to a principal or to a producer name."""
 
     first: int
     count: int
-    epoch: int  # the upper half of producer epochs: no higher one was given out
+    epoch: int  # the highest issued epoch, as the upper half of producer epochs
     principal: str
     name: str
 
     def covers(self, producer_id: int, epoch: int) -> bool:
-        """Whether it is for that producer, under that (whole) epoch's upper half."""
+        """Whether the grant includes an id with an *epoch*, the upper half of a producer epoch."""
         return self.first <= producer_id < self.first + self.count and epoch <= self.epoch
 
 
 def new_block(new_id: Callable[[], str]) -> int:
-    """The first of a block of ids that nobody else has; 46 random bits."""
+    """Return the first id of a new block, from 46 random bits."""
     return (int(new_id()[16:], 16) & (NAMED - 1)) // BLOCK * BLOCK
 
 
 def new_named(new_id: Callable[[], str]) -> int:
-    """An id for a name, which cannot be derived from it."""
+    """Return a random id for a name, which cannot be derived from the name."""
     return NAMED | (int(new_id()[16:], 16) & (NAMED - 1))
 
 
 def seal(secret: bytes, grant: Grant) -> bytes:
-    """Write a grant so that nobody without *secret* can make another."""
+    """Encode a grant with a MAC, so that it cannot be forged without *secret*."""
     fields = [grant.first, grant.count, grant.epoch, grant.principal, grant.name]
     packed = cbor.dumps(fields)
     return packed + _mac(secret, packed)
 
 
 def unseal(secret: bytes, sealed: bytes) -> Grant | None:
-    """Read a grant; None if it was not made with *secret*."""
-    from hmac import compare_digest  # only now: OpenSSL comes with it
+    """Decode a grant; None if it was not sealed with *secret*."""
+    from hmac import compare_digest  # on demand: it loads OpenSSL
 
     packed, mac = sealed[:-MAC_SIZE], sealed[-MAC_SIZE:]
     if len(sealed) > GRANT_BYTES or not compare_digest(_mac(secret, packed), mac):
@@ -73,19 +76,19 @@ def unseal(secret: bytes, sealed: bytes) -> Grant | None:
 
 
 def give(secret: bytes, principal: str, new_id: Callable[[], str]) -> ProducerIds:
-    """Give a block of ids to *principal*."""
+    """Issue a block of ids to *principal*."""
     first = new_block(new_id)
     return ProducerIds(first, BLOCK, 0, seal(secret, Grant(first, BLOCK, 0, principal, "")))
 
 
 def _mac(secret: bytes, packed: bytes) -> bytes:
-    from hashlib import blake2b  # only now: OpenSSL comes with it
+    from hashlib import blake2b  # on demand: it loads OpenSSL
 
     return blake2b(packed, key=secret, digest_size=MAC_SIZE, person=b"pymq producers").digest()
 
 
 class Grants:
-    """The grants that a node gives and checks; each one is unsealed once, then found again."""
+    """Issues and checks the grants of one node, with a cache of checked ones."""
 
     def __init__(self, secret: Callable[[], bytes], new_id: Callable[[], str]) -> None:
         self._secret = secret
@@ -95,15 +98,15 @@ class Grants:
 
     @property
     def is_able(self) -> bool:
-        """Whether the node has the secret; a broker gets it from its zkserver."""
+        """Whether the node has the secret, which a broker gets from the controller."""
         return bool(self._secret())
 
     def give(self, principal: str) -> ProducerIds:
-        """Give a block of ids to *principal*."""
+        """Issue a block of ids to *principal*."""
         return give(self._secret(), principal, self._new_id)
 
     def read(self, sealed: bytes) -> Grant | None:
-        """The grant in *sealed*, if this cluster has made it."""
+        """Return the grant in *sealed*, or None if this cluster did not issue it."""
         secret = self._secret()
         if secret != self._known_by:
             self._known, self._known_by = {}, secret

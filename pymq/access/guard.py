@@ -1,4 +1,4 @@
-"""The door of a node: every message passes it, or its sender is told why it did not."""
+"""The guard of a node: admits each message or answers with an error."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from pymq.errors import (
     not_written,
 )
 
-MEMBERS_MAX = 10_000  # a principal, of which it is known what they consume; some 300 bytes each
+MEMBERS_MAX = 10_000  # group members whose topic is remembered, a principal; some 300 bytes each
 
 
 class Guard:
-    """Lets a message in if the policy and the quotas of its principal do.
+    """Admits a message if the policy and the quotas of its principal allow it.
 
-    It is a gate of a transport (:data:`pymq.transport.base.Gate`). What it needs of a message it
-    works out before anybody looks whether that topic or group exists, so an answer tells nothing
-    about what there is to those who may not know. One thing it has to remember: a member names its
-    topic when it joins its group and not again, and may lose the right to read that topic since.
+    It is a gate of a transport (:data:`pymq.transport.base.Gate`). It checks permissions before the
+    node looks the topic or group up, so a refusal does not reveal whether that exists. Its only
+    state are the topics of group members. A member names its topic only when it joins, and may
+    lose the right to read it later.
     """
 
     def __init__(self, policy: Policy, audit: Audit, clock: Callable[[], int]) -> None:
@@ -44,23 +44,23 @@ class Guard:
         self._audit = audit
         self._clock = clock
         self._quotas = Quotas(self._quota)
-        # By principal, of (group, member): the topic. One principal cannot drive out another's.
+        # The topic, by principal and (group, member). No principal can evict another's members.
         self._consumed: dict[str, OrderedDict[tuple[str, str], str]] = {}
-        self.grants: Grants | None = None  # a node's, once it has been put together
+        self.grants: Grants | None = None  # set when the node is assembled
 
     def allows(self, principal: str, need: Requirement) -> bool:
-        """Whether *principal* may do that."""
+        """Whether *principal* has a permission."""
         return self._policy.allows(principal, need.operation, need.kind, need.name)
 
     def replace(self, policy: Policy) -> None:
-        """Go by another policy from the next message on."""
+        """Use another policy from the next message on."""
         self._policy = policy
 
     def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
-        """Answers instead of *message*, or None to let it in."""
+        """Return None to admit *message*, or the answers to send instead."""
         needed = requirements(message)
         if isinstance(message, msg.Acquire | msg.Heartbeat):
-            # Else it would lease records that it cannot read, and keep its partitions from others.
+            # A member that may no longer read the topic must not hold leases and partitions.
             members = self._consumed.get(principal)
             topic = members.get((message.group, message.member)) if members else None
             if topic is not None:
@@ -75,7 +75,7 @@ class Guard:
             refusal = self._disown(principal, source, message)
             if refusal is not None:
                 return refusal
-        # Nobody holds up the cluster's own work: what a broker is slow in, all others wait for.
+        # Quotas do not apply to messages within the cluster: other brokers wait for them.
         answers = None
         if not is_of_cluster:
             answers = self._measure(principal, source, message)
@@ -88,7 +88,7 @@ class Guard:
         return answers
 
     def _note_member(self, principal: str, message: msg.Join | msg.Leave) -> None:
-        """Remember what a member of a group consumes, as long as it is one."""
+        """Remember the topic of a group member until it leaves."""
         members = self._consumed.setdefault(principal, OrderedDict())
         key = message.group, message.member
         members.pop(key, None)
@@ -100,7 +100,7 @@ class Guard:
             del self._consumed[principal]
 
     def _give(self, principal: str, message: msg.InitProducer) -> Sequence[Message] | None:
-        """Give out ids: only the door knows to whom. One without the secret leaves it to others."""
+        """Issue ids, because only the guard knows the principal; None if it has no secret."""
         if message.name or self.grants is None or not self.grants.is_able:
             return None
         return (msg.Answer(message.id, self.grants.give(principal)),)
@@ -108,7 +108,7 @@ class Guard:
     def _disown(
         self, principal: str, source: str, message: msg.Produce | msg.Copy
     ) -> Sequence[Message] | None:
-        """Refuse to write under a producer's id that was not given to *principal*."""
+        """Refuse to write under a producer id that was not granted to *principal*."""
         if isinstance(message, msg.Produce):
             header = message.batch.header
             producer_id, epoch = header.producer_id, header.epoch_high
@@ -149,7 +149,7 @@ class Guard:
                 self._audit.allow(asked, self._clock())
 
     def send(self, principal: str, message: Message) -> Message:
-        """Count what is sent to *principal*, which has asked for it; returns what it may see."""
+        """Charge an answer to *principal*; returns the answer without hidden topics."""
         if type(message) is msg.Fetched and message.data:
             self._quotas.charge(principal, self._clock(), fetched_bytes=len(message.data))
         elif type(message) is msg.GroupState:
@@ -157,7 +157,7 @@ class Guard:
         return message
 
     def _visible(self, principal: str, group: msg.GroupState) -> msg.GroupState:
-        """Leave out what tells of topics that *principal* may not describe."""
+        """Remove topics that *principal* may not describe."""
         topics = {m.topic for m in group.members} | {o.topic for o in group.offsets}
         hidden = {
             topic
@@ -173,15 +173,15 @@ class Guard:
         )
 
     def fetch_wait_ms(self, principal: str) -> int:
-        """How long until *principal* may be sent more records; 0 when it may."""
+        """Return how long *principal* must wait for more records; 0 if it need not."""
         return self._quotas.wait_ms(principal, self._clock(), "fetch_bytes_per_second")
 
     def produce_wait_ms(self, principal: str) -> int:
-        """How long until more may be written for *principal*; 0 when it may."""
+        """Return how long *principal* must wait before more is written; 0 if it need not."""
         return self._quotas.wait_ms(principal, self._clock(), "produce_bytes_per_second")
 
     def produced(self, principal: str, size: int) -> None:
-        """Count what a broker has copied for *principal*, which has sent only where that is."""
+        """Charge *principal* for batches that a broker copied by reference (``Copy``)."""
         self._quotas.charge(principal, self._clock(), produced_bytes=size)
 
     def _quota(self, principal: str) -> Quota | None:
@@ -212,7 +212,7 @@ class Guard:
         request = type(message).__name__
         refused = AuditedRequest(principal, source, request, operation, resource)
         self._audit.refuse(refused, self._clock())
-        who = principal or "who is not authenticated"
+        who = principal or "an unauthenticated client"
         is_cluster = need is not None and need.kind is Kind.CLUSTER
         kind = ClusterAuthorizationFailed if is_cluster else AuthorizationFailed
         return denial(
@@ -226,16 +226,16 @@ class Guard:
         )
 
 
-# A member that cannot say that it is alive loses what it holds, and asks for more than before. So
-# these are let in although bytes have to be paid for, and some of them when requests have: what
-# they cost is charged, and other requests wait for it. Beyond GRACE_MS they are held up, too.
+# A member whose heartbeats are refused loses its leases and then requests more than before. So
+# these requests ignore byte quotas, and may exceed the request quota by GRACE_MS. They are charged,
+# and other requests wait for that.
 GRACE_MS = 2_000
 REQUESTS = "requests_per_second"
 _HELD_UP_LATER = (msg.Heartbeat, msg.Leave, msg.Settle, msg.Unsubscribe)
 
 
 def denial(message: Message, error: PymqError) -> Sequence[Message]:
-    """The answer to a request that is not taken in; nothing for what is not answered."""
+    """Return the answer to a refused request; empty if the message has no answer."""
     match message:
         case msg.Produce():
             if message.acks is AckMode.NONE:
@@ -248,6 +248,8 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
             return (msg.Fetched(message.id, *place, 0, 0, error=error),)
         case msg.FindOffset():
             return (msg.OffsetFound(message.id, error=error),)
+        case msg.CancelDelayed():
+            return (msg.Cancelled(message.id, error=error),)
         case msg.Copy():
             return (msg.Copied(message.id, error=error),)
         case msg.Settle(id=0):
@@ -274,7 +276,7 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
         case _ if type(message) in _ADMIN:
             return (msg.Answer(message.id, error=error),)  # type: ignore[union-attr]  # each has one
         case _:
-            return ()  # An answer, or what one node tells another: nobody waits.
+            return ()  # An answer, or a report between nodes, which has no answer.
 
 
 _ADMIN = frozenset(get_args(msg.AdminMessage)) - {msg.Answer, msg.UnderWay}

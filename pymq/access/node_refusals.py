@@ -1,4 +1,4 @@
-"""Which node may say what: orders come from a zkserver, and a broker reports only about itself.
+"""Refuses messages that a node may not send: orders not of a zkserver, reports about others.
 
 A connection has proved the name of the node at its other end. The rules here compare that name
 with what a message says, so that the key of one broker is worth no more than the partitions of
@@ -11,8 +11,8 @@ that broker:
   partition (:class:`RollWanted`, :class:`RetireBlocks`, :class:`BlockSizes`) must come from a
   broker that hosts the partition.
 
-A message that breaks a rule changes nothing. Its sender gets
-:class:`~pymq.errors.ClusterAuthorizationFailed` where it waits for an answer.
+A message that breaks a rule changes nothing. If it is a request, the answer is
+:class:`~pymq.errors.ClusterAuthorizationFailed`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pymq.core.observe.events import EventLog
 from pymq.errors import ClusterAuthorizationFailed
 
 NOTED_MS = 60_000  # between two events about one sender
-NOTED_MAX = 100  # senders that are remembered for that
+NOTED_MAX = 100  # remembered senders
 
 
 class Refusals:
@@ -37,10 +37,10 @@ class Refusals:
 
     def __init__(self, journal: EventLog) -> None:
         self._journal = journal
-        self._noted: dict[str, int] = {}  # when, by sender
+        self._noted: dict[str, int] = {}  # time of the last event, by sender
 
     def refuse(self, me: str, source: str, message: Message, now: int) -> Message | None:
-        """Return the answer for *source*, if it waits for one."""
+        """Note the refusal, and return the answer for *source* if the message has one."""
         request = type(message).__name__
         if now - self._noted.get(source, -NOTED_MS) >= NOTED_MS:
             self._noted.pop(source, None)

@@ -1,8 +1,7 @@
-"""How much a principal may do in a while: token buckets, filled by the clock that is handed in.
+"""Quotas of principals: token buckets over a clock that is an argument.
 
-A request that is over the limit is refused with the time after which it may be tried again. What
-came in before cannot be taken back, so a bucket may go below nothing: a batch larger than the worth
-of a second is let in, and paid for with the time after it.
+A request above the limit is refused with the time after which to retry. A bucket may become
+negative: a batch larger than one second's tokens is admitted, and later requests wait for it.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Callable
 
 from pymq.core.values import value
 
-PRINCIPALS_MAX = 10_000  # buckets kept; the one not used for longest is forgotten, and begins full
+PRINCIPALS_MAX = 10_000  # with buckets; the least recently used is dropped and starts full again
 
 
 @value
 class Quota:
-    """What a principal may do in a second; None is no limit."""
+    """The limits of a principal for one second; None is no limit."""
 
     requests_per_second: int | None = None
     produce_bytes_per_second: int | None = None
@@ -25,22 +24,22 @@ class Quota:
 
 
 class Bucket:
-    """Holds as much as comes in a second."""
+    """A token bucket with the capacity of one second."""
 
     __slots__ = ("_level", "_rate", "_then")
 
     def __init__(self, rate: int, now: int) -> None:
         self._rate = rate  # tokens a second
-        self._level = rate * 1000  # thousandths of a token, as time is thousandths of a second
+        self._level = rate * 1000  # thousandths of a token, since time is in milliseconds
         self._then = now
 
     def wait_ms(self, now: int) -> int:
-        """How long until there is something in it again; 0 when there is."""
+        """Return the milliseconds until the bucket is positive again; 0 if it is."""
         self._fill(now)
         return 0 if self._level > 0 else -self._level // self._rate + 1
 
     def take(self, count: int, now: int) -> None:
-        """Take out *count*, though there be less."""
+        """Take *count* tokens, even if the bucket becomes negative."""
         self._fill(now)
         self._level -= count * 1000
 
@@ -58,9 +57,9 @@ class Quotas:
         self._buckets: OrderedDict[str, tuple[Quota, dict[str, Bucket]]] = OrderedDict()
 
     def wait_ms(self, principal: str, now: int, only: str = "") -> int:
-        """How long *principal* has to wait before its next request; 0 when it need not.
+        """Return how long *principal* must wait before its next request; 0 if it need not.
 
-        Because of any of its limits, or of *only* that one.
+        With *only*, that limit alone counts; otherwise all of them.
         """
         buckets = self._of(principal, now)
         if only:
@@ -76,7 +75,7 @@ class Quotas:
         produced_bytes: int = 0,
         fetched_bytes: int = 0,
     ) -> None:
-        """Count what *principal* has done."""
+        """Take tokens from the buckets of *principal*."""
         buckets = self._of(principal, now)
         if not buckets:
             return

@@ -1,8 +1,7 @@
-"""What a principal must be allowed so that a message of its is taken in.
+"""The permissions that each type of message requires.
 
-Every message has its line here; a test fails when one has none. A message that only brokers and
-zkservers send, and every answer, needs ``ClusterAction``: a client is never asked anything, so what
-comes from one is a request.
+Every message has a line here; a test fails for one without. Messages that only brokers and
+zkservers send require ``ClusterAction``. Answers require it, too: clients never send one.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pymq.core.types import INTERNAL_PREFIX, OFFSETS_TOPIC
 
 
 class Requirement(NamedTuple):
-    """An operation on a resource; the cluster has no name."""
+    """A required permission: an operation on a resource. The cluster has no name."""
 
     operation: Operation
     kind: Kind
@@ -25,7 +24,7 @@ class Requirement(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """The resource, as it is written in a policy."""
+        """The resource, as in a policy."""
         return f"{self.kind.value}:{self.name}" if self.name else self.kind.value
 
 
@@ -37,12 +36,12 @@ Needs = tuple[Requirement, ...]
 
 
 def requirements(message: Message) -> Needs:
-    """All that is needed for *message*; nothing when everybody who is authenticated may."""
+    """Return the permissions for *message*; empty if any authenticated principal may send it."""
     return _NEEDS[type(message)](message)
 
 
 def is_declared(cls: type) -> bool:
-    """Whether it is known what a message of that class needs."""
+    """Whether the permissions of a message class are declared."""
     return cls in _NEEDS
 
 
@@ -50,7 +49,7 @@ def _topic(operation: Operation, field: str = "topic") -> Callable[[Any], Needs]
     def needs(message: Any) -> Needs:
         name = getattr(message, field)
         if name.startswith(INTERNAL_PREFIX):
-            # What is in them belongs to groups and producers of all kinds of people.
+            # Internal topics hold data of all principals.
             return (CLUSTER_ACTION,)
         return (Requirement(operation, Kind.TOPIC, name),)
 
@@ -95,7 +94,7 @@ def _unsubscribe(message: msg.Unsubscribe) -> Needs:
 
 
 def _metadata(message: msg.GetMetadata) -> Needs:
-    # Where the coordinators of groups are is no secret: a member must find its own.
+    # Members must find their group coordinator, so this is public.
     if message.topic == OFFSETS_TOPIC:
         return ()
     return _topic(Operation.DESCRIBE)(message)
@@ -103,7 +102,7 @@ def _metadata(message: msg.GetMetadata) -> Needs:
 
 def _producer(message: msg.InitProducer) -> Needs:
     if not message.name:
-        return ()  # An id of one's own is for everybody; what is written under it is asked of.
+        return ()  # Every principal may get ids; writes under an id are checked by its grant.
     return (Requirement(Operation.WRITE, Kind.PRODUCER, message.name),)
 
 
@@ -114,6 +113,7 @@ def _always(needed: Requirement) -> Callable[[Any], Needs]:
 _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.Produce: _topic(Operation.WRITE),
     msg.GetSequence: _topic(Operation.WRITE),
+    msg.CancelDelayed: _topic(Operation.WRITE),
     msg.Fetch: _topic(Operation.READ),
     msg.FindOffset: _topic(Operation.READ),
     msg.Copy: _copy,
@@ -148,12 +148,12 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
 }
 _NEEDS |= dict.fromkeys(
     (
-        # Answers: who is asked by a server is one.
+        # Answers: only servers receive requests.
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
-        msg.Copied,
+        *(msg.Copied, msg.Cancelled),
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
         msg.UnderWay,
-        # Between brokers and the zkserver.
+        # Between brokers and the controller.
         *(msg.RegisterBroker, msg.BrokerHeartbeat, msg.LeaderAndIsr, msg.LeaderAndIsrAnswer),
         *(msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted, msg.RetireBlocks),
         msg.TransferLeader,
@@ -162,7 +162,7 @@ _NEEDS |= dict.fromkeys(
         *(msg.PartitionReports, msg.ControlledShutdown),
         # Between brokers.
         *(msg.Ping, msg.ReplicaFetch, msg.ReplicaFetched, msg.RaftAppend, msg.RaftAppended),
-        *(msg.RaftVote, msg.RaftVoted, msg.RaftTimeout, msg.RaftSnapshot),
+        *(msg.RaftVote, msg.RaftVoted, msg.RaftTimeout),
     ),
     _always(CLUSTER_ACTION),
 )

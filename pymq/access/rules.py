@@ -1,21 +1,25 @@
-"""The rules of a policy file, and what they say to a question.
+"""Parses policy files and evaluates their rules.
 
-The semantics are those of Kafka's authoriser: what nothing allows is denied, a denial wins over
-whatever allows, ``Read``, ``Write``, ``Delete`` and ``Alter`` imply ``Describe``, and a pattern is
-a whole name or a prefix (KIP-290). Here ``ClusterAction`` implies it, too: a broker asks where the
-others are. There is no setting that lets everybody in where no rule is.
+The semantics are those of Kafka's authorizer:
+
+* Requests are denied by default, and a deny rule overrides allow rules.
+* ``Read``, ``Write``, ``Delete`` and ``Alter`` imply ``Describe``. Here ``ClusterAction`` does too,
+  because brokers look each other up.
+* A pattern is a whole name or a prefix (KIP-290).
+
+No setting allows requests by default.
 
 ::
 
     superusers = ["alice"]
 
     [[rule]]
-    principal = ["billing", "audit"]     # or one name, or "*" for everybody who is authenticated
+    principal = ["billing", "audit"]     # or one name, or "*" for every authenticated principal
     operations = ["Read"]                # or ["All"]
     resources = ["topic:orders", "group:billing-*"]
 
     [[rule]]
-    effect = "deny"                      # "allow" when it is not said
+    effect = "deny"                      # the default is "allow"
     principal = "billing"
     operations = ["Read"]
     resources = ["topic:orders.secret*"]
@@ -25,7 +29,7 @@ others are. There is no setting that lets everybody in where no rule is.
     operations = ["ClusterAction"]
     resources = ["cluster"]
 
-    [quota.billing]                      # "*" is for everybody who has none of his own
+    [quota.billing]                      # "*" is for principals without a quota of their own
     requests_per_second = 1000
     produce_bytes_per_second = 10_000_000
 """
@@ -51,7 +55,7 @@ PRINCIPAL_MAX = 128
 
 
 class Operation(Enum):
-    """What may be done; the words are Kafka's."""
+    """Operations, with Kafka's names."""
 
     READ = "Read"
     WRITE = "Write"
@@ -59,15 +63,15 @@ class Operation(Enum):
     DELETE = "Delete"
     ALTER = "Alter"
     DESCRIBE = "Describe"
-    CLUSTER_ACTION = "ClusterAction"  # what only brokers and zkservers do
+    CLUSTER_ACTION = "ClusterAction"  # of brokers and zkservers only
 
 
 class Kind(Enum):
-    """To what it may be done."""
+    """Kinds of resources."""
 
     TOPIC = "topic"
     GROUP = "group"
-    PRODUCER = "producer"  # a producer's own name, which outlives it
+    PRODUCER = "producer"  # the name of a producer, which outlives it
     CLUSTER = "cluster"
 
 
@@ -76,14 +80,14 @@ IMPLY_DESCRIBE = frozenset(Operation) - {Operation.CREATE}
 
 @value
 class Pattern:
-    """Some resources of a kind: one by name, or all whose names begin alike."""
+    """Resources of a kind: one by name, or all with a prefix."""
 
     kind: Kind
     name: str
     is_prefix: bool
 
     def matches(self, kind: Kind, name: str) -> bool:
-        """Whether the resource is one of these."""
+        """Whether the pattern includes a resource."""
         if kind is not self.kind:
             return False
         return name.startswith(self.name) if self.is_prefix else name == self.name
@@ -91,7 +95,7 @@ class Pattern:
 
 @value
 class Rule:
-    """Some principals may, or may not, do something to some resources."""
+    """Allows or denies operations of principals on resources."""
 
     allows: bool
     principals: frozenset[str]
@@ -99,7 +103,7 @@ class Rule:
     resources: tuple[Pattern, ...]
 
     def is_about(self, principal: str, kind: Kind, name: str) -> bool:
-        """Whether the rule speaks of this principal and this resource."""
+        """Whether the rule applies to a principal and a resource."""
         if principal not in self.principals and ANYBODY not in self.principals:
             return False
         return any(pattern.matches(kind, name) for pattern in self.resources)
@@ -107,15 +111,15 @@ class Rule:
 
 @value
 class Policy:
-    """All rules; it answers the same question always in the same way."""
+    """The rules, superusers, quotas and audited operations of a cluster."""
 
     rules: tuple[Rule, ...] = ()
     superusers: frozenset[str] = frozenset()
     quotas: Mapping[str, Quota] = {}
-    audited: frozenset[Operation] = frozenset()  # what is written down also when it was let in
+    audited: frozenset[Operation] = frozenset()  # operations whose allowed requests are audited
 
     def allows(self, principal: str, operation: Operation, kind: Kind, name: str) -> bool:
-        """Whether *principal* may do it; who has no name may do nothing."""
+        """Whether *principal* may do *operation* on a resource; an empty name never may."""
         if not principal:
             return False
         if principal in self.superusers:
@@ -132,7 +136,7 @@ class Policy:
         return is_allowed
 
     def quota(self, principal: str) -> Quota | None:
-        """How much *principal* may do; None is no limit."""
+        """Return the quota of *principal*; None is no limit."""
         return self.quotas.get(principal) or self.quotas.get(ANYBODY)
 
 
@@ -140,8 +144,8 @@ def load_policy(path: Path) -> Policy:
     """Read a policy file.
 
     Raises:
-        ConfigError: it cannot be read, or something in it is not understood. A policy that is half
-            understood would let in whom it was written against.
+        ConfigError: it cannot be read, others can write it, or a part of it is unknown. A policy
+            that is understood in part could allow what it is meant to deny.
     """
     try:
         with path.open("rb") as file:
@@ -153,7 +157,7 @@ def load_policy(path: Path) -> Policy:
     except OSError as error:
         raise ConfigError(f"the policy {path} cannot be read: {error.strerror}") from error
     for each, mode in modes:
-        # In a sticky folder, as /tmp is one, nobody can replace what belongs to another.
+        # In a sticky folder such as /tmp, users cannot replace files of others.
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise ConfigError(f"{each} can be written by everybody: chmod o-w it")
     if len(data) > POLICY_BYTES_MAX:
@@ -167,10 +171,10 @@ def load_policy(path: Path) -> Policy:
 
 
 def parse_policy(found: Mapping[str, Any]) -> Policy:
-    """Make a policy of what was read from a file.
+    """Make a policy from the parsed TOML of a file.
 
     Raises:
-        ConfigError: something in it is not understood.
+        ConfigError: a part of it is unknown or invalid.
     """
     _only(found, {"superusers", "rule", "quota", "audit"}, "the policy")
     rules, quotas = found.get("rule", []), found.get("quota", {})
@@ -233,7 +237,7 @@ def _pattern(text: str, where: str) -> Pattern:
         if name or not is_prefix:
             check_name(name, kind.value)
     except InvalidName as error:
-        # "." may begin a name, but is none.
+        # "." is a valid prefix, but no valid name.
         if not (is_prefix and name in {".", ".."}):
             raise ConfigError(f"{where}: {text!r}: {error}") from None
     return Pattern(kind, name, is_prefix)
@@ -268,4 +272,4 @@ def _words(found: object, where: str) -> list[str]:
 def _only(found: Mapping[str, Any], known: set[str], where: str) -> None:
     for name in found:
         if name not in known:
-            raise ConfigError(f"{where}: {name!r} is not known; there are {sorted(known)}")
+            raise ConfigError(f"{where}: unknown {name!r}; choose from {sorted(known)}")

@@ -1,4 +1,4 @@
-"""The asyncio twin of pymq: the same names and arguments, with ``await`` where the others wait.
+"""The asyncio interface of pymq: the same names and arguments, with ``await`` on blocking calls.
 
 ::
 
@@ -10,12 +10,12 @@
             async for record in consumer.until_end():
                 consumer.ack(record)
 
-No call blocks the event loop, not even for the time of an fsync: the background thread of the
-driver does the work. A coroutine that waits for a record leaves an errand with it, and is called
-back once for each batch that was answered, not once for each record. What is rare (topics, groups,
-opening, closing, bulk sends) runs in a thread of the event loop's executor.
+No call blocks the event loop, not even for an fsync: the driver's background thread does the work.
+A waiting coroutine queues an errand for that thread, which calls back once per acknowledged batch,
+not once per record. Rare calls (topics, groups, opening, closing, bulk sends) run in the event
+loop's executor.
 
-All handles belong to the event loop in which they were made, and only its thread may use them.
+A handle belongs to the event loop in which it was created, and only that loop's thread may use it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all handles need: the way from an event loop to pymq's loop and back, opening, closing."""
+"""Connects an event loop with pymq's loop; opens and closes handles."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Self, TypeVar
 
-from pymq.client.base import Loop, Waitable
+from pymq.client.base import ClientLoop, Waitable
 from pymq.client.client import Client
 from pymq.client.consumer.consumer import Consumer
 from pymq.client.producer.producer import Producer
@@ -21,11 +21,18 @@ P = ParamSpec("P")
 
 
 class AsyncHandle(ABC):
-    """Something with a resource: ``async with`` closes it."""
+    """An object with a resource, which ``async with`` closes."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go."""
+        """Close the resource."""
+
+    def __reduce__(self) -> Never:
+        """Raise: neither another process nor a copy can share the resource."""
+        name = type(self).__name__
+        raise TypeError(
+            f"an {name} cannot be pickled or copied, as for another process; open another one there"
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -39,17 +46,21 @@ class AsyncHandle(ABC):
         try:
             await self.close()
         except PymqError as second:
-            # The first error is the one to raise; this one is told beside it.
+            # Raise the first error, with this one as a note.
             if error is None:
                 raise
             error.add_note(f"and on closing it: {second}")
 
 
 H = TypeVar("H", bound=AsyncHandle)
+FORGOTTEN = (
+    "this is not open yet; write 'await' before the call, as 'c = await mq.consumer(...)', or "
+    "'async with mq.consumer(...) as c'"
+)
 
 
 class Opening(Generic[H]):
-    """A handle that is still to be opened: ``await`` it, or enter it with ``async with``."""
+    """A handle that is not open yet: ``await`` it, or enter it with ``async with``."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, H]]) -> None:
         self._make = make
@@ -71,9 +82,28 @@ class Opening(Generic[H]):
         if self._made is not None:
             await self._made.__aexit__(kind, error, trace)
 
+    # --- a forgotten await ----------------------------------------------------------------------
+
+    if not TYPE_CHECKING:  # Type checkers have better messages of their own.
+
+        def __getattr__(self, name: str) -> Never:
+            """Raise: it has no methods before it is open."""
+            raise AttributeError(f"no attribute {name!r}: {FORGOTTEN}")
+
+        def __aiter__(self) -> Never:
+            """Raise: there is nothing to iterate over before it is open."""
+            raise TypeError(FORGOTTEN)
+
+        def __enter__(self) -> Never:
+            """Raise: only ``async with`` opens it."""
+            raise TypeError(FORGOTTEN)
+
+        def __exit__(self, *_: object) -> None:
+            """Do nothing: Python looks it up before :meth:`__enter__`."""
+
 
 class Bridge:
-    """The way from an event loop to the thread that turns pymq's loop, and back."""
+    """Passes work between an event loop and the thread that turns pymq's loop."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -81,25 +111,25 @@ class Bridge:
         self.loop = asyncio.get_running_loop()
 
     def tell(self, callback: Callable[..., object], *args: object) -> None:
-        """Call *callback* in the event loop; any thread may say so."""
+        """Call *callback* in the event loop; any thread may call this."""
         try:
             self.loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
-            pass  # The event loop has ended, and with it everybody who waited.
+            pass  # The event loop has ended, together with its waiting tasks.
 
     async def wait(
-        self, start: Callable[[Loop], Waitable | None], timeout: float | None = None
+        self, start: Callable[[ClientLoop], Waitable | None], timeout: float | None = None
     ) -> bool:
-        """Let the background thread *start* something, and wait until it is done.
+        """Run *start* in the background thread, and wait until its result is done.
 
         Returns False when *timeout* seconds are over.
         """
         future: asyncio.Future[None] = self.loop.create_future()
 
-        def errand(loop: Loop) -> None:
+        def errand(loop: ClientLoop) -> None:
             try:
                 found = start(loop)
-            except Exception as error:  # It is the caller's, and must not stop the loop.
+            except Exception as error:  # The error is the caller's and must not stop the loop.
                 self.tell(resolve, future, error)
                 return
             if found is None:
@@ -110,31 +140,32 @@ class Bridge:
         self.driver.soon(errand)
         return await wait_for(future, timeout)
 
-    async def turn(self, errand: Callable[[Loop], object]) -> None:
-        """Do an errand, and wait until pymq's loop has done all that follows from it."""
+    async def turn(self, errand: Callable[[ClientLoop], object]) -> None:
+        """Run an errand, and wait until pymq's loop has carried out its consequences."""
         future: asyncio.Future[None] = self.loop.create_future()
 
-        def begin(loop: Loop) -> None:
+        def begin(loop: ClientLoop) -> None:
             try:
                 errand(loop)
             finally:
-                self.driver.soon(end)  # An errand of an errand comes after the turns between them.
+                # An errand queued by an errand runs after the turns between them.
+                self.driver.soon(end)
 
-        def end(loop: Loop) -> None:
+        def end(loop: ClientLoop) -> None:
             self.tell(resolve, future)
 
         self.driver.soon(begin)
         await future
 
     async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call what may block, in a thread."""
+        """Call a blocking function in a thread."""
         return await asyncio.to_thread(function, *args, **kwargs)
 
 
 async def wait_for(future: asyncio.Future[None], timeout: float | None) -> bool:
     """Wait until *future* is done; False when *timeout* seconds are over."""
     if timeout is not None and not future.done():
-        # Unlike ``asyncio.wait_for`` this makes no task and cancels nothing.
+        # Unlike ``asyncio.wait_for`` this creates no task and cancels nothing.
         await asyncio.wait([future], timeout=max(0.0, timeout))
         if not future.done():
             future.cancel()
@@ -144,21 +175,21 @@ async def wait_for(future: asyncio.Future[None], timeout: float | None) -> bool:
 
 
 async def called(callback: Callable[..., object], *args: object) -> object:
-    """Call what may be a coroutine function."""
+    """Call a function or a coroutine function."""
     found = callback(*args)
     return await found if inspect.isawaitable(found) else found
 
 
 def close_late(handle: Client | Producer | Consumer) -> None:
-    """Close what was opened for somebody who had gone meanwhile."""
+    """Close a handle whose opener was cancelled meanwhile."""
     try:
         handle.close()
     except PymqError:
-        pass  # Nobody is left to be told.
+        pass  # No caller is left for the error.
 
 
 async def in_thread(make: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """Call *make* in a thread; if the waiting is cancelled, *undo* what it made."""
+    """Call *make* in a thread; if the caller is cancelled, call *undo* with its result."""
     running = asyncio.get_running_loop()
     making = running.run_in_executor(None, make)
     try:
@@ -174,9 +205,9 @@ async def in_thread(make: Callable[[], T], undo: Callable[[T], object]) -> T:
 
 
 def resolve(future: asyncio.Future[None], error: Exception | None = None) -> None:
-    """Let go on whoever waits for *future*."""
+    """Wake the task that waits for *future*."""
     if future.done():
-        return  # Whoever waited was cancelled.
+        return  # The waiting task was cancelled.
     if error is None:
         future.set_result(None)
     else:

@@ -9,23 +9,32 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Literal, Never, Unpack
 
 import pymq
 from pymq.aio.bridge import AsyncHandle, Bridge, Opening, called, close_late, in_thread
 from pymq.aio.consumer import AsyncConsumer
 from pymq.aio.producer import AsyncProducer
 from pymq.client.admin.groups import GroupDescription, LeasesDescription
-from pymq.client.base import Loop
+from pymq.client.base import ClientLoop
 from pymq.client.client import Client
 from pymq.client.consumer.consumer import Consumer
 from pymq.client.consumer.options import CalledElsewhere
+from pymq.client.option_types import (
+    Acks,
+    Compression,
+    ConsumerMode,
+    DeliveryMode,
+    GroupOptions,
+    TopicOptions,
+)
 from pymq.client.producer.producer import Producer
+from pymq.client.redrive.redrive import Redriven
 from pymq.core.batch.record import Record
 from pymq.core.block.idempotence import REMEMBERED
-from pymq.core.metadata.nodes import BrokerDescription, ClusterDescription, Loss, TopicDescription
+from pymq.core.metadata.descriptions import BrokerDescription, ClusterDescription, TopicDescription
+from pymq.core.metadata.nodes import Loss
 from pymq.core.observe.metrics import Metrics
-from pymq.core.types import AckMode
 
 
 def open(
@@ -35,9 +44,9 @@ def open(
     principal: str | None = None,
     brokers: int | None = None,
 ) -> Opening[AsyncClient]:
-    """Open pymq as :func:`pymq.open` does; ``async with`` or ``await`` what is returned.
+    """Open pymq as :func:`pymq.open` does; use ``async with`` or ``await`` on the result.
 
-    Raises, when awaited, what :func:`pymq.open` raises.
+    Awaiting it raises the errors of :func:`pymq.open`.
     """
     opened = partial(pymq.open, url, curve_dir=curve_dir, principal=principal, brokers=brokers)
     return Opening(lambda: _open(opened))
@@ -52,18 +61,18 @@ async def _open(open: Callable[[], Client]) -> AsyncClient:
     return AsyncClient(await in_thread(make, close_late))
 
 
-def _nothing(loop: Loop) -> None:
-    """An errand for those who only want the loop to turn."""
+def _nothing(loop: ClientLoop) -> None:
+    """Do nothing: an errand that only makes the loop turn."""
 
 
 class AsyncClient(AsyncHandle):
-    """What :func:`pymq.aio.open` returns: :class:`pymq.Client`, for one event loop."""
+    """:class:`pymq.Client` for one event loop; :func:`pymq.aio.open` returns it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._bridge = Bridge(client)
         self._handles: dict[AsyncProducer | AsyncConsumer, None] = {}
-        # A consumer that nobody holds any more is given up, so it must not be held here.
+        # Weak, so that a consumer that the application has dropped can be closed.
         self._pulling: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
 
     @property
@@ -73,7 +82,7 @@ class AsyncClient(AsyncHandle):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the client is closed."""
         return self._client.closed
 
     async def create_topic(
@@ -81,10 +90,10 @@ class AsyncClient(AsyncHandle):
         name: str,
         partitions: int | Iterable[str] = 1,
         replicas: int = 1,
-        acks: AckMode | int | str = "leader",
+        acks: Acks = "leader",
         *,
         exist_ok: bool = False,
-        **config: Any,
+        **config: Unpack[TopicOptions],
     ) -> None:
         """See :meth:`pymq.Client.create_topic`."""
         make = self._client.create_topic
@@ -98,7 +107,7 @@ class AsyncClient(AsyncHandle):
         """See :meth:`pymq.Client.delete_topic`."""
         await self._bridge.call(self._client.delete_topic, topic)
 
-    async def alter_topic(self, topic: str, **config: Any) -> None:
+    async def alter_topic(self, topic: str, **config: Unpack[TopicOptions]) -> None:
         """See :meth:`pymq.Client.alter_topic`."""
         await self._bridge.call(self._client.alter_topic, topic, **config)
 
@@ -106,7 +115,7 @@ class AsyncClient(AsyncHandle):
         self,
         topic: str,
         partition: str | int,
-        acks: AckMode | int | str,
+        acks: Acks,
         replicas: int | None = None,
     ) -> bool:
         """See :meth:`pymq.Client.set_partition_state`."""
@@ -196,24 +205,51 @@ class AsyncClient(AsyncHandle):
         """See :meth:`pymq.Client.cluster`."""
         return await self._bridge.call(self._client.cluster)
 
+    async def cancel(self, topic: str, partition: str | int, offset: int) -> bool:
+        """See :meth:`pymq.Client.cancel`."""
+        return await self._bridge.call(self._client.cancel, topic, partition, offset)
+
+    async def redrive(
+        self,
+        topic: str,
+        to: str | None = None,
+        where: Callable[[Record], object] | None = None,
+        dry_run: bool = False,
+        rate: float | None = None,
+    ) -> Redriven:
+        """See :meth:`pymq.Client.redrive`; *where* is called in another thread."""
+        return await self._bridge.call(self._client.redrive, topic, to, where, dry_run, rate)
+
+    async def purge_dead_letters(
+        self, topic: str, where: Callable[[Record], object] | None = None
+    ) -> int:
+        """See :meth:`pymq.Client.purge_dead_letters`."""
+        return await self._bridge.call(self._client.purge_dead_letters, topic, where)
+
+    async def dead_letters(
+        self, topic: str, where: Callable[[Record], object] | None = None
+    ) -> list[Record]:
+        """Return the letters of :meth:`pymq.Client.dead_letters` as a list."""
+        return await self._bridge.call(lambda: list(self._client.dead_letters(topic, where)))
+
     async def metrics(self) -> Metrics:
         """See :meth:`pymq.Client.metrics`."""
         return await self._bridge.call(self._client.metrics)
 
     def producer(
         self,
-        acks: AckMode | int | str | None = None,
+        acks: Acks | None = None,
         linger_ms: int = 5,
         batch_bytes: int = 1 << 18,
         buffer_bytes: int = 64 << 20,
-        compression: str | None = None,
+        compression: Compression | None = None,
         idempotent: bool = True,
         producer_id: str | int | None = None,
         delivery_timeout_s: float = 120.0,
         max_in_flight: int = REMEMBERED,
-        **unknown: object,
+        **unknown: Never,
     ) -> Opening[AsyncProducer]:
-        """Make a producer: ``async with`` or ``await`` it; see :meth:`pymq.Client.producer`."""
+        """Create a producer: ``async with`` or ``await`` it; see :meth:`pymq.Client.producer`."""
 
         def make() -> Producer:
             return self._client.producer(
@@ -240,28 +276,16 @@ class AsyncClient(AsyncHandle):
         self,
         topic: str,
         group: str | None = None,
-        mode: str = "ptp",
+        mode: ConsumerMode = "ptp",
         partition: str | int | None = None,
-        offset: int | str | None = None,
-        delivery: str = "pull",
+        offset: int | Literal["begin", "end"] | None = None,
+        delivery: DeliveryMode = "pull",
         on_record: Callable[[Record], object] | None = None,
         credit: int = 1000,
-        auto_ack: bool = False,
-        ack_wait_s: float = 30.0,
-        max_deliver: int = 5,
-        dead_letter: str | None = None,
-        auto_offset_reset: str = "begin",
-        assignor: str = "sticky",
-        on_assigned: Callable[[tuple[str, ...]], object] | None = None,
-        on_revoked: Callable[[tuple[str, ...]], object] | None = None,
-        max_poll_interval_s: float = 300.0,
         rack: str | None = None,
-        ordered: bool | None = None,
-        prefetch: int | None = None,
-        session_timeout_s: float = 10.0,
-        **unknown: object,
+        **options: Unpack[GroupOptions],
     ) -> Opening[AsyncConsumer]:
-        """Make a consumer: ``async with`` or ``await`` it; see :meth:`pymq.Client.consumer`.
+        """Create a consumer: ``async with`` or ``await`` it; see :meth:`pymq.Client.consumer`.
 
         ``on_record``, ``on_assigned`` and ``on_revoked`` may be coroutine functions. With
         ``delivery="push"`` a task of this event loop calls ``on_record``, one record after another.
@@ -269,36 +293,22 @@ class AsyncClient(AsyncHandle):
         changes: deque[Callable[[], Awaitable[object]]] = deque()
 
         def noted(callback: Callable[[tuple[str, ...]], object]) -> Callable[..., None]:
-            # Changes are found in whatever thread; their callbacks run in the event loop.
+            # Any thread may find changes; their callbacks run in the event loop.
             def note(partitions: tuple[str, ...]) -> None:
                 changes.append(partial(called, callback, partitions))
 
             return note
 
+        if (on_assigned := options.get("on_assigned")) is not None:
+            options["on_assigned"] = noted(on_assigned)
+        if (on_revoked := options.get("on_revoked")) is not None:
+            options["on_revoked"] = noted(on_revoked)
+
         def make() -> Consumer:
+            elsewhere = None if on_record is None else CalledElsewhere()
             return self._client.consumer(
-                topic,
-                group,
-                mode,
-                partition,
-                offset,
-                delivery,
-                None if on_record is None else CalledElsewhere(),
-                credit,
-                auto_ack,
-                ack_wait_s,
-                max_deliver,
-                dead_letter,
-                auto_offset_reset,
-                assignor,
-                noted(on_assigned) if on_assigned is not None else None,
-                noted(on_revoked) if on_revoked is not None else None,
-                max_poll_interval_s,
-                rack,
-                ordered,
-                prefetch,
-                session_timeout_s,
-                **unknown,
+                *(topic, group, mode, partition, offset, delivery, elsewhere, credit, rack),
+                **options,
             )
 
         async def opened() -> AsyncConsumer:
@@ -328,15 +338,15 @@ class AsyncClient(AsyncHandle):
         await super().__aexit__(kind, error, trace)
 
     async def close(self) -> None:
-        """Close all producers and consumers, flush, and let go; closing twice is allowed."""
-        await asyncio.shield(self._close())  # a close that is cancelled goes on by itself
+        """Flush and close all producers and consumers, then the client; may be repeated."""
+        await asyncio.shield(self._close())  # a cancelled close continues by itself
 
     async def _close(self) -> None:
         first: Exception | None = None
         for handle in list(dict.fromkeys([*self._pulling, *self._handles])):
             try:
                 await handle.close()
-            except Exception as error:  # the others are to be closed all the same
+            except Exception as error:  # close the others, too
                 first = first or error
         await self._bridge.call(self._client.close)
         if first is not None:

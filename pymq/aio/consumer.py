@@ -1,4 +1,4 @@
-"""The consumer that coroutines hold."""
+"""The asyncio consumer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pymq.aio.bridge import AsyncHandle, Bridge, called
-from pymq.client.base import Loop, Waitable, check_timeout
-from pymq.client.consumer.consumer import CHUNK, STUCK_S, Consumer
+from pymq.client.base import ClientLoop, Waitable, check_timeout
+from pymq.client.consumer.consumer import CHUNK, Consumer
+from pymq.client.consumer.polling import STUCK_S
 from pymq.client.consumer.push import give_back
 from pymq.client.consumer.status import ConsumerStatus
 from pymq.client.consumer.until_end import UntilEnd
@@ -25,13 +26,13 @@ from pymq.errors import Closed, PymqError
 if TYPE_CHECKING:
     from pymq.aio.client import AsyncClient
 
-UNTIL_END_S = 0.05  # how often ``until_end`` looks whether others of the group have finished
+UNTIL_END_S = 0.05  # interval at which ``until_end`` checks the group's other members
 
 
 class AsyncConsumer(AsyncHandle):
-    """Gets records; made by :meth:`AsyncClient.consumer`. See :class:`pymq.Consumer`.
+    """Consumes records; created by :meth:`AsyncClient.consumer`. See :class:`pymq.Consumer`.
 
-    One task at a time may poll it. A poll that is cancelled has taken nothing.
+    One task at a time may poll it. A cancelled poll has taken nothing.
     """
 
     def __init__(
@@ -47,19 +48,19 @@ class AsyncConsumer(AsyncHandle):
         self._bridge = bridge
         self._consumer = consumer
         self._intake = consumer._intake
-        self._changes = changes  # callbacks that are to be called, in their order
+        self._changes = changes  # pending callbacks, in order
         self._burial: asyncio.Future[None] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._pump_is_idle = False
         self._is_closing = False
         self._closing: asyncio.Future[None] | None = None
 
-    # --- getting records ------------------------------------------------------------------------
+    # --- polling --------------------------------------------------------------------------------
 
     async def poll(self, max_records: int = 500, timeout: float | None = 1.0) -> list[Record]:
         """Return up to *max_records*, as soon as there is one; none after *timeout* seconds.
 
-        Errors are those of :meth:`pymq.Consumer.poll`.
+        Raises as :meth:`pymq.Consumer.poll`.
         """
         check_timeout(timeout)
         consumer, unread = self._consumer, self._consumer._unread
@@ -84,19 +85,19 @@ class AsyncConsumer(AsyncHandle):
         return consumer.poll_batches(max_bytes, 0)
 
     async def _arrive(self, records: int, timeout: float | None) -> bool:
-        """Wait until a poll would not have to wait; takes nothing, so it may be cancelled."""
-        self._consumer._measure()
+        """Wait until a poll has records or an error; takes nothing, so it may be cancelled."""
+        self._consumer._polling.measure()
         intake, loop = self._intake, self._bridge.loop
         until = None if timeout is None else loop.time() + timeout
 
-        def ask(turning: Loop) -> Waitable:
-            if self._consumer._is_closed:
+        def ask(turning: ClientLoop) -> Waitable:
+            if self._consumer._polling.is_closed:
                 raise Closed("the consumer was closed")
             intake.want(records, turning.clock())
             turning.touch(intake.name)
             return intake.arrival()
 
-        await asyncio.sleep(0)  # Others may run, even if there is always something at hand.
+        await asyncio.sleep(0)  # Let other tasks run, even if records are always at hand.
         is_last = False
         while True:
             intake.is_awaited = False
@@ -107,12 +108,16 @@ class AsyncConsumer(AsyncHandle):
                 left = STUCK_S if left is None else min(left, STUCK_S)
             if intake.has_readable():
                 await self._prove(left)
-            if intake.has_readable() or intake.problem is not None or self._consumer._is_closed:
+            if (
+                intake.has_readable()
+                or intake.problem is not None
+                or self._consumer._polling.is_closed
+            ):
                 return True
             if is_last:
                 return False
             if left is not None and left <= 0:
-                # Who does not wait gets at least what there was when the call was made.
+                # A poll without waiting returns at least the records that existed at the call.
                 await self._bridge.turn(partial(_quietly, ask))
                 is_last = True
             else:
@@ -123,38 +128,38 @@ class AsyncConsumer(AsyncHandle):
                     intake.is_awaited = False
 
     async def _prove(self, timeout: float | None) -> None:
-        """Wait until it is certain whether what is at hand is still leased, and forget it if not.
+        """Wait for proof that the fetched records are still leased; drop those that are not.
 
-        It may remain uncertain after *timeout* seconds; then nothing of it is handed out.
+        Without proof after *timeout* seconds none of them is handed out.
         """
         worker = self._consumer._worker
         if worker is None:
             return
 
-        def ask(turning: Loop) -> Waitable:
+        def ask(turning: ClientLoop) -> Waitable:
             turning.touch(worker.name)
             return worker.standing.prove(turning.clock())
 
         if not worker.standing.is_sure():
             await self._bridge.wait(ask, None if timeout is None else max(0.0, timeout))
-        self._consumer._has_dropped()
+        self._consumer._polling.has_dropped()
 
     async def _bury_dead(self) -> None:
         worker = self._consumer._worker
         if worker is None or not worker.dead:
             return
         if self._burial is None or self._burial.done():
-            bury = self._consumer._bury_dead
+            bury = self._consumer._polling.bury_dead
             self._burial = self._bridge.loop.run_in_executor(None, bury)
         await asyncio.shield(self._burial)
 
     async def _tell_changes(self) -> None:
-        self._consumer._tell_changes()
+        self._consumer._polling.tell_changes()
         while self._changes:
             await self._changes.popleft()()
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """Iterate over records for ever, or until the consumer is closed."""
+        """Iterate over records until the consumer is closed."""
         consumer = self._consumer
         while not self._is_closing:
             try:
@@ -170,7 +175,7 @@ class AsyncConsumer(AsyncHandle):
                     raise
 
     async def until_end(self) -> AsyncIterator[Record]:
-        """Iterate up to what is there now, then end; see :meth:`pymq.Consumer.until_end`."""
+        """Iterate up to the present end of the log; see :meth:`pymq.Consumer.until_end`."""
         consumer = self._consumer
         ending = UntilEnd(consumer, await self._bridge.call(consumer._last_offsets))
         try:
@@ -191,34 +196,39 @@ class AsyncConsumer(AsyncHandle):
     async def _is_reached(self, ending: UntilEnd) -> bool:
         consumer = self._consumer
         if consumer._reader is not None or consumer._unread.records or self._intake.chunks:
-            return ending.is_reached()  # This asks nobody.
+            return ending.is_reached()  # This sends no request.
         return await self._bridge.call(ending.is_reached)
 
-    # --- settling (PTP) -------------------------------------------------------------------------
+    # --- acknowledging (PTP) --------------------------------------------------------------------
 
     def ack(self, records: Records) -> None:
-        """The records are done. Sent and synced soon; :meth:`commit` waits for both."""
+        """Acknowledge records. It is sent and synced soon; :meth:`commit` waits for both."""
         self._consumer.ack(records)
 
-    def nack(self, records: Records, delay: float = 0.0) -> None:
-        """The records could not be done: deliver them again, after *delay* seconds."""
-        self._consumer.nack(records, delay)
+    def nack(
+        self,
+        records: Records,
+        delay: float | None = None,
+        error: BaseException | str | None = None,
+    ) -> None:
+        """Return records to the group; see :meth:`pymq.Consumer.nack`."""
+        self._consumer.nack(records, delay, error)
 
     async def commit(self, timeout: float | None = REQUEST_S) -> None:
-        """Wait until everything acknowledged so far is on the disk; see :class:`pymq.Consumer`.
+        """Wait until all acknowledgements so far are on the disk; see :class:`pymq.Consumer`.
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
-            FencedMember: the group had given this consumer up; its records go to others.
-            StoreFull, StoreError: the offsets could not be written; they are tried again.
-            ConfigError: *timeout* is no number of seconds. Records are given to :meth:`ack`.
+            FencedMember: the group had removed this consumer; other members get its records.
+            StoreFull, StoreError: the offsets could not be written; the consumer retries.
+            ConfigError: *timeout* is no number of seconds. Pass records to :meth:`ack`.
         """
         check_timeout(timeout)
         worker, hold = self._consumer._member(), self._consumer._held()
         settling: list[Settling | None] = []
 
-        def settle(loop: Loop) -> Waitable | None:
-            done = worker.settle(wait=True, durable=True)
+        def settle(loop: ClientLoop) -> Waitable | None:
+            done = worker.settler.settle(wait=True, durable=True)
             settling.append(done)
             loop.touch(worker.name)
             return done
@@ -270,7 +280,7 @@ class AsyncConsumer(AsyncHandle):
         """See :meth:`pymq.Consumer.lag`."""
         return await self._bridge.call(self._consumer.lag)
 
-    # --- steering -------------------------------------------------------------------------------
+    # --- pausing --------------------------------------------------------------------------------
 
     async def pause(self, *partitions: str) -> None:
         """See :meth:`pymq.Consumer.pause`."""
@@ -284,7 +294,7 @@ class AsyncConsumer(AsyncHandle):
         """See :meth:`pymq.Consumer.status`."""
         return await self._bridge.call(self._consumer.status)
 
-    # --- pushing --------------------------------------------------------------------------------
+    # --- push delivery --------------------------------------------------------------------------
 
     def _start_push(self, on_record: Callable[[Record], object], credit: int) -> None:
         self._pump = self._bridge.loop.create_task(self._push(on_record, credit), name="pymq-push")
@@ -300,13 +310,13 @@ class AsyncConsumer(AsyncHandle):
                     self._pump_is_idle = False
                 if not unread.records:
                     consumer._fill(credit, 0)
-                while unread.records and not self._has_left() and consumer._is_ours(0):
+                while unread.records and not self._has_left() and consumer._polling.is_ours(0):
                     await self._hand_over(unread.show(), on_record)
         except Closed:
             return
 
     async def _hand_over(self, record: Record, on_record: Callable[[Record], object]) -> None:
-        """Call the application; in a group, a record that it fails on is delivered again."""
+        """Call ``on_record``; in a group, a record for which it raises is redelivered."""
         consumer = self._consumer
         if consumer._worker is None:
             await called(on_record, record)
@@ -320,7 +330,7 @@ class AsyncConsumer(AsyncHandle):
         except Exception as error:
             give_back(consumer, record, error)
 
-    # --- leaving --------------------------------------------------------------------------------
+    # --- closing --------------------------------------------------------------------------------
 
     async def __aexit__(
         self,
@@ -333,13 +343,13 @@ class AsyncConsumer(AsyncHandle):
         await super().__aexit__(kind, error, trace)
 
     def _has_left(self) -> bool:
-        # Another task may close it during any await, which a type checker cannot know.
+        # Another task may close it during any await, unknown to a type checker.
         return self._is_closing
 
     async def close(self) -> None:
-        """Settle what was acknowledged, give back what was not handed out, and leave.
+        """Commit acknowledgements, release leases that were not handed out, and leave the group.
 
-        An ``on_record`` that runs is waited for; what it has raised without a group is raised here.
+        Waits for a running ``on_record``; without a group its error is raised here.
         """
         if self._closing is None:
             self._is_closing = True
@@ -347,7 +357,7 @@ class AsyncConsumer(AsyncHandle):
             self._closing = asyncio.ensure_future(self._close(asyncio.current_task()))
         elif self._closing.done():
             return
-        await asyncio.shield(self._closing)  # a close that is cancelled goes on by itself
+        await asyncio.shield(self._closing)  # a cancelled close continues by itself
 
     async def _close(self, caller: asyncio.Task[Any] | None) -> None:
         pump = self._pump
@@ -364,9 +374,9 @@ class AsyncConsumer(AsyncHandle):
                 raise problem
 
 
-def _quietly(ask: Callable[[Loop], object], loop: Loop) -> None:
-    """Do an errand whose outcome is seen elsewhere."""
+def _quietly(ask: Callable[[ClientLoop], object], loop: ClientLoop) -> None:
+    """Run an errand without its errors, which the caller sees elsewhere."""
     try:
         ask(loop)
     except Closed:
-        pass  # The next look finds it closed.
+        pass  # The caller's next check finds it closed.

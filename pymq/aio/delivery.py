@@ -1,4 +1,4 @@
-"""The fate of what was sent, to be awaited."""
+"""Awaitable deliveries of sent records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymq.aio.bridge import Bridge, wait_for
-from pymq.client.base import Loop, Waitable, check_timeout
+from pymq.client.base import ClientLoop, Waitable, check_timeout
 from pymq.client.producer.delivery import Deliveries, Delivery, batch_of
 from pymq.core.batch.record import RecordMetadata
 from pymq.errors import ConfigError, DeliveryTimeout, PymqError
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
 
 
 class AsyncDelivery:
-    """The fate of one record that was sent: ``await`` it, or let it be."""
+    """The delivery of one record; awaiting it is optional."""
 
     __slots__ = ("_delivery", "_error", "_held", "_producer")
 
     def __init__(self, producer: AsyncProducer, delivery: Delivery | None) -> None:
         self._producer = producer
-        self._delivery = delivery  # None while it is held back, because its topic is not known yet
-        self._held: asyncio.Future[None] | None = None  # done once it is not held back any more
-        self._error: Exception | None = None  # why it was never sent
+        self._delivery = delivery  # None while the record is held back until its topic is known
+        # done once the record is no longer held back
+        self._held: asyncio.Future[None] | None = None
+        self._error: Exception | None = None  # error that kept it from being sent
 
     def done(self) -> bool:
-        """Whether the record was answered for, or has failed."""
+        """Whether the record is acknowledged or has failed."""
         if self._delivery is None:
             return self._error is not None
         return self._delivery.done()
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        """Wait as :meth:`result` does, for as long as it takes."""
+        """Wait as :meth:`result` does, without a timeout."""
         delivery = self._delivery
         if delivery is None:
             delivery = yield from self._released(None).__await__()
@@ -45,19 +46,19 @@ class AsyncDelivery:
         return self._found(delivery)
 
     async def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait until the record is as safe as was asked for, and return where it is.
+        """Wait until the record is acknowledged, and return its metadata.
 
-        Waiting sends it at once, whatever ``linger_ms`` says. To cancel the waiting changes nothing
-        for the record.
+        Waiting sends the record at once, whatever ``linger_ms`` is. Cancelling the wait does not
+        affect the record.
 
         Raises:
             DeliveryTimeout: *timeout* seconds are over; the record is still being sent.
-            PymqError: what kept the record from being written.
+            PymqError: the error that kept the record from being written.
         """
         return self._found(await self._settled(timeout))
 
     async def exception(self, timeout: float | None = None) -> PymqError | None:
-        """Wait as :meth:`result` does, and return the error or None."""
+        """Wait as :meth:`result` does, and return the error, or None."""
         try:
             delivery = await self._settled(timeout)
         except (DeliveryTimeout, ConfigError):
@@ -109,7 +110,7 @@ class AsyncDelivery:
 
 
 class AsyncDeliveries:
-    """The fates of many records that were sent with one call: ``await`` them, or let them be."""
+    """The deliveries of the records of one call; awaiting them is optional."""
 
     __slots__ = ("_bridge", "_deliveries")
 
@@ -121,20 +122,20 @@ class AsyncDeliveries:
         return len(self._deliveries)
 
     def __await__(self) -> Generator[Any, None, list[RecordMetadata]]:
-        """Wait as :meth:`result` does, for as long as it takes."""
+        """Wait as :meth:`result` does, without a timeout."""
         return self.result().__await__()
 
     def done(self) -> bool:
-        """Whether all are answered for, or have failed."""
+        """Whether all records are acknowledged or have failed."""
         return self._deliveries.done()
 
     async def wait(self, timeout: float | None = None) -> None:
-        """Wait until all are as safe as was asked for; see :meth:`pymq.Deliveries.wait`."""
+        """Wait until all records are acknowledged; see :meth:`pymq.Deliveries.wait`."""
         await self._settled(timeout)
-        self._deliveries.wait(0)  # has nothing to wait for, but looks for errors
+        self._deliveries.wait(0)  # all done, so this only raises errors
 
     async def result(self, timeout: float | None = None) -> list[RecordMetadata]:
-        """Wait as :meth:`wait` does, and return where each record is."""
+        """Wait as :meth:`wait` does, and return the metadata of each record."""
         await self._settled(timeout)
         return self._deliveries.result(0)
 
@@ -148,11 +149,11 @@ class AsyncDeliveries:
         if self.done():
             return
 
-        def start(loop: Loop) -> Waitable | None:
+        def start(loop: ClientLoop) -> Waitable | None:
             pending = self._deliveries._pending(loop)
             everything, left = Waitable(), len(pending)
 
-            def one() -> None:  # under the driver's lock, always
+            def one() -> None:  # always under the driver's lock
                 nonlocal left
                 left -= 1
                 if not left:

@@ -1,4 +1,4 @@
-"""The producer that coroutines hold."""
+"""The asyncio producer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pymq.aio.bridge import AsyncHandle, Bridge, resolve
 from pymq.aio.delivery import AsyncDeliveries, AsyncDelivery
-from pymq.client.base import Loop, check_timeout
+from pymq.client.base import ClientLoop, check_timeout
 from pymq.client.producer.delivery import Batch, Deliveries, Delivery, batch_of
-from pymq.client.producer.producer import HeaderPairs, Producer, ProducerTopic, _bytes, _headers
+from pymq.client.producer.producer import HeaderPairs, Producer, _bytes, _headers
+from pymq.client.producer.producer_topic import ProducerTopic
+from pymq.client.producer.send_times import with_times
 from pymq.client.producer.sender import PartitionQueue
 from pymq.errors import BufferFull, Closed, DeliveryFailed, DeliveryTimeout
 
@@ -22,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class Feed(Producer):
-    """A producer's other face, for the thread of the event loop: its ``send`` never waits."""
+    """The same producer for the event loop's thread: its ``send`` never waits."""
 
     def __init__(self, producer: Producer) -> None:
         super().__init__(producer._client, producer._sender, producer._config)
         self._topics = producer._topics
-        self._filled: set[PartitionQueue] = set()  # to be sealed by the errand under way
+        self._filled: set[PartitionQueue] = set()  # full queues that the queued errand will seal
 
     def _wait_for_space(self) -> None:
-        """The asynchronous ``send`` has looked for room before."""
+        """Do nothing: the asynchronous ``send`` has checked the space."""
 
     def _fill(self, topic: ProducerTopic, queue: PartitionQueue) -> None:
-        """The batch is full: have it sent."""
+        """Queue an errand that seals and sends the full batch."""
         if queue is topic.sticky:
             topic.rotate()
         if queue not in self._filled:
@@ -41,13 +44,14 @@ class Feed(Producer):
             self._backlog.full.append(queue)
             self._driver.soon(self._seal)
 
-    def _seal(self, loop: Loop) -> None:
-        self._filled.clear()  # First this: what comes now either is sealed below, or asks again.
+    def _seal(self, loop: ClientLoop) -> None:
+        # Clear first: a batch that fills now is sealed below or queues a new errand.
+        self._filled.clear()
         loop.touch(self._sender.name)
 
 
 class AsyncProducer(AsyncHandle):
-    """Sends records; made by :meth:`AsyncClient.producer`. See :class:`pymq.Producer`."""
+    """Sends records; created by :meth:`AsyncClient.producer`. See :class:`pymq.Producer`."""
 
     def __init__(self, client: AsyncClient, bridge: Bridge, producer: Producer) -> None:
         self._client = client
@@ -62,11 +66,11 @@ class AsyncProducer(AsyncHandle):
         self._timeout = producer._config.delivery_timeout_ms / 1000
         self._is_closed = False
         self._watched: deque[tuple[Delivery, Callable[[], object] | asyncio.Future[None]]] = deque()
-        self._is_looking = False  # an errand is under way that will see what is in ``_watched``
+        self._is_looking = False  # an errand is queued that will read ``_watched``
         self._held: dict[str, deque[tuple[AsyncDelivery, Callable[[], Delivery]]]] = {}  # by topic
         self._releases: dict[str, asyncio.Future[None]] = {}  # by topic
         self._held_bytes = 0
-        self._unsent: dict[int, AsyncDelivery] = {}  # failed before they were sent, by id
+        self._unsent: dict[int, AsyncDelivery] = {}  # failed before sending, by id
 
     def send(
         self,
@@ -76,20 +80,26 @@ class AsyncProducer(AsyncHandle):
         headers: HeaderPairs | None = None,
         partition: str | int | None = None,
         timestamp_ms: int | None = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
+        expires_s: float | None = None,
     ) -> AsyncDelivery:
         """Send one record and return its delivery, which may be awaited or left alone.
 
-        This never waits. So a full buffer is an error at once, and a topic that is not known is
-        found out later: :class:`UnknownTopic` and the like are raised by awaiting the delivery, or
-        by :meth:`flush`.
+        This never waits. So a full buffer raises at once, and errors of an unknown topic, such as
+        :class:`UnknownTopic`, are raised by awaiting the delivery, or by :meth:`flush`.
 
         Raises:
             TypeError: value, key or a header is not bytes-like.
-            RecordTooLarge: it is; nothing was sent.
-            BufferFull: ``buffer_bytes`` are unanswered; await a delivery or :meth:`flush`, then
-                send again. Nothing was sent.
+            RecordTooLarge: the record exceeds the limit; nothing was sent.
+            BufferFull: ``buffer_bytes`` are not acknowledged yet; await a delivery or
+                :meth:`flush`, then send again. Nothing was sent.
             Closed: the producer was closed.
         """
+        if delay_s is not None or deliver_at is not None or expires_s is not None:
+            wall_ms = self._producer._client._wall_ms
+            headers = with_times(headers, wall_ms, delay_s, deliver_at, expires_s)
+            self._backlog.has_times = True
         if self._backlog.buffered + self._held_bytes >= self._limit:
             self._refuse()
         found = self._topics.get(topic)
@@ -103,9 +113,9 @@ class AsyncProducer(AsyncHandle):
         return AsyncDelivery(self, delivery)
 
     def _refuse(self) -> None:
-        def empty(loop: Loop) -> None:
-            # What lingers would keep the buffer full.
-            self._sender._seal_due(loop.clock(), everything=True)
+        def empty(loop: ClientLoop) -> None:
+            # Lingering batches would keep the buffer full.
+            self._sender.sealer.seal_due(loop.clock(), everything=True)
             loop.touch(self._sender.name)
 
         self._bridge.driver.soon(empty)
@@ -123,7 +133,7 @@ class AsyncProducer(AsyncHandle):
         partition: str | int | None,
         timestamp_ms: int | None,
     ) -> AsyncDelivery:
-        """Keep a record until a thread has found out about its topic, and has sent it."""
+        """Hold a record until a thread has fetched its topic's metadata and has sent it."""
         if self._is_closed:
             raise Closed("the producer was closed")
         data = _bytes(value, "value")
@@ -151,7 +161,7 @@ class AsyncProducer(AsyncHandle):
         self, topic: str, held: deque[tuple[AsyncDelivery, Callable[[], Delivery]]]
     ) -> None:
         try:
-            while held:  # More may come while a thread is at it; it comes behind.
+            while held:  # Records that arrive meanwhile join the end of the queue.
                 await self._bridge.call(self._send_held, held)
         finally:
             del self._held[topic], self._releases[topic]
@@ -163,7 +173,7 @@ class AsyncProducer(AsyncHandle):
             delivery, send = held.popleft()
             try:
                 delivery._delivery = send()
-            except Exception as error:  # raised to whoever awaits it, or by flush()
+            except Exception as error:  # raised when awaited, or by flush()
                 delivery._error = error
                 self._unsent[id(delivery)] = delivery
 
@@ -175,15 +185,16 @@ class AsyncProducer(AsyncHandle):
         *,
         partition: str | int | None = None,
     ) -> AsyncDeliveries:
-        """Send many records with one call, once there is room for them in the buffer.
+        """Send many records with one call, once the buffer has space for them.
 
-        Returns their deliveries as one, which may be awaited or left alone.
+        Returns their deliveries as one object; awaiting it is optional.
 
         Raises:
-            TypeError, UnknownTopic, UnknownPartition, RecordTooLarge, Closed: as they say.
+            TypeError, UnknownTopic, UnknownPartition, RecordTooLarge, Closed: as for :meth:`send`.
             BufferFull: the buffer stayed full for ``delivery_timeout_s``; nothing was sent.
         """
-        rows = list(values)  # They are looked at later, when the caller may have changed his list.
+        # Copied, since a thread reads them later and the caller may change the list.
+        rows = list(values)
         names = None if keys is None else list(keys)
         if topic in self._releases:
             await asyncio.wait([self._releases[topic]])
@@ -200,11 +211,11 @@ class AsyncProducer(AsyncHandle):
         return AsyncDeliveries(self._bridge, await self._bridge.call(send))
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent so far is answered.
+        """Wait until all records sent so far are acknowledged or have failed.
 
         Raises:
             DeliveryTimeout: *timeout* seconds are over; the records are still being sent.
-            DeliveryFailed: records failed, and nobody has looked at their deliveries.
+            DeliveryFailed: records failed whose deliveries the application has not read.
             ConfigError: *timeout* is no number of seconds.
         """
         check_timeout(timeout)
@@ -234,7 +245,7 @@ class AsyncProducer(AsyncHandle):
         ) from first
 
     async def next_sequence(self, topic: str, partition: str | int) -> int:
-        """How many records this producer, by its ``producer_id``, has written to a partition."""
+        """Return the number of records that this ``producer_id`` has written to a partition."""
         return await self._bridge.call(self._producer.next_sequence, topic, partition)
 
     # --- waiting for deliveries -----------------------------------------------------------------
@@ -242,7 +253,7 @@ class AsyncProducer(AsyncHandle):
     def _watch(
         self, delivery: Delivery, call: Callable[[], object] | None = None
     ) -> asyncio.Future[None]:
-        """Have *delivery* sent at once; its future is done, or *call* called, when it is."""
+        """Send *delivery* at once; when done, complete the returned future or call *call*."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._watched.append((delivery, future if call is None else call))
         if not self._is_looking:
@@ -250,9 +261,10 @@ class AsyncProducer(AsyncHandle):
             self._bridge.driver.soon(self._look)
         return future
 
-    def _look(self, loop: Loop) -> None:
-        """Seal what somebody waits for, and have each batch tell when it is done (an errand)."""
-        self._is_looking = False  # First this, then empty it: what comes now asks again.
+    def _look(self, loop: ClientLoop) -> None:
+        """Seal the awaited batches, and notify their waiters when each is done (an errand)."""
+        # Reset before reading ``_watched``: a later wait queues a new errand.
+        self._is_looking = False
         watched, sender = self._watched, self._sender
         batches: dict[Batch, list[Callable[[], object] | asyncio.Future[None]]] = {}
         now = loop.clock()
@@ -264,7 +276,7 @@ class AsyncProducer(AsyncHandle):
                     self._bridge.tell(_answer, [waiter], Closed("the producer was closed"))
                     continue
                 sender.backlog.full.append(delivery.owner.queue)
-                sender._seal_due(now)
+                sender.sealer.seal_due(now)
                 loop.touch(sender.name)
                 batch = batch_of(delivery)
                 assert batch is not None, "a sealed delivery has a batch"
@@ -272,16 +284,16 @@ class AsyncProducer(AsyncHandle):
         for batch, waiters in batches.items():
             batch.then(partial(self._bridge.tell, _answer, waiters))
 
-    # --- leaving --------------------------------------------------------------------------------
+    # --- closing --------------------------------------------------------------------------------
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flush, then let go; closing twice is allowed. Errors are those of :meth:`flush`."""
+        """Flush, then close; may be repeated. Raises as :meth:`flush`."""
         check_timeout(timeout)
         if self._is_closed:
             return
         self._is_closed = True
         self._client._forget(self)
-        await asyncio.shield(self._close(timeout))  # a close that is cancelled goes on by itself
+        await asyncio.shield(self._close(timeout))  # a cancelled close continues by itself
 
     async def _close(self, timeout: float | None) -> None:
         failed: DeliveryFailed | None = None
@@ -297,7 +309,7 @@ class AsyncProducer(AsyncHandle):
 def _answer(
     waiters: Iterable[Callable[[], object] | asyncio.Future[None]], error: Exception | None = None
 ) -> None:
-    """Tell everybody who waits for one batch; in the event loop."""
+    """Complete the waiters of one batch; runs in the event loop."""
     for waiter in waiters:
         if isinstance(waiter, asyncio.Future):
             if error is not None:

@@ -22,8 +22,8 @@ from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.batch_validation import check
 from pymq.core.message import Copied, Copy, Fetch, Fetched, Message, Piece, Produce, Produced
 from pymq.core.observe.coverage import mark
-from pymq.core.partition.fetch_limits import FetchOutbox
 from pymq.core.partition.partition import Partition
+from pymq.core.pending.fetch_limits import FetchOutbox
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
 from pymq.core.values import Factory, define
 from pymq.errors import InvalidRequest, NotLeader, PymqError, ReplicaNotAvailable

@@ -59,7 +59,7 @@ class EndReports:
             log = partition.opened.log
             if log is None or not partition.opened.is_running:
                 continue
-            reach = log.name.number, log.stable_end, partition.opened.readable_end
+            reach = log.name.number, log.stable_end, partition.opened.offsets.readable_end
             if self._told.get(partition.name) != reach:
                 self._told[partition.name] = reach
                 found.append((*partition.name, *reach))

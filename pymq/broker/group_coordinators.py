@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import ValuesView
 
+from pymq.core.group.consumer_group import Assignors
 from pymq.core.group.coordinator import GroupCoordinator
 from pymq.core.group.group_limits import GroupLimits
-from pymq.core.group.membership import Assignors
 from pymq.core.group.offset_log import GroupHost
 from pymq.core.group.request_validation import refusal
 from pymq.core.message import (
@@ -94,7 +94,7 @@ class GroupCoordinators:
                 f"{self._me} does not coordinate the groups of partition {m.partition}", leader=None
             )
             return GroupNames(m.id, error=error)
-        if not all(c.is_loaded for c in asked):
+        if not all(c.offsets.is_loaded for c in asked):
             error = ReplicaNotAvailable("offsets of groups are still being read; try again")
             return GroupNames(m.id, error=error)
         return GroupNames(m.id, tuple(sorted(name for c in asked for name in c.groups)))
@@ -109,10 +109,10 @@ class GroupCoordinators:
                 state.index, self._host, self._assignors, now, self._last_request, self._limits
             )
             self.by_index[state.index] = coordinator
-            coordinator.begin(now)
+            coordinator.offsets.begin(now)
         elif not leads and coordinator is not None:
             del self.by_index[state.index]
-            self._last_request = max(self._last_request, coordinator.last_request)
+            self._last_request = max(self._last_request, coordinator.offsets.last_request)
             leader = partition.opened.leader
             coordinator.resign(NotLeader("the coordinator has moved", leader=leader), now)
 
@@ -163,5 +163,5 @@ class GroupCoordinators:
     def flush(self, now: int) -> None:
         """Write what has changed in the groups."""
         for coordinator in self.by_index.values():
-            if coordinator.is_dirty:
-                coordinator.flush(now)
+            if coordinator.offsets.is_dirty:
+                coordinator.offsets.flush(now)

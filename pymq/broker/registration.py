@@ -5,7 +5,7 @@ from __future__ import annotations
 from pymq.core.block.replicator import ReplicationConfig
 from pymq.core.group.group_limits import GroupLimits
 from pymq.core.message import BrokerHeartbeat, LeaderAndIsr, Message, RegisterBroker
-from pymq.core.partition.fetch_limits import FetchLimits
+from pymq.core.pending.fetch_limits import FetchLimits
 from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define

@@ -1,11 +1,11 @@
-"""The command ``pymq``; each subcommand is a module of this package, listed in ``COMMANDS``.
+"""The command ``pymq``; each subcommand is a module of :mod:`pymq.cli.commands`.
 
-A subcommand has three names: ``HELP``, one line; ``arguments(parser)``, which adds its own; and
-``run(args, show)``, which does it and returns the exit code. What it does not catch is told in one
-line by :func:`main`, with what to do next below it. A command with commands of its own adds each
-with :func:`pymq.cli.subcommands.word`.
+A subcommand's module has three names: ``HELP``, one line; ``arguments(parser)``, which adds its
+arguments; and ``run(args, show)``, which returns the exit code. :func:`main` prints an uncaught
+error as one line with hints below it. Nested commands are added with
+:func:`pymq.cli.subcommands.word`.
 
-Exit codes: 0 it is done, 1 it failed, 2 it was called wrongly, 130 it was interrupted.
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from importlib import import_module
 from typing import Protocol, cast
 
 import pymq
+from pymq.cli import connect
 from pymq.cli.hints import hints
 from pymq.cli.show import FAILED, INTERRUPTED, OK, USAGE, Show
 from pymq.cli.subcommands import common
 from pymq.cli.usage_errors import Parser, UsageError, is_for_programs
 from pymq.errors import ConfigError, InvalidName, PymqError
 
+# The modules of the subcommands, in the order of the help.
 COMMANDS = (
     "topic",
-    "produce",
-    "consume",
+    "records.produce",
+    "records.consume",
     "group",
+    "records.dlq",
     "cluster",
-    "explain",
+    "records.explain",
     "doctor",
     "ui",
     "bench",
@@ -42,7 +45,7 @@ COMMANDS = (
 
 
 class Command(Protocol):
-    """What a module of a subcommand has."""
+    """The interface of a subcommand's module."""
 
     HELP: str
     arguments: Callable[[argparse.ArgumentParser], None]
@@ -53,8 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default the process's own, and return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        args = parser().parse_args(argv)
-    except SystemExit:  # argparse has shown the help, or the version
+        top = parser()
+        args = top.parse_args(argv)
+        if args.url is not None and not args.takes_url:
+            top.error(f"--url: 'pymq {args.command}' uses no queue")
+    except SystemExit:  # argparse has printed the help or the version
         return OK
     except UsageError as error:
         _tell(error, Show(is_json=is_for_programs(argv)))
@@ -62,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     show = Show(is_json=args.json)
     try:
         code = cast(int, args.run(args, show))
-        if sys.stdout is not None:  # as it is where the shell has closed it
-            sys.stdout.flush()  # here, where a reader that has gone can still be told from a crash
+        if sys.stdout is not None:  # None if the shell has closed it
+            sys.stdout.flush()  # here, so that a closed pipe is caught below
         return code
     except KeyboardInterrupt:
         if args.debug:
@@ -71,9 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         show.interrupted()
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain once more on leaving.
+        # The reader of our output, as `head`, has enough. Python must not flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        # A check that has not reached its end has found nothing to be right.
+        return FAILED if args.command in ("verify", "doctor") else OK
     except (PymqError, OSError) as error:
         if args.debug:
             raise
@@ -89,16 +96,22 @@ def _tell(error: PymqError | OSError, show: Show) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """Return the parser of the whole command line."""
     top = Parser(prog="pymq", description=pymq.__doc__.splitlines()[0], allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"pymq {pymq.__version__}")
+    common(top, is_top=True)
+    connect.arguments(top, is_top=True)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        command = cast(Command, import_module(f"pymq.cli.commands.{name}"))
+    for module in COMMANDS:
+        command = cast(Command, import_module(f"pymq.cli.commands.{module}"))
         sub = commands.add_parser(
-            name, help=command.HELP, description=command.HELP, allow_abbrev=False
+            module.rpartition(".")[2],
+            help=command.HELP,
+            description=command.HELP,
+            allow_abbrev=False,
         )
         common(sub)
         command.arguments(sub)
-        sub.set_defaults(run=command.run)
+        takes_url = any("--url" in action.option_strings for action in sub._actions)
+        sub.set_defaults(run=command.run, takes_url=takes_url)
     return top

@@ -1,4 +1,4 @@
-"""Which queue a command is for: ``--url`` or ``PYMQ_URL``, and the keys for it."""
+"""Opens the queue of a command, from ``--url`` or ``PYMQ_URL`` and the key options."""
 
 from __future__ import annotations
 
@@ -9,43 +9,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pymq
-from pymq.core.metadata.nodes import TopicDescription
+from pymq.core.metadata.descriptions import TopicDescription
 from pymq.errors import ConfigError, PymqError, StoreError, UnknownGroup, UnknownTopic
 from pymq.nodes.embedded import METADATA
 
 URL = "PYMQ_URL"
 
 
-def arguments(parser: argparse.ArgumentParser, *, is_leaf: bool = False) -> None:
-    """Add ``--url`` and the options for keys; of a *leaf* they win over those that stand before."""
-    default = argparse.SUPPRESS if is_leaf else None
+def arguments(parser: argparse.ArgumentParser, *, is_top: bool = False) -> None:
+    """Add ``--url`` and the key options; those of a nested command override those of the *top*."""
+    default = None if is_top else argparse.SUPPRESS
     parser.add_argument(
         "--url",
         default=default,
         help=f"a folder, or zmq+tcp://HOST:PORT,HOST:PORT of zkservers (${URL})",
     )
     parser.add_argument(
-        "--curve-dir", metavar="DIR", default=default, help="the folder of keys, if there are any"
+        "--curve-dir",
+        metavar="DIR",
+        default=default,
+        help="the folder of keys, if the cluster uses keys",
     )
-    parser.add_argument("--principal", metavar="NAME", default=default, help="whose key is ours")
+    parser.add_argument(
+        "--principal", metavar="NAME", default=default, help="the name of our own key"
+    )
 
 
 def url_of(args: argparse.Namespace) -> str:
-    """The URL that was given.
+    """Return the given URL.
 
     Raises:
-        ConfigError: none was.
+        ConfigError: no URL was given.
     """
     url: str | None = args.url or os.environ.get(URL)
     if not url:
         raise ConfigError(
-            f"which queue? Give --url or set {URL}: a folder, or zmq+tcp://HOST:PORT of a zkserver"
+            f"no queue given: use --url or set {URL}: a folder, or zmq+tcp://HOST:PORT of a "
+            "zkserver"
         )
     return url
 
 
 def folder_of(url: str) -> str | None:
-    """The folder that a URL names; None when it is no folder's."""
+    """Return the folder that a URL names; None if it names none."""
     if url in ("memory:", ":memory:"):
         return None
     scheme, separator, rest = url.partition("://")
@@ -56,15 +62,15 @@ def folder_of(url: str) -> str | None:
 
 @contextmanager
 def opened(args: argparse.Namespace, *, makes: bool = False) -> Iterator[pymq.Client]:
-    """A client of the queue; only who *makes* something may make a folder that is not there.
+    """Open a client of the queue; only a command that *makes* a topic may create a folder.
 
-    An error about a name that there is not is told which names are near.
+    Errors about unknown names get a note with similar names.
     """
     url = url_of(args)
     folder = folder_of(url)
     if folder is not None and not makes and not os.path.exists(os.path.join(folder, METADATA)):
         raise StoreError(
-            f"there is no queue in {folder!r}; 'pymq topic create --url {folder} NAME' makes one"
+            f"there is no queue in {folder!r}; 'pymq topic create --url {folder} NAME' creates one"
         )
     with pymq.open(url, curve_dir=args.curve_dir, principal=args.principal) as mq:
         try:
@@ -75,21 +81,21 @@ def opened(args: argparse.Namespace, *, makes: bool = False) -> Iterator[pymq.Cl
 
 
 def described(mq: pymq.Client) -> Iterator[TopicDescription]:
-    """All topics that there are."""
+    """Describe all topics."""
     for name in mq.topics():
         try:
             yield mq.describe_topic(name)
         except UnknownTopic:
-            continue  # It was deleted meanwhile.
+            continue  # deleted meanwhile
 
 
 def suggest(mq: pymq.Client, error: PymqError) -> None:
-    """Note what there is instead, if that can be found out."""
+    """Add the similar or existing names to an error, if they can be read."""
     kind = "topic" if isinstance(error, UnknownTopic) else "group"
     try:
         names = mq.topics() if kind == "topic" else mq.groups()
     except PymqError:
-        return  # The first error is the one to tell.
+        return  # The first error is the one to report.
     wanted = error.message.split("'")[1] if error.message.count("'") >= 2 else ""
     near = difflib.get_close_matches(wanted, names, 1)
     if near:

@@ -1,8 +1,8 @@
-"""Text from outside on a terminal: the only place that decides what may reach it raw.
+"""Escapes untrusted text for terminals; only this module decides what a terminal gets raw.
 
-Names, keys, values, headers, options and errors come from others, who may put into them what a
-terminal takes for a command (ECMA-48), or what turns the order of characters around (Unicode TR9).
-Each such character is shown by its number.
+Names, keys, values, headers, options and errors come from other users. They may contain terminal
+commands (ECMA-48) or characters that reorder text (Unicode TR9). Each such character is printed as
+its code point.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import json
 _HIDDEN = (
     *range(0x20),  # C0, with the escape and the end of a line
     *range(0x7F, 0xA0),  # delete, and C1 with a one-character escape sequence
-    0x61C,  # from here on: marks, embeddings and isolates of direction, ...
+    0x61C,  # from here on: directional marks, embeddings and isolates, ...
     *range(0x200E, 0x2010),
     *range(0x2028, 0x202F),  # ... also the separators of lines and paragraphs, ...
     *range(0x2066, 0x206A),
     0xFEFF,
     *range(0xFFF9, 0xFFFC),
-    *range(0xE0000, 0xE0080),  # ... and tags, which nothing shows
+    *range(0xE0000, 0xE0080),  # ... and invisible tags
 )
 
 
@@ -29,15 +29,15 @@ def _number(code: int) -> str:
 
 
 _SHOWN = {code: _number(code) for code in _HIDDEN} | {9: "\\t", 10: "\\n", 13: "\\r"}
-# JSON escapes C0 by itself, knows no \x, and writes what is beyond 16 bits as two surrogates.
+# JSON escapes C0 itself, has no \x, and writes characters beyond 16 bits as two surrogates.
 _JSON = {code: json.dumps(chr(code))[1:-1] for code in _HIDDEN if code > 0x7F} | {0x7F: "\\u007f"}
 
 
 def escaped(text: str) -> str:
-    """*text* as one line that cannot do anything to a terminal."""
+    """Return *text* as one line that is harmless on a terminal."""
     return text if text.isascii() and text.isprintable() else text.translate(_SHOWN)
 
 
 def escaped_json(text: str) -> str:
-    """JSON that means the same, and cannot do anything to a terminal either."""
+    """Return equivalent JSON that is harmless on a terminal."""
     return text.translate(_JSON)

@@ -1,4 +1,4 @@
-"""Ctrl-C that ends a command where it can end, and not in the middle of a write."""
+"""Makes Ctrl-C end a command at a safe point, never in the middle of a write."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While it is entered, SIGINT and SIGTERM only note that an end is asked for.
+    """While it is entered, SIGINT and SIGTERM only set a flag.
 
-    A second one is a ``KeyboardInterrupt`` wherever the program is, for those who do not want to
-    wait. Outside of the main thread, which hears no signals, it does nothing.
+    A second signal raises ``KeyboardInterrupt`` at once, for users who do not want to wait. In
+    threads other than the main thread it does nothing, since they receive no signals.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,10 @@ class Interrupt:
 
     @contextmanager
     def breakable(self) -> Iterator[None]:
-        """Wait for something outside, which an interrupt may break off at once.
+        """Wait for outside input, which the first interrupt ends at once.
 
         Raises:
-            KeyboardInterrupt: it did.
+            KeyboardInterrupt: on that interrupt.
         """
         self._may_raise = True
         try:

@@ -1,4 +1,4 @@
-"""Where to begin in a partition, as people say it: the earliest record, an offset, a time."""
+"""Parses start positions in a partition: the earliest record, an offset, a time."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Mapping
 
 import pymq
 from pymq.cli.units import duration_ms, parse_time_ms
-from pymq.core.metadata.nodes import PartitionDescription
+from pymq.core.metadata.descriptions import PartitionDescription
 from pymq.core.values import value
-from pymq.errors import ConfigError
+from pymq.errors import ConfigError, RequestTimeout
 
 FORMS = "earliest, latest, an OFFSET, -N for the last N, a time as 2026-01-31T08:00, or 15m ago"
 
 
 @value
 class OffsetArg:
-    """A place in every partition of a topic."""
+    """A start position in every partition of a topic."""
 
-    kind: str  # "earliest", "latest", "offset", "last" (so many before the end) or "time"
+    kind: str  # "earliest", "latest", "offset", "last" (a number before the end) or "time"
     number: int = 0
 
 
 def parse_place(text: str, now_ms: int | None = None) -> OffsetArg:
-    """Understand a place.
+    """Parse a start position.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: *text* is none.
     """
     word = text.strip()
     if word in ("earliest", "begin", "latest", "end"):
@@ -41,14 +41,24 @@ def parse_place(text: str, now_ms: int | None = None) -> OffsetArg:
         return OffsetArg("time", max(0, now - ago))
     moment = parse_time_ms(word)
     if moment is None or moment < 0:
-        raise ConfigError(f"{text!r} is no place in a topic; there are {FORMS}")
+        raise ConfigError(f"{text!r} is not a position in a topic; use {FORMS}")
     return OffsetArg("time", moment)
 
 
 def offsets_of(
     mq: pymq.Client, topic: str, place: OffsetArg, partitions: Mapping[str, PartitionDescription]
 ) -> dict[str, int]:
-    """The offset of a place in each of some partitions, within what there is of them."""
+    """Return the offset of a start position in each partition, limited to its start and end.
+
+    Raises:
+        RequestTimeout: no replica of a partition has reported its end in time.
+    """
+    silent = [name for name, partition in partitions.items() if not partition.is_reported]
+    if silent:
+        raise RequestTimeout(
+            f"{topic}: the ends of {len(silent)} partitions are not known, the first is "
+            f"{silent[0]}: no replica has reported in time; try again"
+        )
     at = mq.offsets_at(topic, place.number) if place.kind == "time" else {}
     found = {}
     for name, partition in partitions.items():

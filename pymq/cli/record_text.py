@@ -1,4 +1,4 @@
-"""Records as text, as JSON and as bytes: what ``consume`` prints and ``produce`` reads."""
+"""Converts records to and from text, JSON and bytes, for ``consume`` and ``produce``."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pymq.errors import InvalidRequest
 
 
 def printable(data: bytes) -> str:
-    """Bytes as one line of text that cannot do anything to a terminal."""
+    """Return bytes as one line of text that is harmless on a terminal."""
     return escaped(data.decode("utf-8", "backslashreplace"))
 
 
 def shorten(text: str, width: int) -> str:
-    """At most *width* characters."""
+    """Cut to at most *width* characters."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def as_json(record: pymq.Record) -> dict[str, Any]:
-    """A record for programs; what is not UTF-8 is in ``value_base64`` and the like."""
+    """Return a record as JSON; fields that are not UTF-8 become ``value_base64`` and the like."""
     found: dict[str, Any] = {
         "topic": record.topic,
         "partition": record.partition,
@@ -52,15 +52,15 @@ def _bytes_as_json(name: str, data: bytes) -> dict[str, str]:
 
 
 def from_json(line: bytes) -> dict[str, Any]:
-    """What ``send`` takes, from a record as JSON; what it does not take is passed over.
+    """Parse a record's JSON into arguments of ``send``; ignores other fields.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: the line is no record as JSON.
     """
     try:
         found = json.loads(line)
         if type(found) is not dict:
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
         sent: dict[str, Any] = {"value": _bytes_of(found, "value")}
         if sent["value"] is None:
             raise ValueError("it has no value")
@@ -73,7 +73,7 @@ def from_json(line: bytes) -> dict[str, Any]:
             raise ValueError(f"timestamp_ms is {when!r}")
         sent["timestamp_ms"] = when
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise InvalidRequest(f"{line[:80]!r} is no record as JSON: {error}") from None
+        raise InvalidRequest(f"{line[:80]!r} is not a record as JSON: {error}") from None
     return sent
 
 
@@ -81,7 +81,7 @@ def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
     text, encoded = found.get(name), found.get(f"{name}_base64")
     if text is None:
         return None if encoded is None else base64.b64decode(encoded, validate=True)
-    # A value that is itself JSON stays so, as jq and the like give it.
+    # Encode a value that is itself JSON, as jq prints it.
     return text.encode() if isinstance(text, str) else json.dumps(text).encode()
 
 
@@ -103,11 +103,11 @@ def _json_line(record: pymq.Record, with_headers: bool) -> bytes:
 
 
 def _value_line(record: pymq.Record, with_headers: bool) -> bytes:
-    # For another program it is what was sent, byte by byte.
+    # Another program gets the value's exact bytes.
     return (printable(record.value).encode() if sys.stdout.isatty() else record.value) + b"\n"
 
 
-Format = Callable[[pymq.Record, bool], bytes]  # a record, and whether with headers
+Format = Callable[[pymq.Record, bool], bytes]  # arguments: the record, whether with headers
 FORMATS: dict[str, Format] = {
     "text": _text_line,
     "json": _json_line,

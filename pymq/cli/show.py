@@ -1,4 +1,4 @@
-"""How commands show things: with rich when it is installed, plainly otherwise, or as JSON."""
+"""Output of commands: with rich if it is installed, otherwise plain, or as JSON."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pymq.cli.escape import escaped, escaped_json
 Row = Sequence[str]
 DRAWS_PER_S = 10
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # exit codes
-_BETWEEN = 2  # characters between two columns
+_BETWEEN = 2  # spaces between two columns
 
 
 class Step(Protocol):
     """A progress bar."""
 
     def at(self, done: int) -> None:
-        """So many are done by now."""
+        """Set the number done so far."""
 
 
 class Show:
-    """Where a command puts what it has to say: results to stdout, errors to stderr."""
+    """The output of a command: results to stdout, errors to stderr."""
 
     def __init__(self, *, is_json: bool) -> None:
         self.is_json = is_json
@@ -34,17 +34,17 @@ class Show:
             try:
                 from rich.console import Console
             except ImportError:
-                pass  # It looks plainer then.
+                pass  # Without rich the output is plain.
             else:
-                # Text of users may hold [brackets]; only what is marked as such here is markup.
+                # Users' text may contain [brackets], so only our own marks are markup.
                 self._console = Console(highlight=False, soft_wrap=True)
 
     def result(self, found: object) -> None:
-        """Print the outcome for programs."""
+        """Print the result as JSON."""
         print(escaped_json(json.dumps(found, indent=2, sort_keys=False)))
 
     def say(self, text: str = "", *, style: str | None = None) -> None:
-        """Tell people one line, which programs do not get."""
+        """Print one line for people; nothing with ``--json``."""
         if self.is_json:
             return
         text = escaped(text)
@@ -56,9 +56,9 @@ class Show:
     def error(
         self, text: str, code: str, *, retriable: bool = False, hints: Sequence[str] = ()
     ) -> None:
-        """Tell in one line what went wrong, and in more of them what to do next.
+        """Print an error in one line, and hints in further lines.
 
-        Programs get an object in one line.
+        With ``--json`` print one object in one line.
         """
         if self.is_json:
             found = {"code": code, "message": text, "retriable": retriable, "hints": [*hints]}
@@ -70,20 +70,17 @@ class Show:
             print(f"  hint: {escaped(hint)}", file=sys.stderr)
 
     def interrupted(self, text: str = "interrupted") -> None:
-        """Tell that it did not come to its end, and what is so now."""
+        """Report an interrupt and the present state."""
         self.error(text, "INTERRUPTED", retriable=True)
 
     def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Print names and what they stand for, one a line."""
+        """Print names with their values, one a line."""
         width = max(len(name) for name, _ in pairs)
         for name, found in pairs:
             self.say(f"{name:<{width}}  {found}")
 
     def table(self, columns: Row, rows: Sequence[Row], *, left: int | Collection[str] = 1) -> None:
-        """Print a table; its first *left* columns, or those that it names, are text.
-
-        The others are numbers.
-        """
+        """Print a table; its first *left* columns, or those named, are text, the others numbers."""
         if self.is_json:
             return
         columns, rows = [*map(escaped, columns)], [[*map(escaped, row)] for row in rows]
@@ -91,8 +88,8 @@ class Show:
         if self._console is None or not self._console.is_terminal:
             print(_plain(columns, rows, texts))
             return
-        # Of a terminal that is too narrow only text suffers, and of that only its spaces: a number
-        # or a name cut short is a wrong one.
+        # On a narrow terminal wrap only text, and only at spaces: a truncated number or name
+        # would be wrong.
         needs = [
             max(_need(cell, is_text=name in texts) for cell in cells)
             for name, *cells in zip(columns, columns, *rows, strict=True)
@@ -117,7 +114,7 @@ class Show:
         self._console.print(table)
 
     def _expanded(self, columns: Row, rows: Sequence[Row]) -> None:
-        """A row is a paragraph, with a line for each column."""
+        """Print each row as a paragraph with a line per column."""
         for row in rows:
             self.say()
             self.fields(list(zip(columns, row, strict=True)))
@@ -132,9 +129,9 @@ class Show:
         is_told: bool = True,
         is_drawn: bool = True,
     ) -> Iterator[Step]:
-        """Show how far something is, of *total* from *start* on, and how fast it goes.
+        """Show progress from *start* to *total*, and the rate.
 
-        Where no bar can be drawn, a line says so in the end if it *is_told*.
+        If no bar can be drawn and it *is_told*, print one line at the end.
         """
         is_terminal = self._console is not None and self._console.is_terminal
         if self.is_json or not (is_drawn and (is_terminal or is_told)):
@@ -157,7 +154,7 @@ class _Silent:
 
 
 class _Line:
-    """One line once it is over: for files, and terminals without rich."""
+    """Prints one line at the end: for files, and terminals without rich."""
 
     def __init__(self, what: str, total: int | None, start: int) -> None:
         self._what = what
@@ -184,14 +181,14 @@ class _Bar:
 
 
 class Rate:
-    """How fast something goes."""
+    """Measures a rate."""
 
     def __init__(self, start: int) -> None:
         self._start = start
         self._began = time.perf_counter()
 
     def text(self, done: int) -> str:
-        """The time it has taken, and the rate."""
+        """Return the time taken and the rate."""
         new = done - self._start
         if not new:
             return "nothing to do"
@@ -217,7 +214,7 @@ def _escape(cell: str) -> str:
 
 
 def _need(cell: str, *, is_text: bool) -> int:
-    """How wide a column must be for a cell."""
+    """Return the column width that a cell needs."""
     return max(map(len, cell.split()), default=0) if is_text else len(cell)
 
 

@@ -1,4 +1,4 @@
-"""Commands with commands of their own, as ``pymq topic list``, and what all of them understand."""
+"""Adds nested commands, as ``pymq topic list``, and the options common to all."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
 Run = Callable[[argparse.Namespace, "Show"], int]
 
 
-def common(parser: argparse.ArgumentParser, *, is_leaf: bool = False) -> None:
-    """Add ``--json`` and ``--debug``; of a leaf they count as well as those that stand before."""
-    default: object = argparse.SUPPRESS if is_leaf else False
+def common(parser: argparse.ArgumentParser, *, is_top: bool = False) -> None:
+    """Add ``--json`` and ``--debug``; they may stand before or after each word of a command."""
+    default: object = False if is_top else argparse.SUPPRESS
     parser.add_argument(
         "--json", action="store_true", default=default, help="print JSON, for programs"
     )
     parser.add_argument(
-        "--debug", action="store_true", default=default, help="show where an error comes from"
+        "--debug", action="store_true", default=default, help="show the traceback of an error"
     )
 
 
 def words(parser: argparse.ArgumentParser) -> Words:
-    """Where :func:`word` adds commands to a command that needs a queue."""
+    """Return the subparsers to which :func:`word` adds commands that need a queue."""
     connect.arguments(parser)
     return parser.add_subparsers(dest="word", metavar="WHAT", required=True)
 
 
 def leaf(there: Words, name: str, help: str) -> argparse.ArgumentParser:
-    """Add a command of a command; its options may stand behind its name or before it."""
+    """Add a nested command; common options may stand after its name or before it."""
     found = there.add_parser(name, help=help, description=help, allow_abbrev=False)
-    common(found, is_leaf=True)
+    common(found)
     return found
 
 
 def word(there: Words, name: str, help: str, do: Run) -> argparse.ArgumentParser:
-    """Add a command of a command that needs a queue."""
+    """Add a nested command that needs a queue."""
     found = leaf(there, name, help)
-    connect.arguments(found, is_leaf=True)
+    connect.arguments(found)
     found.set_defaults(do=do)
     return found

@@ -1,4 +1,4 @@
-"""Sizes, durations, times and counts, as people write and read them."""
+"""Parses and formats sizes, durations, times and counts for people."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def duration_ms(text: str) -> int | None:
-    """Milliseconds of ``90s``, ``15m``, ``1.5h`` or ``7d``; None if it is no duration."""
+    """Parse ``90s``, ``15m``, ``1.5h`` or ``7d`` into milliseconds; None if it is no duration."""
     match = _DURATION.fullmatch(text.strip().lower())
     return round(float(match[1]) * _UNITS_MS[match[2]]) if match else None
 
 
 def size_bytes(text: str) -> int | None:
-    """Bytes of ``4096``, ``64k`` or ``1GiB``, by powers of 1024; None if it is no size."""
+    """Parse ``4096``, ``64k`` or ``1GiB`` into bytes, by powers of 1024; None if it is no size."""
     match = _SIZE.fullmatch(text.strip().replace("_", ""))
     if match is None or match[2].lower() not in _UNITS_BYTES:
         return None
@@ -32,12 +32,12 @@ def size_bytes(text: str) -> int | None:
 
 
 def option_value(name: str, text: str) -> object:
-    """What an option of a topic is given as on a command line.
+    """Parse the value of a topic option from the command line.
 
-    ``retention_ms=7d`` and ``block_bytes=64MiB`` are understood, and ``none``, ``true``, ``false``.
+    Accepts ``retention_ms=7d`` and ``block_bytes=64MiB``, and ``none``, ``true``, ``false``.
 
     Raises:
-        ConfigError: it is an option that wants a duration or a size, and that is none.
+        ConfigError: the option needs a duration or a size, and *text* is none.
     """
     lowered = text.strip().lower()
     if lowered in ("none", "null", ""):
@@ -52,17 +52,17 @@ def option_value(name: str, text: str) -> object:
         found, wanted = duration_ms(lowered), "duration; give one as 250ms, 90s, 15m, 12h or 7d"
     elif name.endswith("_bytes"):
         found, wanted = size_bytes(lowered), "size; give one as 4096, 64KiB, 64MiB or 1GiB"
-    # Of a name that is not known the topic says which there are.
+    # For an unknown name the topic's check lists the valid ones.
     if wanted and found is None and name in TopicConfig().to_dict():
-        raise ConfigError(f"{name}={text.strip()!r} is no {wanted}")
+        raise ConfigError(f"{name}={text.strip()!r} is not a {wanted}")
     return text.strip() if found is None else found
 
 
 def options(pairs: list[str]) -> dict[str, Any]:
-    """Options from ``NAME=VALUE`` each.
+    """Parse options of the form ``NAME=VALUE``.
 
     Raises:
-        ConfigError: one of them is not that.
+        ConfigError: an option has another form.
     """
     found: dict[str, Any] = {}
     for pair in pairs:
@@ -73,11 +73,11 @@ def options(pairs: list[str]) -> dict[str, Any]:
     return found
 
 
-# --- for reading --------------------------------------------------------------------------------
+# --- formatting ---------------------------------------------------------------------------------
 
 
 def size_text(count: float) -> str:
-    """Bytes in three digits or so: ``1.5 MiB``."""
+    """Format bytes in about three digits: ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
@@ -86,7 +86,7 @@ def size_text(count: float) -> str:
 
 
 def duration_text(ms: float) -> str:
-    """A duration in its largest unit that fits: ``1.5 h``."""
+    """Format a duration in the largest unit that fits: ``1.5 h``."""
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
         if abs(ms) >= size:
             return f"{ms / size:,.1f} {unit}".replace(".0 ", " ")
@@ -94,7 +94,7 @@ def duration_text(ms: float) -> str:
 
 
 def time_text(ms: int) -> str:
-    """A time in milliseconds since 1970, in UTC: ``2013-01-01T05:00:00.000Z``."""
+    """Format milliseconds since 1970 as a time in UTC: ``2013-01-01T05:00:00.000Z``."""
     try:
         moment = datetime.fromtimestamp(ms // 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -103,7 +103,7 @@ def time_text(ms: int) -> str:
 
 
 def parse_time_ms(text: str) -> int | None:
-    """Milliseconds since 1970 of an ISO 8601 time, which is UTC unless it says otherwise."""
+    """Parse an ISO 8601 time, in UTC by default, into milliseconds since 1970."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -114,10 +114,10 @@ def parse_time_ms(text: str) -> int | None:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 record``, ``2 records``."""
+    """Format a count: ``1 record``, ``2 records``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def clause(count: int, noun: str, one: str, more: str) -> str:
-    """A count with its verb: ``1 record waits``, ``2 records wait``."""
+    """Format a count with its verb: ``1 record waits``, ``2 records wait``."""
     return f"{plural(count, noun)} {one if count == 1 else more}"

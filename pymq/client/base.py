@@ -1,4 +1,4 @@
-"""What every handle of a client needs: something to wait for, and somebody who turns the loop."""
+"""What all handles of a client share: waiting, closing, and the driver of the loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import isnan
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, cast
+from typing import Never, Protocol, Self, TypeVar, cast
 
 from pymq.core.message import Message
 from pymq.core.ready import Ready
@@ -19,10 +19,10 @@ _T = TypeVar("_T")
 
 
 def check_timeout(found: object, name: str = "timeout") -> None:
-    """Whether *found* says how long to wait: seconds, or None or infinity for as long as it takes.
+    """Check a timeout: seconds, or None or infinity to wait without limit.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the value is no such timeout.
     """
     if found is None:
         return
@@ -34,7 +34,7 @@ def check_timeout(found: object, name: str = "timeout") -> None:
 
 
 class Waitable:
-    """Something that will be done. It has no lock, until somebody waits for it."""
+    """Work that will be done. It gets a lock only when a thread waits for it."""
 
     __slots__ = ("_callbacks", "is_done", "waiters")
 
@@ -44,7 +44,7 @@ class Waitable:
         self._callbacks: list[Callable[[], None]] | None = None
 
     def finish(self) -> None:
-        """Mark it done and wake whoever waits; doing it twice changes nothing."""
+        """Mark the work as done and wake the waiting threads; twice is as good as once."""
         if self.is_done:
             return
         self.is_done = True
@@ -61,12 +61,12 @@ class Waitable:
         self.waiters.append(waiter)
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Call *callback* once it is done, from whatever thread finishes it."""
+        """Call *callback* once the work is done, in the thread that finishes it."""
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
         if self.is_done:
-            # Whoever finished it may have been through with the callbacks before this one came.
+            # The finishing thread may have run all callbacks before this one was added.
             try:
                 self._callbacks.remove(callback)
             except ValueError:
@@ -75,17 +75,17 @@ class Waitable:
 
 
 def _call(callback: Callable[[], None]) -> None:
-    """Run a callback of the application, whose errors are not the loop's."""
+    """Run a callback of the application; its errors are logged."""
     try:
         callback()
     except Exception:
-        import logging  # only now: most callbacks fail never, and logging takes long to load
+        import logging  # on demand: logging takes long to import
 
         logging.getLogger("pymq").exception("a callback of the application failed")
 
 
-class Machine(Protocol):
-    """What a loop drives; see :class:`pymq.runtime.loop.Machine`."""
+class ClientMachine(Protocol):
+    """A machine that a loop drives; see :class:`pymq.runtime.loop.Machine`."""
 
     @property
     def deadline(self) -> int: ...
@@ -99,12 +99,12 @@ class Machine(Protocol):
     def advance(self, ready: Ready, now: int) -> None: ...
 
 
-class Loop(Protocol):
+class ClientLoop(Protocol):
     """The loop, for a handle that has the right to touch machines."""
 
     clock: Callable[[], int]
 
-    def add(self, name: str, machine: Machine, *, tells: bool = False) -> None: ...
+    def add(self, name: str, machine: ClientMachine, *, tells: bool = False) -> None: ...
 
     def remove(self, name: str) -> None: ...
 
@@ -113,13 +113,13 @@ class Loop(Protocol):
     def rearm(self, name: str) -> None: ...
 
 
-class Driver(Protocol):
-    """Who turns the loop; see :class:`pymq.runtime.driver.Driver`."""
+class ClientDriver(Protocol):
+    """The driver that turns the loop; see :class:`pymq.runtime.driver.Driver`."""
 
     @property
-    def loop(self) -> Loop: ...
+    def loop(self) -> ClientLoop: ...
 
-    def __enter__(self) -> Loop: ...
+    def __enter__(self) -> ClientLoop: ...
 
     def __exit__(
         self,
@@ -144,20 +144,27 @@ class Driver(Protocol):
 
     def pause(self, seconds: float) -> None: ...
 
-    def soon(self, errand: Callable[[Loop], None]) -> None: ...
+    def soon(self, errand: Callable[[ClientLoop], None]) -> None: ...
 
     def check_process(self) -> None: ...
 
 
 class Handle(ABC):
-    """Something with a resource: ``with`` closes it."""
+    """A handle that owns a resource: ``with`` closes it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go."""
+        """Release the resource."""
 
     def _forgo(self) -> None:  # noqa: B027 # most have nothing to forgo
-        """The block under ``with`` has failed: what it did last is not to count as done."""
+        """Take in that the block under ``with`` has failed: its last record is not acknowledged."""
+
+    def __reduce__(self) -> Never:
+        """Raise: neither another process nor a copy can share the resource."""
+        name = type(self).__name__
+        raise TypeError(
+            f"a {name} cannot be pickled or copied, as for another process; open another one there"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -173,14 +180,14 @@ class Handle(ABC):
         try:
             self.close()
         except PymqError as second:
-            # The first error is the one to raise; this one is told beside it.
+            # The first error is raised, with this one as a note.
             if error is None:
                 raise
             error.add_note(f"and on closing the {type(self).__name__.lower()}: {second}")
 
 
 class Outbox:
-    """The half of every client machine that is the same: one Ready, handed out when asked for."""
+    """The base of a client's machines: collects their work in one Ready."""
 
     def __init__(self) -> None:
         self.out = Ready()
@@ -188,12 +195,12 @@ class Outbox:
         self._requests = 0
 
     def number(self) -> int:
-        """The number of a new request: it and its answer carry it."""
+        """Return the id of a new request, which its answer repeats."""
         self._requests += 1
         return self._requests
 
     def post(self, peer: str, message: Message) -> None:
-        """Have a message sent with the next Ready."""
+        """Add a message to the next Ready."""
         self.out.send.append((peer, message))
 
     @property
@@ -209,11 +216,11 @@ class Outbox:
         return out
 
     def advance(self, ready: Ready, now: int) -> None:
-        """Clients keep nothing on disk, so there is nothing to learn from it."""
+        """Do nothing: clients write nothing to disk."""
 
 
 def weakly(method: weakref.WeakMethod[Callable[[], list[_T]]]) -> Callable[[], list[_T]]:
-    """Call *method* as long as its object is there; then there is nothing."""
+    """Return a function that calls *method*, or returns nothing once its object is gone."""
 
     def call() -> list[_T]:
         found = method()

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, Never, Unpack
 
-from pymq.client.admin.admin import Admin
+from pymq.client.admin.admin import OFFSET_MAX, Admin
 from pymq.client.admin.requests import Requests
-from pymq.client.base import Driver
+from pymq.client.base import ClientDriver
 from pymq.client.counters import Counters
-from pymq.client.options import (
-    REQUEST_S,
-    check_callback,
-    check_flag,
-    parse_offset,
-    sender_config,
-)
+from pymq.client.option_types import Acks, Compression, ConsumerMode, DeliveryMode, GroupOptions
+from pymq.client.options import REQUEST_S, check_range, sender_config
 from pymq.client.producer.producer import Producer
 from pymq.client.producer.sender import Sender
 from pymq.client.producer_ids import ProducerIdentities
@@ -26,7 +21,7 @@ from pymq.core import message as msg
 from pymq.core.batch.header import EPOCH_HALF
 from pymq.core.block.idempotence import REMEMBERED
 from pymq.core.observe.metrics import Metrics
-from pymq.core.types import AckMode, check_name
+from pymq.core.types import check_name
 from pymq.errors import (
     Closed,
     PymqError,
@@ -34,7 +29,9 @@ from pymq.errors import (
 
 if TYPE_CHECKING:
     from pymq.client.consumer.consumer import Consumer
+    from pymq.client.consumer.options import ConsumerOptions
     from pymq.client.fetching.consumer_machine import ConsumerMachine
+    from pymq.client.redrive.redrive import Redriven
     from pymq.core.batch.record import Record
 
 __all__ = ["Client"]
@@ -47,7 +44,7 @@ class Client(Admin):
 
     def __init__(
         self,
-        driver: Driver,
+        driver: ClientDriver,
         name: str,
         controllers: Sequence[str],
         wall_ms: Callable[[], int],
@@ -106,16 +103,16 @@ class Client(Admin):
 
     def producer(
         self,
-        acks: AckMode | int | str | None = None,
+        acks: Acks | None = None,
         linger_ms: int = 5,
         batch_bytes: int = 1 << 18,
         buffer_bytes: int = 64 << 20,
-        compression: str | None = None,
+        compression: Compression | None = None,
         idempotent: bool = True,
         producer_id: str | int | None = None,
         delivery_timeout_s: float = 120.0,
         max_in_flight: int = REMEMBERED,
-        **unknown: object,
+        **unknown: Never,
     ) -> Producer:
         """Make a producer.
 
@@ -165,111 +162,148 @@ class Client(Admin):
         self,
         topic: str,
         group: str | None = None,
-        mode: str = "ptp",
+        mode: ConsumerMode = "ptp",
         partition: str | int | None = None,
-        offset: int | str | None = None,
-        delivery: str = "pull",
+        offset: int | Literal["begin", "end"] | None = None,
+        delivery: DeliveryMode = "pull",
         on_record: Callable[[Record], object] | None = None,
         credit: int = 1000,
-        auto_ack: bool = False,
-        ack_wait_s: float = 30.0,
-        max_deliver: int = 5,
-        dead_letter: str | None = None,
-        auto_offset_reset: str = "begin",
-        assignor: str = "sticky",
-        on_assigned: Callable[[tuple[str, ...]], object] | None = None,
-        on_revoked: Callable[[tuple[str, ...]], object] | None = None,
-        max_poll_interval_s: float = 300.0,
         rack: str | None = None,
-        ordered: bool | None = None,
-        prefetch: int | None = None,
-        session_timeout_s: float = 10.0,
-        **unknown: object,
+        **options: Unpack[GroupOptions],
     ) -> Consumer:
-        """Make a consumer.
+        """Make a consumer: of a group (mode ``"ptp"``, the default), or a reader (``"psb"``).
 
-        In mode ``"ptp"`` each record of the topic goes to one consumer of the group, is leased to
-        it for ``ack_wait_s`` and delivered again, at most ``max_deliver`` times, until it is
-        acknowledged; then it goes to the topic ``dead_letter``, by default the topic's name with
-        ``.dlq``. A group that is new begins at ``auto_offset_reset``.
+        A reader reads on its own: one partition or all, from ``offset`` on, which is an integer,
+        ``"begin"`` (the default) or ``"end"``. The modes may also be named ``"group"`` and
+        ``"reader"``.
 
-        A consumer of a group that does not poll for ``max_poll_interval_s`` leaves the group, and
-        joins again when it polls. Its unacknowledged records are delivered again, to any consumer
-        of the group. The group removes a consumer whose process is silent for
-        ``session_timeout_s``.
+        In a group each record of the topic goes to one consumer. These options are for groups:
 
-        Records without a key have no order to keep: any idle consumer of the group gets them, from
-        any partition. Records with a key keep the order of their key: one consumer at a time works
-        on those of a partition. ``ordered=True`` extends that to all records, ``ordered=False`` to
-        none. If consumers of a group differ, the strictest setting holds.
+        * ``ack_wait_s`` (30): how long a record is leased to a consumer. It is delivered again if
+          it is not acknowledged by then. ``auto_ack`` (False): the next poll acknowledges.
+        * ``max_deliver`` (5): after so many deliveries a record goes to the topic ``dead_letter``,
+          by default the topic's name with ``.dlq``.
+        * ``retry`` (None): a :class:`pymq.Backoff`, how long the group waits before it delivers a
+          record again that a consumer has returned with ``nack`` and no delay; None: not at all.
+        * ``auto_offset_reset`` ("begin"): where a new group begins.
+        * ``ordered`` (None): records with a key keep the order of their key: one consumer at a time
+          works on those of a partition. Records without a key go to any idle consumer. True extends
+          the order to all records, False to none. The strictest setting in the group holds.
+        * ``prefetch`` (None): how many records are leased at a time; by default as many as the
+          application handles in about 20 ms.
+        * ``max_poll_interval_s`` (300): a consumer that does not poll for so long leaves the group
+          until it polls. ``session_timeout_s`` (10): the same if its process is silent.
+        * ``assignor`` ("sticky"), ``on_assigned``, ``on_revoked``: which partitions it gets.
 
-        A consumer leases as many records at a time as its application handles in about 20 ms, or
-        ``prefetch`` of them.
-
-        In mode ``"psb"`` the consumer reads on its own: one partition or all, from ``offset`` on,
-        an integer, ``"begin"`` (the default) or ``"end"``.
-
-        ``rack`` names where the consumer runs, as for brokers: the consumer prefers a replica there
-        to a leader elsewhere (KIP-392). It reads old records from any replica.
-
-        With ``delivery="push"`` a thread calls ``on_record`` with each record, ``credit`` of them
-        at a time; else the application polls or iterates.
+        ``rack`` names where the consumer runs: it prefers a replica there to a leader elsewhere
+        (KIP-392). With ``delivery="push"`` a thread calls ``on_record`` with each record,
+        ``credit`` of them at a time; else the application polls or iterates.
 
         Raises:
             UnknownTopic, UnknownPartition, InvalidName, ConfigError: as their names say.
         """
         # Imported here: many clients only produce, and a consumer's modules take 10 ms to load.
+        from pymq.client.consumer.options import consumer_options
+
+        return self._consume(
+            consumer_options(
+                *(topic, group, mode, partition, offset, delivery, on_record, credit, rack), options
+            )
+        )
+
+    # --- delayed records ------------------------------------------------------------------------
+
+    def cancel(self, topic: str, partition: str | int, offset: int) -> bool:
+        """Cancel a delayed record; returns whether it will not be delivered.
+
+        *partition* and *offset* are those of its delivery: where it was sent. False means that its
+        time has come already. To cancel a record twice does no harm.
+
+        Raises:
+            UnknownTopic, UnknownPartition: as their names say.
+            InvalidRequest: the record there is not delayed.
+        """
+        check_range("offset", offset, 0, OFFSET_MAX)
+        name = self.questions.partition_name(topic, partition)
+        answer = self.questions.ask_leader(
+            topic, name, lambda r: msg.CancelDelayed(r, topic, name, offset)
+        )
+        assert isinstance(answer, msg.Cancelled)
+        return answer.is_cancelled
+
+    # --- dead letters ---------------------------------------------------------------------------
+
+    def redrive(
+        self,
+        topic: str,
+        to: str | None = None,
+        where: Callable[[Record], object] | None = None,
+        dry_run: bool = False,
+        rate: float | None = None,
+    ) -> Redriven:
+        """Send dead letters back to their topics; each goes back once, also over a crash.
+
+        A record that is sent back has its own key, value and headers, and ``pymq.redriven`` with
+        the number of times. It goes to the partition that it came from, in the order of the
+        letters. The letters stay in their topic until retention removes them; a compacted topic,
+        *topic* with ``.redriven``, says which of them were sent back.
+
+        Args:
+            topic: the dead-letter topic, as ``orders.dlq``.
+            to: another topic to send them to; None: the topic that each letter names.
+            where: chooses letters, as ``lambda letter: letter.key == b"7"``; None: all.
+            dry_run: count the letters, and send none.
+            rate: letters a second, at most.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+            ProducerFenced: another redrive of this topic has begun, and goes on from here.
+            RecordTooLarge: the ``max_record_bytes`` of the topic is too small for a letter.
+            ConfigError: an option is out of its range.
+        """
+        from pymq.client.redrive.redrive import redrive  # on demand: seldom used
+
+        return redrive(self, topic, to, where, rate, dry_run=dry_run)
+
+    def dead_letters(
+        self, topic: str, where: Callable[[Record], object] | None = None
+    ) -> Iterator[Record]:
+        """Iterate over the letters of a dead-letter topic that were not sent back or purged.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+        """
+        from pymq.client.redrive.redrive import Redrive  # on demand: seldom used
+
+        return Redrive(self, topic, None, where, None).letters()
+
+    def purge_dead_letters(
+        self, topic: str, where: Callable[[Record], object] | None = None
+    ) -> int:
+        """Give up letters of a dead-letter topic: they are not sent back. Returns how many.
+
+        Retention removes them from the disk later.
+
+        Raises:
+            UnknownTopic, ProducerFenced: see :meth:`redrive`.
+        """
+        from pymq.client.redrive.redrive import Redrive  # on demand: seldom used
+
+        return Redrive(self, topic, None, where, None).purge()
+
+    def _consume(self, options: ConsumerOptions) -> Consumer:
         from pymq.client.consumer.consumer import Consumer
         from pymq.client.consumer.dead_letters import DeadLetters
-        from pymq.client.consumer.options import (
-            CalledElsewhere,
-            check_consumer,
-            check_rack,
-            check_reader,
-            dead_letter_topic,
-            worker_config,
-        )
+        from pymq.client.consumer.options import CalledElsewhere, dead_letter_topic
         from pymq.client.consumer.reader import Reader
         from pymq.client.group.group_member import GroupConsumer
 
-        check_consumer(group, mode, partition, delivery, on_record, credit, offset, unknown)
-        check_rack(rack)
-        check_flag("auto_ack", auto_ack)
-        check_callback("on_assigned", on_assigned)
-        check_callback("on_revoked", on_revoked)
-        if mode == "psb":
-            check_reader(
-                {
-                    "auto_ack": auto_ack,
-                    "ack_wait_s": ack_wait_s,
-                    "max_deliver": max_deliver,
-                    "dead_letter": dead_letter,
-                    "auto_offset_reset": auto_offset_reset,
-                    "assignor": assignor,
-                    "on_assigned": on_assigned,
-                    "on_revoked": on_revoked,
-                    "max_poll_interval_s": max_poll_interval_s,
-                    "ordered": ordered,
-                    "prefetch": prefetch,
-                    "session_timeout_s": session_timeout_s,
-                }
-            )
-        worker = worker_config(
-            group,
-            assignor,
-            ack_wait_s,
-            max_deliver,
-            auto_offset_reset,
-            max_poll_interval_s,
-            ordered,
-            prefetch,
-            session_timeout_s,
-        )
+        topic, partition = options.topic, options.partition
         metadata = self.questions.topic_metadata(topic)
-        letters = dead_letter_topic(topic, dead_letter, mode, max_deliver)
+        letters = dead_letter_topic(options)
         name = self._next("c")
         intake: ConsumerMachine
-        if mode == "psb":
+        if options.group is None:
             names = [p.partition for p in metadata.partitions]
             if partition is not None:
                 names = [self.questions.partition_name(topic, partition)]
@@ -279,34 +313,38 @@ class Client(Admin):
                 self._router,
                 self.driver,
                 names,
-                parse_offset("begin" if offset is None else offset),
+                options.offset,
                 is_whole=partition is None,
-                rack=rack,
+                rack=options.rack,
                 now=self.driver.loop.clock(),
             )
         else:
-            intake = GroupConsumer(
-                name, topic, self._router, self.driver, worker, self._new_member, rack
-            )
+            machine = name, topic, self._router, self.driver, options.group, self._new_member
+            clock, tally = self._wall_ms, self.tally
+            intake = GroupConsumer(*machine, options.rack, wall_ms=clock, tally=tally)
         subscription = intake.group or name
-        self.questions.ask(lambda r: msg.Subscribe(r, subscription, topic, mode, intake.group))
+        self.questions.ask(
+            lambda r: msg.Subscribe(r, subscription, topic, options.mode, intake.group)
+        )
         consumer = Consumer(
             self,
             intake,
-            auto_ack=auto_ack,
+            auto_ack=options.auto_ack,
             undertaker=DeadLetters(self, letters, intake.group),
-            on_assigned=on_assigned,
-            on_revoked=on_revoked,
+            on_assigned=options.on_assigned,
+            on_revoked=options.on_revoked,
+            retry=options.retry,
         )
         self._add(consumer, intake)
+        on_record, credit = options.on_record, options.credit
         with self.driver as loop:
             if isinstance(intake, Reader):
                 if on_record is not None:
-                    consumer._limit(credit)
+                    intake.limit(credit)
                 intake.want(1, loop.clock())
             loop.touch(name)
         self.driver.wait(intake.started, REQUEST_S)
-        consumer._tell_changes()
+        consumer._polling.tell_changes()
         if on_record is not None and not isinstance(on_record, CalledElsewhere):
             consumer.start_push(on_record, credit)
         return consumer

@@ -1,4 +1,4 @@
-"""What a client counts: of all of its producers and consumers together, once a batch."""
+"""The counters of one client, over all of its producers and consumers; updated once a batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pymq.core.values import Factory, define
 
 @define
 class Counters:
-    """Numbers that only rise; written by whoever turns the loop, or polls."""
+    """Counters that only rise; the threads that turn the loop or poll update them."""
 
     records: int = 0
     bytes: int = 0
@@ -17,9 +17,10 @@ class Counters:
     retries: int = 0
     times: Histogram = Factory(Histogram.new)
     consumed: int = 0
+    expired: int = 0  # records that consumers did not get because of their expiry
 
     def collect(self, out: Metrics) -> None:
-        """Tell what was counted."""
+        """Add the counters to the metrics."""
         out.add("pymq_producer_records_total", self.records)
         out.add("pymq_producer_bytes_total", self.bytes)
         out.add("pymq_producer_batches_total", self.batches)
@@ -27,3 +28,4 @@ class Counters:
         out.add("pymq_producer_retries_total", self.retries)
         out.add("pymq_producer_batch_seconds", self.times.copy())
         out.add("pymq_consumer_records_total", self.consumed)
+        out.add("pymq_consumer_expired_total", self.expired)

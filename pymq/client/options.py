@@ -1,10 +1,11 @@
-"""What users may ask of producers, and of all, looked at once, where it comes in."""
+"""Options of producers, and checks of options, made once where they enter."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
+from pymq.client.option_types import Acks, GroupOptions
 from pymq.client.producer.sender import SenderConfig
 from pymq.core.batch.compression import codec_number
 from pymq.core.batch.header import NO_PRODUCER
@@ -14,9 +15,26 @@ from pymq.core.metadata.topic_config import check_options
 from pymq.core.types import AckMode
 from pymq.errors import ConfigError, InvalidName
 
-REQUEST_S = 10.0  # how long a question may take
+REQUEST_S = 10.0  # the timeout of a request
 PARTITIONS_MAX = 100_000
 REPLICAS_MAX = 1_000
+
+
+GROUP_DEFAULTS: GroupOptions = {
+    "auto_ack": False,
+    "ack_wait_s": 30.0,
+    "max_deliver": 5,
+    "dead_letter": None,
+    "auto_offset_reset": "begin",
+    "assignor": "sticky",
+    "on_assigned": None,
+    "on_revoked": None,
+    "max_poll_interval_s": 300.0,
+    "ordered": None,
+    "prefetch": None,
+    "session_timeout_s": 10.0,
+    "retry": None,
+}
 
 _PRODUCER_OPTIONS = (
     "acks",
@@ -32,7 +50,7 @@ _PRODUCER_OPTIONS = (
 
 
 def sender_config(
-    acks: AckMode | int | str | None,
+    acks: Acks | None,
     linger_ms: int,
     batch_bytes: int,
     buffer_bytes: int,
@@ -41,9 +59,9 @@ def sender_config(
     producer_id: str | int | None,
     delivery_timeout_s: float,
     max_in_flight: int,
-    unknown: dict[str, object],
+    unknown: Mapping[str, object],
 ) -> SenderConfig:
-    """How a producer is to behave; who it is, if it is anybody, is not decided yet.
+    """Return the configuration of a producer, without its identity.
 
     Raises:
         ConfigError, InvalidName: an option is unknown or out of its range.
@@ -97,7 +115,7 @@ def parse_offset(offset: int | str) -> int:
 
 
 def check_topic(name: object) -> None:
-    """Only a string can be found or not found.
+    """Check that a name is a string.
 
     Raises:
         InvalidName: it is none.
@@ -107,7 +125,7 @@ def check_topic(name: object) -> None:
 
 
 def check_range(name: str, found: object, low: int, high: int) -> None:
-    """Whether an option is an integer from *low* to *high*.
+    """Check that an option is an integer from *low* to *high*.
 
     Raises:
         ConfigError: it is not.
@@ -117,7 +135,7 @@ def check_range(name: str, found: object, low: int, high: int) -> None:
 
 
 def check_flag(name: str, found: object) -> None:
-    """Whether an option is True or False: "no" would count as yes.
+    """Check that an option is True or False: "no" would count as True.
 
     Raises:
         ConfigError: it is neither.
@@ -127,17 +145,17 @@ def check_flag(name: str, found: object) -> None:
 
 
 def check_callback(name: str, found: object) -> None:
-    """Whether an option can be called, or is left out.
+    """Check that an option can be called, or is None.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the option is not callable.
     """
     if found is not None and not callable(found):
         raise ConfigError(f"{name}={found!r} must be a function")
 
 
 def check_seconds(name: str, found: object) -> None:
-    """Whether an option is a time that can be waited for.
+    """Check that an option is a time in seconds.
 
     Raises:
         ConfigError: it is not.
@@ -147,7 +165,7 @@ def check_seconds(name: str, found: object) -> None:
 
 
 def check_choice(name: str, found: object, allowed: Sequence[str]) -> None:
-    """Whether an option is one of those *allowed*.
+    """Check that an option is one of those *allowed*.
 
     Raises:
         ConfigError: it is not.

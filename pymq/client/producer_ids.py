@@ -1,8 +1,8 @@
-"""The ids that a client's producers write under, and the grants that say that they may.
+"""Producer ids of one client, and the grants by which brokers check their owner.
 
-In a cluster with keys the zkserver gives out ids: the client asks for a block of them when it makes
-its first producer, and takes each further id from that block. Without keys no principal could own
-an id, so a producer without a name draws one by lot.
+In a cluster with keys the zkserver gives out ids: the client requests a block of them for its first
+producer, and takes each further id from that block. Without keys no principal can own an id, so the
+client draws a random one for a producer without a name.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ Ask = Callable[[Callable[[int], Message]], object]
 
 
 class ProducerIdentities:
-    """The ids of one client; any thread may ask for one."""
+    """The producer ids of one client; any thread may take one."""
 
     def __init__(self, ask: Ask, random_bytes: Callable[[int], bytes], *, has_keys: bool) -> None:
         self._ask = ask
         self._random_bytes = random_bytes
         self._has_keys = has_keys
-        self._blocks: list[ProducerIds] = []  # that were given out; the last one is drawn from
-        self._left = 0  # of the last one
+        self._blocks: list[ProducerIds] = []  # given out by the zkserver; the last is in use
+        self._left = 0  # unused ids of the last block
         self._named: dict[int, bytes] = {}  # grants, by id
         self._lock = Lock()
 
     def anonymous(self) -> int:
-        """An id that no other producer has.
+        """Return an id that no other producer has.
 
         Raises:
             RequestTimeout: the cluster has keys, and no zkserver gave an id.
-            InternalError: a zkserver's answer makes no sense.
+            InternalError: the zkserver's answer is invalid.
         """
         if not self._has_keys:
             return self._by_lot()
@@ -57,32 +57,35 @@ class ProducerIdentities:
         return int.from_bytes(self._random_bytes(8), "big") & (NAMED - 1)
 
     def _ask_for_block(self) -> ProducerIds | None:
-        """A block of ids; None if the zkserver is of a version that gives out none."""
+        """Request a block of ids; None if an older zkserver gives out none."""
         try:
             given = self._ask(lambda request: msg.InitProducer(request, "", takes_ids=True))
         except InvalidName:
-            return None  # It takes "" for the name of a producer.
+            return None  # An older zkserver takes "" for the name of a producer.
         return None if _is_epoch(given) else _checked(given)
 
     def named(self, name: str, run: str = "") -> tuple[int, int]:
-        """The id of a name, and the next upper half of its epoch; fences its earlier producer.
+        """Return a name's producer id and the upper half of its next epoch.
 
-        Another call with the same *run* gets the same epoch.
+        The new epoch fences the producer that had the name before.
+
+
+        A retry with the same *run* gets the same epoch.
 
         Raises:
             AuthorizationFailed: the policy protects the name.
             RequestTimeout: no zkserver answered.
-            InternalError: its answer makes no sense.
+            InternalError: the zkserver's answer is invalid.
         """
         given = self._ask(lambda request: msg.InitProducer(request, name, run, True))
         if _is_epoch(given):
-            return hashed_id(name), given  # A zkserver of before gives out none.
+            return hashed_id(name), given  # An older zkserver gives out no grants.
         ids = _checked(given)
         self._named[ids.first] = ids.grant
         return ids.first, ids.epoch
 
     def grant(self, producer_id: int) -> bytes:
-        """What a broker is to be shown with a batch of that producer."""
+        """The grant to send with the batches of a producer."""
         if producer_id == NO_PRODUCER:
             return b""
         for block in reversed(self._blocks):
@@ -92,15 +95,15 @@ class ProducerIdentities:
 
 
 def _is_epoch(given: object) -> TypeGuard[int]:
-    """Whether a zkserver has answered as those do that give out no ids."""
+    """Whether the answer is that of an older zkserver, which gives out no ids."""
     return type(given) is int and given >= 0
 
 
 def _checked(given: object) -> ProducerIds:
-    """The ids that a zkserver has given.
+    """Return the ids in a zkserver's answer.
 
     Raises:
-        InternalError: they are none.
+        InternalError: the answer is invalid.
     """
     if not isinstance(given, ProducerIds) or given.first < 0 or given.count < 1:
         raise InternalError(

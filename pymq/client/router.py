@@ -1,13 +1,12 @@
-"""Who leads what, and the requests of a client that are not records.
+"""Requests of a client to zkservers, and when its metadata is refreshed.
 
-One router a client: producers and consumers ask it for leaders and let it refresh what turned out
-to be out of date.
+A client has one router. Producers and consumers look leaders up in it and report stale metadata.
 
-What is for the active zkserver is sent to the one that was active last. If it does not answer, or
-says that it is not the active one, the request goes to another, under the same id, until somebody
-has carried it out or its time is up. That time begins anew whenever a zkserver says that it is
-carrying the request out. So a request may be carried out twice: a caller that asks for something
-which cannot be done twice looks at :attr:`Call.is_repeated`.
+The router sends a request to the zkserver that was active last. If that does not answer, or is not
+the active one, the router sends the request to another under the same id, until a zkserver has
+carried it out or its time is up. The time begins anew whenever a zkserver answers that it is at
+work on the request. So a request may be carried out twice: a caller whose request must not be
+repeated checks :attr:`Call.is_repeated`.
 """
 
 from __future__ import annotations
@@ -15,26 +14,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
-
+from pymq.client.active_controller import ActiveController
 from pymq.client.base import Outbox, Waitable
+from pymq.client.metadata_cache import MetadataCache
 from pymq.core.message import Answer, GetMetadata, Message, UnderWay
-from pymq.core.metadata.nodes import PartitionLeader, TopicMetadata
+from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.ready import Ready
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER, OFFSETS_TOPIC
 from pymq.errors import NotController, PymqError, QuotaExceeded, RequestTimeout
-from pymq.hash.partitioner import key_partition
 
-TRY_MS = 500  # how long a zkserver has to answer: the first time, then twice as long, up to ...
+TRY_MS = 500  # a zkserver's time to answer: doubled with each try, up to ...
 TRY_MAX_MS = 4_000
 REFRESH_MS = 50  # between two tries to find a leader, doubled up to ...
 REFRESH_MAX_MS = 250  # ... and after many of them up to ...
 REFRESH_IDLE_MS = 1_000
 REFRESH_TRIES = 20
 REFRESH_LOST_MS = 100  # while a leader cannot be reached: another one is about to be elected
-RENEW_MS = 30_000  # so old may be what is known of a topic that somebody sends to
-LOST_MS = 5_000  # after which a broker that cannot be reached is asked all the same, if it leads
+RENEW_MS = 30_000  # the greatest age of a topic's metadata while a producer sends to it
+LOST_MS = 5_000  # after which the router tries an unreachable leader again
 
 
 class Call(Waitable):
@@ -65,20 +63,17 @@ class Call(Waitable):
     ) -> None:
         super().__init__()
         self.message = message
-        self.timeout_ms = timeout_ms  # how long it may be unheard of, once it was begun
-        self.fixed = fixed  # whom to ask; None: whichever zkserver is active
-        self.until = until  # when it is given up
-        self.topic = topic  # of which it is to refresh the metadata
-        self.peer = fixed or ""  # who was asked last
+        self.timeout_ms = timeout_ms  # the longest silence after a zkserver has begun it
+        self.fixed = fixed  # the broker to ask; None: the active zkserver
+        self.until = until  # when the router gives it up
+        self.topic = topic  # the topic whose metadata it refreshes
+        self.peer = fixed or ""  # the node that was asked last
         self.tries = 0  # times that it was sent
         self.refusals = 0  # by zkservers that were not active
-        self.hint: str | None = None  # who is, as they say
+        self.hint: str | None = None  # the active one, as they say
         self.is_repeated = False  # it may have been carried out before the try that was answered
         self.result: Any = None
         self.error: PymqError | None = None
-
-
-Pair = tuple[str, str]  # topic and partition
 
 
 class Router(Outbox):
@@ -92,30 +87,20 @@ class Router(Outbox):
         trouble: Callable[[], str] = str,
     ) -> None:
         super().__init__()
-        self._trouble = trouble  # what the transport has met with; "" for nothing
+        self._trouble = trouble  # the transport's problem; "" for none
         self._touch = touch  # tells the loop that there is something to send
         self.name = name
-        self.topics: dict[str, TopicMetadata] = {}
-        self.gone: dict[str, PymqError] = {}  # topics that there are no more
-        self._leaders: dict[Pair, PartitionLeader] = {}
-        self._hinted: dict[Pair, PartitionLeader] = {}  # what metadata said, where we know better
-        self._controllers = list(controllers)
-        self._active = 0
+        self.metadata = MetadataCache()
+        self.controllers = ActiveController(controllers)
         self._ids = 0
         self._unsent: list[int] = []
         self._calls: dict[int, Call] = {}
-        self._lost: dict[str, int] = {}  # nodes that cannot be reached, and until when that counts
+        self._lost: dict[str, int] = {}  # unreachable nodes, and until when they count as such
         self._refreshing: dict[str, int] = {}  # requests, by topic
-        self._asked_at: dict[str, int] = {}  # when the zkserver was asked about which topic last
-        self._tries: dict[str, int] = {}  # to find all leaders of a topic, so far
-        self._timers: TimerHeap[int | str] = TimerHeap()  # calls by id; topics to be asked for
-        self._listeners: dict[str, Callable[[], None]] = {}
-        self.silent: str | None = None  # the zkserver that did not answer when it was asked last
-
-    @property
-    def controller(self) -> str:
-        """The zkserver that is taken to be the active one."""
-        return self._controllers[self._active]
+        self._asked_at: dict[str, int] = {}  # when each topic was last refreshed
+        self._tries: dict[str, int] = {}  # to find all leaders of a topic
+        self._timers: TimerHeap[int | str] = TimerHeap()  # calls by id; topics to refresh
+        self.silent: str | None = None  # the zkserver that did not answer its last request
 
     @property
     def deadline(self) -> int:
@@ -138,9 +123,9 @@ class Router(Outbox):
     def _send(self, request: int, call: Call, now: int) -> None:
         due = call.until
         call.tries += 1
-        call.peer = call.fixed or self.controller
+        call.peer = call.fixed or self.controllers.active
         if call.fixed is None:
-            patience = TRY_MS << min((call.tries - 1) // len(self._controllers), 10)
+            patience = TRY_MS << min((call.tries - 1) // len(self.controllers.names), 10)
             due = min(due, now + min(patience, TRY_MAX_MS))
         self.out.send.append((call.peer, call.message))
         self._timers.set(request, due)
@@ -170,7 +155,7 @@ class Router(Outbox):
         call.error = error
         call.result = message.result if isinstance(message, Answer) else message
         if isinstance(call.result, TopicMetadata):
-            self._learn(call.result)
+            self.metadata.learn(call.result)
         call.finish()
 
     def _end(self, request: int, call: Call) -> None:
@@ -180,7 +165,7 @@ class Router(Outbox):
             self._refreshing.pop(call.topic, None)
 
     def _must_wait(self, request: int, call: Call, error: PymqError | None, now: int) -> bool:
-        """Whether it is to be asked again later, since a quota is used up for the moment."""
+        """Whether a quota is used up, so that the router asks again later."""
         if not isinstance(error, QuotaExceeded):
             return False
         due = now + max(error.retry_ms, REFRESH_MS)
@@ -191,33 +176,30 @@ class Router(Outbox):
         return True
 
     def _under_way(self, request: int, call: Call, source: str, now: int) -> None:
-        """The zkserver says that it is at work on the request: no reason to give it up."""
+        """Take in that a zkserver is at work on a request: its time begins anew."""
         call.until = max(call.until, now + call.timeout_ms)
         call.peer = source
         self._timers.set(request, now + min(TRY_MAX_MS, call.timeout_ms // 2))
 
     def _not_active(self, request: int, call: Call, error: PymqError, now: int) -> None:
-        """Ask another zkserver: the one that is said to be active, or the next one."""
-        hint, count = error.details.get("controller"), len(self._controllers)
-        if call.peer == self.controller:
-            is_known = hint in self._controllers and hint != call.peer
-            self._active = (
-                self._controllers.index(str(hint)) if is_known else (self._active + 1) % count
-            )
+        """Ask another zkserver: the one that this one names as active, or the next one."""
+        hint, count = error.details.get("controller"), len(self.controllers.names)
+        self.controllers.not_active(call.peer, hint)
         call.refusals += 1
         call.hint = hint if isinstance(hint, str) else None
         if hint is None:
-            call.is_repeated = True  # It was active until now, perhaps, and has begun with it.
+            # It may have been active until now and have begun with the request.
+            call.is_repeated = True
         rounds = call.refusals // count
         if rounds == 0:
             self._send(request, call, now)
-        else:  # Nobody is, or they do not agree: it takes them a while.
+        else:  # No zkserver is active yet, or they do not agree: an election takes a while.
             pause = min(REFRESH_MS << min(rounds - 1, 10), REFRESH_MAX_MS)
             call.peer = ""
             self._timers.set(request, min(call.until, now + pause))
 
     def tick(self, now: int) -> None:
-        """Ask another zkserver where one did not answer; give up what has taken too long."""
+        """Ask another zkserver where one did not answer; give up requests whose time is up."""
         for key in self._timers.over(now):
             if isinstance(key, str):
                 self._ask(key)
@@ -231,14 +213,13 @@ class Router(Outbox):
             if call.peer:
                 call.is_repeated = True
                 self.silent = call.peer
-                if call.peer == self.controller:
-                    self._active = (self._active + 1) % len(self._controllers)
+                self.controllers.not_active(call.peer)
             self._send(key, call, now)
 
     def _silence(self, call: Call) -> str:
         if call.fixed is not None:
             return f"{call.fixed} did not answer in time"
-        names = ", ".join(self._controllers)
+        names = ", ".join(self.controllers.names)
         who = "no zkserver is active of" if call.refusals else "no answer from"
         if call.refusals and call.hint is not None:
             who, names = "no answer from", f"{call.hint}, which is the active zkserver of {names}"
@@ -247,26 +228,18 @@ class Router(Outbox):
 
     # --- metadata -------------------------------------------------------------------------------
 
-    def listen(self, name: str, callback: Callable[[], None]) -> None:
-        """Call *callback* whenever metadata has changed, until :meth:`ignore`."""
-        self._listeners[name] = callback
-
-    def ignore(self, name: str) -> None:
-        """End :meth:`listen`."""
-        self._listeners.pop(name, None)
-
     def leader(self, topic: str, partition: str) -> PartitionLeader | None:
-        """Who leads a partition, if that is known; else it is being found out."""
-        found = self._leaders.get((topic, partition))
+        """Return a partition's leader if it is known; otherwise refresh the metadata."""
+        found = self.metadata.leaders.get((topic, partition))
         if found is not None and found.leader is not None:
             return found
         self.refresh(topic)
         return None
 
     def lost(self, node: str, is_lost: bool, now: int) -> None:
-        """The connection to *node* has broken, so it is dead, perhaps; or it is there again.
+        """Take in that the connection to *node* has broken, or is there again.
 
-        Nobody knows yet who leads instead: that is asked for until another one does.
+        The node may be dead. The router refreshes its topics until another broker leads.
         """
         if not is_lost:
             self._lost.pop(node, None)
@@ -274,103 +247,71 @@ class Router(Outbox):
         self._lost[node] = now + LOST_MS
         for request, call in self._calls.items():
             if call.fixed is None and call.peer == node:
-                self._timers.set(request, now)  # as if it had been silent for too long
-        topics = {topic for (topic, _), found in self._leaders.items() if found.leader == node}
+                self._timers.set(request, now)  # as after a timeout
+        topics = self.metadata.led_by(node)
         for topic in topics:
             self.refresh(topic)
         if topics:
-            self._announce()  # Readers need not wait for an answer: other replicas may have it.
+            self.metadata.announce()  # Readers need not wait: other replicas may have the records.
 
     def is_lost(self, node: str) -> bool:
         """Whether the connection to *node* has broken and is not known to be there again."""
         return node in self._lost
 
-    def replicas(self, topic: str, partition: str) -> tuple[str, ...]:
-        """The brokers that can serve reads, as the zkserver told last: the most complete first."""
-        found = self._leaders.get((topic, partition))
-        return found.replicas if found is not None else ()
-
-    def racks(self, topic: str) -> dict[str, str | None]:
-        """The racks of the brokers that hold a topic, by their names."""
-        known = self.topics.get(topic)
-        return {b.name: b.rack for b in known.brokers} if known is not None else {}
-
     def _is_led(self, found: PartitionLeader, now: int) -> bool:
         return found.leader is not None and self._lost.get(found.leader, 0) <= now
 
-    def find(self, topic: str, partition: str) -> str | None:
-        """The leader of a partition, if it is known; nobody is asked."""
-        found = self._leaders.get((topic, partition))
-        return found.leader if found is not None else None
-
     def why_no_leader(self, topic: str) -> str:
-        """What keeps us from knowing a leader, for people."""
+        """Why no leader is known, as a text for users."""
         if self.silent is not None:
             return f"{self.silent} did not answer"
         return "it is being asked for" if topic in self._refreshing else "none was elected yet"
 
     def refused(self, topic: str, partition: str, asked: str, error: PymqError) -> bool:
-        """A broker that was *asked* is not the leader; returns whether another one is known now."""
+        """Take in that the broker *asked* does not lead; returns whether another leader is
+        known.
+        """
         key = (topic, partition)
-        known = self._leaders.get(key)
+        known = self.metadata.leaders.get(key)
         if known is not None and known.leader is not None and known.leader != asked:
-            return True  # Somebody has found out meanwhile.
+            return True  # Another handle has refreshed the metadata meanwhile.
         hint = error.details.get("leader")
         if known is not None and isinstance(hint, str) and hint and hint != asked:
-            self._hinted.setdefault(key, known)
-            self._leaders[key] = attrs.evolve(known, leader=hint, endpoint=self._endpoint(hint))
+            self.metadata.hint(key, hint)
             self.refresh(topic)
-            self._announce()
+            self.metadata.announce()
             return True
         self.distrust(topic, partition)
         return False
 
     def distrust(self, topic: str, partition: str) -> None:
-        """The leader does not answer or does not lead: go by what the zkserver says."""
-        key = (topic, partition)
-        base = self._hinted.pop(key, None)
-        if base is not None:
-            self._leaders[key] = base
+        """Take in that the leader does not answer or does not lead: refresh the metadata."""
+        self.metadata.drop_hint((topic, partition))
         self.refresh(topic)
 
-    def _endpoint(self, broker: str) -> str | None:
-        for known in self.topics.values():
-            for found in known.partitions:
-                if found.leader == broker:
-                    return found.endpoint
-        return None
-
-    def coordinator_of(self, group: str) -> tuple[str, str] | None:
-        """The offsets partition of a group, as (topic, partition), if the topic is known."""
-        known = self.topics.get(OFFSETS_TOPIC)
-        if known is None:
-            return None
-        index = key_partition(group.encode(), len(known.partitions))
-        return OFFSETS_TOPIC, known.partitions[index].partition
-
     def coordinator(self, group: str) -> str | None:
-        """The broker that coordinates a group, if that is known; else it is being found out."""
-        place = self.coordinator_of(group)
+        """Return a group's coordinator if it is known; otherwise refresh the metadata."""
+        place = self.metadata.coordinator_of(group)
         if place is not None:
-            found = self._leaders.get(place)
+            found = self.metadata.leaders.get(place)
             if found is not None and found.leader is not None:
                 return found.leader
         self.refresh(OFFSETS_TOPIC)
         return None
 
     def refresh(self, topic: str) -> None:
-        """What is known of *topic* is out of date."""
+        """Refresh the metadata of *topic*: it is out of date."""
         if topic not in self._refreshing and topic not in self._timers:
             self._ask(topic)
 
     def renew(self, topic: str, now: int) -> None:
-        """Have what is known of *topic* told anew, if it was told long ago."""
+        """Refresh the metadata of *topic* if it is old."""
         if now - self._asked_at.setdefault(topic, now) >= RENEW_MS:
             self._asked_at[topic] = now
             self.refresh(topic)
 
     def tell(self, make: Callable[[int], Message], until: int) -> Call:
-        """Have ``make(id)`` taken in by the active zkserver; a machine may look what came of it."""
+        """Send ``make(id)`` to the active zkserver; the calling machine checks the result later."""
         self._ids += 1
         call = self._calls[self._ids] = Call(make(self._ids), None, until)
         self._unsent.append(self._ids)
@@ -397,17 +338,17 @@ class Router(Outbox):
         error = message.error if isinstance(message, Answer) else None
         is_lost = False
         if isinstance(result, TopicMetadata):
-            self._learn(result)
+            self.metadata.learn(result)
             if all(self._is_led(found, now) for found in result.partitions):
                 self._tries.pop(topic, None)
                 return
             is_lost = any(found.leader in self._lost for found in result.partitions)
         elif error is not None and not isinstance(error, QuotaExceeded):
-            self.forget(topic)
+            self.metadata.forget(topic)
             if not error.retriable:
-                self.gone[topic] = error
+                self.metadata.gone[topic] = error
                 self._tries.pop(topic, None)
-                self._announce()
+                self.metadata.announce()
                 return
         tries = self._tries[topic] = self._tries.get(topic, 0) + 1
         limit = REFRESH_MAX_MS if tries <= REFRESH_TRIES else REFRESH_IDLE_MS
@@ -417,33 +358,3 @@ class Router(Outbox):
         if isinstance(error, QuotaExceeded):
             pause = max(pause, error.retry_ms)
         self._timers.set(topic, now + pause)
-
-    def forget(self, topic: str) -> None:
-        """There is no such topic; of another one of its name the epochs begin anew."""
-        known = self.topics.pop(topic, None)
-        for partition in known.partitions if known is not None else ():
-            self._leaders.pop((topic, partition.partition), None)
-            self._hinted.pop((topic, partition.partition), None)
-
-    def _learn(self, found: TopicMetadata) -> None:
-        self.gone.pop(found.topic, None)
-        before = self.topics.get(found.topic)
-        if before == found:
-            return
-        if before is not None and before.topic_id != found.topic_id:
-            self.forget(found.topic)
-        self.topics[found.topic] = found
-        for partition in found.partitions:
-            key = (found.topic, partition.partition)
-            known = self._leaders.get(key)
-            if known is not None and known.epoch > partition.epoch:
-                continue  # It comes from a zkserver that has been replaced, or came late.
-            if self._hinted.get(key) == partition:
-                continue  # The zkserver does not know yet.
-            self._hinted.pop(key, None)
-            self._leaders[key] = partition
-        self._announce()
-
-    def _announce(self) -> None:
-        for callback in list(self._listeners.values()):
-            callback()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from pymq.controller.operations.broker_updates import BrokerUpdates
+from pymq.controller.context import ControllerContext
 from pymq.controller.operations.roll_state import Caller
+from pymq.controller.operations.roll_triggers import RollTriggers
 from pymq.controller.operations.rolls import Rolls
 from pymq.controller.operations.topics import Topics
-from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.commit_queues import Later
 from pymq.controller.state.image import Draft
-from pymq.controller.state.transactions import Later, Transactions
 from pymq.controller.transitions import (
     blocks,
     broker_restarts,
@@ -43,21 +43,15 @@ class AdminHandler:
     """Carries out the requests that change topics, partitions and brokers."""
 
     def __init__(
-        self,
-        commits: Transactions,
-        members: BrokerLiveness,
-        notices: BrokerUpdates,
-        rolls: Rolls,
-        topics: Topics,
-        *,
-        wall_ms: Callable[[int], int],
+        self, context: ControllerContext, rolls: Rolls, triggers: RollTriggers, topics: Topics
     ) -> None:
-        self._commits = commits
-        self._members = members
-        self._notices = notices
+        self._commits = context.commits
+        self._members = context.members
+        self._updates = context.updates
         self._rolls = rolls
+        self._triggers = triggers
         self._topics = topics
-        self._wall_ms = wall_ms
+        self._wall_ms = context.wall_ms
 
     def step(self, source: str, m: Message, now: int) -> None:
         """Take in a request; ignores any other message."""
@@ -94,7 +88,7 @@ class AdminHandler:
 
         def done(now: int) -> None:
             # Update all brokers of the topic: the partition count decides where a key goes.
-            self._notices.tell(m.topic, now)
+            self._updates.tell(m.topic, now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)
 
@@ -104,11 +98,11 @@ class AdminHandler:
             return None
 
         def done(now: int) -> None:
-            self._notices.tell(m.name, now)
+            self._updates.tell(m.name, now)
             topic = self._commits.image.topics[m.name]
             if topic.node.config.unclean_election:
                 names = [TopicPartition(m.name, name) for name in topic.partitions]
-                self._rolls.consider_many(names, now)
+                self._triggers.consider(names, now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)
 
@@ -143,7 +137,7 @@ class AdminHandler:
             if wanted is not None:
                 self._rolls.start(name, now, caller)
             elif is_changed:
-                self._notices.tell(m.topic, now, m.partition)
+                self._updates.tell(m.topic, now, m.partition)
 
         self._commits.do(plan_it, answer=(source, m.id), scope=name, done=done)
 
@@ -220,7 +214,7 @@ class AdminHandler:
             if not is_dead:
                 return None  # The partition has or will elect a leader, so nothing is lost.
             if not members.is_settled or not usable(image, members.live):
-                raise NotEnoughBrokers("the brokers that are alive are not known yet")
+                raise NotEnoughBrokers("the zkserver does not know yet which brokers are alive")
             return Later.ANSWER
 
         def done(now: int) -> None:
@@ -254,7 +248,7 @@ class AdminHandler:
             return len(names)
 
         def done(now: int) -> None:
-            self._rolls.consider_many(names, now)
+            self._triggers.consider(names, now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)
 
@@ -265,7 +259,7 @@ class AdminHandler:
             return broker_restarts.drain(draft, m.broker, False)
 
         def done(now: int) -> None:
-            self._rolls.consider_short(now)
+            self._triggers.consider_short(now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)
 

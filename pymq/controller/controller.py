@@ -14,11 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pymq.access import node_refusals
-from pymq.controller import descriptions, report_authority
+from pymq.controller import report_authority
 from pymq.controller.admin import AdminHandler
+from pymq.controller.context import ControllerContext
 from pymq.controller.descriptions import Descriptions
-from pymq.controller.election import ControllerRole, Election
-from pymq.controller.lookup import Lookup, metadata
+from pymq.controller.election import (
+    ControllerRole,
+    Elected,
+    Election,
+    Outcome,
+    Reloaded,
+    Resigned,
+    StandsBy,
+)
 from pymq.controller.operations.block_copying import BlockCopying
 from pymq.controller.operations.broker_registry import BrokerRegistry
 from pymq.controller.operations.broker_updates import BrokerUpdates
@@ -26,32 +34,27 @@ from pymq.controller.operations.departures import Departures
 from pymq.controller.operations.leader_balance import LeaderBalance
 from pymq.controller.operations.promotion import Promotion
 from pymq.controller.operations.reports import Reports
+from pymq.controller.operations.roll_triggers import RollTriggers
 from pymq.controller.operations.rolls import Rolls
 from pymq.controller.operations.subscribers import Subscribers
 from pymq.controller.operations.topics import Topics
+from pymq.controller.queries import QueryHandler
 from pymq.controller.state.broker_liveness import BrokerLiveness
-from pymq.controller.state.image import Draft, Image
+from pymq.controller.state.image import Image
 from pymq.controller.state.replica_ends import KnownEnds
-from pymq.controller.state.transactions import Later, Transactions
+from pymq.controller.state.transactions import Transactions
 from pymq.controller.transitions import request_plans
-from pymq.controller.transitions.placement import usable
 from pymq.core.message import (
     Answer,
     BalanceLeaders,
     BrokerHeartbeat,
     ControlledShutdown,
-    DescribeCluster,
-    DescribeTopic,
-    GetMetadata,
     InitProducer,
     LeaderAndIsrAnswer,
-    ListTopics,
-    Locate,
     Message,
     OfflineReplicas,
     PartitionReports,
     RegisterBroker,
-    Result,
     Stopped,
     Subscribe,
     UnderWay,
@@ -67,13 +70,12 @@ from pymq.core.metadata.coordination import (
     Suspended,
     Uncertain,
 )
-from pymq.core.metadata.nodes import ControllerNode
 from pymq.core.observe.coverage import mark
 from pymq.core.observe.events import EventLog
 from pymq.core.ready import Ready
-from pymq.core.types import NEVER, OFFSETS_TOPIC
+from pymq.core.types import NEVER
 from pymq.core.values import define
-from pymq.errors import NoBrokers, NotController, PymqError
+from pymq.errors import PymqError
 
 PARKED_MAX = 10_000  # messages that wait for the election; further ones are refused
 
@@ -133,84 +135,52 @@ class Controller:
         self.me = config.name
         self.journal = journal or EventLog()
         self.deadline = NEVER
-        self._config = config
-        self._wall_offset_ms = config.wall_offset_ms
-        self._new_id = new_id
-        self._out = ControllerOutbox()
-        node = ControllerNode(config.name, config.endpoint)
-        self._election = Election(node, self._out, self, new_id, config.standby_ms)
-        self._members = BrokerLiveness(config.session_ms, config.replace_ms)
-        self._commits = Transactions(self._out, self._out.send, self._election.reread)
-        self._commits.journal = self.journal
-        self._notices = BrokerUpdates(self.me, self._commits, self._out.send)
-        self._rolls = Rolls(
-            self._commits,
-            self._members,
-            self._notices,
-            self._out.send,
-            takeover_ms=config.takeover_ms,
-            wall_ms=self._wall,
+        self._out = out = ControllerOutbox()
+        self._election = Election(self.me, config.endpoint, out, new_id, config.standby_ms)
+        self._members = members = BrokerLiveness(config.session_ms, config.replace_ms)
+        self._commits = commits = Transactions(
+            out, out.send, self._election.reread, members, self.journal
         )
-        self._topics = Topics(
-            self._commits,
-            self._members,
-            self._notices,
-            self._rolls,
-            new_id=new_id,
-            wall_ms=self._wall,
+        self._updates = updates = BrokerUpdates(self.me, commits, out.send)
+        self._context = context = ControllerContext(
+            self.me, commits, members, updates, KnownEnds(), out.send, new_id, config.wall_offset_ms
         )
-        self._admin = AdminHandler(
-            self._commits,
-            self._members,
-            self._notices,
-            self._rolls,
-            self._topics,
-            wall_ms=self._wall,
-        )
-        self._registry = BrokerRegistry(
-            self._commits,
-            self._members,
-            self._notices,
-            self._rolls,
-            self._out.send,
-            check_ms=config.check_ms,
-            wall_ms=self._wall,
-            new_id=new_id,
-        )
-        self._departures = Departures(
-            self._commits, self._members, self._notices, self._rolls, self._out.send
-        )
+        self._rolls = rolls = Rolls(context, takeover_ms=config.takeover_ms)
+        self._triggers = triggers = RollTriggers(context, rolls)
+        self._topics = Topics(context, rolls, triggers)
+        self._admin = AdminHandler(context, rolls, triggers, self._topics)
+        self._registry = BrokerRegistry(context, rolls, triggers, check_ms=config.check_ms)
+        self._departures = Departures(context, rolls)
         self._promotion = Promotion(
-            self._commits,
-            self._members,
-            self._rolls,
-            replicas=config.offsets_replicas,
-            check_ms=config.check_ms,
+            context, rolls, replicas=config.offsets_replicas, check_ms=config.check_ms
         )
-        self._subscribers = Subscribers(self._commits)
-        self._copying = BlockCopying(
-            self._commits,
-            self._members,
-            self._notices,
-            lost_ms=config.replica_lost_ms,
-            at_once=config.copies_at_once,
-        )
-        self._balance = LeaderBalance(
-            self._commits,
-            self._members,
-            self._rolls,
+        self._subscribers = Subscribers(commits)
+        self._copying = BlockCopying(context, config.replica_lost_ms, config.copies_at_once)
+        self._balance = LeaderBalance(context, rolls, self._copying, config.leader_balance_ms)
+        self._reports = Reports(context, rolls)
+        self._descriptions = Descriptions(context)
+        self._queries = QueryHandler(
+            context,
+            self._topics,
             self._copying,
-            self._out.send,
-            every_ms=config.leader_balance_ms,
+            self._descriptions,
+            offsets_partitions=config.offsets_partitions,
+            offsets_replicas=config.offsets_replicas,
         )
-        self._commits.hold = self._registry.hold
-        self._notices.removed = self._registry.removed
-        self._ends = KnownEnds()
-        self._reports = Reports(
-            self._commits, self._members, self._notices, self._rolls, self._ends
-        )
-        self._descriptions = Descriptions(
-            self._commits, self._members, self._notices, self._ends, self._out.send
+        # The parts with something to do at a time, in the order in which they do it.
+        self._timed = (
+            commits.queues,
+            self._registry,
+            self._departures,
+            triggers,
+            rolls,
+            self._copying,
+            self._balance,
+            updates,
+            self._descriptions,
+            self._promotion,
+            self._subscribers,
+            self._topics,
         )
         self._refusals = node_refusals.Refusals(self.journal)
         self._parked: list[tuple[str, Message]] = []  # messages, until the active zkserver is known
@@ -287,12 +257,12 @@ class Controller:
                 self._commits.commit_failed(tag, error, now)
             case _:
                 pass
-        self._election.decided(event, now)
+        self._elected(self._election.decided(event, now), now)
         self._pump(now)
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
         """Take in that the backend could not carry out a commit; nothing was changed."""
-        self._election.claim_failed(tag, error, now)
+        self._elected(self._election.claim_failed(tag, error, now), now)
         self._commits.commit_failed(tag, error, now)
         self._pump(now)
 
@@ -300,17 +270,8 @@ class Controller:
         """Do what is due."""
         self._election.tick(now)
         if self._election.is_active:
-            self._commits.tick(now)
-            self._registry.tick(now)
-            self._departures.tick(now)
-            self._rolls.tick(now)
-            self._copying.tick(now)
-            self._balance.tick(now)
-            self._notices.tick(now)
-            self._descriptions.tick(now)
-            self._promotion.tick(now)
-            self._subscribers.tick(now)
-            self._topics.tick(now)
+            for part in self._timed:
+                part.tick(now)
         self._pump(now)
 
     def ready(self, now: int) -> Ready | None:
@@ -327,44 +288,41 @@ class Controller:
     def _pump(self, now: int) -> None:
         if self._election.is_active:
             self._commits.pump(now)
-            self._notices.flush(now)
+            self._updates.flush(now)
         self._rearm()
 
     def _rearm(self) -> None:
-        due = self._election.deadline
+        self.deadline = self._election.deadline
         if self._election.is_active:
-            due = min(
-                due,
-                self._commits.deadline,
-                self._registry.deadline,
-                self._departures.deadline,
-                self._rolls.deadline,
-                self._copying.deadline,
-                self._balance.deadline,
-                self._notices.deadline,
-                self._descriptions.deadline,
-                self._promotion.deadline,
-                self._subscribers.deadline,
-                self._topics.deadline,
-            )
-        self.deadline = due
+            self.deadline = min(self.deadline, *(part.deadline for part in self._timed))
 
     def set_wall_offset(self, offset_ms: int) -> None:
         """Set the wall clock minus the loop's clock, in milliseconds."""
-        self._wall_offset_ms = offset_ms
+        self._context.wall_offset_ms = offset_ms
 
-    def _wall(self, now: int) -> int:
-        return now + self._wall_offset_ms
+    # --- the election ---------------------------------------------------------------------------
 
-    # --- hooks of the election ------------------------------------------------------------------
+    def _elected(self, outcome: Outcome | None, now: int) -> None:
+        """Carry out what follows from a step of the election."""
+        match outcome:
+            case Elected(image=image):
+                self._take_over(image, now)
+            case Reloaded(image=image):
+                self._commits.loaded(image, now)
+            case Resigned():
+                self._resign()
+            case StandsBy():
+                self._refuse_parked()
+            case None:
+                pass
 
-    def take_over(self, image: Image, now: int) -> None:
+    def _take_over(self, image: Image, now: int) -> None:
         """Become active. No broker counts as alive until it registers."""
         self.journal.note("controller_active", epoch=image.controller_epoch)
         self._commits.begin(image)
         self._registry.begin(now)
         self._promotion.begin(now)
-        self._ends.clear()
+        self._context.ends.clear()
         self._subscribers.begin(now)
         self._balance.begin(now)
         self._topics.begin(now)
@@ -372,13 +330,9 @@ class Controller:
         for source, message in parked:
             self._step(source, message, now)
 
-    def reloaded(self, image: Image, now: int) -> None:
-        """Continue from the tree that was read again after a lost race."""
-        self._commits.loaded(image, now)
-
-    def resign(self) -> None:
+    def _resign(self) -> None:
         """Stop being active: drop all that was under way."""
-        error = self._not_controller()
+        error = self._election.not_controller()
         self.journal.note("controller_resigned")
         self._registry.end()
         self._promotion.end()
@@ -388,13 +342,10 @@ class Controller:
         self._subscribers.end()
         self._topics.end()
         self._commits.end(error)
+        self._triggers.end()
         self._rolls.end_all(error)
         self._descriptions.end_all(error)
-        self._notices.clear()
-
-    def stand_by(self) -> None:
-        """Stand by: another zkserver is active, or none can be."""
-        self._refuse_parked()
+        self._updates.clear()
 
     def _refuse_parked(self) -> None:
         parked, self._parked = self._parked, []
@@ -403,20 +354,8 @@ class Controller:
 
     def _refuse(self, source: str, message: Message) -> None:
         """Answer with the active zkserver, if known; also to brokers, whose messages have no id."""
-        error = self._election.problem or self._not_controller()
+        error = self._election.refusal
         self._out.send(source, Answer(getattr(message, "id", 0), error=error))
-
-    def _not_controller(self) -> NotController:
-        active = self._election.active
-        if active is None or active.name == self.me:
-            return NotController(
-                f"{self.me} is not the active zkserver", controller=None, endpoint=None
-            )
-        return NotController(
-            f"{self.me} is not the active zkserver; {active.name} is",
-            controller=active.name,
-            endpoint=active.endpoint,
-        )
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -438,9 +377,9 @@ class Controller:
             case LeaderAndIsrAnswer():
                 if m.error is not None:
                     self._election.check()  # The broker may know a later controller.
-                self._notices.answered(m)
+                self._updates.answered(m)
             case Stopped():
-                self._notices.stopped(m)
+                self._updates.stopped(m)
             case PartitionReports():
                 self._descriptions.reported(source, m)
             case _:
@@ -449,24 +388,17 @@ class Controller:
 
     def _step_client(self, source: str, m: Message, now: int) -> None:
         request = getattr(m, "id", 0)
-        if self._commits.is_asked(source, request) or self._topics.is_waiting(source, request):
+        if self._commits.requests.is_asked(source, request) or self._topics.is_waiting(
+            source, request
+        ):
             mark("controller.asked_again")
-            if self._commits.is_begun(source, request) or self._topics.is_waiting(source, request):
+            if self._commits.requests.is_begun(source, request) or self._topics.is_waiting(
+                source, request
+            ):
                 mark("controller.under_way")
                 self._out.send(source, UnderWay(request))
             return
         match m:
-            case GetMetadata():
-                self._metadata(source, m, now)
-            case Locate():
-                self._read(source, m.id, lambda image: self._lookup(image).locate(m))
-            case DescribeTopic():
-                self._describe(source, m, now)
-            case ListTopics():
-                self._read(source, m.id, descriptions.topics)
-            case DescribeCluster():
-                lost = self._copying.lost(now)
-                self._read(source, m.id, descriptions.cluster(self.me, self._members, lost))
             case BalanceLeaders():
                 self._balance.step(source, m, now)
             case Subscribe():
@@ -475,41 +407,9 @@ class Controller:
                 self._subscribers.unsubscribe(source, m)
             case InitProducer():
                 self._commits.do(
-                    lambda draft: request_plans.init_producer(draft, m, self._new_id),
+                    lambda draft: request_plans.init_producer(draft, m, self._context.new_id),
                     answer=(source, m.id),
                 )
             case _:
-                self._admin.step(source, m, now)
-
-    def _read(self, source: str, request: int, look: Callable[[Image], Result | Later]) -> None:
-        """Answer from the tree, in the state after all earlier requests."""
-        self._commits.read(look, answer=(source, request))
-
-    def _lookup(self, image: Image) -> Lookup:
-        return Lookup(image, self._members, self._ends)
-
-    def _metadata(self, source: str, m: GetMetadata, now: int) -> None:
-        if m.topic == OFFSETS_TOPIC and OFFSETS_TOPIC not in self.image.topics:
-            # The internal topic is created when the first group needs it, as in Kafka.
-            c, count = self._config, len(usable(self.image, self._members.live))
-            # Enough brokers are alive. With fewer, all get the time to register first.
-            if count < (1 if self._members.is_settled else c.offsets_replicas):
-                wait = NoBrokers("the brokers that groups are kept on are not there yet")
-                self._out.send(source, Answer(m.id, error=wait))
-                return
-            make = request_plans.offsets_topic(0, c.offsets_partitions, c.offsets_replicas, count)
-            self._topics.create("", make, now, fewer=True)
-        self._commits.read(
-            metadata(self._lookup, m.topic),
-            answer=(source, m.id),
-            # A client can go on only when leaders are known. Partitions that are being created do
-            # not count.
-            is_urgent=m.topic in self.image.topics,
-        )
-
-    def _describe(self, source: str, m: DescribeTopic, now: int) -> None:
-        def plan(draft: Draft) -> Later:
-            self._descriptions.start(source, m, now)
-            return Later.ANSWER
-
-        self._commits.do(plan, answer=(source, m.id))
+                if not self._queries.step(source, m, now):
+                    self._admin.step(source, m, now)

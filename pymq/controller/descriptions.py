@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import attrs
 
+from pymq.controller.context import ControllerContext
 from pymq.controller.gradual_reads import gradually
 from pymq.controller.lookup import Lookup
-from pymq.controller.operations.broker_updates import BrokerUpdates
 from pymq.controller.state.broker_liveness import BrokerLiveness
-from pymq.controller.state.image import Image
-from pymq.controller.state.replica_ends import KnownEnds
-from pymq.controller.state.transactions import Later, Send, Transactions
+from pymq.controller.state.commit_queues import Later
+from pymq.controller.state.image import Image, PartitionImage
 from pymq.controller.transitions import rereplication, takeover
 from pymq.core.message import (
     Answer,
@@ -22,15 +21,14 @@ from pymq.core.message import (
     PartitionReports,
     Result,
 )
-from pymq.core.metadata.nodes import (
+from pymq.core.metadata.descriptions import (
     BlockDescription,
-    BlockNode,
     BrokerDescription,
     ClusterDescription,
     PartitionDescription,
-    PartitionState,
     TopicDescription,
 )
+from pymq.core.metadata.nodes import BlockNode, PartitionState
 from pymq.core.types import NEVER, TopicPartition, is_internal
 from pymq.core.values import Factory, define
 from pymq.errors import NotController, UnknownTopic
@@ -47,28 +45,21 @@ class Describing:
     source: str
     request: int
     topic: str
-    asked: dict[str, frozenset[str]]  # partitions, by the broker that reports them
-    missing: set[str]
     until: int
+    asked: dict[str, set[str]] = Factory(dict)  # partitions, by the broker that reports them
+    missing: set[str] = Factory(set)  # brokers that have not reported yet
     reports: dict[str, PartitionReport] = Factory(dict)
 
 
 class Descriptions:
     """All descriptions of topics that are under way."""
 
-    def __init__(
-        self,
-        commits: Transactions,
-        members: BrokerLiveness,
-        notices: BrokerUpdates,
-        ends: KnownEnds,
-        send: Send,
-    ) -> None:
-        self._commits = commits
-        self._members = members
-        self._notices = notices
-        self._ends = ends
-        self._send = send
+    def __init__(self, context: ControllerContext) -> None:
+        self._commits = context.commits
+        self._members = context.members
+        self._updates = context.updates
+        self._ends = context.ends
+        self._send = context.send
         self._waiting: dict[int, Describing] = {}
 
     def start(self, source: str, m: DescribeTopic, now: int) -> None:
@@ -78,45 +69,68 @@ class Descriptions:
             UnknownTopic: there is no topic of that name.
         """
         topic = self._commits.image.topic(m.name)
-        by_leader: dict[str, list[tuple[str, str]]] = {}
+        by_broker: dict[str, list[str]] = {}
         for name, partition in topic.partitions.items():
             leader = partition.open_block.leader
-            # Without a leader, the live replicas report their high watermarks.
-            sources: tuple[str, ...]
             if leader is not None and leader in self._members:
-                sources = (leader,)
-            else:
-                found = Lookup(self._commits.image, self._members, self._ends)
-                sources = found.readable(m.name, partition)
-            for broker in sources:
-                by_leader.setdefault(broker, []).append((m.name, name))
-        key = self._notices.next_id()
-        asked = {leader: frozenset(name for _, name in led) for leader, led in by_leader.items()}
-        until = now + DESCRIBE_WAIT_MS
-        waiting = Describing(source, m.id, m.name, asked, set(by_leader), until)
+                by_broker.setdefault(leader, []).append(name)
+                continue
+            # Without a leader, the live replicas report their high watermarks.
+            for broker in self._readable(m.name, partition):
+                by_broker.setdefault(broker, []).append(name)
+        key = self._updates.next_id()
+        waiting = Describing(source, m.id, m.name, now + DESCRIBE_WAIT_MS)
         self._waiting[key] = waiting
-        for leader, names in by_leader.items():
-            self._send(leader, DescribePartitions(key, tuple(names)))
-        if not by_leader:
+        self._ask(key, waiting, by_broker)
+        if not by_broker:
             self._answer(key, waiting)
 
+    def _readable(self, topic: str, partition: PartitionImage) -> tuple[str, ...]:
+        found = Lookup(self._commits.image, self._members, self._ends)
+        return found.readable(topic, partition)
+
+    def _ask(self, key: int, waiting: Describing, by_broker: Mapping[str, list[str]]) -> None:
+        for broker, names in by_broker.items():
+            waiting.asked.setdefault(broker, set()).update(names)
+            waiting.missing.add(broker)
+            parts = tuple((waiting.topic, name) for name in names)
+            self._send(broker, DescribePartitions(key, parts))
+
     def reported(self, source: str, m: PartitionReports) -> None:
-        """Take in a broker's reports; without a leader, the highest high watermark counts."""
+        """Take in a broker's reports; of several reports, the highest high watermark counts.
+
+        If the broker does not lead a partition, the other replicas are asked, too: they may have
+        elected another leader, which has acknowledged records that this broker does not have yet.
+        """
         waiting = self._waiting.get(m.id)
         if waiting is None:
             return
         waiting.missing.discard(source)
-        asked = waiting.asked.get(source, frozenset())
+        asked = waiting.asked.get(source, set())
+        others: dict[str, list[str]] = {}
         for report in m.reports:
+            if report.partition not in asked:
+                continue
             known = waiting.reports.get(report.partition)
-            is_best = known is None or report.high_watermark > known.high_watermark
-            if report.partition in asked and is_best:
+            if known is None or report.high_watermark > known.high_watermark:
                 waiting.reports[report.partition] = report
+            if not report.leads:
+                for broker in self._not_asked(waiting, report.partition):
+                    others.setdefault(broker, []).append(report.partition)
+        if others:
+            self._ask(m.id, waiting, others)
         if not waiting.missing:
             self._answer(m.id, waiting)
 
+    def _not_asked(self, waiting: Describing, partition: str) -> list[str]:
+        found = self._commits.image.find(TopicPartition(waiting.topic, partition))
+        if found is None:
+            return []
+        replicas = self._readable(waiting.topic, found)
+        return [name for name in replicas if partition not in waiting.asked.get(name, ())]
+
     def end_all(self, error: NotController) -> None:
-        """End all descriptions with *error*: this zkserver is no longer active."""
+        """Answer all waiting describe requests with *error*: this zkserver is no longer active."""
         ended, self._waiting = self._waiting, {}
         for waiting in ended.values():
             self._send(waiting.source, Answer(waiting.request, error=error))
@@ -146,7 +160,9 @@ class Descriptions:
 
         def each(image: Image, name: TopicPartition) -> None:
             if image.find(name) is not None:
-                found.append(self._described(name, waiting.reports.get(name.partition)))
+                report = waiting.reports.get(name.partition)
+                is_asked = any(name.partition in asked for asked in waiting.asked.values())
+                found.append(self._described(name, report, report is not None or not is_asked))
 
         def result(image: Image) -> TopicDescription:
             now = image.topics.get(waiting.topic)
@@ -159,7 +175,7 @@ class Descriptions:
         )
 
     def _described(
-        self, name: TopicPartition, report: PartitionReport | None
+        self, name: TopicPartition, report: PartitionReport | None, is_reported: bool
     ) -> PartitionDescription:
         image = self._commits.image
         shown = _description(image.topics[name.topic].state(name.partition), report)
@@ -175,6 +191,7 @@ class Descriptions:
             leader=shown.leader if problem is None else None,
             problem=problem or (report.problem if report is not None else None),
             losses=found.node.losses,
+            is_reported=is_reported,
         )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol
 
 from pymq.controller.state.image import Draft, Image
 from pymq.controller.state.transactions import Backend
@@ -38,7 +37,8 @@ from pymq.core.metadata.coordination import (
 from pymq.core.metadata.nodes import ControllerEpoch, ControllerNode, decode_node
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
-from pymq.errors import PymqError
+from pymq.core.values import value
+from pymq.errors import NotController, PymqError
 
 
 class ControllerRole(Enum):
@@ -51,24 +51,31 @@ class ControllerRole(Enum):
     ACTIVE = 4
 
 
-class Candidate(Protocol):
-    """The zkserver that takes part in the election."""
+@value
+class Elected:
+    """The zkserver is active from now on."""
 
-    def take_over(self, image: Image, now: int) -> None:
-        """Become active."""
-        ...
+    image: Image
 
-    def reloaded(self, image: Image, now: int) -> None:
-        """Continue as the active zkserver with the tree that was read again."""
-        ...
 
-    def resign(self) -> None:
-        """Stop being active."""
-        ...
+@value
+class Reloaded:
+    """The zkserver is still active; the tree that was read again."""
 
-    def stand_by(self) -> None:
-        """Stand by: another zkserver is active, or none can be."""
-        ...
+    image: Image
+
+
+@value
+class Resigned:
+    """The zkserver is no longer active."""
+
+
+@value
+class StandsBy:
+    """The zkserver stands by: another zkserver is active, or none can be."""
+
+
+Outcome = Elected | Reloaded | Resigned | StandsBy
 
 
 class Election:
@@ -76,9 +83,9 @@ class Election:
 
     def __init__(
         self,
-        node: ControllerNode,
+        me: str,
+        endpoint: str,
         backend: Backend,
-        host: Candidate,
         new_claim: Callable[[], str],
         standby_ms: int,
     ) -> None:
@@ -87,9 +94,9 @@ class Election:
         self.is_suspended = False  # cut off from the coordinator
         self.problem: PymqError | None = None  # why it could not become active
         self.deadline = NEVER
-        self._node = node
+        self._me = me
+        self._endpoint = endpoint
         self._backend = backend
-        self._host = host
         self._new_claim = new_claim
         self._standby_ms = standby_ms
         self._claim = ""
@@ -120,18 +127,34 @@ class Election:
         self._is_rereading = self._is_checking = True
         self._load(paths.controller())
 
-    def decided(self, event: CoordEvent, now: int) -> None:
-        """Take in an event of the coordinator."""
+    @property
+    def refusal(self) -> PymqError:
+        """The error for requests while this zkserver is not active."""
+        return self.problem or self.not_controller()
+
+    def not_controller(self) -> NotController:
+        """Return the error that names the active zkserver, if it is known."""
+        me, active = self._me, self.active
+        if active is None or active.name == me:
+            return NotController(f"{me} is not the active zkserver", controller=None, endpoint=None)
+        return NotController(
+            f"{me} is not the active zkserver; {active.name} is",
+            controller=active.name,
+            endpoint=active.endpoint,
+        )
+
+    def decided(self, event: CoordEvent, now: int) -> Outcome | None:
+        """Take in an event of the coordinator; returns what the zkserver must do now."""
         match event:
             case Loaded():
                 if event.tag == self._tag:
-                    self._loaded(event.entries, now)
+                    return self._loaded(event.entries, now)
             case Committed() | Conflicted() | Uncertain():
                 if event.tag == self._tag and self.role is ControllerRole.CLAIMING:
-                    self._claimed(event, now)
+                    return self._claimed(event)
             case Failed(error=error):
                 if event.tag == self._tag:
-                    self._failed(error, now)
+                    return self._failed(error, now)
             case Changed(path=path):
                 if path == paths.controller() and self.role in (
                     ControllerRole.STANDBY,
@@ -147,7 +170,8 @@ class Election:
                     self.check()
             case SessionExpired():
                 self.is_suspended = False
-                self._lose(self._claim if self.role is not ControllerRole.ACTIVE else "")
+                return self._lose(self._claim if self.role is not ControllerRole.ACTIVE else "")
+        return None
 
     def tick(self, now: int) -> None:
         """Do what is due."""
@@ -158,17 +182,18 @@ class Election:
             else:
                 self.check()
 
-    def claim_failed(self, tag: int, error: PymqError, now: int) -> None:
+    def claim_failed(self, tag: int, error: PymqError, now: int) -> Outcome | None:
         """Take in that the backend could not carry out the claim; nothing was changed."""
         if self.role is ControllerRole.CLAIMING and tag == self._tag:
-            self._failed(error, now)
+            return self._failed(error, now)
+        return None
 
-    def _failed(self, error: PymqError, now: int) -> None:
+    def _failed(self, error: PymqError, now: int) -> Outcome | None:
         """Take in that the coordinator refused the last request; retry later."""
         if self.role in (ControllerRole.STANDBY, ControllerRole.ACTIVE):
             self.problem, self.deadline = error, now + self._standby_ms
-        else:
-            self._stand_by(None, now, error)
+            return None
+        return self._stand_by(None, now, error)
 
     # --- steps of the election ------------------------------------------------------------------
 
@@ -185,41 +210,35 @@ class Election:
         if not self._is_rereading:
             self._load(paths.controller())
 
-    def _loaded(self, entries: Sequence[Entry], now: int) -> None:
+    def _loaded(self, entries: Sequence[Entry], now: int) -> Outcome | None:
         if self._is_checking:
             self._is_checking = False
-            if entries and self._is_mine(decode_node(ControllerNode, entries[0].data)):
-                self._load("/")
-            else:
-                self._lose()
-            return
+            if not entries or not self._is_mine(decode_node(ControllerNode, entries[0].data)):
+                return self._lose()
+            self._load("/")
+            return None
         if self.role is ControllerRole.READING or self._is_rereading:
-            self._read(Image.load(entries), now)
-            return
+            return self._read(Image.load(entries), now)
         found = decode_node(ControllerNode, entries[0].data) if entries else None
         if self.role is ControllerRole.ACTIVE:
-            if not self._is_mine(found):
-                self._lose()
-        elif found is not None and not self._is_mine(found):
-            self._stand_by(found, now)
-        else:
-            self.role = ControllerRole.READING
-            self._load("/")
+            return None if self._is_mine(found) else self._lose()
+        if found is not None and not self._is_mine(found):
+            return self._stand_by(found, now)
+        self.role = ControllerRole.READING
+        self._load("/")
+        return None
 
-    def _read(self, image: Image, now: int) -> None:
+    def _read(self, image: Image, now: int) -> Outcome | None:
         self._is_rereading = False
         if self.role is ControllerRole.ACTIVE:
-            if self._is_mine(image.controller):
-                self._host.reloaded(image, now)
-            else:
-                self._lose()
-        elif image.controller is None:
+            return Reloaded(image) if self._is_mine(image.controller) else self._lose()
+        if image.controller is None:
             self._run(image)
-        elif self._is_mine(image.controller):
+            return None
+        if self._is_mine(image.controller):
             mark("election.was_won_already")
-            self._win(image, now)
-        else:
-            self._stand_by(image.controller, now)
+            return self._win(image)
+        return self._stand_by(image.controller, now)
 
     def _is_mine(self, found: ControllerNode | None) -> bool:
         return found is not None and found.claim == self._claim != ""
@@ -229,7 +248,7 @@ class Election:
         self.role, self._claim = ControllerRole.CLAIMING, self._new_claim()
         draft = self._draft = Draft(image)
         folders(draft)
-        node = ControllerNode(self._node.name, self._node.endpoint, self._claim)
+        node = ControllerNode(self._me, self._endpoint, self._claim)
         draft.create(paths.controller(), node, ephemeral=True)
         path, epoch = paths.controller_epoch(), ControllerEpoch(image.controller_epoch + 1)
         if path in image.versions:
@@ -239,36 +258,37 @@ class Election:
         self._tag = self._backend.next_tag()
         self._backend.ask(Commit(self._tag, tuple(draft.ops)))
 
-    def _claimed(self, event: Committed | Conflicted | Uncertain, now: int) -> None:
+    def _claimed(self, event: Committed | Conflicted | Uncertain) -> Outcome | None:
         if isinstance(event, Committed):
             assert self._draft is not None
             self._draft.adopt(event.versions)
-            self._win(self._draft.image, now)
-        else:
-            mark("election.lost_race")
-            self._look()  # Another zkserver won, or the answer was lost.
+            return self._win(self._draft.image)
+        mark("election.lost_race")
+        self._look()  # Another zkserver won, or the answer was lost.
+        return None
 
-    def _win(self, image: Image, now: int) -> None:
+    def _win(self, image: Image) -> Outcome:
         self.role, self.active, self.problem = ControllerRole.ACTIVE, image.controller, None
         self._draft = None
         mark("election.won")
-        self._host.take_over(image, now)
+        return Elected(image)
 
     def _stand_by(
         self, active: ControllerNode | None, now: int, problem: PymqError | None = None
-    ) -> None:
+    ) -> Outcome:
         self.role, self.active, self.problem = ControllerRole.STANDBY, active, problem
         self.deadline = now + self._standby_ms
         self._draft = None
         mark("election.stands_by")
-        self._host.stand_by()
+        return StandsBy()
 
-    def _lose(self, claim: str = "") -> None:
+    def _lose(self, claim: str = "") -> Outcome | None:
         """Restart the election; a *claim* in flight may still be committed, in the next session."""
         was_active = self.role is ControllerRole.ACTIVE
         self._claim, self.active = claim, None
         self._is_rereading = self._is_checking = False
         self._look()
-        if was_active:
-            mark("election.resigned")
-            self._host.resign()
+        if not was_active:
+            return None
+        mark("election.resigned")
+        return Resigned()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
+from pymq.controller.state.commit_queues import Later
 from pymq.controller.state.image import Image
-from pymq.controller.state.transactions import Later
 from pymq.core.message import Result
 from pymq.core.observe.coverage import mark
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from pymq.controller.gradual_reads import gradually
 from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.commit_queues import Later
 from pymq.controller.state.image import Image, PartitionImage, TopicImage
 from pymq.controller.state.replica_ends import KnownEnds
-from pymq.controller.state.transactions import Later
 from pymq.core.message import Locate, Location, Result
-from pymq.core.metadata.nodes import BlockNode, BrokerPlace, PartitionLeader, TopicMetadata
+from pymq.core.metadata.descriptions import BrokerPlace, PartitionLeader, TopicMetadata
+from pymq.core.metadata.nodes import BlockNode
 from pymq.core.observe.coverage import mark
 from pymq.core.types import TopicPartition
 from pymq.core.values import define

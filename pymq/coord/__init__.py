@@ -1,4 +1,4 @@
-"""Coordinator backends: where a zkserver keeps the metadata tree."""
+"""Coordinator backends: they keep the metadata tree of the zkservers."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ def open(
 ) -> Coordinator:
     """Open a session on the coordinator at *url* (:mod:`pymq.coord.address` has its forms).
 
-    *wake* is called, by any thread, when ``poll`` has something new; it must not block. Backends
-    of this process answer within ``submit`` and never call it.
+    The backend calls *wake*, from any thread, when ``poll`` has new events; *wake* must not block.
+    Backends in this process answer within ``submit`` and never call it.
 
-    A backend that is elsewhere must be reached within *timeout_s*; with 0 nobody waits for it, and
-    its first event is :class:`~pymq.core.metadata.coordination.Suspended` until it is.
+    A remote backend must be reached within *timeout_s*. With 0 this call does not wait, and the
+    first event is :class:`~pymq.core.metadata.coordination.Suspended`.
 
     Raises:
-        ConfigError: *url* is not understood.
+        ConfigError: *url* is invalid.
         MissingExtra: the backend needs a package that is not installed.
         StoreError: an SQLite file cannot be used; see :class:`pymq.coord.sqlite.SqliteTree`.
         Disconnected: the backend could not be reached in time.
-        AuthorizationFailed: it does not let us in.
+        AuthorizationFailed: the backend refuses access.
     """
-    # Only now: who has made his backend himself has no address to read.
+    # Lazily: an application that builds its own backend has no address to parse.
     from pymq.coord.address import MemoryAddress, SqliteAddress, parse
 
     address = parse(url)
     if isinstance(address, MemoryAddress):
         return MemoryCoordinator()
     if isinstance(address, SqliteAddress):
-        from pymq.coord.sqlite import SqliteCoordinator  # only now: it loads sqlite3
+        from pymq.coord.sqlite import SqliteCoordinator  # lazily: it loads sqlite3
 
         return SqliteCoordinator.open(address.path)
     try:
         from pymq.coord.zookeeper.coordinator import (
-            ZookeeperCoordinator,  # only now: it loads kazoo
+            ZookeeperCoordinator,  # lazily: it loads kazoo
         )
     except ImportError as error:
         raise MissingExtra("ZooKeeper needs kazoo: pip install 'pymq-log[zookeeper]'") from error

@@ -1,8 +1,8 @@
-"""What a coordinator's address says, taken apart and checked before anything is opened.
+"""Parses and checks the address of a coordinator before anything is opened.
 
 ======================================================  ==========================================
-``memory:``                                             a tree of this process, gone when it ends
-``sqlite:PATH``                                         one file, of one process at a time
+``memory:``                                             a tree in this process, not kept
+``sqlite:PATH``                                         one file, used by one process at a time
 ``zookeeper://HOST[:PORT][,HOST[:PORT]…][/ROOT][?…]``   a ZooKeeper ensemble
 ======================================================  ==========================================
 
@@ -24,9 +24,10 @@ from pymq.errors import ConfigError
 __all__ = ["MemoryAddress", "SqliteAddress", "ZookeeperAddress", "parse", "read_credentials"]
 
 DEFAULT_PORT = 2181
-DEFAULT_SESSION_MS = 4_000  # what ZooKeeper grants at least, with its usual tick of 2 s
+DEFAULT_SESSION_MS = 4_000  # ZooKeeper's minimum with its default tick of 2 s
 SESSION_MS = range(100, 600_001)
-DEFAULT_REQUEST_BYTES = 1_040_000  # ZooKeeper's 0xfffff, less what it wraps around a request
+# ZooKeeper's 0xfffff, less the bytes that it wraps around a request
+DEFAULT_REQUEST_BYTES = 1_040_000
 REQUEST_BYTES = range(1 << 16, 1 << 26)
 
 _ROOT = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9._-]+)*")
@@ -50,7 +51,7 @@ class ZookeeperAddress:
     """``zookeeper://…``."""
 
     hosts: tuple[str, ...]  # each "host:port"
-    root: str = ""  # "/a/b", or empty: the tree is at ZooKeeper's own root
+    root: str = ""  # "/a/b"; or empty for ZooKeeper's own root
     session_ms: int = DEFAULT_SESSION_MS
     auth_file: str | None = None
     max_request_bytes: int = DEFAULT_REQUEST_BYTES
@@ -60,7 +61,7 @@ Address = MemoryAddress | SqliteAddress | ZookeeperAddress
 
 
 def parse(url: str) -> Address:
-    """Take *url* apart. Raises :class:`ConfigError`, which says what is wrong with it."""
+    """Parse *url*. Raises :class:`ConfigError`, which says what is wrong with it."""
     scheme, colon, rest = url.partition(":")
     match scheme if colon else "":
         case "memory":
@@ -129,10 +130,10 @@ def _host(url: str, text: str) -> str:
 
 
 def read_credentials(path: str) -> str:
-    """The ``user:password`` in the file at *path*.
+    """Return the ``user:password`` in the file at *path*.
 
-    Raises :class:`ConfigError` when it cannot be read, can be read by everybody, or holds anything
-    else.
+    Raises :class:`ConfigError` if the file cannot be read, is readable by all users, or holds
+    anything else.
     """
     file = Path(path)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Protocol
 
 from pymq.core.metadata.coordination import CoordEvent, CoordRequest
@@ -11,76 +11,86 @@ from pymq.core.metadata.coordination import CoordEvent, CoordRequest
 class Coordinator(Protocol):
     """A small versioned tree that several zkservers share.
 
-    ``submit`` never blocks and never raises for what the backend decides: the answer is an event.
-    All events, answers and watches alike, come out of ``poll`` in the order in which they happened,
-    and a change is never reported before the commit that made it is answered to its own submitter.
-    An object belongs to the thread of its loop.
+    ``submit`` never blocks. The backend's decision is an event, never an exception. ``poll``
+    returns all events, answers and watches alike, in the order in which they happened. The
+    submitter of a commit gets its answer before the changes that the commit made. An object belongs
+    to the thread of its loop.
 
-    What backends have in common, down to the reason for which a commit is refused, is this:
+    All backends behave the same, down to the reason for which a commit is refused:
 
-    **Nodes.** The root ``/`` is always there; it has no data, is in no :class:`Loaded` and cannot
-    be changed. A node holds at most ``MAX_DATA_BYTES`` (:mod:`pymq.coord.tree`). Its version is 0
-    when it is made, also when there was one of its path before, and rises by one with each
-    :class:`Put`, also of the same data and also twice within a commit.
+    **Nodes.** The root ``/`` always exists; it has no data, is in no :class:`Loaded` and cannot
+    be changed. A node holds at most ``MAX_DATA_BYTES`` (:mod:`pymq.coord.tree`). A created node
+    has version 0, even if its path existed before. Each :class:`Put` adds one, even for the same
+    data, and also twice within a commit.
 
-    **Ephemeral nodes** belong to the session that made them and go when it ends, whoever has
-    changed them since. They cannot have children: to :class:`Create` one is "no-parent". They are
-    not kept over a restart.
+    **Ephemeral nodes** belong to the session that created them and are removed when it ends, even
+    if another session has changed them. They cannot have children: :class:`Create` of a child is
+    refused with "no-parent". They do not survive a restart.
 
-    **Commits** are done whole or not at all, and in the order of ``submit``, also between loads.
-    Each op sees what the ops before it did. The first that does not hold is told in
-    :class:`Conflicted`, with the first of these reasons that is true of it:
+    **Commits** are atomic and carried out in the order of ``submit``, also between loads. Each op
+    sees the changes of the ops before it. :class:`Conflicted` names the first op whose condition
+    fails, with the first of these reasons that applies:
 
     =============  =====================================================================
-    ``Create``     "no-parent": there is none, or it is ephemeral; then "exists"
+    ``Create``     "no-parent": it is missing or ephemeral; then "exists"
     ``Put``        "missing"; then "version"
     ``Delete``     "missing"; then "version"; then "not-empty": it has children
     ``Check``      "missing"; then "version"
     =============  =====================================================================
 
-    An empty commit is done, too. A node that a commit makes and deletes again was never there for
-    anybody else, though it may be told as changed.
+    An empty commit succeeds. A node that one commit creates and deletes again is never visible to
+    other sessions, but may be reported as changed.
 
-    **Loads** are ordered by path, as code points. From the answer on the session hears of every
-    change at or below the root, whoever makes it, itself included, and also when the root is not
-    there yet or goes and comes again. It hears of nothing else, and of nothing that a refused
-    commit would have done. A change may be told more than once.
+    **Loads** are ordered by path, as code points. From the answer on the backend reports every
+    change at or below the root to the session: changes by any session, its own included, and also
+    while the root is missing or when it is created again. It reports no other changes, and none of
+    a refused commit. It may report a change more than once.
 
-    **Connections.** A backend elsewhere may be lost. :class:`Suspended` says so, at the latest when
-    the session may have ended; from then on requests are kept. :class:`Resumed` says that the
-    session has survived: what was kept is sent, and each loaded root is told as changed, since
-    nobody knows what has happened. :class:`SessionExpired` says that it has not: earlier watches
-    are gone, commits that were kept are :class:`Uncertain`, loads that were kept are carried out.
+    **Connections** to a remote backend may be lost.
 
-    An :class:`Uncertain` commit was done or will never be. The answer to a load that is submitted
-    after it tells which.
+    * :class:`Suspended`: the connection is lost. It comes at the latest when the session may have
+      ended. Requests are kept from then on.
+    * :class:`Resumed`: the session has survived. The backend sends the kept requests and reports
+      each loaded root as changed, because changes may have been missed.
+    * :class:`SessionExpired`: the session has ended. Earlier watches are gone, kept commits are
+      :class:`Uncertain`, kept loads are carried out.
+
+    An :class:`Uncertain` commit was carried out or never will be. A load that is submitted after it
+    shows which.
 
     :class:`Failed` answers a request that the backend refuses for a reason of its own, such as an
     ACL; the commit has changed nothing.
 
-    **What submit raises.** ``InvalidRequest`` for what no backend could ever do
-    (:func:`pymq.coord.tree.validate`; then it has done nothing, and no event comes), ``Closed``
-    after ``close``, ``ForkedError`` in a child process, and a ``StoreError`` when the backend's
-    own disk fails: after ``StoreFull`` the commit is known not to be done, after any other nothing
-    is known and the backend must be opened again. A backend elsewhere that can never come back
-    raises that from ``poll``.
+    **Exceptions of submit:**
+
+    * ``InvalidRequest``: no backend could carry it out (:func:`pymq.coord.tree.validate`). Nothing
+      was done, and no event follows.
+    * ``Closed`` after ``close``, ``ForkedError`` in a child process.
+    * ``StoreError``: the backend's own disk fails. After ``StoreFull`` the commit was not carried
+      out; after any other one this is unknown, and the backend must be opened again. A remote
+      backend that can never come back raises it from ``poll``.
 
     **Names of sessions** are never used twice on a tree.
     """
 
     @property
     def session(self) -> str:
-        """The name of this connection's session; ephemeral nodes made through it carry it."""
+        """The name of this session, which owns the ephemeral nodes that it creates."""
+        ...
+
+    @property
+    def arrivals(self) -> Sized:
+        """Empty if ``poll`` would return nothing: the loop reads it in each turn."""
         ...
 
     def submit(self, request: CoordRequest) -> None:
-        """Start *request*; its answer, with the same tag, comes out of a later ``poll``."""
+        """Start *request*; a later ``poll`` returns its answer, with the same tag."""
         ...
 
     def poll(self) -> Sequence[CoordEvent]:
-        """Hand over what happened since the last call; empty when nothing did. Does not wait."""
+        """Return the events since the last call, without waiting; empty if there are none."""
         ...
 
     def close(self) -> None:
-        """End the session; its ephemeral nodes go away at once. Closing twice is allowed."""
+        """End the session; its ephemeral nodes are removed at once. Closing twice is allowed."""
         ...

@@ -1,4 +1,4 @@
-"""What a backend has to tell its zkserver, in order, and no more of it than must be told. Pure."""
+"""The queue of a backend's events for its zkserver, in order and without repeated changes. Pure."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ __all__ = ["News"]
 
 
 class News:
-    """Events that wait to be taken."""
+    """Events that the zkserver has not taken yet."""
 
     def __init__(self) -> None:
         self._events: deque[CoordEvent] = deque()
-        self._told: set[str] = set()  # changes told since the last event of another kind
+        self._told: set[str] = set()  # paths changed since the last event of another kind
         self._held: list[Changed] = []
 
     def tell(self, event: CoordEvent) -> None:
-        """Tell of *event* after all that was told before."""
+        """Append *event*; a repeated change is left out."""
         if not isinstance(event, Changed):
             self._told.clear()
         elif event.path in self._told:
-            return  # It will be read after this anyway: a storm of changes takes no more room.
+            # The zkserver reads the node after the first report anyway: memory stays bounded.
+            return
         else:
             self._told.add(event.path)
         self._events.append(event)
 
     def hold(self, change: Changed) -> None:
-        """Tell of *change*, but not before :meth:`release`."""
+        """Keep *change* back until :meth:`release`."""
         self._held.append(change)
 
     def release(self) -> None:
-        """Tell of the changes that were held back."""
+        """Append the changes that were kept back."""
         held, self._held = self._held, []
         for change in held:
             self.tell(change)
 
     def take(self) -> list[CoordEvent]:
-        """What was told since the last call."""
+        """Remove and return the events since the last call."""
         events = list(self._events)
         self._events.clear()
         self._told.clear()

@@ -1,4 +1,4 @@
-"""Which blocks there are, according to a coordinator's tree."""
+"""Lists the blocks in a coordinator's tree."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["known_blocks"]
 
 
 def known_blocks(entries: Iterable[Entry]) -> frozenset[BlockId]:
-    """The blocks of all topics in *entries*, a whole tree.
+    """Return the blocks of all topics in *entries*, a whole tree.
 
-    A block's files are made after the commit that brings the block, and removed after the one that
-    takes it away. So files of any other block were left by a crash, and nobody will ask for them.
+    Brokers create a block's files after the commit that adds the block, and remove them after the
+    commit that removes it. So files of any other block were left by a crash and are never used.
 
     Raises:
-        CorruptMetadata: an entry cannot be understood.
+        CorruptMetadata: an entry cannot be decoded.
     """
     topics: dict[str, str] = {}
     partitions: dict[tuple[str, str], int] = {}

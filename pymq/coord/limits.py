@@ -1,8 +1,8 @@
-"""How large a commit may be. A rule for all backends, as strict as ZooKeeper's; pure.
+"""The size limit of a commit: ZooKeeper's, applied by all backends. Pure.
 
-ZooKeeper closes the connection of a client that sends more than ``jute.maxbuffer`` at once, 1 MiB
-unless its servers are told otherwise. So no plan may grow with what there is: partitions, blocks,
-members, producers. A backend that would take more hides a plan that does.
+ZooKeeper closes the connection of a client that sends a request above ``jute.maxbuffer``, 1 MiB by
+default. So the size of a commit must not grow with the number of partitions, blocks, members or
+producers. A backend without this limit would hide a commit that does.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from pymq.core.metadata.coordination import Commit, Create, Put
 from pymq.errors import InvalidRequest
 
-REQUEST_BYTES = 1 << 20  # as ZooKeeper's servers have it by default
+REQUEST_BYTES = 1 << 20  # the default of ZooKeeper's servers
 
 _REQUEST = 8 + 9  # the header of a request, and the end of a transaction
 _OPERATION = 9 + 4  # its header, and the length of its path
 _ACL = 4 + 4 + 4 + len("world") + 4 + len("anyone")
-_CREATE = 4 + _ACL + 4  # length of the data, who may use the node, and whether it is ephemeral
+_CREATE = 4 + _ACL + 4  # length of the data, the ACL, and whether the node is ephemeral
 _PUT = 4 + 4  # length of the data, and the version
 
 
 def size(commit: Commit) -> int:
-    """How many bytes *commit* is on its way to a ZooKeeper, in a tree of ours at its root."""
+    """Return the bytes of *commit* as a ZooKeeper request, for a tree at ZooKeeper's root."""
     total = _REQUEST
     for op in commit.ops:
         total += _OPERATION + len(op.path.encode())
@@ -34,7 +34,7 @@ def size(commit: Commit) -> int:
 
 
 def refusal(commit: Commit, limit: int) -> InvalidRequest | None:
-    """Why *commit* is not taken where *limit* bytes are; None if it is."""
+    """Return the error for *commit* if it exceeds *limit* bytes, or None."""
     found = size(commit)
     if found <= limit:
         return None

@@ -1,8 +1,8 @@
-"""A coordinator backend in memory: several zkservers of one process on one tree, nothing kept.
+"""A coordinator backend in memory: the zkservers of one process share a tree that is not kept.
 
-Everything happens at once and in the order of the calls, so that the same calls always give the
-same events. A test takes the connection away with :meth:`MemoryCoordinator.suspend`, gives it back
-with :meth:`~MemoryCoordinator.resume` and ends a session with :meth:`MemoryTree.expire`.
+Each call takes effect at once, so the same calls always produce the same events. A test cuts the
+connection with :meth:`MemoryCoordinator.suspend`, restores it with
+:meth:`~MemoryCoordinator.resume` and ends a session with :meth:`MemoryTree.expire`.
 """
 
 from __future__ import annotations
@@ -45,30 +45,31 @@ class MemoryTree:
     _prefix = "session-"
 
     def __init__(self) -> None:
-        self.request_bytes = REQUEST_BYTES  # that a commit may have
+        self.request_bytes = REQUEST_BYTES  # the limit of a commit
         self._tree = Tree()
         self._watches = TreeWatches()
         self._clients: dict[str, MemoryCoordinator] = {}
-        self._named = 0  # sessions that were named here; a name is never given twice
+        self._named = 0  # number of sessions named so far; a name is never used twice
         self._lock = RLock()
         _trees.add(self)
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """The sessions that are alive, in the order in which they began."""
+        """The living sessions, in the order in which they began."""
         return tuple(self._clients)
 
     def entries(self, root: str = "/") -> tuple[Entry, ...]:
-        """What is at and below *root* now, for tests and tools."""
+        """Return the entries at and below *root*, for tests and tools."""
         with self._lock:
             return self._tree.load(root)
 
     def expire(self, session: str) -> None:
-        """End *session* against its client's will, as a server does that has not heard from it.
+        """End *session* as a server does after the session timeout.
 
-        Its ephemeral nodes and its watches go at once. The client hears of it at once, or when it
-        is resumed, and has a new session then. A crashed zkserver is one that was suspended and is
-        never resumed. Raises :class:`InvalidRequest` if there is no such session.
+        Its ephemeral nodes and its watches are removed at once. The client gets
+        :class:`SessionExpired` and a new session, at once or when it is resumed. For a crashed
+        zkserver, suspend it and never resume it. Raises :class:`InvalidRequest` if there is no
+        such session.
         """
         with self._lock:
             client = self._clients.get(session)
@@ -117,7 +118,7 @@ class MemoryTree:
             self._announce(plan)
 
     def _keep(self, plan: CommitPlan) -> None:
-        """Make *plan* durable before it is adopted; if this raises, nothing has happened."""
+        """Make *plan* durable before the tree adopts it; if this raises, nothing has changed."""
 
     def _announce(self, plan: CommitPlan) -> None:
         changes = [Changed(path) for path in plan.changes]
@@ -129,32 +130,34 @@ class MemoryTree:
 class MemoryCoordinator:
     """One session on a :class:`MemoryTree`; without *hub* on a tree of its own.
 
-    *session* names it; without one the hub counts. :class:`InvalidRequest` if the name is in use.
+    *session* names it; by default the hub numbers its sessions. Raises :class:`InvalidRequest` if
+    the name is in use.
 
-    While it is suspended, requests wait and are carried out after :class:`Resumed`. When the
-    session has expired meanwhile, :class:`SessionExpired` comes instead of it: waiting commits are
-    :class:`Uncertain`, waiting loads are carried out, earlier watches are gone.
+    While it is suspended, requests wait; :meth:`resume` carries them out after :class:`Resumed`.
+    If the session has expired meanwhile, :class:`SessionExpired` comes instead: waiting commits
+    are :class:`Uncertain`, waiting loads are carried out, earlier watches are gone.
     """
 
     def __init__(self, hub: MemoryTree | None = None, *, session: str | None = None) -> None:
         self._hub = MemoryTree() if hub is None else hub
-        # Other threads append while the owner's polls; a deque is safe for that without a lock.
-        self._events: deque[CoordEvent] = deque()
-        self._held: deque[CoordRequest] = deque()  # asked while suspended
+        # Other threads append while the owner's thread polls; a deque needs no lock for that.
+        self.arrivals: deque[CoordEvent] = deque()
+        self._held: deque[CoordRequest] = deque()  # submitted while suspended
         self._is_suspended = False
-        self._is_expired = False  # only ever true while suspended
+        self._is_expired = False  # true only while suspended
         self._is_closed = False
         self._session = self._hub._join(self, session)
 
     @property
     def session(self) -> str:
-        """The session's name; a new one once :class:`SessionExpired` is under way."""
+        """The session's name; a new one as soon as :class:`SessionExpired` is queued."""
         return self._session
 
     def submit(self, request: CoordRequest) -> None:
         """Carry out *request* at once, or after :meth:`resume`.
 
-        Raises :class:`InvalidRequest` for what can never be done, :class:`Closed` after the end.
+        Raises :class:`InvalidRequest` for requests that no backend can carry out, and
+        :class:`Closed` after :meth:`close`.
         """
         validate(request)
         if self._is_closed:
@@ -165,35 +168,35 @@ class MemoryCoordinator:
             self._hub._carry_out(self, request)
 
     def poll(self) -> Sequence[CoordEvent]:
-        """What happened since the last call; nothing any more once closed."""
+        """Return the events since the last call; none after :meth:`close`."""
         events = []
-        while self._events:
-            events.append(self._events.popleft())
+        while self.arrivals:
+            events.append(self.arrivals.popleft())
         return events
 
     def close(self) -> None:
-        """End the session; its ephemeral nodes go at once. Closing twice is allowed."""
+        """End the session; its ephemeral nodes are removed at once. Closing twice is allowed."""
         if self._is_closed:
             return
         self._is_closed = True
         if not self._is_expired:
             self._hub._end(self._session)
-        self._events.clear()
+        self.arrivals.clear()
 
     # --- for tests ------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Lose the connection: answers to commits that were not polled yet become uncertain."""
+        """Cut the connection: answers to commits that were not polled yet become uncertain."""
         with self._hub._lock:
             if self._is_suspended or self._is_closed:
                 return
             lost = (Committed, Conflicted)
-            events = [Uncertain(e.tag) if isinstance(e, lost) else e for e in self._events]
-            self._events = deque([*events, Suspended()])
+            events = [Uncertain(e.tag) if isinstance(e, lost) else e for e in self.arrivals]
+            self.arrivals = deque([*events, Suspended()])
             self._is_suspended = True
 
     def resume(self) -> None:
-        """Have the connection back, in the old session or, if that expired, in a new one."""
+        """Restore the connection, in the old session or, if that expired, in a new one."""
         with self._hub._lock:
             if not self._is_suspended or self._is_closed:
                 return
@@ -201,19 +204,19 @@ class MemoryCoordinator:
             if self._is_expired:
                 self._is_expired = False
                 commits = [held for held in self._held if isinstance(held, Commit)]
-                self._events += [Uncertain(commit.tag) for commit in commits]
+                self.arrivals += [Uncertain(commit.tag) for commit in commits]
                 self._held = deque(held for held in self._held if isinstance(held, Load))
                 self._renew()
             else:
-                # As from afar: what has happened meanwhile, nobody knows.
+                # As a remote backend does: changes may have been missed, so report every root.
                 roots = self._hub._watches.roots(self._session)
-                self._events += [Resumed(), *map(Changed, roots)]
+                self.arrivals += [Resumed(), *map(Changed, roots)]
             while self._held:
                 self._hub._carry_out(self, self._held.popleft())
 
     def _deliver(self, event: CoordEvent) -> None:
         if not self._is_suspended:
-            self._events.append(event)
+            self.arrivals.append(event)
 
     def _expired(self) -> None:
         if self._is_suspended:
@@ -223,14 +226,14 @@ class MemoryCoordinator:
 
     def _renew(self) -> None:
         self._session = self._hub._join(self, None)
-        self._events.append(SessionExpired(self._session))
+        self.arrivals.append(SessionExpired(self._session))
 
 
 _trees: WeakSet[MemoryTree] = WeakSet()
 
 
 def _unlock() -> None:
-    """Free the trees of a forked child of locks that threads of its parent were holding."""
+    """Replace the locks in a forked child: threads of its parent may have held them."""
     for tree in list(_trees):
         tree._lock = RLock()
 

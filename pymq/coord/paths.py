@@ -1,12 +1,12 @@
-"""The paths of the metadata tree, built from names and taken apart again. Pure.
+"""Builds and parses the paths of the metadata tree. Pure.
 
 ====================================================  ============================================
-``/pymq/brokers/<broker>``                            a broker; ``…/state`` (ephemeral): it is alive
+``/pymq/brokers/<broker>``                            a broker; ``…/state`` (ephemeral): alive
 ``/pymq/controller``                                  (ephemeral) the active zkserver
-``/pymq/controller_epoch``                            how often the active zkserver has changed
+``/pymq/controller_epoch``                            rises with each new active zkserver
 ``/pymq/producers/<name>``                            a named producer's epoch and id
-``/pymq/secret``                                      makes the grants of producers' ids
-``/pymq/deleted/<topic id>``                          a deleted topic that brokers may still have
+``/pymq/secret``                                      the key that seals producer id grants
+``/pymq/deleted/<topic id>``                          a deleted topic; brokers may have its files
 ``/pymq/topics/<topic>``                              a topic
 ``/pymq/topics/<topic>/partitions/<partition>``       a partition
 ``…/<partition>/Block_<number>``                      a block, open or sealed
@@ -14,8 +14,8 @@
 ``/pymq/topics/<topic>/subscriptions/<name>``         a subscription; a reader's is ephemeral
 ====================================================  ============================================
 
-Each function that builds a path raises :class:`~pymq.errors.InvalidName` for a name that would not
-be one path segment; :func:`parse` undoes them all.
+Each function that builds a path raises :class:`~pymq.errors.InvalidName` for a name that is not a
+valid path segment. :func:`parse` is the inverse of all of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BrokerPath:
 
 @value
 class BrokerStatePath:
-    """The ephemeral node that says that a broker is alive."""
+    """The ephemeral node of a living broker."""
 
     broker: str
 
@@ -67,7 +67,7 @@ class ControllerEpochPath:
 
 @value
 class SecretPath:
-    """What the grants of producers' ids are made with."""
+    """The secret that seals grants of producer ids."""
 
 
 @value
@@ -84,7 +84,7 @@ class ProducerPath:
 
 @value
 class DeletedTopicsPath:
-    """The folder of the topics that brokers may still have files of."""
+    """The folder of deleted topics whose files brokers may still have."""
 
 
 @value
@@ -197,7 +197,7 @@ def broker(name: str) -> str:
 
 
 def broker_state(name: str) -> str:
-    """The ephemeral node of the broker *name*, there as long as it is alive."""
+    """The ephemeral node of the broker *name*; it exists while the broker is alive."""
     return f"{broker(name)}/state"
 
 
@@ -212,7 +212,7 @@ def controller_epoch() -> str:
 
 
 def secret() -> str:
-    """What the grants of producers' ids are made with."""
+    """The secret that seals grants of producer ids."""
     return f"{ROOT}/secret"
 
 
@@ -227,7 +227,7 @@ def producer(name: str) -> str:
 
 
 def deleted_topics() -> str:
-    """The folder of the topics that brokers may still have files of."""
+    """The folder of deleted topics whose files brokers may still have."""
     return f"{ROOT}/deleted"
 
 
@@ -257,7 +257,7 @@ def partition(topic_name: str, name: str) -> str:
 
 
 def block_name(number: int) -> str:
-    """What the block *number* of a partition is called, in paths and to users."""
+    """Return the name of the block *number* of a partition, for paths and users."""
     if number < 0:
         raise InvalidName(f"bad block number {number}; blocks count from 0")
     return f"Block_{number}"
@@ -284,7 +284,7 @@ def subscription(topic_name: str, name: str) -> str:
 
 
 def parse(path: str) -> MetaPath | None:
-    """What *path* stands for; ``None`` if for nothing that this version knows."""
+    """Return the meaning of *path*; ``None`` if this version does not know it."""
     match path.split("/"):
         case ["", "pymq", *rest]:
             return _parse(rest) if all(map(_NAME.fullmatch, rest)) else None

@@ -1,13 +1,12 @@
-"""A coordinator backend in one SQLite file: durable, embedded, of one process at a time.
+"""A coordinator backend in one SQLite file: durable, embedded, used by one process at a time.
 
-The whole tree is in memory, as in :mod:`pymq.coord.memory`; the file is read once, when it is
-opened, and each commit is one transaction with one fsync before it is adopted and answered.
-Sessions end with the process, so ephemeral nodes are never written: after a crash they are simply
-not there.
+The whole tree is in memory, as in :mod:`pymq.coord.memory`. The file is read once, when it is
+opened. Each commit is one transaction with one fsync before the tree adopts it and answers.
+Sessions end with the process, so ephemeral nodes are never written.
 
-The file is locked exclusively (which also spares SQLite its shared-memory file). SQLite has no
-checksums and would not notice a changed byte or a lost row, and a wrong end offset loses records.
-So each row carries a checksum, and one row the number of nodes and the sum of their checksums.
+The file is locked exclusively (so SQLite needs no shared-memory file). SQLite has no checksums and
+would not notice a changed byte or a lost row, and a wrong end offset loses records. So each row has
+a checksum, and one row holds the number of nodes and the sum of their checksums.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ _SCHEMA = (
 class SqliteTree(MemoryTree):
     """The tree in the file at *path*, shared by the :class:`SqliteCoordinator` of this process.
 
-    The file is made when absent, its folder is not. Opening raises :class:`StoreLocked` while
-    another process or another ``SqliteTree`` has the file, :class:`CorruptMetadata` when it is
-    damaged or not pymq's, :class:`StoreFull` and :class:`StoreError` as the system says.
+    A missing file is created, a missing folder is not. Opening raises :class:`StoreLocked` while
+    another process or another ``SqliteTree`` has the file open, :class:`CorruptMetadata` if it is
+    damaged or not of pymq, :class:`StoreFull` or :class:`StoreError` for errors of the system.
 
-    A commit that finds the disk full raises :class:`StoreFull` from ``submit`` and has changed
-    nothing; it may be tried again. After any other failure nobody knows what the disk holds, so
-    every later request raises :class:`StoreError` until the file is opened again.
+    If the disk is full, ``submit`` raises :class:`StoreFull`, the commit has changed nothing and
+    can be retried. After any other failure the content of the disk is unknown, so every later
+    request raises :class:`StoreError` until the file is opened again.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -72,7 +71,7 @@ class SqliteTree(MemoryTree):
         except BaseException:
             self._file.close()
             raise
-        # Names are not used again after a restart: a log line says whose node it was.
+        # The count of openings keeps names unique over restarts, so logs identify a node's owner.
         self._prefix = f"session-{self._file.opens}."
 
     @property
@@ -81,9 +80,9 @@ class SqliteTree(MemoryTree):
         return self._file.path
 
     def close(self) -> None:
-        """End all sessions and let go of the file. Closing twice is allowed.
+        """End all sessions and close the file. Closing twice is allowed.
 
-        In a forked child this does nothing: the tree may be a copy in the middle of a change.
+        In a forked child this does nothing: its copy of the tree may be half changed.
         """
         if self._file.is_inherited:
             return
@@ -108,12 +107,12 @@ class SqliteTree(MemoryTree):
         kept = [entry for entry in plan.changes.values() if entry and entry.owner is None]
         before = map(self._tree.get, plan.changes)
         gone = [entry for entry in before if entry and entry.owner is None]
-        if gone or kept:  # else only ephemeral nodes changed: no fsync
+        if gone or kept:  # else only ephemeral nodes have changed, which needs no fsync
             self._file.replace(gone, kept)
 
 
 class SqliteCoordinator(MemoryCoordinator):
-    """One session on a :class:`SqliteTree`. ``submit`` returns once a commit is on the disk."""
+    """One session on a :class:`SqliteTree`. ``submit`` returns when a commit is on the disk."""
 
     _own: SqliteTree | None = None
 
@@ -122,29 +121,29 @@ class SqliteCoordinator(MemoryCoordinator):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, session: str | None = None) -> SqliteCoordinator:
-        """A session on a tree of its own, which is closed with it. Raises as SqliteTree does."""
+        """Open a session with its own tree, which is closed with it. Raises as SqliteTree does."""
         tree = SqliteTree(path)
         coordinator = cls(tree, session=session)
         coordinator._own = tree
         return coordinator
 
     def close(self) -> None:
-        """End the session and, if it was made by :meth:`open`, let go of the file."""
+        """End the session; if it was made by :meth:`open`, close the file, too."""
         super().close()
         if self._own is not None:
             self._own.close()
 
 
 def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
-    """What is in the file at *path*, which nobody may have open; it is not changed in any way.
+    """Return the entries of the file at *path*, which must not be open; the file is not changed.
 
-    SQLite cannot read a file that a crash has left without tidying up first. So this opens a copy.
+    SQLite recovers a file after a crash before it reads it, which changes it. So this opens a copy.
 
     Raises:
-        CorruptMetadata: it is damaged or not pymq's.
+        CorruptMetadata: it is damaged or not of pymq.
         StoreError: it cannot be read.
     """
-    import shutil  # only now: opening a queue needs neither
+    import shutil  # lazily: opening a queue needs neither
     import tempfile
 
     source = os.fspath(path)
@@ -173,11 +172,11 @@ def _checksum(entry: Entry) -> int:
 
 
 class _File:
-    """The SQLite file: read once, written transaction by transaction, its errors translated."""
+    """The SQLite file: reads it once, writes transactions, translates errors."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.opens = 0  # how often the file was opened, this time included
+        self.opens = 0  # number of openings, including this one
         self._nodes = 0
         self._total = 0  # of all checksums, modulo 2**32
         self._failure: StoreError | None = None
@@ -185,10 +184,10 @@ class _File:
         self._db: sqlite3.Connection | None = None
 
     def open(self) -> list[Entry]:
-        """Lock and read the file, making it when absent; all nodes, ordered by path."""
+        """Lock and read the file, or create it; return all nodes, ordered by path."""
         self._make()
         with self._translated():
-            # Nobody waits for a lock: who has the file keeps it until its process ends.
+            # Do not wait for the lock: its holder keeps it until its process ends.
             self._db = sqlite3.connect(
                 self.path, timeout=0, isolation_level=None, check_same_thread=False
             )
@@ -196,10 +195,10 @@ class _File:
             return self._open(self._db)
 
     def _make(self) -> None:
-        """Make an empty file that others cannot read; SQLite gives its journal the same mode.
+        """Create an empty private file; SQLite gives its journal the same mode.
 
-        A file that is there is looked at, and not opened: closing it would let go of the lock that
-        another connection of this process has (POSIX locks belong to the process).
+        An existing file is checked without opening it: closing it would release the lock of another
+        connection of this process (POSIX locks belong to the process).
         """
         try:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640))
@@ -213,29 +212,29 @@ class _File:
 
     def _open(self, db: sqlite3.Connection) -> list[Entry]:
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
-        # Look before writing anything, even the journal mode: the file may be someone else's.
+        # Check before writing anything, even the journal mode: the file may not be of pymq.
         is_new = self._check_schema(db)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
-        db.execute("PRAGMA journal_size_limit=4194304")  # one large commit does not stay for ever
+        db.execute("PRAGMA journal_size_limit=4194304")  # the journal shrinks after a large commit
         db.execute("BEGIN IMMEDIATE")
         for statement in _SCHEMA if is_new else ():
             db.execute(statement)
         row = db.execute("SELECT opens + 1, nodes, total FROM schema").fetchone()
         self.opens, self._nodes, self._total = row
         entries = self._read(db)
-        # Only now that all is well does the file change. This first write also finds out, before
-        # anybody relies on it, whether writing is possible at all.
+        # Write only now that all checks have passed. This first write also proves, before the
+        # first commit, that the file is writable.
         db.execute("UPDATE schema SET opens = ?", (self.opens,))
         db.execute("COMMIT")
         return entries
 
     def _check_schema(self, db: sqlite3.Connection) -> bool:
-        """Whether the file is new. Raises :class:`CorruptMetadata` if it is not one of ours."""
+        """Return whether the file is new. Raises :class:`CorruptMetadata` if it is not of pymq."""
         found = dict(db.execute("SELECT name, type FROM sqlite_master"))
         if not found:
             return True
-        # A view could compute what it shows, and a trigger change what is written.
+        # Views could return computed rows, and triggers could change written ones.
         is_ours = found.get("schema") == "table" and found.get("nodes") in ("table", None)
         if not is_ours or not {"table", "index"}.issuperset(found.values()):
             raise CorruptMetadata(f"{self.path} is an SQLite file, but not one of pymq")
@@ -262,7 +261,10 @@ class _File:
         return entries
 
     def replace(self, gone: Sequence[Entry], kept: Sequence[Entry]) -> None:
-        """Replace *gone* by *kept* in one durable transaction, or raise and have done nothing."""
+        """Replace *gone* by *kept* in one durable transaction.
+
+        Raises :class:`StoreFull` if nothing was changed, :class:`StoreError` if this is unknown.
+        """
         assert self._db is not None
         rows = [(entry.path, entry.version, entry.data, _checksum(entry)) for entry in kept]
         nodes = self._nodes + len(kept) - len(gone)
@@ -279,7 +281,7 @@ class _File:
             self._roll_back()
             raise
         except StoreError as error:
-            # A failed fsync may or may not have kept the commit; only reading it again can tell.
+            # After a failed fsync the commit may be on the disk or not; only a new read can tell.
             self._failure = error
             raise
         self._nodes, self._total = nodes, total
@@ -305,7 +307,7 @@ class _File:
             raise ForkedError(f"{self.path} was opened by process {self._pid}; open it again here")
 
     def check(self) -> None:
-        """Raise if the file cannot be used any more: forked, closed, or failed before."""
+        """Raise if the file cannot be used: in a forked child, when closed, or after a failure."""
         self.check_process()
         if self._failure is not None:
             raise StoreError(f"{self.path} failed before and must be opened again: {self._failure}")
@@ -313,7 +315,7 @@ class _File:
             raise Closed(f"{self.path} was closed")
 
     def close(self) -> None:
-        """Let go of the file. A forked child leaves it alone."""
+        """Close the file; in a forked child do nothing."""
         if self._db is None or self.is_inherited:
             return
         self._db.close()
@@ -327,13 +329,14 @@ class _File:
             raise self._error(error) from error
 
     def _error(self, error: sqlite3.Error) -> StoreError:
-        # The low byte is the kind of error, the rest says where it happened. Errors that Python
-        # finds, such as text that is not UTF-8, have no code; they mean that a row is damaged.
+        # The low byte is the kind of error, the rest its place. Errors that Python detects, such as
+        # text that is not UTF-8, have no code; they mean that a row is damaged.
         name = getattr(error, "sqlite_errorname", "no code")
         match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF:
             case sqlite3.SQLITE_NOTADB:
                 return CorruptMetadata(f"{self.path} is not an SQLite file ({error})")
-            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:  # or its tables are not ours
+            # or its tables are not those of pymq
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:
                 return CorruptMetadata(f"{self.path} is damaged: {error} ({name})")
             case sqlite3.SQLITE_FULL:
                 return StoreFull(f"no space left to write {self.path} ({error})")
@@ -349,12 +352,12 @@ _open_files: WeakValueDictionary[int, _File] = WeakValueDictionary()
 def _abandon() -> None:
     """Keep a forked child from ever closing the connections that it inherited.
 
-    SQLite would take itself for the owner of the lock and, on the child's way out, delete the
-    journal that the parent goes on writing to. So each connection gets a reference too many.
+    At the child's exit SQLite would take it for the owner of the lock and delete the journal that
+    the parent is still writing. So each connection gets an extra reference.
     """
     for file in list(_open_files.values()):
         if file._db is not None:
-            import ctypes  # only here: it is slow to load, and forks are rare
+            import ctypes  # lazily: it is slow to load, and forks are rare
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(file._db))
 

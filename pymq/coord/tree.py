@@ -1,8 +1,11 @@
-"""The versioned tree behind the embedded backends, as a pure machine: no files, clock or threads.
+"""The versioned tree of the embedded backends, as a pure machine: no files, clock or threads.
 
-A commit goes in two steps, so that a backend can make it durable in between: :meth:`Tree.plan` says
-what it would do and touches nothing, :meth:`Tree.adopt` does it. A plan that is not adopted leaves
-no trace, which is all that a rollback takes. :meth:`Tree.apply` is both at once.
+A commit takes two steps, so that a backend can make it durable in between:
+
+1. :meth:`Tree.plan` computes the changes and leaves the tree as it is.
+2. :meth:`Tree.adopt` carries them out. Without it the commit is rolled back.
+
+:meth:`Tree.apply` does both.
 
 The root ``/`` always exists. It holds no data, is never listed and cannot be changed.
 """
@@ -33,19 +36,21 @@ from pymq.errors import CorruptMetadata, InvalidRequest
 
 __all__ = ["MAX_DATA_BYTES", "CommitPlan", "Tree", "TreeWatches", "validate"]
 
-MAX_DATA_BYTES = 1 << 19  # ZooKeeper refuses 1 MiB a request; half leaves room for the rest of it
+# ZooKeeper refuses requests of 1 MiB; half of it leaves space for the other fields
+MAX_DATA_BYTES = 1 << 19
 
-# What ZooKeeper does not take in a path is refused here too, so that a tree can move between
-# backends: "." and ".." as names, control characters, surrogates and the private planes' edges.
+# Paths that ZooKeeper refuses are refused here, too, so that a tree can move between backends: "."
+# and ".." as names, control characters, surrogates and the private planes' edges.
 _PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)+")
 _by_path = attrgetter("path")
 
 
 def validate(request: CoordRequest) -> None:
-    """Raise :class:`InvalidRequest` for what no backend could ever carry out.
+    """Raise :class:`InvalidRequest` for a request that no backend could carry out.
 
-    Every backend calls this in ``submit``: a bad path, more than :data:`MAX_DATA_BYTES` of data, a
-    negative version (which ZooKeeper would take for "any"). Such a request is its caller's bug.
+    Refused are a bad path, more than :data:`MAX_DATA_BYTES` of data, and a negative version (which
+    ZooKeeper would take for "any"). Every backend calls this in ``submit``; such a request is a bug
+    of its caller.
     """
     match request:
         case Load(root=root):
@@ -87,9 +92,9 @@ def _parent(path: str) -> str:
 
 @value
 class CommitPlan:
-    """What a commit would do: the versions to answer with, and each touched node as it will be.
+    """The effect of a commit: the versions for its answer, and each touched node's new entry.
 
-    ``None`` stands for a node that will be gone. Parents that are made come before their children.
+    ``None`` means that the node is removed. New parents come before their children.
     """
 
     versions: tuple[int, ...]
@@ -103,7 +108,7 @@ class _Node:
 
 
 class Tree:
-    """Nodes with data, a version and perhaps an owner, changed by whole commits only."""
+    """Nodes with data, a version and an optional owner, changed by whole commits only."""
 
     def __init__(self) -> None:
         self._root = _Node(Entry("/", b"", 0))
@@ -111,16 +116,16 @@ class Tree:
         self._owned: dict[str, dict[str, None]] = {}  # session -> paths of its ephemeral nodes
 
     def __len__(self) -> int:
-        """How many nodes there are, the root not counted."""
+        """Return the number of nodes without the root."""
         return len(self._nodes) - 1
 
     def get(self, path: str) -> Entry | None:
-        """The node at *path*, if there is one."""
+        """Return the node at *path*, if it exists."""
         node = self._nodes.get(path)
         return None if node is None else node.entry
 
     def load(self, root: str) -> tuple[Entry, ...]:
-        """*root* and everything below it, ordered by path; empty when there is no such node."""
+        """Return *root* and all nodes below it, ordered by path; empty if it does not exist."""
         start = self._nodes.get(root)
         if start is None:
             return ()
@@ -133,7 +138,7 @@ class Tree:
         return tuple(found)
 
     def apply(self, commit: Commit, session: str) -> Committed | Conflicted:
-        """Do all of *commit* on behalf of *session*, or nothing of it."""
+        """Carry out *commit* for *session*, completely or not at all."""
         plan = self.plan(commit, session)
         if isinstance(plan, Conflicted):
             return plan
@@ -141,7 +146,7 @@ class Tree:
         return Committed(commit.tag, plan.versions)
 
     def plan(self, commit: Commit, session: str) -> CommitPlan | Conflicted:
-        """Say what *commit* would do, or which of its ops does not hold. Changes nothing."""
+        """Return the effect of *commit*, or its first op that does not hold. Changes nothing."""
         draft = _Draft(self._nodes, session)
         versions = []
         for index, op in enumerate(commit.ops):
@@ -152,18 +157,18 @@ class Tree:
         return CommitPlan(tuple(versions), draft.changes)
 
     def plan_expiry(self, session: str) -> CommitPlan:
-        """Say what the end of *session* would remove: its ephemeral nodes. Changes nothing."""
-        # Ephemeral nodes never have children, so nothing can stand in the way.
+        """Return the effect of the end of *session*: its ephemeral nodes go. Changes nothing."""
+        # Ephemeral nodes never have children, so all of them can be removed.
         return CommitPlan((), dict.fromkeys(self._owned.get(session, ())))
 
     def expire(self, session: str) -> tuple[str, ...]:
-        """Remove the ephemeral nodes of *session*; their paths, in the order of their creation."""
+        """Remove the ephemeral nodes of *session*; return their paths in the order of creation."""
         plan = self.plan_expiry(session)
         self.adopt(plan)
         return tuple(plan.changes)
 
     def adopt(self, plan: CommitPlan) -> None:
-        """Carry out *plan*, which must have been made from the tree as it is now."""
+        """Carry out *plan*, which must have been made from the current tree."""
         for path, entry in plan.changes.items():
             if entry is None:
                 self._remove(path)
@@ -177,7 +182,7 @@ class Tree:
         """
         for entry in entries:
             if entry.path in self._nodes or _parent(entry.path) not in self._nodes:
-                raise CorruptMetadata(f"node {entry.path} is there twice or has no parent")
+                raise CorruptMetadata(f"node {entry.path} exists twice or has no parent")
             self._set(entry)
 
     def _set(self, entry: Entry) -> None:
@@ -195,9 +200,9 @@ class Tree:
     def _remove(self, path: str) -> None:
         node = self._nodes.pop(path, None)
         if node is None:
-            return  # Made and deleted again within one commit.
+            return  # created and deleted within one commit
         self._disown(node.entry)
-        # The parent is gone already if the commit touched it before it emptied and deleted it.
+        # The parent is already gone if the commit changed it first and deleted it later.
         if (parent := self._nodes.get(_parent(path))) is not None:
             del parent.children[path]
 
@@ -211,7 +216,7 @@ class Tree:
 
 
 class _Draft:
-    """The tree as a commit sees it half-way: the nodes below, what earlier ops changed on top."""
+    """The tree as an op of a commit sees it: the nodes with the changes of earlier ops on top."""
 
     def __init__(self, nodes: dict[str, _Node], session: str) -> None:
         self.changes: dict[str, Entry | None] = {}
@@ -220,7 +225,7 @@ class _Draft:
         self._grown: dict[str, int] = {}  # path -> children gained or lost by earlier ops
 
     def do(self, op: Op) -> int | str:
-        """The new version of the op's node (-1 once deleted), or why the op does not hold."""
+        """Return the new version of the op's node (-1 if deleted), or why the op does not hold."""
         match op:
             case Create():
                 return self._create(op)
@@ -245,7 +250,7 @@ class _Draft:
     def _create(self, op: Create) -> int | str:
         parent = self._entry(_parent(op.path))
         if parent is None or parent.owner is not None:
-            return "no-parent"  # An ephemeral node cannot be one, here as in ZooKeeper.
+            return "no-parent"  # An ephemeral node cannot be a parent, as in ZooKeeper.
         if self._entry(op.path) is not None:
             return "exists"
         self.changes[op.path] = Entry(op.path, op.data, 0, self._session if op.ephemeral else None)
@@ -275,25 +280,25 @@ class _Draft:
 
 
 class TreeWatches:
-    """Which session wants to hear of changes below which roots."""
+    """The roots that each session watches."""
 
     def __init__(self) -> None:
         self._roots: dict[str, dict[str, str]] = {}  # session -> root -> prefix of what is below it
 
     def add(self, session: str, root: str) -> None:
-        """From now on *session* hears of *root* and of everything below it."""
+        """Watch *root* and everything below it for *session*."""
         self._roots.setdefault(session, {})[root] = "/" if root == "/" else root + "/"
 
     def drop(self, session: str) -> None:
-        """Forget all that *session* watches."""
+        """Remove all watches of *session*."""
         self._roots.pop(session, None)
 
     def roots(self, session: str) -> tuple[str, ...]:
-        """What *session* watches, in the order of its asking."""
+        """Return the roots that *session* watches, in the order of its loads."""
         return tuple(self._roots.get(session, ()))
 
     def match(self, session: str, changes: Sequence[Changed]) -> Sequence[Changed]:
-        """Those of *changes* that *session* watches, in their order, each once."""
+        """Return those of *changes* that *session* watches, in their order, each once."""
         roots = self._roots.get(session)
         if roots is None:
             return ()

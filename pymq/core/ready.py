@@ -41,7 +41,7 @@ class Append:
 
     Each broker stamps ``durable`` with what its *own* disk holds: the offset before which the whole
     block was synced when the batch was made. Recovery treats bad bytes before ``durable`` as
-    damage, and raises an error. It treats bad bytes after it as a torn write, and truncates them.
+    damage, and raises an error. Bad bytes after it are a torn write, and recovery truncates them.
     A follower therefore stamps the leader's batches anew
     (:func:`pymq.core.batch.batch_sequence.restamp`). The leader's disk was ahead, so its value
     would turn a torn tail of the follower into damage.

@@ -1,1 +1,1 @@
-"""Who gets what: consistent hashing of brokers, partitions and consumers. Pure functions."""
+"""Placement of blocks, keys and consumers by consistent hashing. Pure functions."""

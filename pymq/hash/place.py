@@ -1,12 +1,18 @@
-"""Where a new block lives: which live brokers, and which of them should lead.
+"""Places a new block: chooses its brokers and its leader.
 
-The ring alone is fair on average only: with 3 brokers and 64 partitions of one replica the worst
-broker is 23 % off its share in the median and 48 % at worst (rendezvous hashing: 16 and 45 %). Told
-what the brokers carry already, :func:`place` bounds the load as tightly as can be: the least loaded
-broker gets the block, and ring order decides between equals: 3 % off, which is the rounding. The
-10 to 25 % of slack usual with bounded loads (Mirrokni et al., "Consistent hashing with bounded
-loads") still leave 20 to 34 % here; it buys fewer moves when brokers change, and a new block moves
-nothing whoever gets it.
+The ring alone is fair on average only. With 3 brokers and 64 partitions of one replica, the worst
+broker is off its share by:
+
+=======================================  =================================
+ring                                     23 % in the median, 48 % at worst
+rendezvous hashing                       16 % in the median, 45 % at worst
+bounded loads, slack of 10 to 25 %       20 to 34 %
+:func:`place` with the brokers' loads    3 %, which is the rounding
+=======================================  =================================
+
+Given the loads, :func:`place` gives the block to the least loaded broker, and ring order decides
+between equals. The slack of bounded loads (Mirrokni et al., "Consistent hashing with bounded
+loads") saves moves when brokers change, but a new block moves nothing.
 """
 
 from __future__ import annotations
@@ -36,19 +42,19 @@ def place(
     hosting: Mapping[str, int] | None = None,
     leading: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
-    """The distinct brokers for a new block of *key* (``topic/partition``); the first should lead.
+    """Return the distinct brokers for a new block of *key* (``topic/partition``), the leader first.
 
-    *brokers* are the live ones, with their weights if it is a mapping. With *racks* (broker to
-    rack) replicas spread over as many racks as there are; this goes before balance. *hosting* is
-    the number of replicas, *leading* that of leaderships each broker has already, without this
-    block's; given them, the least loaded come first, relative to their weights.
+    *brokers* are the live ones, with weights if it is a mapping. With *racks* (broker to rack)
+    replicas spread over as many racks as there are; this goes before balance. *hosting* and
+    *leading* are the numbers of replicas and of leaderships of each broker, without this block.
+    With them, the brokers with the least load relative to their weight come first.
 
-    Raises NotEnoughBrokers when fewer brokers live than replicas are asked for.
+    Raises NotEnoughBrokers if there are fewer live brokers than *replicas*.
     """
     if replicas < 1:
         raise InvalidRequest(f"a block needs at least one replica, got {replicas}")
     if isinstance(brokers, Mapping) and len(brokers) == replicas == 1:
-        return tuple(brokers)  # An embedded queue has nothing to choose, and no need of a ring.
+        return tuple(brokers)  # An embedded queue has no choice and needs no ring.
     ring = ring_of(brokers)
     cost = None if hosting is None else load_cost(hosting, ring.weights)
     chosen = ring.pick(key, replicas, racks=racks, cost=cost)
@@ -67,7 +73,7 @@ def place_all(
     hosting: Mapping[str, int] | None = None,
     leading: Mapping[str, int] | None = None,
 ) -> dict[str, tuple[str, ...]]:
-    """:func:`place` for several keys, each counting as load for the next; the order is by key."""
+    """Return :func:`place` for several keys, in sorted order; each counts as load for the next."""
     hosts, leads = Counter(hosting or {}), Counter(leading or {})
     placed = {}
     for key in sorted(set(keys)):
@@ -78,18 +84,18 @@ def place_all(
 
 
 def load_cost(load: Mapping[str, int], weights: Mapping[str, float]) -> Callable[[str], float]:
-    """The cost of giving a broker one thing more: its load with it, relative to its weight."""
+    """Return the cost of one more item on a broker: its load with it, relative to its weight."""
     return lambda name: (load.get(name, 0) + 1) / weights[name]
 
 
 def ring_of(brokers: Brokers) -> Ring:
-    """The ring of *brokers*, built once for equal brokers: a build costs 0.1 ms a broker."""
+    """Return the ring of *brokers*, cached because a build costs 0.1 ms a broker."""
     weights = brokers if isinstance(brokers, Mapping) else dict.fromkeys(brokers, 1.0)
     return _ring(tuple(sorted(weights.items())))
 
 
 @lru_cache(maxsize=16)
 def _ring(weights: tuple[tuple[str, float], ...]) -> Ring:
-    from pymq.hash.ring import Ring  # only now: it loads hashlib, and that OpenSSL
+    from pymq.hash.ring import Ring  # on demand: it loads hashlib and OpenSSL
 
     return Ring(dict(weights))

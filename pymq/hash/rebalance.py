@@ -1,7 +1,10 @@
-"""Which blocks to roll onto other brokers when brokers came or went: repair first, then level.
+"""Plans which blocks to roll onto other brokers after brokers have come or gone.
 
-Nothing moves by itself: the answer is a plan of rolls, small by a budget, and carrying it out in
-several rounds ends where one big round would.
+1. Replace replicas on brokers that are gone.
+2. Level the load of the others.
+
+The result is a plan of rolls, bounded by a budget. Several small rounds end in the same placement
+as a big one.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ def rebalance(
     *,
     budget: int | None = None,
 ) -> dict[str, tuple[str, ...]]:
-    """New replicas for those keys of *placed* (``topic/partition`` to replicas) that should move.
+    """Return new replicas for the keys of *placed* (``topic/partition`` to replicas) that move.
 
-    Replicas on brokers that are not in *brokers* are replaced first, as far as there are others;
-    then replicas move from the fullest brokers to the emptiest, never to fewer racks than before,
+    Replicas on brokers that are not in *brokers* are replaced first, as far as there are others.
+    Then replicas move from the fullest brokers to the emptiest, never to fewer racks than before,
     until no move helps. *budget* is the number of replicas that may move, ``None`` for no limit.
 
     >>> rebalance({"t/0": ("a", "b"), "t/1": ("b", "a")}, ["b", "c"])
@@ -41,7 +44,7 @@ def rebalance(
 
 
 class _Plan:
-    """The placement while it is being improved."""
+    """A placement during its improvement."""
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class _Plan:
                 self._held.get(name, {})[key] = None
 
     def repair(self) -> None:
-        """Put a live broker in the place of each one that is gone."""
+        """Replace each broker that is gone by a live one."""
         for key, names in self._now.items():
             alive = [name for name in names if name in self._ring]
             spare = len(self._ring) - len(alive)
@@ -77,17 +80,17 @@ class _Plan:
                 self._replace(key, old, new)
 
     def move_one(self) -> bool:
-        """Make the best move there is; false when none helps or the budget is spent."""
+        """Make the best move; return False if no move helps or the budget is spent."""
         if self._left <= 0:
             return False
-        # Strictly better afterwards, so that no replica ever moves to and fro.
+        # A move must be strictly better, so that no replica moves back and forth.
         now = {name: self._hosting[name] / weight for name, weight in self._weights.items()}
         then = {name: (self._hosting[name] + 1) / w for name, w in self._weights.items()}
         emptiest = sorted(then, key=lambda name: then[name])
         for full in sorted(now, key=lambda name: -now[name]):
             for empty in emptiest:
                 if then[empty] >= now[full]:
-                    break  # The next ones are fuller still.
+                    break  # The next brokers are even fuller.
                 for key in self._held[full]:
                     if empty not in self._now[key] and self._keeps_racks(key, full, empty):
                         self._replace(key, full, empty)
@@ -95,15 +98,15 @@ class _Plan:
         return False
 
     def changed(self) -> dict[str, tuple[str, ...]]:
-        """The keys that have other replicas than before, each with its leader first."""
+        """Return the keys with changed replicas, each with its leader first."""
         rolled = {key: names for key, names in self._now.items() if [*self._before[key]] != names}
         leading = Counter(
             names[0] for key, names in self._before.items() if key not in rolled and names
         )
         result = {}
         for key, names in rolled.items():
-            # A roll gives a new leader anyway, so the choice is free. A dead broker that could not
-            # be replaced stays listed and must not lead.
+            # A roll elects a new leader anyway, so the choice is free. A dead broker without a
+            # replacement stays listed and must not lead.
             able = [name for name in names if name in self._weights] or names
             leader = min(able, key=lambda name: leading[name] / self._weights.get(name, 1.0))
             leading[leader] += 1

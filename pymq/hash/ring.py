@@ -1,8 +1,8 @@
-"""A consistent hash ring: keys and members are points on a circle, the next member owns the key.
+"""A consistent hash ring: keys and members are points on a circle, the next member owns a key.
 
-A member has many points (virtual nodes), so that shares are even and those of a lost member go to
-all the others. The points of a member depend on its name alone: adding, removing or re-weighting
-one member moves the keys of that member and no others.
+A member has many points (virtual nodes), so that shares are even and the keys of a lost member go
+to all others. The points of a member depend on its name alone: a member that is added, removed or
+re-weighted moves its own keys and no others.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ __all__ = ["POINTS", "Ring", "key_point", "member_points"]
 
 # Points of a member of weight 1. Largest deviation from the fair share with 3 members, median of
 # 60 rings: 32 points 17 %, 64 11 %, 128 7 %, 256 7 %, 512 4 %. Beyond 128 the ring costs more to
-# build than it gains, and where evenness matters (place, assign) a bound on the load gives it.
+# build than it gains; if evenness matters (place, assign), a bound on the load gives it.
 POINTS = 128
-MAX_WEIGHT = 1_000.0  # 128,000 points, 0.2 s to build: more is a mistake in the caller's units
+MAX_WEIGHT = 1_000.0  # 128,000 points, 0.2 s to build; a larger one is a wrong unit
 
 _POINTS_PER_DIGEST = 8  # one blake2b digest of 64 bytes is cut into 8 points of 64 bits
 
 
 def key_point(key: str | bytes) -> int:
-    """The place of *key* on the circle, 0 to 2**64 - 1; a ``str`` stands for its UTF-8 bytes."""
+    """Return the point of *key*, 0 to 2**64 - 1; a ``str`` counts as its UTF-8 bytes."""
     raw = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
     return int.from_bytes(blake2b(raw, digest_size=8, person=b"pymq key").digest(), "big")
 
 
 def member_points(member: str, count: int) -> list[int]:
-    """The first *count* points of *member*; a larger count only adds points at the end."""
+    """Return the first *count* points of *member*; a larger count only adds points at the end."""
     name = member.encode("utf-8", "surrogatepass")
     points: list[int] = []
     for number in range(-(-count // _POINTS_PER_DIGEST)):
-        # Number and name cannot run together: the number comes first and holds no NUL.
+        # The NUL separates number and name unambiguously: a number has none.
         digest = blake2b(b"%d\0%b" % (number, name), person=b"pymq point").digest()
         points += (int.from_bytes(digest[at : at + 8], "big") for at in range(0, 64, 8))
     return points[:count]
@@ -46,20 +46,20 @@ def member_points(member: str, count: int) -> list[int]:
 class Ring:
     """An immutable ring of members, each with a weight (default 1) that scales its share of keys.
 
-    Equal members give an equal ring, whatever the order in which they were named. Where points of
-    two members collide, the smaller name owns the point.
+    Equal members give an equal ring, in any order. If points of two members collide, the smaller
+    name owns the point.
     """
 
     __slots__ = ("_owners", "_points", "_weights")
 
     def __init__(self, members: Iterable[str] | Mapping[str, float] = ()) -> None:
-        """Build the ring of *members*; raises InvalidName or InvalidRequest for bad ones."""
+        """Build the ring; raises InvalidName or InvalidRequest for an invalid member."""
         given = members if isinstance(members, Mapping) else dict.fromkeys(members, 1.0)
         self._weights = {name: float(given[name]) for name in sorted(given)}
         entries: list[tuple[int, str]] = []
         for name, weight in self._weights.items():
             if not name:
-                # An unused slot must never look like a member without a name.
+                # An unused slot must not look like an unnamed member.
                 raise InvalidName("a ring member needs a name, got ''")
             if not 0 < weight <= MAX_WEIGHT:
                 raise InvalidRequest(
@@ -97,22 +97,22 @@ class Ring:
         return f"Ring({self._weights})"
 
     def with_member(self, member: str, weight: float = 1.0) -> Ring:
-        """This ring with *member* added, or its weight changed; keys move to or from it only."""
+        """Return a ring with *member* added or re-weighted; only its keys move."""
         return Ring({**self._weights, member: weight})
 
     def without(self, member: str) -> Ring:
-        """This ring without *member*, if it was there; only the keys that it owned move."""
+        """Return a ring without *member*; only its keys move."""
         return Ring({name: weight for name, weight in self._weights.items() if name != member})
 
     def owner(self, key: str | bytes) -> str:
-        """The member that owns *key*; raises NotEnoughBrokers when the ring is empty."""
+        """Return the member that owns *key*; raises NotEnoughBrokers if the ring is empty."""
         if not self._points:
             raise _too_few(1, 0)
         at = bisect_left(self._points, key_point(key))
         return self._owners[at % len(self._owners)]
 
     def order(self, key: str | bytes) -> Iterator[str]:
-        """Every member once, in the order in which they come on the ring from *key* on."""
+        """Return every member once, in ring order from *key* on."""
         at = bisect_left(self._points, key_point(key))
         seen: set[str] = set()
         for index in chain(range(at, len(self._owners)), range(at)):
@@ -132,14 +132,14 @@ class Ring:
         keep: Collection[str] = (),
         cost: Callable[[str], float] | None = None,
     ) -> tuple[str, ...]:
-        """The first *n* distinct members from *key* on; without options, in ring order.
+        """Return the first *n* distinct members from *key* on; without options, in ring order.
 
-        With *racks* (member to rack), no rack is used again while another is used less; members of
-        unknown rack count as one rack, because nothing shows that they fail apart. Members in
-        *keep* are not picked, yet their racks count as used. With *cost*, cheaper members come
-        before dearer ones of equally used racks, and ring order decides between equals.
+        With *racks* (member to rack), the least used racks come first. Members of unknown rack
+        count as one rack, because they may fail together. Members in *keep* are not picked, but
+        their racks count as used. With *cost*, among equally used racks cheaper members come first,
+        and ring order decides between equals.
 
-        Raises NotEnoughBrokers (``needed``, ``available``) when fewer than *n* can be picked.
+        Raises NotEnoughBrokers (``needed``, ``available``) if fewer than *n* can be picked.
         """
         if n < 0:
             raise InvalidRequest(f"cannot pick {n} members")
@@ -157,7 +157,7 @@ class Ring:
         price = {name: cost(name) if cost is not None else 0.0 for name in rest}
         picked: list[str] = []
         for _ in range(n):
-            # The dict is in ring order and min() returns the first of equals.
+            # The dict is in ring order, and min() returns the first of equals.
             best = min(price, key=lambda name: (used[rack(name)], price[name]))
             del price[best]
             used[rack(best)] += 1

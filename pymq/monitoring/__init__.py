@@ -1,1 +1,1 @@
-"""What a process can tell about its nodes."""
+"""Metrics of the nodes of a process."""

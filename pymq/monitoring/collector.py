@@ -1,4 +1,4 @@
-"""All that a process can tell about its nodes, gathered by the thread that turns their loop."""
+"""Collects the metrics of a process's nodes, in the thread that turns their loop."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ from pymq.controller.controller import Controller
 from pymq.coord.base import Coordinator
 from pymq.core.observe.events import EventLog
 from pymq.core.observe.metrics import Metrics
-from pymq.core.partition.fetch_limits import Loads
+from pymq.core.pending.fetch_limits import FetchOutbox
 from pymq.descriptors import soft_limit
 from pymq.monitoring import gauges
 from pymq.runtime.loop import Loop
 from pymq.runtime.timed_machines import (
     Meter,
-    MeteredBroker,
     MeteredStore,
-    MeteredZkServer,
     TimedFiles,
 )
 from pymq.store.base import BlockStore
 
 
 @runtime_checkable
-class Net(Protocol):
-    """What a transport tells of itself."""
+class TransportStats(Protocol):
+    """The figures that a transport provides."""
 
-    dropped: int  # messages and packets that were lost or refused
-    cut: int  # connections that were ended because nothing was taken
+    dropped: int  # messages and packets lost or refused
+    cut: int  # connections closed because the peer read nothing
+
+    @property
+    def outbox(self) -> FetchOutbox:
+        """Return the bytes queued for clients."""
+        ...
 
     @property
     def turned_away(self) -> int:
-        """Connections that were ended because there were too many."""
+        """Return the number of connections closed because there were too many."""
         ...
 
     def tell_when_crowded(self, told: Callable[[int], object]) -> None:
-        """Have *told* called with how many were turned away, now and then, when more are."""
-        ...
-
-    def loads(self) -> Loads:
-        """Bytes for clients that have not left the process."""
+        """Have *told* called with the number of refused connections, now and then, if it grows."""
         ...
 
     def waiting(self) -> tuple[int, int, int]:
-        """Peers, packets that wait for them, and the bytes of those."""
+        """Return the numbers of peers, of packets queued for them, and of those packets' bytes."""
         ...
 
 
 class Collector:
-    """The meters of one loop, which drives brokers, a zkserver, or both.
+    """The metrics of one loop, which drives brokers, a zkserver, or both.
 
-    Each broker is timed for itself, since their disks work side by side; what is told is the sum.
+    Each broker is timed separately, since their disks work in parallel; the metrics are the sums.
     """
 
     def __init__(self, loop: Loop, version: str, files: TimedFiles | None = None) -> None:
         self.journal = EventLog()
-        self.net: Net | None = None
-        self.refused: Callable[[], int] | None = None  # how much the policy has refused
+        self.net: TransportStats | None = None
+        # number of requests that the policy has refused
+        self.refused: Callable[[], int] | None = None
         self.idle_s: Callable[[], float] | None = None
         self._loop = loop
         self._version = version
@@ -74,19 +74,18 @@ class Collector:
     def add_broker(self, machine: BrokerMachine, store: BlockStore) -> None:
         """Have the loop drive a broker, and time it."""
         meter = Meter(time.perf_counter) if self._brokers else self._meter
-        wrapped = MeteredBroker(machine, meter)
-        self._loop.add_broker(machine.me, wrapped, MeteredStore(store, meter))
+        self._loop.add_broker(machine.me, machine, MeteredStore(store, meter), meter)
         self._brokers[machine] = meter
 
     def add_zkserver(self, machine: Controller, backend: Coordinator) -> None:
         """Have the loop drive a zkserver, and time it."""
-        self._loop.add_zkserver(machine.me, MeteredZkServer(machine, self._meter), backend)
+        self._loop.add_zkserver(machine.me, machine, backend, self._meter)
         self._zkservers.append(machine)
 
-    # --- telling --------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------
 
     def collect(self) -> Metrics:
-        """How things stand; for the thread that turns the loop."""
+        """Return all metrics; only the thread that turns the loop may call this."""
         out = Metrics()
         for broker, meter in self._brokers.items():
             out.add("pymq_info", 1, broker.me, "broker", self._version)
@@ -102,7 +101,7 @@ class Collector:
         if self._files is not None:
             out.add("pymq_fsync_seconds", self._files.syncs.copy())
         self._meter.collect(out)
-        out.add("pymq_inbox_messages", self._loop.waiting)
+        out.add("pymq_inbox_messages", len(self._loop.inbox))
         for event, count in self.journal.counts.items():
             out.add("pymq_events_total", count, event)
         if self.net is not None:
@@ -110,7 +109,7 @@ class Collector:
             out.add("pymq_connections", peers)
             out.add("pymq_send_queue_packets", packets)
             out.add("pymq_send_queue_bytes", size)
-            out.add("pymq_unsent_bytes", self.net.loads().node)
+            out.add("pymq_unsent_bytes", self.net.outbox.loads().node)
             out.add("pymq_connections_cut_total", self.net.cut)
             out.add("pymq_connections_turned_away_total", self.net.turned_away)
             out.add("pymq_messages_dropped_total", self.net.dropped)
@@ -124,7 +123,7 @@ class Collector:
 
 
 def process(out: Metrics) -> None:
-    """What the operating system tells of this process; any thread may ask."""
+    """Return the operating system's figures for this process; any thread may call this."""
     times = os.times()
     out.add("process_cpu_seconds_total", times.user + times.system)
     try:
@@ -133,7 +132,7 @@ def process(out: Metrics) -> None:
         since_boot = float(_told("/proc/uptime").split()[0])
         open_fds = len(os.listdir("/proc/self/fd"))
     except (OSError, ValueError, IndexError):
-        return  # Not Linux, or too well hidden: the rest has to do.
+        return  # Not Linux, or no /proc: leave those figures out.
     out.add("process_resident_memory_bytes", pages * os.sysconf("SC_PAGE_SIZE"))
     age = since_boot - ticks / os.sysconf("SC_CLK_TCK")
     out.add("process_start_time_seconds", round(time.time() - age, 2))

@@ -1,7 +1,7 @@
-"""How things stand with a broker or a zkserver, read off when somebody asks.
+"""Gauges of a broker or a zkserver, read on request.
 
-It is for the thread that turns their loop, and takes some 5 us for each partition that is led here:
-figures are only copied, and written down by whoever asked.
+The thread that turns the loop only copies the figures, at about 5 us per partition led here. The
+thread that requested them formats them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pymq.core.types import AckMode, TopicPartition
 
 
 def broker(machine: BrokerMachine, out: Metrics) -> None:
-    """What a broker hosts, leads and coordinates."""
+    """Add what a broker hosts, leads and coordinates."""
     led = under = few = failed = 0
     taken_in: dict[str, list[int]] = {}
     for partition in machine.partitions.values():
         total = taken_in.setdefault(partition.name.topic, [0, 0])
-        records, size = partition.taken_in
+        records, size = partition.produces.records, partition.produces.bytes
         total[0] += records
         total[1] += size
         failed += partition.offline is not None
@@ -39,11 +39,12 @@ def broker(machine: BrokerMachine, out: Metrics) -> None:
     out.add("pymq_under_min_isr_partitions", few)
     out.add("pymq_failed_partitions", failed)
     out.add("pymq_fetches_waiting", machine.fetches.waiting)
+    out.add("pymq_delayed_records", machine.delayed)
     _groups(machine, out)
 
 
 def _led(partition: Partition, out: Metrics) -> tuple[int, int]:
-    """Tell of a partition that is led here; returns the replicas in sync, and all of them."""
+    """Add a partition led here; returns the numbers of in-sync replicas and of all replicas."""
     report, state = partition.report(), partition.state
     replicas = len(state.blocks[-1].replicas)
     in_sync = len(report.in_sync)
@@ -65,15 +66,15 @@ def _groups(machine: BrokerMachine, out: Metrics) -> None:
     for coordinator in machine.coordinators.values():
         for group in coordinator.groups.values():
             out.add("pymq_group_members", len(group.members), group.name)
-            for (topic, partition), leases in group.leases.items():
+            for (topic, partition), leases in group.offsets.leases.items():
                 where = (group.name, topic, partition)
                 out.add("pymq_group_committed_offset", leases.committed, *where)
                 out.add("pymq_group_in_flight", leases.in_flight, *where)
-                # Whoever leads the partition here knows better than the members have told.
+                # A leader on this broker has a newer high watermark than the members' reports.
                 led = machine.partitions.get((topic, partition))
                 if led is not None and led.leads:
-                    end = led.opened.high_watermark
-                elif (known := group.end(topic, partition)) is not None:
+                    end = led.opened.offsets.high_watermark
+                elif (known := group.offsets.end(topic, partition)) is not None:
                     end = known
                 else:
                     end = leases.committed
@@ -81,7 +82,7 @@ def _groups(machine: BrokerMachine, out: Metrics) -> None:
 
 
 def zkserver(machine: Controller, out: Metrics) -> None:
-    """What a zkserver knows of the cluster, if it is the active one."""
+    """Add what a zkserver knows of the cluster, if it is the active one."""
     counts = machine.journal.counts
     out.add("pymq_active_controller", int(machine.is_active))
     out.add("pymq_isr_shrinks_total", counts["isr_shrunk"])
@@ -92,7 +93,7 @@ def zkserver(machine: Controller, out: Metrics) -> None:
     out.add("pymq_rolls_under_way", machine.rolls)
     out.add("pymq_metadata_queue", machine.queue)
     if not machine.is_active:
-        return  # The figures of one who is active no more would be added to those of who is.
+        return  # A former controller's figures would add to those of the active one.
     image, members = machine.image, machine.members
     dead = offline = partitions = 0
     for name in image.brokers:
@@ -118,5 +119,5 @@ def zkserver(machine: Controller, out: Metrics) -> None:
 def _is_offline(machine: Controller, name: TopicPartition) -> bool:
     block = machine.image.partition(*name).open_block
     if block.acks is not AckMode.RAFT and block.leader in machine.members:
-        return False  # as most are, which is cheaper to see
+        return False  # the usual case, with a cheap check
     return takeover.problem(machine.image, machine.members, name) is not None

@@ -1,1 +1,1 @@
-"""pymq over a network: clients of a cluster, and the brokers and zkservers that it is made of."""
+"""Assembles brokers, zkservers, clients of a cluster, and embedded queues."""

@@ -1,4 +1,4 @@
-"""Brokers and zkservers of a cluster, put together from a transport, a store and a coordinator."""
+"""Assembles brokers and zkservers from a transport, a store and a coordinator backend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from pymq import coord
 from pymq.access.grants import Grants
@@ -20,17 +20,18 @@ from pymq.coord.base import Coordinator
 from pymq.core.block.replicator import ReplicationConfig
 from pymq.core.group.group_limits import GroupLimits
 from pymq.core.message import LeaderAndIsr
+from pymq.core.observe.events import EventLog
 from pymq.core.observe.metrics import Metrics
-from pymq.core.partition.fetch_limits import FetchLimits, FetchOutbox
+from pymq.core.pending.fetch_limits import FetchLimits, FetchOutbox
 from pymq.core.types import check_name
 from pymq.errors import PymqError
 from pymq.hash.assign import assignor
-from pymq.monitoring.collector import Collector, Net
+from pymq.monitoring.collector import Collector, TransportStats
 from pymq.nodes.clocks import monotonic_ms, wall_ms
 from pymq.nodes.directory import Directory
 from pymq.nodes.embedded import version
 from pymq.nodes.identity import fresh_identity, next_identity
-from pymq.nodes.security import Access, Http, NodeSecurity, open_transport
+from pymq.nodes.security import Access, Http, NodeSecurity, SecurityOptions, open_transport
 from pymq.replication.factory import replicator
 from pymq.runtime.loop import Loop
 from pymq.runtime.node_thread import NodeThread
@@ -43,14 +44,14 @@ from pymq.transport.base import Arrival, Gate, Transport
 if TYPE_CHECKING:
     from pymq.web.server import Server
 
-LEAVE_MS = 3_000  # for a broker that stops, to hand over what it leads
+LEAVE_MS = 3_000  # for a stopping broker to hand over its leaderships
 HEARTBEAT_MS = 300  # of brokers
-SESSION_MS = 2_000  # a broker that is silent for longer is dead
-COPY_BYTES_S = 50 << 20  # of sealed blocks that move to a broker
+SESSION_MS = 2_000  # a broker without a heartbeat for this long is dead
+COPY_BYTES_S = 50 << 20  # copy rate of sealed blocks to a broker
 COPIES_MAX = 1_000
-ZKSERVER = "zkserver"  # whose key a zkserver has, if no key file names its endpoint
-DRAIN_S = 2.0  # what a node has left to say when it is stopped
-DRAIN_RUNS = 10  # of its loop, in which it says and writes that
+ZKSERVER = "zkserver"  # key name of a zkserver, if no key file names its endpoint
+DRAIN_S = 2.0  # limit for sending the rest when a node stops
+DRAIN_RUNS = 10  # runs of its loop for that
 
 
 def _new_id() -> str:
@@ -58,10 +59,10 @@ def _new_id() -> str:
 
 
 class Node(Handle):
-    """What brokers and zkservers have in common: a life.
+    """The life cycle of brokers and zkservers.
 
-    ``run`` turns the node in this thread until ``stop``; ``start`` does it in a thread of its own.
-    ``close`` ends it in either case, and so does leaving the ``with`` block.
+    ``run`` turns the node in this thread until ``stop``; ``start`` does so in a thread of its own.
+    ``close``, or leaving the ``with`` block, ends it in either case.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class Node(Handle):
     ) -> None:
         self.transport = transport
         self.loop = loop
-        self.journal = meters.journal  # of what happens; give it a listener to hear of it
-        self.on_ready: Callable[[], None] = lambda: None  # called once, by the node's own thread
+        self.journal = meters.journal  # of events; add a listener to receive them
+        self.on_ready: Callable[[], None] = lambda: None  # called once, by the node's thread
         self._runner = NodeThread(loop, transport, self._note)
         self._thread: threading.Thread | None = None
         self._is_ready = threading.Event()
@@ -79,7 +80,7 @@ class Node(Handle):
         self._door = door
         self._meters = meters
         self._http: Server | None = None
-        if isinstance(transport, Net):
+        if isinstance(transport, TransportStats):
             meters.net = transport
             note = meters.journal.note
             transport.tell_when_crowded(lambda n: note("connections_crowded", turned_away=n))
@@ -94,14 +95,14 @@ class Node(Handle):
 
     @property
     def endpoint(self) -> str:
-        """Where it is reached."""
+        """The node's endpoint."""
         return self.transport.endpoint
 
     def run(self) -> None:
-        """Turn the node in this thread until :meth:`stop`, then let go of everything.
+        """Turn the node in this thread until :meth:`stop`, then close its resources.
 
         Raises:
-            PymqError: whatever keeps it from going on.
+            PymqError: the error that has ended the node.
         """
         try:
             self._runner.run(self._is_over)
@@ -113,7 +114,7 @@ class Node(Handle):
         """Turn the node in a thread of its own; returns when it is ready, or after *timeout*.
 
         Raises:
-            PymqError: it has ended before.
+            PymqError: the node ended before it was ready.
         """
         check_timeout(timeout)
         self._thread = threading.Thread(target=self._run, name=f"pymq-{self.name}", daemon=True)
@@ -126,37 +127,37 @@ class Node(Handle):
     def _run(self) -> None:
         try:
             self.run()
-        except BaseException as error:  # raised again by whoever started it
+        except BaseException as error:  # `start` raises it again
             self._problem = error
         finally:
             self._is_ready.set()
 
     @property
     def http(self) -> str:
-        """Where its metrics and its page are, as ``http://127.0.0.1:8080/``; empty without."""
+        """The URL of its metrics and page, as ``http://127.0.0.1:8080/``; empty without HTTP."""
         return self._http.address if self._http is not None else ""
 
     def _open_http(self, http: Http | None, access: Access, page_of: str = "") -> None:
         if http is not None:
-            from pymq.nodes.http import open_http  # only now: most nodes do without
+            from pymq.nodes.http import open_http  # lazy: most nodes serve no HTTP
 
             self._http = open_http(http, page_of, access, self._door, self.metrics)
 
     def metrics(self, timeout: float = 5.0) -> Metrics:
-        """How it stands with the node; any thread may ask while it runs.
+        """Return the node's metrics; any thread may call this while the node runs.
 
         Raises:
-            TimeoutError: it did not come to it within *timeout* seconds.
-            Closed: it does not run any more.
+            TimeoutError: the node did not answer within *timeout* seconds.
+            Closed: the node has stopped.
         """
         return self._runner.ask(self._meters.collect, timeout)
 
     def stop(self) -> None:
-        """Let the node end in order; any thread may call this, and a signal's handler."""
+        """Request an orderly stop; any thread and signal handlers may call this."""
         self._runner.stop()
 
     def close(self) -> None:
-        """End it and let go of everything; may be repeated."""
+        """Stop the node and close its resources; may be repeated."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self.stop()
@@ -174,11 +175,11 @@ class Node(Handle):
                     self._door.close()
 
     def _is_over(self) -> bool:
-        """Whether it has come to its end by itself; asked in each turn."""
+        """Whether the node ends by itself; checked in each turn."""
         return False
 
     def _note(self, arrivals: Sequence[Arrival]) -> None:
-        """See what arrives before the machines do."""
+        """Inspect arrivals before the machines receive them."""
 
     def _ready(self) -> None:
         if not self._is_ready.is_set():
@@ -186,7 +187,7 @@ class Node(Handle):
             self.on_ready()
 
     def _drain(self) -> None:
-        """Say and write what is left to be said and written."""
+        """Carry out the pending sends and writes."""
         for _ in range(DRAIN_RUNS):
             self.loop.run()
             if not self.loop.has_work:
@@ -194,48 +195,47 @@ class Node(Handle):
         self.transport.flush()
 
     def _let_go(self) -> None:
-        """Close what the node has opened."""
+        """Close the node's resources."""
 
 
 class Broker(Node):
     """A broker: it keeps the blocks of partitions and serves them.
 
     Args:
-        name: the broker's own, for ever; its blocks belong to it.
+        name: the broker's permanent name; its blocks belong to it.
         zkservers: their endpoints.
-        data: a folder, which is made when absent, or ``"memory:"``.
-        listen: where clients and other brokers are to reach it, as ``"tcp://0.0.0.0:7774"``; port 0
+        data: a folder, created if absent, or ``"memory:"``.
+        listen: the endpoint for clients and other brokers, as ``"tcp://0.0.0.0:7774"``; port 0
             takes a free one.
-        advertise: how they reach it, where that is something else.
-        rack: brokers of one rack fail together; replicas go to different ones.
-        weight: how much of the load it takes, compared with others.
-        gate: asked for every message that arrives, with the principal of its connection, instead of
-            the policy; a ``pymq.access.guard.Guard`` is one.
-        transport, store: parts of one's own, instead of ``listen`` and ``data``; the gate is then
-            the transport's affair.
-        heartbeat_ms: how often it says that it is alive.
-        copy_bytes_s: how many bytes a second it takes of sealed blocks that move to it; 0: as many
-            as it can. What it lacks of its own blocks after a start is not counted.
-        curve_dir: a folder of keys, as ``pymq keys`` makes it; then all is encrypted, and nobody
-            may do anything but what a policy allows. The broker's own key bears its name.
-        policy: that policy; ``policy.toml`` in the folder of keys by default.
-        audit: a file for what was refused; without one it is logged.
-        insecure: listen to the network without keys; anybody may then do anything.
-        connections_per_address: how many one address may have, where there are keys; 1,000 if
-            nothing is said.
-        connections_per_principal: how many one principal may have, from wherever, where there are
-            keys; 500 if nothing is said.
-        fetch_max_bytes: of one answer to a fetch, whatever it asks for, or else of one batch; 4 MiB
-            if nothing is said (fetch.max.bytes of Kafka).
-        fetch_memory_bytes: of all answers to fetches that clients have not taken yet; 32 MiB if
-            nothing is said, and at least 1 MiB.
-        group_max_members: of a consumer group that is coordinated here; 1,000 if nothing is said
+        advertise: the endpoint that they connect to, if it differs.
+        rack: brokers of one rack fail together; replicas go to different racks.
+        weight: the broker's share of the load, relative to others.
+        gate: checks every message that arrives, with the principal of its connection, instead of
+            the policy; for example a ``pymq.access.guard.Guard``.
+        transport, store: replace ``listen`` and ``data``; the transport then does the gate's work.
+        heartbeat_ms: the interval of heartbeats.
+        copy_bytes_s: the limit in bytes a second for sealed blocks that move to this broker; 0 is
+            no limit. Repairs of its own blocks after a start do not count.
+        curve_dir: a folder of keys, as ``pymq keys`` makes it. All traffic is then encrypted, and
+            the policy limits every principal. The broker uses the key of its own name.
+        policy: that policy; by default ``policy.toml`` in the folder of keys.
+        audit: a file for refusals; without one they are logged.
+        insecure: listen to the network without keys; every client may then do everything.
+        connections_per_address: the limit for one address, with keys; by default 1,000.
+        connections_per_principal: the limit for one principal over all addresses, with keys; by
+            default 500.
+        fetch_max_bytes: the limit of one fetch answer, which holds at least one batch; by default
+            4 MiB (fetch.max.bytes of Kafka).
+        fetch_memory_bytes: the limit of all fetch answers that clients have not received yet; by
+            default 32 MiB, at least 1 MiB.
+        group_max_members: the limit of a consumer group coordinated here; by default 1,000
             (group.max.size of Kafka).
-        http: where to serve metrics, as ``"127.0.0.1:9100"``.
-        http_cert: a PEM file with a certificate and its key; the network is served with one only.
+        http: the address that serves metrics, as ``"127.0.0.1:9100"``.
+        http_cert: a PEM file with a certificate and its key, required to serve HTTP to the network.
 
     Raises:
-        ConfigError, StoreError, StoreLocked: as they say.
+        ConfigError: an option is wrong.
+        StoreError, StoreLocked: the store cannot be opened, or another process has it open.
     """
 
     def __init__(
@@ -254,79 +254,40 @@ class Broker(Node):
         heartbeat_ms: int = HEARTBEAT_MS,
         replication: ReplicationConfig | None = None,
         copy_bytes_s: int = COPY_BYTES_S,
-        curve_dir: str | os.PathLike[str] | None = None,
-        policy: str | os.PathLike[str] | None = None,
-        audit: str | os.PathLike[str] | None = None,
-        insecure: bool = False,
-        connections_per_address: int | None = None,
-        connections_per_principal: int | None = None,
         fetch_max_bytes: int | None = None,
         fetch_memory_bytes: int | None = None,
         group_max_members: int | None = None,
         http: str | None = None,
         http_cert: str | os.PathLike[str] | None = None,
+        **security: Unpack[SecurityOptions],
     ) -> None:
         check_name(name, "broker name")
-        fetches = FetchLimits.of(fetch_max_bytes, fetch_memory_bytes)
-        groups = GroupLimits.of(group_max_members)
+        check_range("copy_bytes_s", copy_bytes_s, 0, 1 << 40)
+        config = BrokerConfig(
+            name,
+            tuple(zkservers),
+            rack=rack,
+            weight=weight,
+            heartbeat_ms=heartbeat_ms,
+            replication=replication or ReplicationConfig(copy_bytes_s=copy_bytes_s),
+            fetches=FetchLimits.of(fetch_max_bytes, fetch_memory_bytes),
+            groups=GroupLimits.of(group_max_members),
+        )
+        access = Access(**security)
+        served = Http(http, http_cert) if http else None
         is_kept = store is None and os.fspath(data) != "memory:"
         files = TimedFiles() if is_kept else None
-        check_range("copy_bytes_s", copy_bytes_s, 0, 1 << 40)
         self.store = store or (
             FileStore(os.fspath(data), files=files) if is_kept else MemoryStore()
         )
-        made: Transport | None = transport
-        door: NodeSecurity | None = None
+        made, door = transport, None
         try:
-            folder = Path(data)
-            identity = next_identity(folder, name) if is_kept else fresh_identity(name)
-            access = Access(
-                curve_dir,
-                policy,
-                audit,
-                insecure,
-                connections_per_address,
-                connections_per_principal,
-            )
+            identity = next_identity(Path(data), name) if is_kept else fresh_identity(name)
+            config.storage_id, config.incarnation = identity.storage_id, identity.incarnation
             if made is None:
                 made, door = open_transport(name, listen, advertise, name, access, gate)
-            loop = Loop(monotonic_ms, made.send, made.flush)
-            meters = Collector(loop, version(), files)
-            now = monotonic_ms()
-            self.machine = machine.BrokerMachine(
-                BrokerConfig(
-                    name,
-                    tuple(zkservers),
-                    endpoint=made.endpoint,
-                    rack=rack,
-                    weight=weight,
-                    storage_id=identity.storage_id,
-                    incarnation=identity.incarnation,
-                    heartbeat_ms=heartbeat_ms,
-                    wall_offset_ms=wall_ms() - now,
-                    replication=replication or ReplicationConfig(copy_bytes_s=copy_bytes_s),
-                    fetches=fetches,
-                    groups=groups,
-                ),
-                replicator,
-                assignor,
-                random.Random(),
-                self.store.blocks(),
-                self.store.unsealed(),
-                now,
-                meters.journal,
-                made if isinstance(made, FetchOutbox) else None,
-            )
-            if door is not None:
-                door.know(Grants(lambda: self.machine.secret, _new_id))
-            self._is_stopping = False
-            self._directory = Directory(f"{name}.directory", zkservers, made.learn, monotonic_ms)
-            made.on_stranger = self._directory.stranger
-            super().__init__(made, loop, meters, door)
-            meters.add_broker(self.machine, self.store)
-            loop.follow_wall_clock(wall_ms, self.machine)
-            loop.add(self._directory.name, self._directory)
-            self._open_http(Http(http, http_cert) if http else None, access)
+            self._assemble(config, made, door, files)
+            self._open_http(served, access)
         except BaseException:
             if made is not None:
                 made.close()
@@ -335,13 +296,55 @@ class Broker(Node):
             self.store.close()
             raise
 
+    def _assemble(
+        self,
+        config: BrokerConfig,
+        transport: Transport,
+        door: NodeSecurity | None,
+        files: TimedFiles | None,
+    ) -> None:
+        loop = Loop(monotonic_ms, transport.send, transport.flush)
+        meters = Collector(loop, version(), files)
+        now = monotonic_ms()
+        config.endpoint, config.wall_offset_ms = transport.endpoint, wall_ms() - now
+        outbox = transport.outbox if isinstance(transport, TransportStats) else None
+        self.machine = self._machine(config, now, meters.journal, outbox)
+        if door is not None:
+            door.know(Grants(lambda: self.machine.secret, _new_id))
+        self._is_stopping = False
+        self._directory = Directory(
+            f"{config.name}.directory", config.controllers, transport.learn, monotonic_ms
+        )
+        transport.on_stranger = self._directory.stranger
+        super().__init__(transport, loop, meters, door)
+        meters.add_broker(self.machine, self.store)
+        loop.wall_clock.follow(wall_ms, self.machine)
+        loop.add(self._directory.name, self._directory)
+
+    def _machine(
+        self, config: BrokerConfig, now: int, journal: EventLog, outbox: FetchOutbox | None
+    ) -> machine.BrokerMachine:
+        return machine.BrokerMachine(
+            config,
+            replicator,
+            assignor,
+            random.Random(),
+            self.store.blocks(),
+            self.store.unsealed(),
+            now,
+            journal,
+            outbox,
+        )
+
     def _note(self, arrivals: Sequence[Arrival]) -> None:
         self._directory.note(arrivals)
         if not self._is_ready.is_set() and any(type(m) is LeaderAndIsr for _, _, m in arrivals):
-            self._ready()  # A zkserver has said what is to be hosted here.
+            self._ready()  # A controller has sent the partitions to host.
 
     def stop(self) -> None:
-        """Let the broker end in order: what it leads is handed over first, within some seconds."""
+        """Request an orderly stop: the broker first hands over its leaderships, for a few
+        seconds.
+        """
         if not self._is_ready.is_set():
             super().stop()
             return
@@ -364,28 +367,29 @@ class Broker(Node):
 
 
 class ZkServer(Node):
-    """A zkserver: it keeps the metadata and decides who leads what; one of several is active.
+    """A zkserver: it keeps the metadata and, if it is the active one, is the cluster's controller.
 
     Args:
-        listen: where it is to be reached; port 0 takes a free one.
-        coordinator: where it keeps what it knows: ``"memory:"``, ``"sqlite:PATH"``,
-            ``"zookeeper://hosts/root"``, or a backend of one's own.
-        name: its endpoint, if nothing else is said; then clients find the active one at once.
+        listen: its endpoint; port 0 takes a free one.
+        coordinator: the coordinator backend: ``"memory:"``, ``"sqlite:PATH"``,
+            ``"zookeeper://hosts/root"``, or a backend object.
+        name: by default its endpoint; then clients find the active zkserver at once.
         gate: as of a :class:`Broker`.
-        session_ms: a broker that is silent for longer is dead.
-        replica_lost_s: a broker that is dead for so long is lost: what it held of sealed blocks is
-            copied from others to others. 0: none ever is.
-        copies_at_once: how many sealed blocks are being copied at the same time.
-        leader_balance_s: how often brokers are made to lead as many partitions as each other, one
-            partition at a time, when all of them are there. 0: only when an administrator asks.
-        http, http_cert: as for a broker; the cluster page is there, too.
-        http_writable: let the page change something.
+        session_ms: a broker without a heartbeat for this long is dead.
+        replica_lost_s: a broker dead for this long is lost: its sealed blocks are rereplicated from
+            other replicas. 0: never.
+        copies_at_once: the limit of sealed blocks copied at the same time.
+        leader_balance_s: the interval at which leaderships are spread evenly, one partition at a
+            time, if all brokers are alive. 0: only at an administrator's request.
+        http, http_cert: as for a broker; a zkserver also serves the cluster page.
+        http_writable: allow changes on the page.
         curve_dir, policy, audit, insecure, connections_per_address, connections_per_principal: as
-            for a broker. Its key is the one whose file names its endpoint, or else that of
+            for a broker. Its key is the one whose file names its endpoint, by default that of
             ``zkserver``.
 
     Raises:
-        ConfigError, StoreError, Disconnected: as they say.
+        ConfigError: an option is wrong.
+        StoreError, Disconnected: the coordinator backend cannot be opened.
     """
 
     def __init__(
@@ -403,60 +407,34 @@ class ZkServer(Node):
         leader_balance_s: float = 300.0,
         offsets_partitions: int = 8,
         offsets_replicas: int = 3,
-        curve_dir: str | os.PathLike[str] | None = None,
-        policy: str | os.PathLike[str] | None = None,
-        audit: str | os.PathLike[str] | None = None,
-        insecure: bool = False,
-        connections_per_address: int | None = None,
-        connections_per_principal: int | None = None,
         http: str | None = None,
         http_cert: str | os.PathLike[str] | None = None,
         http_writable: bool = False,
+        **security: Unpack[SecurityOptions],
     ) -> None:
-        made, door = transport, None
         if replica_lost_s != 0:
             check_seconds("replica_lost_s", replica_lost_s)
         if leader_balance_s != 0:
             check_seconds("leader_balance_s", leader_balance_s)
         check_range("copies_at_once", copies_at_once, 1, COPIES_MAX)
-        access = Access(
-            curve_dir,
-            policy,
-            audit,
-            insecure,
-            connections_per_address,
-            connections_per_principal,
-        )
+        access = Access(**security)
+        served = Http(http, http_cert, http_writable) if http else None
+        made, door = transport, None
         if made is None:
             made, door = open_transport(name, listen, advertise, name or ZKSERVER, access, gate)
+        config = ControllerConfig(
+            made.node,
+            endpoint=made.endpoint,
+            session_ms=session_ms,
+            replica_lost_ms=round(1000 * replica_lost_s),
+            copies_at_once=copies_at_once,
+            leader_balance_ms=round(1000 * leader_balance_s),
+            offsets_partitions=offsets_partitions,
+            offsets_replicas=offsets_replicas,
+        )
         try:
-            loop = Loop(monotonic_ms, made.send, made.flush)
-            meters = Collector(loop, version())
-            super().__init__(made, loop, meters, door)
-            now = monotonic_ms()
-            config = ControllerConfig(
-                made.node,
-                endpoint=made.endpoint,
-                session_ms=session_ms,
-                replica_lost_ms=round(1000 * replica_lost_s),
-                copies_at_once=copies_at_once,
-                leader_balance_ms=round(1000 * leader_balance_s),
-                offsets_partitions=offsets_partitions,
-                offsets_replicas=offsets_replicas,
-                wall_offset_ms=wall_ms() - now,
-            )
-            self.machine = Controller(config, _new_id, now, meters.journal)
-            if door is not None:
-                door.know(Grants(lambda: self.machine.secret, _new_id))
-            self._backend = (
-                coord.open(coordinator, wake=self._runner.wake)
-                if isinstance(coordinator, str)
-                else coordinator
-            )
-            meters.add_zkserver(self.machine, self._backend)
-            loop.follow_wall_clock(wall_ms, self.machine)
+            self._assemble(config, made, door, coordinator)
             try:
-                served = Http(http, http_cert, http_writable) if http else None
                 self._open_http(served, access, made.endpoint)
             except BaseException:
                 self._backend.close()
@@ -467,9 +445,32 @@ class ZkServer(Node):
                 door.close()
             raise
 
+    def _assemble(
+        self,
+        config: ControllerConfig,
+        transport: Transport,
+        door: NodeSecurity | None,
+        coordinator: str | Coordinator,
+    ) -> None:
+        loop = Loop(monotonic_ms, transport.send, transport.flush)
+        meters = Collector(loop, version())
+        super().__init__(transport, loop, meters, door)
+        now = monotonic_ms()
+        config.wall_offset_ms = wall_ms() - now
+        self.machine = Controller(config, _new_id, now, meters.journal)
+        if door is not None:
+            door.know(Grants(lambda: self.machine.secret, _new_id))
+        self._backend = (
+            coord.open(coordinator, wake=self._runner.wake)
+            if isinstance(coordinator, str)
+            else coordinator
+        )
+        meters.add_zkserver(self.machine, self._backend)
+        loop.wall_clock.follow(wall_ms, self.machine)
+
     def run(self) -> None:
-        """Turn the node in this thread until :meth:`stop`, then let go of everything."""
-        # It answers from now on, be it by saying who else is to be asked.
+        """Turn the node in this thread until :meth:`stop`, then close its resources."""
+        # It answers from now on, perhaps only with the name of the active zkserver.
         self._ready()
         super().run()
 
@@ -477,4 +478,4 @@ class ZkServer(Node):
         try:
             self._backend.close()
         except PymqError:
-            pass  # The session is gone already, or goes when its time is up.
+            pass  # The session has ended, or will time out.

@@ -6,10 +6,10 @@ import time
 
 
 def monotonic_ms() -> int:
-    """The clock by which a loop goes: it never goes back, and means nothing elsewhere."""
+    """Return the loop's monotonic clock, valid in this process only."""
     return time.monotonic_ns() // 1_000_000
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970; it may jump."""
+    """Return milliseconds since 1970; the clock may jump."""
     return time.time_ns() // 1_000_000

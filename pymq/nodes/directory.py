@@ -1,8 +1,8 @@
-"""Where the nodes of a cluster are: learned from what zkservers tell, asked for when it is missing.
+"""Endpoints of a cluster's nodes, learned from the zkservers' answers and requested if missing.
 
-Machines call each other by name. What a zkserver answers to clients says where brokers are; a
-broker hears the names of its peers alone. So whenever the transport has something for a node that
-nobody has told it of, the directory asks for the description of the cluster.
+Machines address each other by name. A zkserver's answers to clients contain the endpoints of
+brokers; a broker receives only the names of its peers. So if the transport has a message for a node
+without a known endpoint, the directory requests the description of the cluster.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 
 from pymq.client.base import Outbox
 from pymq.core.message import Answer, DescribeCluster, Location, Message
-from pymq.core.metadata.nodes import ClusterDescription, TopicMetadata
+from pymq.core.metadata.descriptions import ClusterDescription, TopicMetadata
 from pymq.core.types import NEVER
 from pymq.errors import NotController
 from pymq.transport.base import CLIENT_PREFIX, Arrival
 
-ASK_MS = 250  # between two questions, whatever is missing
-KEEP_ASKING_MS = 5_000  # for a node that nobody needs any more
+ASK_MS = 250  # minimum between two requests
+KEEP_ASKING_MS = 5_000  # until a missing node is forgotten
 
 
 class Directory(Outbox):
-    """Asks, as a machine, and notes what it sees of answers to others."""
+    """A machine that requests missing endpoints, and learns from answers to other machines."""
 
     def __init__(
         self,
@@ -35,20 +35,20 @@ class Directory(Outbox):
         self._controllers = list(controllers)
         self._learn = learn
         self._clock = clock
-        self._missing: dict[str, int] = {}  # nodes, and until when somebody wants to know
+        self._missing: dict[str, int] = {}  # missing nodes, and until when to look for them
         self._ids = 0
         self._asked_at = -NEVER
 
     def stranger(self, node: str) -> None:
-        """Nobody knows where *node* is, and there is something for it."""
+        """Note that the transport has a message for *node*, whose endpoint is unknown."""
         if node.startswith(CLIENT_PREFIX):
-            return  # It has gone; a client listens nowhere, and no zkserver knows of any.
+            return  # A client that has gone: clients have no endpoint, and no zkserver knows them.
         now = self._clock()
         self._missing[node] = now + KEEP_ASKING_MS
         self.due = min(self.due, max(now, self._asked_at + ASK_MS))
 
     def note(self, arrivals: Sequence[Arrival]) -> None:
-        """Learn from what has arrived, for whomever it is."""
+        """Learn endpoints from an arrived message, for whichever machine it is."""
         for _, _, message in arrivals:
             if type(message) is Answer:
                 self._learn_from(message)
@@ -74,7 +74,7 @@ class Directory(Outbox):
             self._learn(node, endpoint)
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in an answer to this machine's own question."""
+        """Take in the answer to this machine's own request."""
         if isinstance(message, Answer) and isinstance(message.error, NotController):
             active = message.error.details.get("controller")
             if isinstance(active, str) and active in self._controllers:
@@ -86,7 +86,7 @@ class Directory(Outbox):
         self.due = min(self.due, self._asked_at + ASK_MS // 5)
 
     def tick(self, now: int) -> None:
-        """Ask again, the next zkserver each time, while something is missing."""
+        """Repeat the request while an endpoint is missing, at the next zkserver each time."""
         self.due = NEVER
         for node in [node for node, until in self._missing.items() if until <= now]:
             del self._missing[node]

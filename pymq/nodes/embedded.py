@@ -1,7 +1,7 @@
-"""pymq inside one process: a zkserver and a broker, or several, and no server to start.
+"""Assembles an embedded queue: a zkserver and one or more brokers in the user's process.
 
 One loop drives all of them, so a message goes from one broker to another by reference, in the
-thread that waits for what becomes of it; only the disks of several brokers work in threads.
+thread that waits for its result; only the disks of several brokers work in threads.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 BROKER = "broker-"  # and a number, from 0 on
 ZKSERVER = "zkserver-0"
 METADATA = "metadata.db"
-REPLICAS = 3  # of the offsets of groups, if there are as many brokers
+REPLICAS = 3  # of the offsets of groups, if there are enough brokers
 BROKERS_MAX = 100
 
 
 class EmbeddedNode(NamedTuple):
-    """A broker of this process, as it is to be made."""
+    """The parameters of a broker of this process."""
 
     store: BlockStore
     storage_id: str = ""
@@ -49,19 +49,19 @@ class EmbeddedNode(NamedTuple):
 
 
 def open_folder(path: str | os.PathLike[str], brokers: int | None = None) -> Client:
-    """Open a folder, which is made when absent, for this process alone.
+    """Open a folder for this process alone; creates it if absent.
 
-    One broker has its blocks in the folder itself, each of several in a folder in it. *brokers* is
-    how many there are to be; by default as many as there are.
+    A single broker keeps its blocks in the folder itself, each of several in a subfolder. *brokers*
+    is their number; by default that of the brokers in the folder.
 
-    Nothing is removed but what a commit says is gone, and that when it is made: blocks that a crash
-    has left of a deleted topic stay, until ``pymq verify --remove-unknown`` finds them.
+    Blocks are removed only at the commit that deletes them. Blocks that a crash has left of a
+    deleted topic stay until ``pymq verify --remove-unknown`` removes them.
 
     Raises:
         StoreLocked: another process has it open.
         StoreError: it cannot be read or written.
         CorruptMetadata: its metadata is damaged.
-        ConfigError: it holds more brokers than are asked for, or one and cannot hold several.
+        ConfigError: it holds more brokers than *brokers*, or a single one and cannot hold several.
     """
     folder = os.fspath(path)
     metadata = os.path.join(folder, METADATA)
@@ -74,7 +74,7 @@ def open_folder(path: str | os.PathLike[str], brokers: int | None = None) -> Cli
         parts = [_part(folder, files, stack)] if count == 1 and not found else []
         if not parts:
             parts = _parts(folder, count, files, stack)
-        from pymq.coord.sqlite import SqliteCoordinator  # only now: it loads sqlite3
+        from pymq.coord.sqlite import SqliteCoordinator  # lazy: it loads sqlite3
 
         if not os.path.exists(metadata) and any(part.store.blocks() for part in parts):
             raise CorruptMetadata(
@@ -86,12 +86,12 @@ def open_folder(path: str | os.PathLike[str], brokers: int | None = None) -> Cli
 
 
 def broker_folders(folder: str) -> list[str]:
-    """The folders of brokers in that of an embedded queue: of all that it has, if of several."""
+    """Return the brokers' subfolders of an embedded queue's folder; empty for a single broker."""
     try:
         names = os.listdir(folder)
     except OSError:
-        return []  # What is wrong with it is told by who opens it.
-    # Two digits: whatever else lies there must not be taken for thousands of brokers.
+        return []  # Opening the folder reports the error.
+    # Two digits, so that other folders are not taken for thousands of brokers.
     numbers = [
         int(name[len(BROKER) :]) for name in names if re.fullmatch(f"{BROKER}[0-9]{{1,2}}", name)
     ]
@@ -100,17 +100,17 @@ def broker_folders(folder: str) -> list[str]:
 
 
 def _part(folder: str, files: TimedFiles, stack: ExitStack) -> EmbeddedNode:
-    """The only broker, in the folder itself."""
-    store = FileStore(folder, files=files)  # first of all: it takes the lock
+    """Return the parameters of the only broker, in the folder itself."""
+    store = FileStore(folder, files=files)  # first, since it takes the lock
     stack.callback(store.close)
     return EmbeddedNode(store)
 
 
 def _parts(folder: str, count: int, files: TimedFiles, stack: ExitStack) -> list[EmbeddedNode]:
-    """Several brokers, which are told from those that others have elsewhere by their disks."""
+    """Return the parameters of several brokers, each with the identity of its disk."""
     from pathlib import Path
 
-    from pymq.nodes.identity import next_identity  # only now: one broker needs none
+    from pymq.nodes.identity import next_identity  # lazy: one broker needs none
 
     if os.path.exists(os.path.join(folder, "FORMAT")):
         raise ConfigError(
@@ -129,9 +129,9 @@ def _parts(folder: str, count: int, files: TimedFiles, stack: ExitStack) -> list
 
 
 def open_memory(brokers: int = 1) -> Client:
-    """Open a queue that is gone when it is closed."""
+    """Open a queue in memory, which is lost when it is closed."""
     from pymq.coord.memory import MemoryCoordinator
-    from pymq.store.memory import MemoryStore  # only now: a folder does without
+    from pymq.store.memory import MemoryStore  # lazy: a folder does not need it
 
     with ExitStack() as stack:
         parts = [EmbeddedNode(MemoryStore(), str(number)) for number in range(brokers)]
@@ -144,11 +144,11 @@ def assemble(
     stack: ExitStack,
     files: TimedFiles | None = None,
 ) -> Client:
-    """Put a queue together of *parts*, which *stack* closes, now or when the client is closed."""
+    """Assemble a queue of *parts*; *stack* closes them with the client, or now after an error."""
     stack.callback(backend.close)
     wall_offset_ms = _wall_ms() - _clock()
     loop = Loop(_clock)
-    stack.callback(loop.release)
+    stack.callback(loop.disks.release)
     meters = Collector(loop, version(), files)
     now = _clock()
     config = ControllerConfig(
@@ -159,15 +159,15 @@ def assemble(
     )
     controller = Controller(config, lambda: os.urandom(16).hex(), now, meters.journal)
     meters.add_zkserver(controller, backend)
-    loop.follow_wall_clock(_wall_ms, controller)
+    loop.wall_clock.follow(_wall_ms, controller)
     brokers = [
         _broker(number, part, len(parts) > 1, now, meters) for number, part in enumerate(parts)
     ]
     for broker in brokers:
-        loop.follow_wall_clock(_wall_ms, broker)
+        loop.wall_clock.follow(_wall_ms, broker)
     driver = Driver(loop)
     with driver:
-        pass  # Leaving the block turns the loop until all is recovered.
+        pass  # Leaving the block turns the loop until recovery has ended.
     closing = stack.pop_all()
 
     def close() -> None:
@@ -189,9 +189,9 @@ def assemble(
 def _broker(
     number: int, part: EmbeddedNode, has_others: bool, now: int, meters: Collector
 ) -> BrokerMachine:
-    """Make a broker, and have the loop drive it."""
+    """Create a broker and add it to the loop."""
     if has_others:
-        from pymq.replication.factory import replicator as make  # only now: it loads all there are
+        from pymq.replication.factory import replicator as make  # lazy: it loads all replicators
     else:
         make = Solo
     store = part.store
@@ -207,7 +207,8 @@ def _broker(
         _assignor,
         random.Random(),
         store.blocks(),
-        store.unsealed() if has_others else (),  # One broker has nobody to complete them from.
+        # A single broker has no other replica to repair from.
+        store.unsealed() if has_others else (),
         now,
         meters.journal,
     )
@@ -216,14 +217,14 @@ def _broker(
 
 
 def _assignor(name: str) -> Assignor:
-    from pymq.hash.assign import assignor  # only now: the first group needs one
+    from pymq.hash.assign import assignor  # lazy: only the first group needs one
 
     return assignor(name)
 
 
 def version() -> str:
-    """The version of pymq."""
-    from pymq import __version__  # only now: it is still being imported when we are
+    """Return the version of pymq."""
+    from pymq import __version__  # lazy: pymq is still being imported when this module is
 
     return __version__
 
@@ -237,16 +238,16 @@ def _wall_ms() -> int:
 
 
 def keep(client: Client) -> None:
-    """Close *client* at the end of the process, unless somebody has done so before."""
+    """Close *client* at the end of the process, if it is still open."""
     _open_clients.add(client)
 
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_open_clients.clear)  # They are the parent's to close.
+os.register_at_fork(after_in_child=_open_clients.clear)  # In a fork: the parent closes them.
 
 
 @atexit.register
 def _close_all() -> None:
-    # What lingers in a producer is not lost because somebody forgot to close.
+    # Send lingering batches even if the application forgot to close.
     for client in list(_open_clients):
         client.close()

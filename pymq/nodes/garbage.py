@@ -1,13 +1,13 @@
-"""What lives long is not looked through for garbage again and again.
+"""Freezes long-lived objects, so that the garbage collector does not scan them repeatedly.
 
-CPython's collector goes through all that has lived for a while each time that there is a quarter
-more of it. A zkserver that knows 10,000 partitions of three replicas stands still for 0.2 s
-meanwhile. Nearly all of a node's objects form no cycles and are freed without a collector.
+CPython's collector scans all old objects each time that their number has grown by a quarter. A
+zkserver with 10,000 partitions of three replicas pauses for 0.2 s each time. Nearly all of a node's
+objects form no cycles, so reference counts free them.
 
-So what has lived through one full collection is frozen (:func:`gc.freeze`): it is freed when
-nobody refers to it, as before, but collections leave it out, and take as long as what is new since
-the last one. What is frozen and later becomes part of a cycle that nobody refers to stays. So all
-of it is looked through once more when there is twice as much as the last time.
+Objects that survive one full collection are therefore frozen (:func:`gc.freeze`). Reference counts
+still free them, but collections skip them, so that a collection takes time only for new objects.
+Frozen objects in a later unreachable cycle would leak. So when the number of frozen objects has
+doubled, they are thawed and scanned once more.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import time
 from collections.abc import Callable
 
 OLDEST = 2  # generation
-LEAST = 200_000  # objects, which take some 40 ms to go through
-COUNT_S = 60.0  # between two counts of what is frozen, since each takes some 10 ms
+LEAST = 200_000  # objects; a scan of them takes about 40 ms
+COUNT_S = 60.0  # between two counts of the frozen objects; a count takes about 10 ms
 
 
 class Freezer:
-    """Freezes what has lived through a full collection; a callback of :mod:`gc`."""
+    """Freezes the survivors of a full collection; a callback of :mod:`gc`."""
 
     def __init__(self, clock: Callable[[], float], least: int = LEAST) -> None:
-        self.thawed = 0  # how often all of it was looked through once more
+        self.thawed = 0  # number of scans of all objects
         self._clock = clock
         self._count_at = clock()
         self._most = self._least = least
         self._is_thawed = False
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
-        """A collection begins or is over."""
+        """Handle the start or the end of a collection."""
         if phase != "stop" or info["generation"] != OLDEST:
             return
-        if self._is_thawed:  # So this collection went through all there is.
+        if self._is_thawed:  # This collection has scanned all objects.
             gc.freeze()
             self._is_thawed = False
             self._most = max(self._least, 2 * gc.get_freeze_count())
@@ -51,5 +51,5 @@ class Freezer:
 
 
 def freeze_old() -> None:
-    """Have this process freeze what lives long, until it ends."""
+    """Start freezing long-lived objects, until the process ends."""
     gc.callbacks.append(Freezer(time.monotonic))

@@ -1,9 +1,9 @@
 """HTTP of a node: metrics of every node, the page of a zkserver.
 
-With keys everybody is who his token says: a file ``NAME.token`` beside the keys, for scrapers and
-browsers that cannot speak CurveZMQ. Metrics are for whoever may ``Describe`` the cluster; the page
-talks with the cluster as the principal himself, with his own key, so that every node asks the
-policy as it always does.
+With keys a token proves the principal: a file ``NAME.token`` beside the keys, for scrapers and
+browsers, which cannot use CurveZMQ. Metrics need the right to ``Describe`` the cluster. The page
+connects to the cluster as the principal, with the principal's own key, so every node applies the
+policy as usual.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def open_http(
     """Serve a node's metrics, and the page if *node* is the endpoint of a zkserver.
 
     Raises:
-        ConfigError: it cannot be listened there, or must not be.
+        ConfigError: the address cannot be bound, or is not allowed.
     """
     keys = access.curve_dir
     gate = Authentication(None)
@@ -58,11 +58,11 @@ def open_http(
 
 
 def _is_revoked(folder: Path, name: str) -> bool:
-    """Whether the key of *name* was revoked and there is no other one.
+    """Whether the key of *name* was revoked and not replaced.
 
-    Who never had a key, as a scraper, has a token all the same.
+    A principal that never had a key, as a scraper, may still have a token.
     """
-    from pymq.transport.curve import key_files as files  # only now: it loads zmq
+    from pymq.transport.curve import key_files as files  # lazy: it loads zmq
 
     revoked = folder / f"{name}{files.REVOKED}"
     if not revoked.exists():

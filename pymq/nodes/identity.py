@@ -1,4 +1,4 @@
-"""Which disk a broker has, and how often it was started with it."""
+"""The identity of a broker: the id of its disk, and the number of its start."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ VERSION = 1
 
 @value
 class Identity:
-    """What a zkserver tells brokers of one name apart by."""
+    """Distinguishes brokers of the same name for the controller."""
 
     name: str
-    storage_id: str  # of the disk: one that was replaced has another
+    storage_id: str  # of the disk; a replaced disk has another
     incarnation: int  # rises with each start
 
 
 def fresh_identity(name: str) -> Identity:
-    """Of a broker that keeps nothing."""
+    """Return the identity of a broker in memory."""
     return Identity(name, os.urandom(8).hex(), wall_ms())
 
 
 def next_identity(folder: Path, name: str) -> Identity:
-    """The identity of the broker that is being started on *folder*, which it has locked.
+    """Return the identity of the broker that starts on *folder*, which it has locked.
 
     Raises:
         ConfigError: the folder belongs to a broker of another name.
@@ -42,7 +42,7 @@ def next_identity(folder: Path, name: str) -> Identity:
         if before is not None and before.name != name:
             raise ConfigError(f"{folder} belongs to {before.name}, not to {name}")
         storage_id = before.storage_id if before is not None else os.urandom(8).hex()
-        # The clock counts too, for a folder that was brought back from a copy.
+        # The clock makes it rise, too, for a folder restored from a backup.
         incarnation = max(before.incarnation + 1 if before is not None else 0, wall_ms())
         made = Identity(name, storage_id, incarnation)
         _write(path, made)
@@ -65,8 +65,8 @@ def _read(path: Path) -> Identity | None:
     except InvalidRequest:
         pass
     raise CorruptMetadata(
-        f"{path} is damaged; without it the blocks beside it belong to nobody. "
-        "Restore it, or move the folder away: the broker then starts as one with a new disk"
+        f"{path} is damaged; without it the blocks beside it have no owner. "
+        "Restore it, or move the folder away: the broker then starts with a new, empty disk"
     )
 
 

@@ -1,4 +1,4 @@
-"""A client of a cluster: everything that the embedded one does, with brokers elsewhere."""
+"""Assembles a client of a cluster, with the same interface as an embedded queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = ("curve_dir", "principal")  # of a URL
 
 @value
 class ClusterAddress:
-    """A cluster, as a URL names it: its zkservers, and the keys to talk with them."""
+    """The parts of a cluster's URL: its zkservers, and the keys to connect with."""
 
     controllers: tuple[str, ...]  # endpoints
     curve_dir: str | None = None
@@ -39,7 +39,7 @@ def parse_url(
     curve_dir: str | os.PathLike[str] | None = None,
     principal: str | None = None,
 ) -> ClusterAddress:
-    """Understand ``zmq+tcp://HOST:PORT,HOST:PORT?curve_dir=PATH``; arguments win over the URL.
+    """Parse ``zmq+tcp://HOST:PORT,HOST:PORT?curve_dir=PATH``; arguments win over the URL.
 
     Raises:
         ConfigError: it is no such URL.
@@ -56,14 +56,14 @@ def parse_url(
 
 
 def open_transport(where: ClusterAddress) -> ZmqTransport:
-    """A transport for a client of a cluster.
+    """Create the transport of a client of a cluster.
 
     Raises:
         ConfigError: there is no such key.
         MissingExtra: pyzmq is not installed.
     """
     with zmq_needed():
-        from pymq.transport.curve.key_ring import KeyRing  # only now: they load zmq
+        from pymq.transport.curve.key_ring import KeyRing  # lazy: they load zmq
         from pymq.transport.zeromq.transport import ZmqTransport
 
     keys = None if where.curve_dir is None else KeyRing(where.curve_dir, where.principal)
@@ -78,10 +78,10 @@ def open_cluster(
 ) -> Client:
     """Open a cluster by its zkservers: ``zmq+tcp://host:port,host:port`` or ``zmq+ipc://path``.
 
-    With *curve_dir*, or ``?curve_dir=PATH`` at the end of the URL, it is talked with as the
+    With *curve_dir*, or ``?curve_dir=PATH`` at the end of the URL, the client connects as the
     *principal* whose secret key is in that folder.
 
-    Nobody is waited for: that none of them answers is the error of the first call that needs one.
+    It waits for no zkserver: if none answers, the first call that needs one raises.
 
     Raises:
         ConfigError: the URL is not one, or there is no such key.
@@ -110,10 +110,10 @@ def connect(
     *,
     has_keys: bool = False,
 ) -> Client:
-    """A client over any transport, of the zkservers *controllers*.
+    """Create a client of the zkservers *controllers* over any transport.
 
-    *trouble* says, where nobody answers, what the transport has met with, or nothing. Where the
-    client *has_keys*, its producers have the ids that they are given.
+    *trouble* returns the transport's problem, for the error if no zkserver answers. If the client
+    *has_keys*, its producers use ids assigned by the cluster.
     """
     loop = Loop(monotonic_ms, transport.send, transport.flush)
     directory = Directory(f"{node}.directory", controllers, transport.learn, monotonic_ms)
@@ -137,7 +137,7 @@ def connect(
 
 
 def _options(url: str) -> tuple[str, dict[str, str]]:
-    """A URL without what is behind its question mark, and that."""
+    """Split a URL at its question mark."""
     where, _, query = url.partition("?")
     try:
         found = parse_qs(query, strict_parsing=bool(query), errors="strict")
@@ -150,10 +150,10 @@ def _options(url: str) -> tuple[str, dict[str, str]]:
 
 
 def endpoints(text: str) -> list[str]:
-    """Endpoints from ``tcp://host:port,host:port``; the scheme may stand before each.
+    """Parse ``tcp://host:port,host:port``; the scheme may also stand before each endpoint.
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: *text* has another form.
     """
     scheme, separator, rest = text.partition("://")
     parts = [part.strip().removeprefix(f"{scheme}://") for part in rest.split(",")]

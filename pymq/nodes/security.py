@@ -1,4 +1,4 @@
-"""The door of a node: who may connect, what each may do, and where it is written down."""
+"""Access to a node: keys, policy, connection limits and the audit log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from pymq.access.audit import Audit, AuditedRequest
 from pymq.access.grants import Grants
@@ -22,27 +23,61 @@ from pymq.transport.base import Gate, Transport, zmq_needed
 
 log = logging.getLogger("pymq.security")
 
-POLICY = "policy.toml"  # in the folder of keys, unless it is said to be elsewhere
-RELOAD_MS = 1_000  # between two looks at the policy
+POLICY = "policy.toml"  # default file in the folder of keys
+RELOAD_MS = 1_000  # between two checks of the policy file
 
 
 @value
 class Access:
-    """How a node is secured: by the keys of a folder and a policy, or knowingly not at all."""
+    """The security options of a node: keys and a policy, or explicitly none."""
 
     curve_dir: str | os.PathLike[str] | None = None
     policy: str | os.PathLike[str] | None = None
     audit: str | os.PathLike[str] | None = None
     insecure: bool = False
-    connections_per_address: int | None = None  # of which 1,000 is the default
-    connections_per_principal: int | None = None  # of which 500 is the default
+    connections_per_address: int | None = None  # None: 1,000
+    connections_per_principal: int | None = None  # None: 500
+
+    def check(self) -> dict[str, int]:
+        """Check that the options go together; returns the limits of connections, by their names.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        given = {
+            "per_address": self.connections_per_address,
+            "per_principal": self.connections_per_principal,
+        }
+        chosen = {by: most for by, most in given.items() if most is not None}
+        for by, most in chosen.items():
+            if most < 1:
+                raise ConfigError(f"connections_{by}={most} must be at least 1")
+        if self.curve_dir is None:
+            for by in chosen:
+                raise ConfigError(f"connections_{by} needs keys: without curve_dir all come in")
+            if self.policy is not None or self.audit is not None:
+                raise ConfigError("a policy needs keys: without curve_dir clients have no names")
+        elif self.insecure:
+            raise ConfigError("curve_dir and insecure exclude each other")
+        return chosen
+
+
+class SecurityOptions(TypedDict, total=False):
+    """The keyword arguments of a node that make its :class:`Access`."""
+
+    curve_dir: str | os.PathLike[str] | None
+    policy: str | os.PathLike[str] | None
+    audit: str | os.PathLike[str] | None
+    insecure: bool
+    connections_per_address: int | None
+    connections_per_principal: int | None
 
 
 @value
 class Http:
-    """Where a node is to be reached over HTTP, and what for.
+    """The HTTP options of a node.
 
-    *cert* is a PEM file with a certificate and its key; *writable* lets the page change something.
+    *cert* is a PEM file with a certificate and its key; *writable* allows changes on the page.
     """
 
     listen: str
@@ -58,42 +93,29 @@ def open_transport(
     access: Access,
     gate: Gate | None = None,
 ) -> tuple[Transport, NodeSecurity | None]:
-    """The transport of a node that listens, and its door if it has one.
+    """Create the transport of a node that listens, and its guard if it has keys.
 
-    *default* is whose key the node has, if no key file names its endpoint. A *gate* of one's own
-    takes the place of the door, and of the policy.
+    *default* is the name of the node's key, if no key file names its endpoint. A given *gate*
+    replaces the guard and the policy.
 
     Raises:
-        ConfigError: as it says.
+        ConfigError: an option is wrong.
         MissingExtra: pyzmq is not installed.
     """
     with zmq_needed():
-        from pymq.transport.curve.key_ring import KeyRing  # only now: they load zmq
+        from pymq.transport.curve.key_ring import KeyRing  # lazy: they load zmq
         from pymq.transport.zeromq.sockets import Tuning
         from pymq.transport.zeromq.transport import ZmqTransport
 
-    given = {
-        "per_address": access.connections_per_address,
-        "per_principal": access.connections_per_principal,
-    }
-    chosen = {by: most for by, most in given.items() if most is not None}
-    for by, most in chosen.items():
-        if most < 1:
-            raise ConfigError(f"connections_{by}={most} must be at least 1")
+    limits = access.check()
     if access.curve_dir is None:
-        for by in chosen:
-            raise ConfigError(f"connections_{by} needs keys: without curve_dir all come in")
-        if access.policy is not None or access.audit is not None:
-            raise ConfigError("a policy needs keys: without curve_dir nobody knows who is who")
         if access.insecure:
-            log.warning("insecure: anybody who can connect may do anything")
+            log.warning("insecure: every client that can connect may do everything")
         insecure = access.insecure
         made = ZmqTransport(name, listen=listen, advertise=advertise, gate=gate, insecure=insecure)
         return made, None
-    if access.insecure:
-        raise ConfigError("curve_dir and insecure exclude each other")
     keys = KeyRing(access.curve_dir, endpoint=advertise or listen, default=default)
-    tuning = Tuning(**chosen)
+    tuning = Tuning(**limits)
     if gate is not None:
         made = ZmqTransport(
             name, listen=listen, advertise=advertise, gate=gate, keys=keys, tuning=tuning
@@ -119,13 +141,12 @@ def open_transport(
 
 
 class NodeSecurity:
-    """A guard whose policy is that of a file, also after that has changed; it is a gate.
+    """A gate that applies the policy of a file and reloads the file when it changes.
 
-    What is refused is written to the file *audit*, a line of JSON each, or else to the log
-    ``pymq.security``.
+    Refusals go to the file *audit*, a line of JSON each, or to the log ``pymq.security``.
 
     Raises:
-        ConfigError: the policy cannot be read, or the audit log not be written.
+        ConfigError: the policy cannot be read, or the audit log cannot be written.
     """
 
     def __init__(
@@ -139,19 +160,19 @@ class NodeSecurity:
         self._looked_at = clock()
         if not self._path.exists():
             raise ConfigError(
-                f"there is no policy {self._path}, and without one nobody may do anything; "
-                "'pymq keys policy' writes one to begin with"
+                f"there is no policy {self._path}, and without one every request is denied; "
+                "'pymq keys policy' writes a first one"
             )
         self._stamp = self._look()
-        self._complaint = ""  # that was logged last
+        self._complaint = ""  # last problem that was logged
         first = load_policy(self._path)
         self._file = -1 if audit is None else _open_audit(audit)
         self._audit = Audit(self._write, wall_ms)
         self._guard = Guard(first, self._audit, clock)
-        self.send = self._guard.send  # what is sent is counted, too, and looked at
+        self.send = self._guard.send  # sent messages are counted and checked, too
 
     def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
-        """Answers instead of *message*, or None to let it in."""
+        """Return the answers that refuse *message*, or None to accept it."""
         now = self._clock()
         if now - self._looked_at >= RELOAD_MS:
             self._looked_at = now
@@ -159,38 +180,38 @@ class NodeSecurity:
         return self._guard(principal, source, message)
 
     def know(self, grants: Grants) -> None:
-        """Check and give out grants of producers' ids from now on."""
+        """Check and issue grants of producer ids from now on."""
         self._guard.grants = grants
 
     def allows(self, principal: str, need: Requirement) -> bool:
-        """Whether the policy in force lets *principal* do that; any thread may ask."""
+        """Whether the policy in force allows *principal* this; any thread may call this."""
         return self._guard.allows(principal, need)
 
     @property
     def refused(self) -> int:
-        """How much was refused, since the node started."""
+        """The number of refusals since the node started."""
         return self._audit.refused
 
     def fetch_wait_ms(self, principal: str) -> int:
-        """How long until *principal* may be sent more records; 0 when it may."""
+        """Return how long until *principal* may be sent more records; 0: now."""
         return self._guard.fetch_wait_ms(principal)
 
     def produce_wait_ms(self, principal: str) -> int:
-        """How long until more may be written for *principal*; 0 when it may."""
+        """Return how long until more may be written for *principal*; 0: now."""
         return self._guard.produce_wait_ms(principal)
 
     def produced(self, principal: str, size: int) -> None:
-        """Count what was written for *principal* beside what it has sent."""
+        """Count bytes written for *principal* in addition to those it has sent."""
         self._guard.produced(principal, size)
 
     def refuse(self, principal: str, source: str) -> None:
-        """Note a connection that was not let in."""
+        """Note a refused connection."""
         self._audit.refuse(
             AuditedRequest(principal, source, "connect", "authenticate", ""), self._clock()
         )
 
     def refuse_token(self, address: str) -> None:
-        """Note a token over HTTP that is nobody's, or was not looked at; any thread may call."""
+        """Note an HTTP token that is unknown or was throttled; any thread may call this."""
         self._audit.refuse(AuditedRequest("", address, "http", "authenticate", ""), self._clock())
 
     def close(self) -> None:
@@ -204,7 +225,7 @@ class NodeSecurity:
             stamp = self._look()
             if stamp == self._stamp:
                 return
-            # Until it can be read it is tried each second, and complained of once.
+            # Until the policy can be read, retry each second and log the problem once.
             with lent():
                 found: Policy = load_policy(self._path)
         except ConfigError as error:
@@ -229,7 +250,7 @@ class NodeSecurity:
             log.warning(fields.pop("event"), extra={"fields": fields})
             return
         try:
-            # One write a line, to a file that is appended to: lines of several nodes do not mix.
+            # One write per line, in append mode, so that lines of several nodes do not mix.
             os.write(self._file, line.encode() + b"\n")
         except OSError as error:
             log.error("the audit log cannot be written: %s", error)

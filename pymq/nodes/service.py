@@ -1,7 +1,7 @@
-"""A node as a process: options from the command line and a file, one line of log, signals.
+"""Runs a node as a process: options from the command line and a file, JSON log lines, signals.
 
-An option given on the command line counts before one in the file, whose names are the same without
-dashes: ``zkserver = "tcp://10.0.0.1:7878"`` in TOML is ``--zkserver tcp://10.0.0.1:7878``.
+Options on the command line win over those in the file, which have the same names without dashes:
+``zkserver = "tcp://10.0.0.1:7878"`` in TOML is ``--zkserver tcp://10.0.0.1:7878``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ log = logging.getLogger("pymq")
 
 
 class JsonLines(logging.Formatter):
-    """A line a message, for machines to read."""
+    """Formats a log message as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
@@ -46,10 +46,10 @@ class JsonLines(logging.Formatter):
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line, with ``--config FILE.toml`` for what is not on it.
 
-    What is wrong with either ends the process with status 2, as a wrong command line does.
+    An error in either ends the process with status 2.
     """
     parser.add_argument("--config", metavar="FILE.toml", help="options by their names, in TOML")
-    # An option that has to be there may be there in the file.
+    # The file may contain a required option.
     required = [action for action in parser._actions if action.required]
     for action in required:
         action.required = False
@@ -67,7 +67,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) ->
             )
         actions = {action.dest: action for action in parser._actions}
         for name, found in given.items():
-            # As text, what argparse knows of the option holds for it as on the command line.
+            # As text, argparse checks the value as on the command line.
             is_switch = actions[name].nargs == 0
             if is_switch != isinstance(found, bool) or isinstance(found, dict):
                 kind = "true or false" if is_switch else "a text, a number or a list"
@@ -82,12 +82,14 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) ->
 
 
 def secure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a node that say who may connect and do what."""
+    """Add the security options of a node."""
     parser.add_argument(
-        "--curve-dir", metavar="DIR", help="keys, as 'pymq keys' makes them: encrypt, let in by key"
+        "--curve-dir", metavar="DIR", help="keys of 'pymq keys': encrypt, and authenticate by key"
     )
     parser.add_argument(
-        "--policy", metavar="FILE.toml", help="who may do what (policy.toml in --curve-dir)"
+        "--policy",
+        metavar="FILE.toml",
+        help="the rules of the principals (policy.toml in --curve-dir)",
     )
     parser.add_argument("--audit", metavar="FILE", help="for what was refused (the log)")
     parser.add_argument(
@@ -108,14 +110,14 @@ def secure(parser: argparse.ArgumentParser) -> None:
 
 
 def common(args: argparse.Namespace) -> dict[str, Any]:
-    """What was said by the options that all nodes have, as arguments of a node."""
+    """Return the options common to all nodes as arguments of a node."""
     names = ("listen", "advertise", "curve_dir", "policy", "audit", "insecure")
     more = ("connections_per_address", "connections_per_principal", "http", "http_cert")
     return {name: getattr(args, name) for name in (*names, *more)}
 
 
 def limits(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a broker that bound what clients take of it."""
+    """Add the options of a broker that limit its clients."""
     parser.add_argument(
         "--fetch-max-bytes",
         type=int,
@@ -134,7 +136,7 @@ def limits(parser: argparse.ArgumentParser) -> None:
 
 
 def web(parser: argparse.ArgumentParser, *, has_page: bool = False) -> None:
-    """Add the options of what a node serves over HTTP."""
+    """Add the HTTP options of a node."""
     what = "metrics and the cluster page" if has_page else "metrics"
     parser.add_argument("--http", metavar="HOST:PORT", help=f"serve {what} there")
     parser.add_argument(
@@ -149,7 +151,7 @@ def web(parser: argparse.ArgumentParser, *, has_page: bool = False) -> None:
 def serve(node: Node) -> int:
     """Run *node* in this process until SIGTERM or SIGINT; returns the process's exit status.
 
-    What happens is logged to stderr, a line of JSON each (:data:`pymq.core.observe.events.EVENTS`).
+    Events are logged to stderr, a line of JSON each (:data:`pymq.core.observe.events.EVENTS`).
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
@@ -189,7 +191,7 @@ _LEVELS = {
 
 
 def write_event(node: str) -> Callable[[str, dict[str, object]], None]:
-    """A listener for the journal of *node*, which logs each event as a line."""
+    """Return a journal listener that logs each event of *node* as a line."""
 
     def write(event: str, fields: dict[str, object]) -> None:
         log.log(_LEVELS.get(event, logging.INFO), event, extra={"fields": {"node": node, **fields}})
@@ -198,7 +200,7 @@ def write_event(node: str) -> Callable[[str, dict[str, object]], None]:
 
 
 def endpoints(text: str) -> list[str]:
-    """Endpoints in a comma-separated list, as an argument's type."""
+    """Parse a comma-separated list of endpoints; the type of an argument."""
     from pymq.nodes.remote import endpoints as parse_endpoints
 
     try:

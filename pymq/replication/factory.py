@@ -1,4 +1,4 @@
-"""Which discipline replicates a block."""
+"""Chooses the replication protocol of a block."""
 
 from __future__ import annotations
 

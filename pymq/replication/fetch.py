@@ -1,15 +1,14 @@
-"""Leader and followers that fetch: the discipline of ack modes 1 and 0.
+"""Replication of ack modes 1 and 0: a leader, and followers that fetch from it.
 
-A block has one leader and one epoch, so within it there is nothing to elect and nothing to cut:
-when the leader is gone, the block is sealed and another broker leads the next one. Followers pull
-from their own end; where they pull from tells the leader how far they are. What all in-sync
-replicas have is committed.
+A block has one leader and one epoch, so it needs no election and no truncation: if the leader is
+dead, the block is sealed, and another broker leads the next one. A follower fetches from its own
+log end, which tells the leader its position. Records that all in-sync replicas have are committed.
 
-The in-sync set is the zkserver's: the leader asks for another one with AlterIsr, and until it hears
-of it counts on both, the old and the new (Kafka's maximal ISR, KIP-497); also after it has given a
-wish up, for that may be granted all the same. What is asked for is for one version of the
-partition, so with the next version it is granted or void. A leader that was started anew has
-perhaps lost what was not synced, so it does not lead that block again.
+The zkserver decides the in-sync set. The leader requests a change with AlterIsr. Until it has the
+answer, it waits for the replicas of both sets (Kafka's maximal ISR, KIP-497); also after it has
+given the request up, which the zkserver may still grant. A request is for one version of the
+partition: with the next version it is granted or void. A leader that has restarted may have lost
+records that were not synced, so it does not lead that block again.
 """
 
 from __future__ import annotations
@@ -24,45 +23,45 @@ from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.errors import CorruptBatch, NotLeader, StaleEpoch
 
-LOOKS = 6  # how often within ``lag_max_ms`` a leader looks who has fallen back
-MISSES = 3  # so often a follower asks again for what it was sent, before it is taken to be stuck
-HAS_LED = b"led"  # what a leader saves before it takes in anything
+LOOKS = 6  # checks for lagging followers within ``lag_max_ms``
+MISSES = 3  # repeated fetches of the same offset before the leader takes a follower to be stuck
+HAS_LED = b"led"  # the term that a leader saves before it accepts records
 
 
 @define
 class Follower:
-    """What a leader knows of another replica."""
+    """A leader's state of a follower."""
 
-    end: int  # of its log, as safe there as the block's mode asks for
-    caught_up_at: int  # when it had last all that there was, by its leader's attention
-    incarnation: int = 0  # that its end is of; 0: not told
-    fetch: ReplicaFetch | None = None  # waits for something new ...
-    until: int = NEVER  # ... at most until then
-    served_from: int = -1  # where what it was sent last began, if it was sent something
+    end: int  # the end of its log, as durable there as the ack mode requires
+    caught_up_at: int  # when it last had all records, while the leader was running
+    incarnation: int = 0  # of the reported end; 0: not reported
+    fetch: ReplicaFetch | None = None  # the fetch that waits for new records ...
+    until: int = NEVER  # ... and its deadline
+    served_from: int = -1  # the offset of the last records that were sent to it, if any
     served_at: int = 0
-    misses: int = 0  # times in a row that it has asked again for just that
+    misses: int = 0  # fetches in a row for that same offset
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it does not keep what it is sent, as if its disk were full."""
+        """Whether it does not store the records that it gets, as if its disk were full."""
         return self.misses >= MISSES
 
     def is_past(self, fetch: ReplicaFetch) -> bool:
-        """Whether it has been started anew since it sent *fetch*."""
+        """Whether it has restarted since it sent *fetch*."""
         return 0 < fetch.incarnation < self.incarnation
 
     def asks(self, fetch: ReplicaFetch, now: int, retry_ms: int) -> None:
-        """It has everything before what it asks for, and waits."""
+        """Take in a fetch that waits: the follower has all records before its offset."""
         if fetch.offset != self.served_from:
             self.misses = 0
-        elif now - self.served_at >= retry_ms:  # else it was perhaps said twice
+        elif now - self.served_at >= retry_ms:  # else the fetch may be a second copy
             self.misses += 1
         self.end, self.served_from = fetch.offset, -1
         self.incarnation = fetch.incarnation
         self.fetch, self.until = fetch, now + fetch.max_wait_ms
 
     def serve(self, now: int) -> None:
-        """It is sent what it has asked for."""
+        """Note that the records at its fetch offset are sent."""
         self.served_from, self.served_at = self.end, now
 
 
@@ -84,10 +83,10 @@ class FetchReplicator:
         self._number = block.number
         self._committed = block.in_sync
         self._version = replica.state.version
-        self._wanted: tuple[str, ...] | None = None  # the in-sync set that was asked for
-        self._may_join: tuple[str, ...] = ()  # who is in any set that may yet be granted
+        self._wanted: tuple[str, ...] | None = None  # the in-sync set that was requested
+        self._may_join: tuple[str, ...] = ()  # the members of all sets that may still be granted
         self._asked_at = NEVER
-        self._join_at = 0  # nobody is to join before, after what was asked for was refused
+        self._join_at = 0  # no request before this time, after one was refused
         self._leads = False
         self._followers: dict[str, Follower] = {}
         self._attention = PausableClock(host.replication.lag_max_ms // LOOKS)
@@ -101,7 +100,8 @@ class FetchReplicator:
                 for name in block.replicas
                 if name != host.me
             }
-            self.is_dirty = True  # It leads once it can never lead again by mistake.
+            # It leads once this is durable: after a restart it will not lead the block again.
+            self.is_dirty = True
         else:
             mark("fetch.restarted_leader")
             self.leader = None
@@ -114,7 +114,7 @@ class FetchReplicator:
 
     @property
     def in_sync(self) -> tuple[str, ...]:
-        """The replicas that the zkserver knows to keep up."""
+        """The in-sync set, as the zkserver has it."""
         return self._committed if self._leads else ()
 
     def holders(self, end: int) -> tuple[str, ...]:
@@ -123,19 +123,19 @@ class FetchReplicator:
         return (*found, *(name for name, f in self._followers.items() if f.end >= end))
 
     def adopt(self, state: PartitionState, now: int) -> None:
-        """The in-sync set may be another one."""
+        """Take in a new state of the partition, perhaps with another in-sync set."""
         block = state.blocks[-1]
         is_new = state.version > self._version
         self._committed, self._version = block.in_sync, state.version
         if block.epoch != self.epoch:
-            # The leader has been started anew: this block has had its only one, and is rolled.
+            # This leader has restarted: it leads this block no more, and the block is rolled.
             mark("fetch.leaderless")
             self.epoch, self.leader, self._leads = block.epoch, None, False
             self.is_dirty, self._retry_at = False, NEVER
         if self._wanted == self._committed:
             self._wanted, self._asked_at = None, NEVER
         elif self._wanted is not None and is_new:
-            # It was asked for an earlier version, and can not be granted any more.
+            # The request was for an earlier version, and cannot be granted any more.
             mark("fetch.isr_refused")
             self._wanted, self._asked_at = None, NEVER
             self._join_at = now + 5 * self._host.replication.retry_ms
@@ -147,7 +147,7 @@ class FetchReplicator:
         self._rearm()
 
     def step(self, source: str, message: Replication, now: int) -> None:
-        """Take in a fetch, or what came of one."""
+        """Take in a follower's fetch, or the answer to one."""
         if isinstance(message, ReplicaFetch):
             self._fetch(source, message, now)
         elif isinstance(message, ReplicaFetched):
@@ -155,14 +155,14 @@ class FetchReplicator:
         self._rearm()
 
     def appended(self, now: int) -> None:
-        """Answer those who wait for something new."""
+        """Answer the fetches that wait for new records."""
         for name, follower in self._followers.items():
             if follower.fetch is not None:
                 self._serve(name, follower, now)
         self._rearm()
 
     def tick(self, now: int) -> None:
-        """End waits, ask again, find out who lags."""
+        """End waits, retry fetches, and find lagging followers."""
         for name, follower in self._followers.items():
             if follower.until <= now and follower.fetch is not None:
                 self._answer(name, follower, self._empty(follower.fetch))
@@ -179,7 +179,7 @@ class FetchReplicator:
             ready.write.append(SaveState(self._replica.block, HAS_LED))
 
     def stable(self, end: int, now: int) -> None:
-        """The own log is on the disk up to *end*."""
+        """Take in that this replica's log is on its disk up to *end*."""
         if self.leader == self._host.me:
             if not self._leads and not self.is_dirty:
                 mark("fetch.leads")
@@ -187,11 +187,13 @@ class FetchReplicator:
             self._caught_up(now)
             self._advance()
         elif self._request and self._retry_at == NEVER:
-            self._ask(now)  # What was fetched is stable: where to go on tells the leader so.
+            self._ask(
+                now
+            )  # The fetched records are stable: the offset of the next fetch tells the leader.
         self._rearm()
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """A leader that is back is asked at once."""
+        """Send a fetch to a leader that is back."""
         if peer == self.leader and self._host.is_alive(peer):
             self._retry_at = min(self._retry_at, now) if self._retry_at != NEVER else NEVER
         self._rearm()
@@ -214,7 +216,9 @@ class FetchReplicator:
             stale = StaleEpoch(f"{self._replica.block} is at epoch {self.epoch}")
             self._host.send(source, self._refusal(m, stale))
         elif follower.is_past(m):
-            mark("fetch.past")  # It may have lost since what it had then, and nobody waits.
+            mark(
+                "fetch.past"
+            )  # It may have lost records since then, and does not wait for this answer.
         elif m.offset > self._log.end or self._log.epoch_at(m.offset) != m.last_epoch:
             mark("fetch.diverging")
             diverging = self._log.end_of(m.last_epoch)
@@ -263,7 +267,7 @@ class FetchReplicator:
                 follower.caught_up_at = self._attention.look(now)
 
     def _advance(self) -> None:
-        """Move the high watermark to what all have that may have to stand in for the leader."""
+        """Raise the high watermark to the lowest end of all replicas that may have to lead."""
         end = self._log.stable_end
         for name, follower in self._followers.items():
             if name in self._committed or name in self._may_join:
@@ -271,7 +275,7 @@ class FetchReplicator:
         self.high_watermark = max(self.high_watermark, end)
 
     def _judge(self, now: int, heard: str | None = None) -> None:
-        """Ask for another in-sync set when somebody has fallen back, or *heard* has caught up."""
+        """Request another in-sync set if a follower lags, or *heard* has caught up."""
         limit = self._attention.look(now) - self._host.replication.lag_max_ms
         keeps = [self._host.me]
         for name, follower in self._followers.items():
@@ -291,7 +295,7 @@ class FetchReplicator:
         if set(wanted) == set(self._committed):
             if self._wanted is None:
                 return
-            wanted = self._committed  # It was asked for another one, which may still come.
+            wanted = self._committed  # The zkserver may still grant the earlier request.
         if wanted != self._wanted or now >= self._asked_at:
             self._wanted = wanted
             self._may_join = tuple(dict.fromkeys((*self._may_join, *wanted)))
@@ -311,7 +315,7 @@ class FetchReplicator:
             )
 
     def _incarnation(self, name: str) -> int:
-        """As which a replica has told what is known of it."""
+        """The incarnation of a replica that the leader's state of it is from."""
         follower = self._followers.get(name)
         return self._host.incarnation if follower is None else follower.incarnation
 
@@ -340,14 +344,14 @@ class FetchReplicator:
     def _fetched(self, source: str, m: ReplicaFetched, now: int) -> None:
         log = self._log
         if source != self.leader or m.id != self._request or m.leader_epoch != self.epoch:
-            return  # An answer to what was asked before.
+            return  # The answer to an earlier fetch.
         if m.error is not None:
             self._retry_at = now + self._host.replication.retry_ms
             return
         if m.diverging is not None:
             mark("fetch.truncate")
             epoch, end = m.diverging
-            # Of an epoch that the leader has not, nothing is kept (KIP-279).
+            # Truncate the records of an epoch that the leader does not have (KIP-279).
             log.truncate(max(min(end, log.end_of(epoch)[1]), self.high_watermark))
             self._retry_at = now + self._host.replication.retry_ms
             return
@@ -358,7 +362,7 @@ class FetchReplicator:
             except CorruptBatch:
                 self._retry_at = now + self._host.replication.retry_ms
             else:
-                self._retry_at = NEVER  # The next fetch follows when it is stable.
+                self._retry_at = NEVER  # The next fetch follows when the records are stable.
         else:
             self._ask(now)
 
@@ -371,7 +375,7 @@ class FetchReplicator:
             lag = self._host.replication.lag_max_ms
             for name, follower in self._followers.items():
                 due = min(due, follower.until)
-                # Who is only wanted cannot fall back: nothing is visible that it does not have.
+                # Only members of the granted set can lag: all visible records are on them.
                 counts = name in self._committed and name in (self._wanted or self._committed)
                 if counts and follower.end < self._log.end:
                     due = min(due, self._attention.when(follower.caught_up_at + lag))

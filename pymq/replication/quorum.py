@@ -1,4 +1,4 @@
-"""What a majority of a fixed set of members agrees on."""
+"""Majorities of a fixed set of members."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def majority(members: int) -> int:
-    """The least number of *members* that any other majority must share one with."""
+    """The size of a majority of *members*: any two majorities share a member."""
     return members // 2 + 1
 
 
 def reached(ends: Sequence[int]) -> int:
-    """The highest end that a majority of *ends*, one for each member, has reached."""
+    """The highest offset that a majority of *ends*, one for each member, has reached."""
     return sorted(ends)[(len(ends) - 1) // 2]

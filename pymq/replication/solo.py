@@ -1,4 +1,4 @@
-"""A replica set of one, under any ack mode: what its own disk has is committed."""
+"""Replication of a block with one replica, in any ack mode: synced records are committed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ from pymq.core.types import NEVER
 class Solo:
     """The replicator of a block with a single replica."""
 
-    __slots__ = ("_me", "deadline", "epoch", "high_watermark", "is_dirty", "leader")
+    __slots__ = ("_me", "deadline", "epoch", "high_watermark", "is_dirty", "is_leader", "leader")
 
     def __init__(self, replica: Replica, now: int) -> None:
         self._me = replica.host.me
         self.high_watermark = replica.log.stable_end
         self.epoch = replica.state.epoch
         self.leader = replica.state.leader
+        self.is_leader = self.leader == self._me  # it may append
         self.is_dirty = False
         self.deadline = NEVER
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this replica may append."""
-        return self.leader == self._me
 
     @property
     def in_sync(self) -> tuple[str, ...]:
@@ -37,27 +33,28 @@ class Solo:
         return self.in_sync
 
     def adopt(self, state: PartitionState, now: int) -> None:
-        """Nothing but the epoch can change."""
+        """Take in a new state of the partition: only its epoch matters."""
         self.epoch, self.leader = state.epoch, state.leader
+        self.is_leader = self.leader == self._me
 
     def step(self, source: str, message: Replication, now: int) -> None:
-        """There is nobody else who could say something."""
+        """Ignore messages: there is no other replica."""
 
     def appended(self, now: int) -> None:
-        """There is nobody to send it to."""
+        """Send nothing: there is no other replica."""
 
     def tick(self, now: int) -> None:
-        """Nothing is ever due."""
+        """Do nothing: there are no deadlines."""
 
     def flush(self, ready: Ready, now: int) -> None:
-        """There is nothing to keep."""
+        """Return nothing: there is no state to save."""
 
     def stable(self, end: int, now: int) -> None:
-        """The own log has reached *end*; there is nobody else to wait for."""
+        """Take in that the log is on the disk up to *end*, which commits its records."""
         self.high_watermark = max(self.high_watermark, end)
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """There is none."""
+        """Ignore it: there is no other replica."""
 
     def transfer(self, peer: str, now: int) -> None:
         """There is nobody who could take over."""

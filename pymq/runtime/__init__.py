@@ -1,1 +1,1 @@
-"""The loop that drives machines, and the threads that turn it. The only part that acts."""
+"""The loop that drives machines, and the threads that turn it. Only this package does I/O."""

@@ -1,4 +1,4 @@
-"""The stores of one loop, whose disks work side by side when there are several."""
+"""The stores of one loop; several disks work in parallel."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class LoopDisks:
         self._pool: ThreadPoolExecutor | None = None
 
     def add(self, name: str, store: BlockStore) -> None:
-        """The broker *name* keeps its blocks in *store*."""
+        """Add the store of the broker *name*."""
         self._stores[name] = store
 
     def store(self, name: str) -> BlockStore:
-        """The store of the broker *name*."""
+        """Return the store of the broker *name*."""
         return self._stores[name]
 
     def write(self, work: Sequence[tuple[str, Sequence[Write]]]) -> list[Sequence[WriteFailed]]:
-        """Let each of several brokers' stores write, all at once; returns what has failed of each.
+        """Write to the stores of several brokers in parallel; returns the failures of each.
 
-        What a store raises is raised only when none of the others is at work any more.
+        An error of one store is raised after all others have finished.
         """
         (name, mine), *others = work
         if not others:
             return [self._stores[name].write(mine)]
         if self._pool is None:
-            from concurrent.futures import ThreadPoolExecutor  # only now: one disk needs none
+            from concurrent.futures import ThreadPoolExecutor  # lazy: one disk needs no threads
 
             self._pool = ThreadPoolExecutor(len(self._stores) - 1, "pymq-disk")
         waited = [self._pool.submit(self._stores[other].write, writes) for other, writes in others]
@@ -51,7 +51,7 @@ class LoopDisks:
         return found + [future.result() for future in waited]
 
     def release(self) -> None:
-        """End the threads, which have nothing to do by now."""
+        """End the threads, which are idle by now."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()

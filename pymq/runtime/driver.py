@@ -26,7 +26,7 @@ HOT_MS = 5  # how long the background thread sleeps at a time while there is tra
 COOL_TURNS = 40  # ... and after how many idle rounds it sleeps until something is due
 
 
-class Waitable(Protocol):
+class Completion(Protocol):
     """Work that threads can wait for."""
 
     is_done: bool
@@ -43,9 +43,22 @@ class Wake(Protocol):
     def wait(self, timeout: float | None) -> bool: ...
 
 
-def _is_done(what: Waitable) -> bool:
+def _is_done(what: Completion) -> bool:
     # Another thread may finish it at any time, which a type checker cannot know.
     return what.is_done
+
+
+def stopped_by(problem: BaseException) -> PymqError:
+    """Return the error for callers of a loop that *problem* has stopped."""
+    if isinstance(problem, Exception):
+        return InternalError(
+            f"the loop broke on {type(problem).__name__}: {problem}; what was "
+            "acknowledged is safe: open a new client, and please report this"
+        )
+    return Closed(
+        f"{type(problem).__name__} stopped the client in the middle of its work; what was "
+        "acknowledged is safe: open a new client"
+    )
 
 
 class Driver:
@@ -89,7 +102,7 @@ class Driver:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._run(None)
+            self._run()
         finally:
             self._lock.release()
             self._look_again()
@@ -110,7 +123,7 @@ class Driver:
             raise
         return taken[0]
 
-    def wait(self, what: Waitable, timeout: float | None) -> bool:
+    def wait(self, what: Completion, timeout: float | None) -> bool:
         """Wait until *what* is done, turning the loop if nobody else does.
 
         *timeout* is in seconds, None waits for ever. Returns whether it is done.
@@ -182,7 +195,7 @@ class Driver:
             if self._is_closed:
                 raise Closed("the client was closed")
             self.loop.touch(name)
-            self._run(None)
+            self._run()
         finally:
             self._lock.release()
             self._look_again()
@@ -239,24 +252,13 @@ class Driver:
     def _check(self) -> None:
         self.check_process()
         if self.problem is not None:
-            raise self._stopped() from self.problem
-
-    def _stopped(self) -> PymqError:
-        if isinstance(self.problem, Exception):
-            return InternalError(
-                f"the loop broke on {type(self.problem).__name__}: {self.problem}; what was "
-                "acknowledged is safe: open a new client, and please report this"
-            )
-        return Closed(
-            f"{type(self.problem).__name__} stopped the client in the middle of its work; what was "
-            "acknowledged is safe: open a new client"
-        )
+            raise stopped_by(self.problem) from self.problem
 
     # --- turning --------------------------------------------------------------------------------
 
-    def _run(self, is_enough: Callable[[], bool] | None) -> None:
+    def _run(self, is_enough: Callable[[], bool] | None = None) -> None:
         try:
-            self._turns(is_enough or self._has_queue)
+            self._turns(is_enough)
         except BaseException as error:
             # A machine broke one of its invariants, or was interrupted in the middle of a step:
             # its state can no longer be trusted.
@@ -264,15 +266,13 @@ class Driver:
             self._wake_all()
             raise
 
-    def _turns(self, is_enough: Callable[[], bool]) -> None:
+    def _turns(self, is_enough: Callable[[], bool] | None) -> None:
+        """Turn the loop until *is_enough*; if it is None, until another thread wants the lock."""
         if self._errands:
             # Errands that these leave run after the turns below.
             for _ in range(len(self._errands)):
                 self._errands.popleft()(self.loop)
-        self.loop.run(is_enough)
-
-    def _has_queue(self) -> bool:
-        return bool(self._queueing)
+        self.loop.run(is_enough, queueing=self._queueing if is_enough is None else ())
 
     def _wake_all(self) -> None:
         for waiter in list(self._sleepers):
@@ -284,7 +284,7 @@ class Driver:
         loop = self.loop
         if (
             loop.has_work
-            or loop.jobs
+            or loop.jobs.waiting
             or self._errands
             # While there is traffic the thread wakes soon anyway, and asking every machine for its
             # deadline after each request costs more than a deadline that is met 5 ms late.
@@ -303,7 +303,7 @@ class Driver:
 
     def _background(self) -> None:
         loop, idle = self.loop, 0
-        while not self._is_closed and self.problem is None:
+        while self.problem is None:
             self._wake.clear()
             if self._queueing:
                 # Waiting threads go first; their turns do this work, too.
@@ -314,16 +314,16 @@ class Driver:
             had_work = is_taken = not self._lock.acquire(blocking=False)
             if not is_taken:
                 try:
-                    if self._closed():
+                    if self._is_closed:
                         return
                     had_work = self._has_work()
-                    self._run(None)
+                    self._run()
                 except BaseException:  # kept in ``problem`` and raised to the next caller
                     return
                 finally:
                     self._lock.release()
-            while loop.jobs:
-                loop.do_job()
+            while loop.jobs.waiting:
+                loop.jobs.run_one()
                 had_work = True
             idle = 0 if had_work else idle + 1
             now = loop.clock()
@@ -343,9 +343,6 @@ class Driver:
         loop = self.loop
         return bool(loop.has_work or self._errands or loop.deadline <= loop.clock())
 
-    def _closed(self) -> bool:
-        return self._is_closed
-
     def close(self, last: Callable[[Loop], None]) -> None:
         """Run *last* and turn the loop once more; from then on no thread turns it."""
         # In a forked child the lock may be held by a thread that does not exist.
@@ -355,9 +352,9 @@ class Driver:
                 return
             self._is_closed = True
             if self.problem is None:
-                self._run(None)  # Errands first: threads wait for what they begin.
+                self._run()  # Errands first: threads wait for what they begin.
                 last(self.loop)
-                self._run(None)
+                self._run()
             self._wake_all()  # Wake the waiting threads: their work will not be done any more.
         self._wake.set()
         thread = self._thread

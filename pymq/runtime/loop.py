@@ -12,7 +12,7 @@ All machines of a process share one loop: broker, zkserver, producers, consumers
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 import attrs
@@ -21,8 +21,6 @@ from pymq.coord.base import Coordinator
 from pymq.core.message import Message
 from pymq.core.metadata.coordination import Commit, CoordEvent
 from pymq.core.ready import (
-    Compact,
-    Compacted,
     FindTime,
     Read,
     Ready,
@@ -32,17 +30,19 @@ from pymq.core.ready import (
     Write,
 )
 from pymq.core.types import NEVER, BlockId
-from pymq.errors import PymqError, StoreError
+from pymq.errors import PymqError
+from pymq.runtime.background_jobs import BackgroundJobs
 from pymq.runtime.disks import LoopDisks
 from pymq.runtime.timers import Timers
+from pymq.runtime.wall_clock import WallClock
 from pymq.store.base import BlockStore
 
-READ_BYTES_MAX = 32 << 20  # in one answer, whatever somebody asks for
-# Of a turn, after which it recovers no further block. A broker that starts has to recover all of
-# its open blocks; between two of them it takes in messages and sends pings.
+READ_BYTES_MAX = 32 << 20  # in one answer, for a request of any size
+# After this time in a turn the loop recovers no further block. A starting broker recovers all of
+# its open blocks, and takes in messages and sends pings between two of them.
 RECOVER_MS = 10
 TURNS_MAX = 200  # in one call of ``run``; a request takes about three
-HELD_MAX = 4  # turns that a write waits for those of other brokers while messages come in
+HELD_MAX = 4  # turns that a write waits for other brokers' writes while messages come in
 
 
 class Machine(Protocol):
@@ -66,7 +66,7 @@ class Machine(Protocol):
         ...
 
     def advance(self, ready: Ready, now: int) -> None:
-        """Take in that the work was carried out."""
+        """Take note that the work was carried out."""
         ...
 
 
@@ -94,16 +94,20 @@ class CoordinatorUser(Machine, Protocol):
         ...
 
 
-class WallClockUser(Protocol):
-    """A machine that needs the wall clock."""
+class RequestMeter(Protocol):
+    """Times the requests of a machine."""
 
-    def set_wall_offset(self, offset_ms: int) -> None:
-        """Take in what the wall clock is ahead of the loop's clock now."""
+    def arrived(self, source: str, message: Message) -> None:
+        """Note a message that the machine takes in."""
+        ...
+
+    def left(self, envelopes: Sequence[tuple[str, Message]]) -> None:
+        """Note the messages that the machine sends."""
         ...
 
 
-Far = Callable[[str, str, Message], None]  # (for whom, from whom, what)
-Work = tuple[str, Machine, Ready]  # (whose, of what, which)
+Far = Callable[[str, str, Message], None]  # (receiver, sender, message)
+Work = tuple[str, Machine, Ready]  # (name, machine, its work)
 
 
 class Loop:
@@ -128,24 +132,25 @@ class Loop:
         self._far = far
         self._flush = flush
         self.machines: dict[str, Machine] = {}
-        self.jobs: deque[tuple[str, Compact]] = deque()  # long work, for another thread
-        self._inbox: deque[tuple[str, str, Message]] = deque()  # (for whom, from whom, what)
-        self._events: deque[tuple[str, StoreEvent]] = deque()  # of jobs, from any thread
+        self.inbox: deque[tuple[str, str, Message]] = deque()  # (receiver, sender, message)
         # recoveries that are left for the next turn
         self._asks: deque[tuple[str, Recover]] = deque()
         self._dirty: dict[str, None] = {}
         self._pokes: deque[str] = deque()  # machines to drive, named by any thread
         self._ticked = -1  # when deadlines were checked last
         self._timers = Timers()
+        self._meters: dict[str, RequestMeter] = {}
         self._users: dict[str, StoreUser] = {}  # machines that have a store
-        self._only: tuple[StoreUser, BlockStore] | None = None  # the only one, if there is just one
-        self._disks = LoopDisks()
-        self._held: dict[str, Work] = {}  # whose writes wait for those of other brokers ...
+        self._only: tuple[StoreUser, BlockStore] | None = None  # if there is just one
+        self.disks = LoopDisks()
+        self.jobs = BackgroundJobs(self.disks)
+        self.wall_clock = WallClock()
+        self._events = self.jobs.done
+        self._held: dict[str, Work] = {}  # work whose writes wait for those of other brokers ...
         self._held_for = 0  # ... for so many turns ...
-        self._held_back: list[tuple[str, str, Message]] = []  # ... and what came for them
+        # ... and the messages that came for its machines
+        self._held_back: list[tuple[str, str, Message]] = []
         self._coordinator: tuple[str, CoordinatorUser, Coordinator] | None = None
-        self._wall_ms: Callable[[], int] | None = None
-        self._wall_users: list[WallClockUser] = []
 
     # --- assembling -----------------------------------------------------------------------------
 
@@ -160,84 +165,85 @@ class Loop:
         self._dirty[name] = None
 
     def remove(self, name: str) -> None:
-        """Forget a machine; what comes for it is dropped."""
+        """Remove a machine; later messages for it are dropped."""
         self.machines.pop(name, None)
         self._timers.remove(name)
         self._dirty.pop(name, None)
+        self._meters.pop(name, None)
 
-    def add_broker(self, name: str, machine: StoreUser, store: BlockStore) -> None:
-        """Drive a machine that keeps its blocks in *store*."""
+    def add_broker(
+        self,
+        name: str,
+        machine: StoreUser,
+        store: BlockStore,
+        meter: RequestMeter | None = None,
+    ) -> None:
+        """Drive a machine that keeps its blocks in *store*; *meter* times its requests."""
         self._users[name] = machine
         self._only = (machine, store) if len(self._users) == 1 else None
-        self._disks.add(name, store)
+        self.disks.add(name, store)
         self.add(name, machine)
+        if meter is not None:
+            self._meters[name] = meter
 
-    def add_zkserver(self, name: str, machine: CoordinatorUser, backend: Coordinator) -> None:
-        """Drive a machine that keeps its metadata in *backend*."""
+    def add_zkserver(
+        self,
+        name: str,
+        machine: CoordinatorUser,
+        backend: Coordinator,
+        meter: RequestMeter | None = None,
+    ) -> None:
+        """Drive a machine that keeps its metadata in *backend*; *meter* times its requests."""
         self._coordinator = (name, machine, backend)
         self.add(name, machine)
-
-    def follow_wall_clock(self, wall_ms: Callable[[], int], machine: WallClockUser) -> None:
-        """Tell *machine* the time of day before each turn.
-
-        A wall clock is set while a process runs, and the loop's clock stands still while a machine
-        is suspended. An offset that was taken at the start would be wrong from then on.
-        """
-        self._wall_ms = wall_ms
-        self._wall_users.append(machine)
-
-    def release(self) -> None:
-        """Let go of the threads that write side by side; they begin anew when they are needed."""
-        self._disks.release()
+        if meter is not None:
+            self._meters[name] = meter
 
     # --- turning --------------------------------------------------------------------------------
 
     def touch(self, name: str) -> None:
-        """A machine was given something by the thread that turns the loop: look at it next."""
+        """Drive a machine in the next turn; called by the thread that turns the loop."""
         self._dirty[name] = None
 
     def poke(self, name: str) -> None:
-        """A machine was given something by another thread: look at it next."""
+        """Drive a machine in the next turn; any thread may call this."""
         self._pokes.append(name)
 
     def rearm(self, name: str) -> None:
-        """The deadline of a machine that tells may have changed; any thread may call this."""
+        """Note that a machine that tells may have another deadline; any thread may call this."""
         self._timers.rearm(name)
 
-    def deliver(self, peer: str, source: str, message: Message) -> None:
-        """Take in a message from another process for machine *peer*."""
-        self._inbox.append((peer, source, message))
-
     def take(self, arrivals: Iterable[tuple[str, str, Message]]) -> None:
-        """Take in messages from other processes: (for whom, from whom, what)."""
-        self._inbox.extend(arrivals)
+        """Take in messages from other processes: (receiver, sender, message)."""
+        self.inbox.extend(arrivals)
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn would do something at once."""
-        at_hand = self._inbox or self._dirty or self._pokes or self._events
+        """Whether a turn would have work."""
+        at_hand = self.inbox or self._dirty or self._pokes or self._events
         return bool(at_hand or self._held or self._asks)
 
     @property
-    def waiting(self) -> int:
-        """How many messages wait to be taken in."""
-        return len(self._inbox)
-
-    @property
     def deadline(self) -> int:
-        """When something is due."""
+        """The earliest deadline of a machine."""
         return self._timers.first
 
-    def run(self, is_enough: Callable[[], bool] | None = None, *, within_ms: int = NEVER) -> None:
-        """Turn until nothing is left to do, or until *is_enough*; not for ever.
+    def run(
+        self,
+        is_enough: Callable[[], bool] | None = None,
+        *,
+        queueing: Collection[object] = (),
+        within_ms: int = NEVER,
+    ) -> None:
+        """Turn until no work is left or *is_enough* returns True, but not forever.
 
-        Other threads may bring work as fast as it is done, so after some turns it is left to the
-        next one, and after *within_ms* milliseconds, too.
+        Other threads may add work as fast as the loop does it. So the loop returns after some
+        turns, after *within_ms* milliseconds, and when a thread is in *queueing*.
         """
         began = -1
         for _ in range(TURNS_MAX):
-            self.turn()
-            if not self.has_work or (is_enough is not None and is_enough()):
+            has_more = self.turn()
+            if not has_more or queueing or (is_enough is not None and is_enough()):
                 return
             if began < 0:
                 began = self._ticked
@@ -245,43 +251,48 @@ class Loop:
                 return
 
     def turn(self) -> bool:
-        """Take in everything that came, decide once, act once; returns whether there was work."""
-        now, machines = self.clock(), self.machines
-        inbox = self._inbox
-        held = self._held
-        if self._wall_ms is not None:
-            offset = self._wall_ms() - now
-            for user in self._wall_users:
-                user.set_wall_offset(offset)
+        """Take in all messages and events, decide once, act once.
+
+        Returns whether another turn would have work, as :attr:`has_work` does.
+        """
+        now, machines, meters = self.clock(), self.machines, self._meters
+        inbox, held, timers = self.inbox, self._held, self._timers
+        if now != self.wall_clock.told:
+            self.wall_clock.tell(now)
         if inbox:
-            self._inbox = deque()
+            self.inbox = deque()
             for peer, source, message in inbox:
                 machine = machines.get(peer)
                 if peer in held:
                     self._held_back.append((peer, source, message))
                 elif machine is not None:
+                    if peer in meters:
+                        meters[peer].arrived(source, message)
                     machine.step(source, message, now)
                     self._dirty[peer] = None
         while self._pokes:
             self._dirty[self._pokes.popleft()] = None
-        if self._events or self._coordinator is not None:
+        if self._events:
             self._take_events(now)
+        if self._coordinator is not None and self._coordinator[2].arrivals:
+            self._take_decisions(now)
         if self._asks:
             self._recover_on(now)
         if now != self._ticked:
-            # Deadlines are in whole milliseconds, so one look at each is enough.
+            # Deadlines are in whole milliseconds, so one check in each is enough.
             self._ticked = now
-            self._timers.driven(self._dirty)
-            for name in self._timers.due(now):
+            if timers.telling:
+                timers.driven(self._dirty)
+            for name in timers.due(now):
                 if machines[name].deadline <= now and name not in held:
                     machines[name].tick(now)
                     self._dirty[name] = None
         dirty = self._dirty
         if not dirty and not self._held:
-            return bool(inbox)
-        self._dirty = {}  # A machine that is touched from here on has the next turn.
+            return bool(self.inbox or self._pokes or self._events or self._asks)
+        self._dirty = {}  # A machine touched from here on is driven in the next turn.
         for name in held:
-            dirty.pop(name, None)  # It is looked at when it has written.
+            dirty.pop(name, None)  # The machine is driven again after its write.
         work: list[Work] = []
         for name in dirty:
             found = machines.get(name)
@@ -290,21 +301,24 @@ class Loop:
                 work.append((name, found, ready))
         if work:
             self._act(work, now)
-        self._timers.driven(dirty)
+        if timers.telling:
+            timers.driven(dirty)
         if self._held:
             self._held_for += 1
-            if not (self._inbox or self._dirty) or self._held_for >= HELD_MAX:
+            if not (self.inbox or self._dirty) or self._held_for >= HELD_MAX:
                 self._write_held(now)
-        return True
+        at_hand = self.inbox or self._dirty or self._pokes or self._events
+        return bool(at_hand or self._held or self._asks)
 
     def _act(self, work: list[Work], now: int) -> None:
-        """Do what several machines want, with one write for all of them."""
+        """Carry out the work of several machines, with one write for all of them."""
         writes: list[Write] = []
         for name, _, ready in work:
-            self._post(name, ready.send)
+            if ready.send:
+                self._post(name, ready.send)
             writes += ready.write
         if writes and self._flush is not None:
-            self._flush()  # Followers are to write while our own disk does.
+            self._flush()  # Followers write while this node's disk does.
         if writes and len(self._users) > 1:
             self._held |= {each[0]: each for each in work if each[2].write}
             work = [each for each in work if not each[2].write]
@@ -313,16 +327,17 @@ class Loop:
         self._finish_all(work, failed, now)
 
     def _finish_all(self, work: list[Work], failed: bool, now: int) -> None:
-        """What several machines wanted written is written, or some of it has *failed*."""
+        """Finish the work of several machines after its write; *failed* if a part of it failed."""
         for name, machine, ready in work:
             self._finish(name, machine, ready, failed, now)
         for name, machine, _ in work:
-            # What became of the work is often nothing but answers: they need no turn of their own.
-            # What other threads have brought meanwhile is for the next turn, though.
+            # The next work of these machines is often only answers, which need no turn of their
+            # own. Input from other threads waits for the next turn.
             more = machine.ready(now)
             if more is None:
                 continue
-            self._post(name, more.send)
+            if more.send:
+                self._post(name, more.send)
             if more.write and len(self._users) > 1:
                 self._held[name] = name, machine, more
                 continue
@@ -336,7 +351,8 @@ class Loop:
         if ready.after and not failed:
             self._post(name, ready.after)
             if self._flush is not None:
-                self._flush()  # A leader waits for it; what we make of the write, nobody does.
+                # A leader waits for this answer; no node waits for the machine's next work.
+                self._flush()
         for read in ready.read:
             self._read(name, read, now)
         for ask in ready.ask:
@@ -345,19 +361,21 @@ class Loop:
             else:
                 self._ask(name, ask, now)
         if ready.jobs:
-            self.jobs.extend((name, job) for job in ready.jobs)
+            self.jobs.add(name, ready.jobs)
         if ready.meta:
             self._consult(ready, now)
         machine.advance(ready, now)
 
     def _post(self, name: str, envelopes: list[tuple[str, Message]]) -> None:
+        if name in self._meters:
+            self._meters[name].left(envelopes)
         if self._far is None:
             for peer, message in envelopes:
-                self._inbox.append((peer, name, message))
+                self.inbox.append((peer, name, message))
             return
         for peer, message in envelopes:
             if peer in self.machines:
-                self._inbox.append((peer, name, message))
+                self.inbox.append((peer, name, message))
             else:
                 self._far(peer, name, message)
 
@@ -374,11 +392,13 @@ class Loop:
         return bool(failures)
 
     def _write_held(self, now: int) -> None:
-        """Let all disks write what waits for that; what fails of it fails for its broker alone."""
+        """Carry out the held writes on all disks in parallel; a failure affects its broker
+        alone.
+        """
         held, self._held, self._held_for = list(self._held.values()), {}, 0
-        self._inbox.extendleft(reversed(self._held_back))
+        self.inbox.extendleft(reversed(self._held_back))
         self._held_back = []
-        found = self._disks.write([(name, ready.write) for name, _, ready in held])
+        found = self.disks.write([(name, ready.write) for name, _, ready in held])
         for each, failures in zip(held, found, strict=True):
             name = each[0]
             for failure in failures:
@@ -389,7 +409,7 @@ class Loop:
     def _read(self, name: str, read: Read, now: int) -> None:
         try:
             most = min(read.max_bytes, READ_BYTES_MAX)
-            store = self._disks.store(name)
+            store = self.disks.store(name)
             data = store.read(read.block, read.offset, read.end, most, verify=read.verify)
             answer: Message = attrs.evolve(read.answer, data=data)
         except PymqError as error:
@@ -404,7 +424,7 @@ class Loop:
         self._post(name, [(peer, answer)])
 
     def _ask(self, name: str, ask: Recover | FindTime, now: int) -> None:
-        machine, store = self._users[name], self._disks.store(name)
+        machine, store = self._users[name], self.disks.store(name)
         if isinstance(ask, Recover):
             event: StoreEvent = store.recover(ask.block, ask.start, ask.is_open)
         else:
@@ -427,17 +447,6 @@ class Loop:
                 if self.clock() - now >= RECOVER_MS:
                     return
 
-    def do_job(self) -> None:
-        """Do one piece of long work. Any thread may call this at any time, unlike the rest."""
-        name, job = self.jobs.popleft()
-        try:
-            event = self._disks.store(name).compact(job)
-        except PymqError as error:
-            event = Compacted(job.topic, job.partition, (), error)
-        except Exception as error:  # whatever it is, the partition gets it
-            event = Compacted(job.topic, job.partition, (), StoreError(str(error)))
-        self._events.append((name, event))
-
     def _take_events(self, now: int) -> None:
         for _ in range(len(self._events)):
             name, event = self._events.popleft()
@@ -446,13 +455,15 @@ class Loop:
                 continue
             self._users[name].stored(event, now)
             self._dirty[name] = None
-        if self._coordinator is not None:
-            name, zkserver, backend = self._coordinator
-            for decision in backend.poll():
-                zkserver.decided(decision, now)
-                self._dirty[name] = None
 
     # --- the coordinator ------------------------------------------------------------------------
+
+    def _take_decisions(self, now: int) -> None:
+        assert self._coordinator is not None
+        name, zkserver, backend = self._coordinator
+        for decision in backend.poll():
+            zkserver.decided(decision, now)
+            self._dirty[name] = None
 
     def _consult(self, ready: Ready, now: int) -> None:
         assert self._coordinator is not None

@@ -1,11 +1,10 @@
-"""Who turns the loop of a client whose brokers are elsewhere: one of those who wait, as ever.
+"""Turns the loop of a client of a cluster, in the application's threads where possible.
 
-The transport is used by whoever holds the driver's lock, so a record goes from the thread that
-sends it to the socket without a switch of threads, and an answer comes to the thread that waits for
-it. While nobody has anything to do, one thread waits at the transport's descriptor, without the
-lock: of those who sleep until something is done the first, or else the background thread. It keeps
-out of the way while the threads of the application turn the loop themselves, since each time that
-it woke up it would take the interpreter from them.
+The thread that holds the driver's lock uses the transport. So the sending thread writes a record to
+the socket without a thread switch, and the waiting thread receives its answer. While the loop is
+idle, one thread, the *watcher*, polls the transport's descriptor without the lock: the first
+sleeping application thread, or the background thread if none sleeps. The background thread stays
+asleep while application threads turn the loop, since each wake-up would take the GIL from them.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from pymq.runtime.loop import Loop
 from pymq.transport.bell import Bell
 
 Arrivals = Sequence[tuple[str, str, Message]]
-ROUNDS_MAX = 50  # of taking in and turning, in one go
-BLIND_MAX_MS = 500  # how long the background thread leaves watching to others, at most
-POLL_MAX_MS = 1 << 30  # what the system takes; whoever has slept so long sleeps again
+ROUNDS_MAX = 50  # of polling and turning per call
+BLIND_MAX_MS = 500  # longest sleep of the background thread while others watch
+POLL_MAX_MS = 1 << 30  # maximum of the system call; longer sleeps repeat it
 
 
 class Net(Protocol):
-    """What the driver needs of a transport; see :class:`pymq.transport.base.Transport`."""
+    """A transport, as far as the driver needs it; see :class:`pymq.transport.base.Transport`."""
 
     def fileno(self) -> int: ...
 
@@ -39,21 +38,21 @@ class Net(Protocol):
 
 
 class NetworkDriver(Driver):
-    """Turns a loop whose messages come and go over *net*.
+    """Turns a loop whose messages travel over *net*.
 
-    *note* sees all that arrives before the loop does.
+    *note* receives all arrivals before the loop.
     """
 
     def __init__(self, loop: Loop, net: Net, note: Callable[[Arrivals], None]) -> None:
         super().__init__(loop)
         self._net = net
         self._note = note
-        self._has_more = False  # the transport may have more than it has given
-        self._turned_at = 0.0  # when a thread of the application turned the loop last
-        self._watching = threading.Lock()  # held by the sleeper who waits at the transport, ...
-        self._watcher: threading.Lock | None = None  # ... until this lock of his is released
-        self._watcher_id = 0  # his thread
-        self._bell = Bell()  # wakes him
+        self._has_more = False  # the transport may have more messages
+        self._turned_at = 0.0  # when an application thread turned the loop last
+        self._watching = threading.Lock()  # held by the watcher, ...
+        self._watcher: threading.Lock | None = None  # ... until this lock of it is released
+        self._watcher_id = 0  # the watcher's thread
+        self._bell = Bell()  # wakes the watcher
         self._both = select.poll()
         self._both.register(self._bell.fileno(), select.POLLIN)
         self._both.register(net.fileno(), select.POLLIN)
@@ -61,7 +60,7 @@ class NetworkDriver(Driver):
 
     # --- turning --------------------------------------------------------------------------------
 
-    def _turns(self, is_enough: Callable[[], bool]) -> None:
+    def _turns(self, is_enough: Callable[[], bool] | None) -> None:
         net, loop = self._net, self.loop
         me = threading.get_ident()
         if me != self._background_id():
@@ -72,28 +71,29 @@ class NetworkDriver(Driver):
             if arrivals:
                 self._note(arrivals)
                 loop.take(arrivals)
-            # What is due is looked at once: a loop does so once a millisecond, and not for nothing.
+            # Check deadlines in the first round only: a loop checks them once a millisecond.
             if not number or arrivals or loop.has_work or self._errands:
                 super()._turns(is_enough)
             else:
-                # The last poll came after the last flush, so the descriptor tells of what is next.
+                # The last poll came after the last flush, so the descriptor signals the next
+                # message.
                 self._has_more = False
                 break
         watcher = self._watcher
         if watcher is not None and not watcher.locked() and me != self._watcher_id:
-            self._bell.ring()  # What he waits for was done by us.
+            self._bell.ring()  # This thread has done the watcher's work.
 
     def arm(self, due: int, name: str | None = None) -> None:
-        """Something is due at *due*, of machine *name*; what is due by now is done here and now.
+        """Note the deadline *due* of machine *name*; turns the machine at once if it is due.
 
-        Sending makes nobody wait, unlike a disk, and another thread would be two switches away.
+        Sending does not block, unlike a disk, and another thread would cost two thread switches.
         """
         if name is None or due > self.loop.clock() or not self.turn(name):
             super().arm(due)
 
     def _is_idle(self) -> bool:
-        # The thread that waits has sent what it waits for as a rule, and found no answer yet: to
-        # look once more costs as much as to take the answer in.
+        # The waiting thread has usually just sent its request and polled without an answer.
+        # Polling again would cost as much as receiving the answer.
         loop = self.loop
         return not (
             self._has_more or self._errands or loop.has_work or loop.deadline <= loop.clock()
@@ -103,13 +103,13 @@ class NetworkDriver(Driver):
         return self._thread.ident if self._thread is not None else None
 
     def _has_work(self) -> bool:
-        # While others work, the background thread stays alert, so that nobody need wake it for what
-        # is due soon: each time would cost a switch of threads.
+        # While others turn the loop, the background thread stays alert, so that they need not wake
+        # it for deadlines, at a thread switch each time.
         return self._has_more or self._is_turned() or super()._has_work()
 
     def _look_again(self) -> None:
         if self._thread is None:
-            self._start()  # Answers come when they want, and perhaps nobody waits for them.
+            self._start()  # Answers may arrive while no thread waits for them.
         if self._has_more:
             self._wake.set()
         super()._look_again()
@@ -121,7 +121,7 @@ class NetworkDriver(Driver):
     # --- waiting --------------------------------------------------------------------------------
 
     def sleep(self, waiter: threading.Lock, timeout: float | None) -> bool:
-        """Sleep until *waiter*, which is taken, is released; returns whether it was in time."""
+        """Sleep until the held lock *waiter* is released; returns False after *timeout* seconds."""
         if not self._watching.acquire(blocking=False):
             return super().sleep(waiter, timeout)
         try:
@@ -134,7 +134,7 @@ class NetworkDriver(Driver):
             self._sleepers.pop(waiter, None)
             self._watching.release()
             if self._sleepers:
-                self._wake.set()  # Somebody else still waits, and nobody watches.
+                self._wake.set()  # Other threads still wait, and none watches.
             else:
                 self._sleep.look_up()
         self._check()
@@ -154,23 +154,23 @@ class NetworkDriver(Driver):
                     self._bell.clear()
             if waiter.locked():
                 with self:
-                    pass  # Leaving takes in what has come, and turns the loop.
+                    pass  # Leaving polls the transport and turns the loop.
         return waiter.acquire(blocking=False)
 
     def is_watched(self) -> bool:
-        """Whether threads of the application see to the network themselves."""
+        """Whether application threads poll the transport themselves."""
         return self._watcher is not None or self._is_turned()
 
     def _is_turned(self) -> bool:
         return self.hot_ms() > 0
 
     def hot_ms(self) -> float:
-        """For how long the background thread leaves turning to those that have turned just now."""
+        """Return how long the background thread still leaves turning to other threads."""
         return HOT_MS - (time.monotonic() - self._turned_at) * 1000
 
 
 class _Sleep:
-    """How the background thread sleeps: at the transport too, unless others watch it."""
+    """The background thread's sleep: it also polls the transport, unless others watch it."""
 
     def __init__(self, driver: NetworkDriver, net: Net) -> None:
         self._driver = driver
@@ -198,15 +198,15 @@ class _Sleep:
         self._blind_until = time.monotonic() + ms / 1000
         self._blind_ms = min(2 * self._blind_ms, BLIND_MAX_MS)
         found = self._alone.poll(ms)
-        # Who turns for the application does all that is due. To take the lock from him would cost
-        # each of us a switch of threads, and the interpreter's while both want it.
+        # The application's thread handles all deadlines. Taking the lock from it would cost both
+        # threads a switch, and contention for the GIL.
         while not found and (ms := self._driver.hot_ms()) > 0:
             found = self._alone.poll(ms + 0.5)
         self._blind_until = 0.0
         return bool(found)
 
     def look_up(self) -> None:
-        """Nobody watches any more: do not sleep for long without."""
+        """Shorten the sleep, since no thread watches the transport any more."""
         if self._blind_until > time.monotonic() + HOT_MS / 1000:
             self._blind_ms = HOT_MS
             self._bell.ring()

@@ -1,4 +1,4 @@
-"""A node that has a thread for itself: it waits for messages, timers and what others leave."""
+"""Turns the loop of a node in a thread of its own; waits for messages, timers and requests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pymq.transport.bell import Bell
 
 T = TypeVar("T")
 
-RUN_MS = 20  # of one run of the loop, after which what came from outside is taken in
+RUN_MS = 20  # limit of one run of the loop before messages are taken in again
 
 
 class NodeThread:
     """Turns the loop of a broker or zkserver.
 
-    *note* sees all that arrives before the loop does.
+    *note* receives all arrivals before the loop.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class NodeThread:
         self.loop = loop
         self._net = net
         self._note = note
-        self.idle_s = 0.0  # how long it had nothing to do
+        self.idle_s = 0.0  # total idle time
         self._bell = Bell()
-        self._questions: deque[Callable[[], None]] = deque()  # left by any thread
+        self._questions: deque[Callable[[], None]] = deque()  # queued by any thread
         self._is_stopped = False
         self._is_over = False
         self._has_jobs = threading.Event()
@@ -59,14 +59,14 @@ class NodeThread:
                     loop.take(arrivals)
                 if arrivals or is_woken or loop.has_work or loop.deadline <= clock():
                     is_woken = False
-                    # A zkserver whose coordinator answers at once finds work in each turn until a
-                    # large change is made. Heartbeats are taken in between two runs only.
+                    # If its coordinator backend answers at once, a zkserver has work in every turn
+                    # of a large change. Heartbeats are taken in only between two runs.
                     loop.run(within_ms=RUN_MS)
-                    if loop.jobs:
+                    if loop.jobs.waiting:
                         self._begin_jobs()
-                    continue  # The poll after the last flush is the one that may be waited for.
+                    continue  # Wait only after a poll that follows the last flush.
                 due = loop.deadline
-                # A loop looks at its deadlines once a millisecond, even at those that are overdue.
+                # A loop checks deadlines once a millisecond, even overdue ones.
                 ms = None if due >= NEVER else max(1, due - clock())
                 began = time.monotonic()
                 woken_by = waiting.poll(ms)
@@ -74,31 +74,31 @@ class NodeThread:
                 for found, _ in woken_by:
                     if found == self._bell.fileno():
                         self._bell.clear()
-                        is_woken = True  # by the coordinator's backend, perhaps
+                        is_woken = True  # perhaps by the coordinator backend
         finally:
-            self._is_stopped = self._is_over = True  # Who asks after this line is told so at once.
+            self._is_stopped = self._is_over = True  # From here on `ask` raises at once.
             self._answer()
             self._has_jobs.set()
             if self._worker is not None:
                 self._worker.join()
 
     def ask(self, question: Callable[[], T], timeout: float) -> T:
-        """The answer to *question*, which the thread that turns the loop looks for, between turns.
+        """Call *question* in the node's thread between two turns, and return its result.
 
-        Any other thread may call this; it waits, at most *timeout* seconds.
+        Any other thread may call this; it waits for at most *timeout* seconds.
 
         Raises:
             TimeoutError: no turn has ended meanwhile.
-            Closed: there are no more turns.
+            Closed: the node has ended.
         """
         answer: Future[T] = Future()
 
         def find_out() -> None:
             if not answer.set_running_or_notify_cancel():
-                return  # Nobody waits any more.
+                return  # The caller has timed out.
             try:
                 answer.set_result(question())
-            except Exception as error:  # it is for whoever has asked
+            except Exception as error:  # for the caller
                 answer.set_exception(error)
 
         self._questions.append(find_out)
@@ -107,7 +107,7 @@ class NodeThread:
             try:
                 self._questions.remove(find_out)
             except ValueError:
-                pass  # It was answered in the end.
+                pass  # The node's thread has answered it at its end.
             else:
                 raise Closed("the node has ended")
         try:
@@ -120,25 +120,25 @@ class NodeThread:
             try:
                 self._questions.popleft()()
             except IndexError:
-                return  # Whoever left it has taken it back.
+                return  # The caller has withdrawn it.
 
     def wake(self) -> None:
-        """Have the loop turned, soon; any thread may call this, and a signal's handler."""
+        """Make the loop turn soon; any thread and signal handlers may call this."""
         self._bell.ring()
 
     def poke(self, name: str) -> None:
-        """Have machine *name* looked at, soon; any thread may call this."""
+        """Make the loop drive machine *name* soon; any thread may call this."""
         self.loop.poke(name)
         self._bell.ring()
 
     def stop(self) -> None:
-        """Let ``run`` come to its end; any thread may call this, and a signal's handler."""
+        """Make ``run`` return; any thread and signal handlers may call this."""
         self._is_stopped = True
         self._bell.ring()
 
     def _begin_jobs(self) -> None:
         if self._worker is None:
-            # What takes long has a thread of its own: nobody is to be kept waiting for it.
+            # Long jobs have a thread of their own, so that the loop does not wait for them.
             self._worker = threading.Thread(target=self._work, name="pymq-jobs", daemon=True)
             self._worker.start()
         self._has_jobs.set()
@@ -147,8 +147,8 @@ class NodeThread:
         while True:
             self._has_jobs.wait()
             self._has_jobs.clear()
-            while self.loop.jobs and not self._is_stopped:
-                self.loop.do_job()
+            while self.loop.jobs.waiting and not self._is_stopped:
+                self.loop.jobs.run_one()
                 self._bell.ring()
             if self._is_stopped:
                 return

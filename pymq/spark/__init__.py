@@ -1,4 +1,4 @@
-"""pymq in Spark: ``format("pymq")`` for tables and streams.
+"""Spark data source: ``format("pymq")`` for tables and streams.
 
 ::
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("pymq")`` known to a session.
+    """Register ``format("pymq")`` with a session.
 
     Raises:
         MissingExtra: pyspark or pyarrow is not installed, or too old.
@@ -52,13 +52,13 @@ def register(spark: SparkSession) -> None:
     except ImportError as error:
         raise _missing(error) from error
     source: type[PymqDataSource] = PymqDataSource
-    with suppress(PySparkException):  # A client of Spark Connect does not know.
+    with suppress(PySparkException):  # A Spark Connect client cannot know the number of slots.
         source = PymqDataSource.with_slots(spark.sparkContext.defaultParallelism)
     spark.dataSource.register(source)
 
 
 def __getattr__(name: str) -> Any:
-    """What is imported when it is first asked for, since it needs pyspark."""
+    """Import the names that need pyspark on first access."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,7 +1,7 @@
-"""Record batches as the Arrow columns that Spark was promised.
+"""Converts record batches to the Arrow columns of the source's schema.
 
-The values of a batch lie in its body as one array. Where they have one length, which most streams
-have, they are cut out of it all at once; nothing is done for each record.
+A batch's body holds its values as one array. If all have the same length, as in most streams, one
+operation cuts them out for the whole batch, without work per record.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ NULLABLE = frozenset({"key", "value", "headers"})  # where Spark looks for nulls
 
 
 def schema(*, has_headers: bool) -> StructType:
-    """The columns of the source, in the order of those of Kafka's."""
+    """Return the columns of the source, in the order of Kafka's source."""
     names = [name for name in FIELDS if has_headers or name != "headers"]
     return StructType([StructField(name, FIELDS[name], name in NULLABLE) for name in names])
 
 
 class BatchPart(NamedTuple):
-    """Some records of a batch, by their indexes in it."""
+    """A slice of a batch, by record indexes."""
 
     batch: EncodedBatch
     first: int
@@ -63,12 +63,12 @@ class BatchPart(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many there are."""
+        """The number of records."""
         return self.last - self.first
 
 
 class ArrowColumns:
-    """Gathers parts of record batches until they are worth an Arrow batch."""
+    """Collects parts of record batches until they fill an Arrow batch."""
 
     def __init__(self, names: Sequence[str], schema: pa.Schema) -> None:
         self._names = names
@@ -78,7 +78,7 @@ class ArrowColumns:
         self.size = 0  # bytes of the batches that the rows came from
 
     def add(self, batch: EncodedBatch, start: int, end: int) -> None:
-        """Take those records of *batch* whose offsets are in ``range(start, end)``."""
+        """Add the records of *batch* with offsets in ``range(start, end)``."""
         offsets = batch.offsets
         first, last = 0, len(offsets)
         if start > batch.base_offset or end < batch.end_offset:
@@ -90,7 +90,7 @@ class ArrowColumns:
         self.size += batch.size
 
     def take(self) -> pa.RecordBatch:
-        """What was gathered; begins anew."""
+        """Return the collected records as an Arrow batch and start an empty one."""
         arrays = [_MAKERS[name](self._parts, self.count) for name in self._names]
         self._parts = []
         self.count = self.size = 0
@@ -98,11 +98,11 @@ class ArrowColumns:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema that Spark expects for *schema*."""
+    """Return the Arrow schema that Spark expects for *schema*."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
-# --- columns of some parts, which have *count* records in all -----------------------------------
+# --- columns of several parts with *count* records in total -------------------------------------
 
 
 def _value(parts: Sequence[BatchPart], count: int) -> pa.Array:
@@ -128,9 +128,9 @@ def _key(parts: Sequence[BatchPart], count: int) -> pa.Array:
 
 
 def _runs(parts: Sequence[BatchPart], count: int, kind: int) -> pa.Array | None:
-    """Byte strings that have one length in each part; None when they have not.
+    """Return byte strings of one length per part as a column; None if lengths differ in a part.
 
-    They are cut out of what lies between them in CBOR, and copied once.
+    It cuts the strings out from between their CBOR heads with a single copy.
     """
     found = []
     for part in parts:
@@ -199,7 +199,7 @@ def _partition(parts: Sequence[BatchPart], count: int) -> pa.Array:
 
 
 def _names(counts: Sequence[tuple[str, int]], count: int) -> pa.Array:
-    """Each name so many times: a task reads one partition, or one after the other."""
+    """Repeat each name; a task reads its partitions one after the other."""
     names = {name for name, _ in counts}
     if len(names) == 1:
         return _repeated(names.pop(), count)
@@ -207,7 +207,7 @@ def _names(counts: Sequence[tuple[str, int]], count: int) -> pa.Array:
 
 
 def _repeated(name: str, count: int) -> pa.Array:
-    """One text *count* times, from its bytes."""
+    """Repeat one text *count* times, from its UTF-8 bytes."""
     data = name.encode()
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
     return pa.Array.from_buffers(

@@ -1,4 +1,4 @@
-"""What Spark finds under ``format("pymq")``."""
+"""The data source class behind ``format("pymq")``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pymq.spark.write.sink import StreamWriter, TableWriter
 
 
 class PymqDataSource(DataSource):
-    """Tables and streams of a pymq cluster, or of an embedded queue's folder."""
+    """Data source for a pymq cluster, or for an embedded queue's folder."""
 
-    slots: ClassVar[int | None] = None  # of the session, when it is known
+    slots: ClassVar[int | None] = None  # of the session, if known
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -25,32 +25,32 @@ class PymqDataSource(DataSource):
 
     @classmethod
     def with_slots(cls, slots: int) -> type[PymqDataSource]:
-        """The same for a session that runs so many tasks at a time."""
-        # Spark pickles this class by what it says here, and the one below it by its name.
+        """Return a subclass for a session that runs *slots* tasks at a time."""
+        # Spark pickles this class by value and its base class by name.
         return type(cls.__name__, (cls,), {"slots": slots})
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is called with."""
+        """Return the name for ``format``."""
         return "pymq"
 
     def schema(self) -> StructType:
-        """The source's columns, when nobody asks for some of them."""
+        """Return the source's columns, if the query gives no schema."""
         has_headers = (self.options.get("includeheaders") or "").lower() == "true"
         return columns.schema(has_headers=has_headers)
 
     def reader(self, schema: StructType) -> TableReader:
-        """For ``spark.read``."""
+        """Return the reader for ``spark.read``."""
         return TableReader(source_options(self.options, is_stream=False), schema, self.slots)
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        """For ``spark.readStream``."""
+        """Return the reader for ``spark.readStream``."""
         return StreamReader(source_options(self.options, is_stream=True), schema, self.slots)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
-        """For ``df.write``."""
+        """Return the writer for ``df.write``."""
         return TableWriter(sink_options(self.options), schema, is_overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """For ``df.writeStream``."""
+        """Return the writer for ``df.writeStream``."""
         return StreamWriter(sink_options(self.options), schema, is_overwrite=overwrite)

@@ -1,7 +1,7 @@
-"""The options of the data source: names, types, and what is wrong with them.
+"""Parses and checks the options of the data source.
 
-Spark hands over options as text, with names in lower case. Where Spark's Kafka source has an option
-of the same meaning, it has the same name here.
+Spark passes options as text, with names in lower case. Options that Spark's Kafka source also has
+keep their names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pymq.errors import ConfigError
 EARLIEST, LATEST = -2, -1  # instead of offsets, as in Kafka's source
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 
-# Those that both sides take, those of the source, those of the sink.
+# Options of both sides, of the source, of the sink.
 _COMMON = ("url", "path", "includeHeaders", "requestTimeoutMs")
 _SOURCE = (
     *("subscribe", "subscribePattern", "assign"),
@@ -37,14 +37,14 @@ _SPARKS_OWN = (
     "querytype",
     "queryname",
     "paths",
-)  # Spark adds these by itself
+)  # added by Spark
 
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 class OffsetPoint(NamedTuple):
-    """Where to begin or end in one partition: an offset, EARLIEST, LATEST, or a time."""
+    """A start or end in one partition: an offset, EARLIEST, LATEST, or a time."""
 
     offset: int | None = None
     timestamp_ms: int | None = None
@@ -55,27 +55,27 @@ Points = Mapping[tuple[str, str], OffsetPoint]  # by (topic, partition)
 
 @value
 class PartitionPoints:
-    """Where to begin or end: for single partitions, and for all others."""
+    """Starts or ends of a query: for named partitions, and a default for the others."""
 
     default: OffsetPoint
     points: Points
 
     def of(self, topic: str, partition: str) -> OffsetPoint:
-        """The point of one partition."""
+        """Return the point of one partition."""
         return self.points.get((topic, partition), self.default)
 
 
 @value
 class SourceOptions:
-    """What a source was asked for, checked."""
+    """The checked options of a source."""
 
     url: str
-    topics: tuple[str, ...]  # as subscribed; none when a pattern or an assignment says which
+    topics: tuple[str, ...]  # of ``subscribe``; empty with a pattern or an assignment
     pattern: str | None
     assigned: Mapping[str, tuple[str, ...]] | None
     starting: PartitionPoints
     ending: PartitionPoints
-    is_strict_in_time: bool  # a time after the last record is an error
+    is_strict_in_time: bool  # a time after the last record raises
     fail_on_data_loss: bool
     max_offsets: int | None  # of a trigger
     min_partitions: int | None
@@ -88,20 +88,20 @@ class SourceOptions:
 
 @value
 class SinkOptions:
-    """What a sink was asked for, checked."""
+    """The checked options of a sink."""
 
     url: str
-    topic: str | None  # None: each row says which
+    topic: str | None  # None: taken from each row
     is_exactly_once: bool
-    sink: str | None  # the id under which batches are known; None: the query's
-    version: int | None  # of a batch query that may be run again
+    sink: str | None  # for deduplication of batches; None: the query's id
+    version: int | None  # of a batch query that may be repeated
     ignores_columns: bool
     appends_on_overwrite: bool
     timeout_s: float
 
 
 class Options:
-    """Reads options by name; complains about each with its name."""
+    """Reads options by name; its errors name the option."""
 
     def __init__(self, found: Mapping[str, str], known: tuple[str, ...]) -> None:
         self._found = {name.lower(): text for name, text in found.items()}
@@ -113,11 +113,11 @@ class Options:
                 raise ConfigError(f"option {name!r} is not known; {hint}")
 
     def text(self, name: str) -> str | None:
-        """The option as it was given."""
+        """Return the option as given."""
         return self._found.get(name.lower())
 
     def number(self, name: str, low: int = 1) -> int | None:
-        """A whole number of at least *low*."""
+        """Return a whole number of at least *low*."""
         text = self.text(name)
         if text is None:
             return None
@@ -130,7 +130,7 @@ class Options:
         return number
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean."""
         text = self.text(name)
         if text is None:
             return default
@@ -139,7 +139,7 @@ class Options:
         return text.lower() == "true"
 
     def tree(self, name: str) -> dict[str, Any] | None:
-        """A JSON object."""
+        """Return a JSON object."""
         text = self.text(name)
         if text is None:
             return None
@@ -152,7 +152,7 @@ class Options:
         return found
 
     def choice(self, name: str, allowed: tuple[str, ...]) -> str:
-        """One of some words; the first is the default."""
+        """Return one of *words*; the first is the default."""
         text = self.text(name)
         if text is None:
             return allowed[0]
@@ -161,7 +161,7 @@ class Options:
         return text
 
     def url(self) -> str:
-        """Where the queue is: a cluster, or a folder."""
+        """Return the URL of a cluster, or a folder."""
         found = [text for name in ("url", "path") if (text := self.text(name))]
         if len(found) != 1:
             raise ConfigError(
@@ -173,7 +173,7 @@ class Options:
 
 
 def source_options(found: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
-    """Check what a source was asked for.
+    """Parse and check the options of a source.
 
     Raises:
         ConfigError: something is missing, unknown or out of range; the message names the option.
@@ -212,7 +212,7 @@ def source_options(found: Mapping[str, str], *, is_stream: bool) -> SourceOption
 
 
 def sink_options(found: Mapping[str, str]) -> SinkOptions:
-    """Check what a sink was asked for.
+    """Parse and check the options of a sink.
 
     Raises:
         ConfigError: as for a source; the message names the option.
@@ -286,7 +286,7 @@ def _assigned(tree: dict[str, Any] | None) -> dict[str, tuple[str, ...]] | None:
 
 
 def _where(options: Options, prefix: str, default: int) -> PartitionPoints:
-    """The point for all partitions, and those for some; times win over offsets, as in Kafka's."""
+    """Read the default and per-partition points; times win over offsets, as in Kafka's source."""
     offsets, moment = f"{prefix}Offsets", f"{prefix}Timestamp"
     times = f"{prefix}OffsetsByTimestamp"
     millis = options.number(moment, 0)

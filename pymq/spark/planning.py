@@ -1,4 +1,4 @@
-"""What a batch reads, and which task reads what of it. Pure arithmetic."""
+"""Plans offset ranges: where a batch ends, and which task reads which range. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 Place = tuple[str, str]  # (topic, partition)
-TASK_ROWS = 1_000_000  # about the 128 MiB of files that Spark gives to a task
+TASK_ROWS = 1_000_000  # about Spark's 128 MiB of files per task
 
 
 class Range(NamedTuple):
@@ -18,31 +18,31 @@ class Range(NamedTuple):
     partition: str
     start: int
     end: int
-    topic_id: str = ""  # which topic of that name is meant; "": whichever there is
+    topic_id: str = ""  # "": the present topic of that name
 
     @property
     def size(self) -> int:
-        """How many offsets it has."""
+        """The number of offsets."""
         return self.end - self.start
 
 
 def limit(
     start: Mapping[Place, int], end: Mapping[Place, int], most: int | None
 ) -> dict[Place, int]:
-    """Where a batch ends that takes *most* offsets of what lies between *start* and *end*.
+    """Return the ends of a batch of at most *most* offsets between *start* and *end*.
 
-    Each partition gets its share in proportion to how much waits in it, and one that has anything
-    at least one offset, so that none waits for ever. The same question has the same answer.
+    A partition's share is proportional to its waiting offsets. Each partition with waiting offsets
+    gets at least one, so that none starves. The result is deterministic.
     """
     waiting = {place: max(0, end[place] - start.get(place, 0)) for place in end}
     total = sum(waiting.values())
     if most is None or total <= most:
         return {place: max(end[place], start.get(place, 0)) for place in end}
-    # One each comes first: what several are given to get on must not come on top of the shares.
+    # Subtract the guaranteed offset of each partition first, so that it does not add to the shares.
     some = sum(count > 0 for count in waiting.values())
     found = {}
     left, rest = max(0, most - some), total - some
-    for place in sorted(waiting):  # What was rounded off goes to those that come later.
+    for place in sorted(waiting):  # Later partitions get the rounding remainders.
         more = max(0, waiting[place] - 1)
         share = left * more // rest if rest else 0
         found[place] = start.get(place, 0) + share + (1 if waiting[place] else 0)
@@ -53,7 +53,7 @@ def limit(
 def split(
     ranges: Sequence[Range], *, at_least: int | None = None, longest: int | None = None
 ) -> list[Range]:
-    """Cut long ranges, so that none is longer than *longest* and there are about *at_least*."""
+    """Cut ranges to at most *longest* offsets, and into about *at_least* parts."""
     found = []
     for each in ranges:
         parts = -(-each.size // longest) if longest else 1
@@ -75,12 +75,12 @@ def _cut(each: Range, parts: int) -> list[Range]:
 
 
 def enough(ranges: Sequence[Range], slots: int) -> int:
-    """How many tasks to read *ranges* in, where nobody says: one a slot, more if they are long."""
+    """Return the default number of tasks for *ranges*: one per slot, more if they are long."""
     return max(slots, -(-sum(each.size for each in ranges) // TASK_ROWS))
 
 
 def pack(ranges: Sequence[Range], most: int | None) -> list[list[Range]]:
-    """Put ranges into *most* tasks, of about the same length; each task costs some 15 ms by itself.
+    """Group ranges into *most* tasks of about the same length; a task costs about 15 ms overhead.
 
     A task's ranges stay in their order.
     """

@@ -1,6 +1,6 @@
-"""What lives as long as the Python process that Spark has its tasks or its planning done in.
+"""State and settings of a Python worker process of Spark: cache, client, sockets, garbage.
 
-Spark forks such a process for each slot from a daemon, and uses it again for task after task.
+Spark's daemon forks a process for each slot and reuses it for later tasks.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _caches: dict[tuple[int, str], dict[Any, Any]] = {}
 
 
 def process_cache(name: str) -> dict[Any, Any]:
-    """A dictionary that lives as long as this process, and is empty in one that it forks."""
+    """Return a named dictionary of this process; a forked process starts with an empty one."""
     key = (os.getpid(), name)
     if key not in _caches:
         for other in [other for other in _caches if other[0] != key[0]]:
-            del _caches[other]  # What a fork has left here is the parent's.
+            del _caches[other]  # The entries of another pid are the parent's.
         _caches[key] = {}
     return _caches[key]
 
 
 def client(url: str) -> Client:
-    """This process's client of a cluster; made at the first call."""
+    """Return this process's client of a cluster; the first call opens it."""
     clients: dict[str, Client] = process_cache("clients")
     found = clients.get(url)
     if found is None or found.closed:
@@ -42,12 +42,11 @@ def client(url: str) -> Client:
 
 
 class Prompt:
-    """What comes to a task with this class makes its process answer Spark at once.
+    """Base class of pickled task input; unpickling it turns delayed TCP ACKs off.
 
-    Spark's JVM sends a task in two small pieces. It gives the second to the network when it has
-    been told that the first has come (Nagle's algorithm), and the kernel of whoever reads waits
-    40 ms for something to send that it could tell it with. What is in the first piece is unpickled
-    in between.
+    Spark's JVM sends a task in two small writes. Nagle's algorithm holds the second until the first
+    is acknowledged, and the worker's kernel delays that ACK by 40 ms. The worker unpickles the
+    first write in between, so :meth:`__setstate__` runs in time.
     """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -56,9 +55,9 @@ class Prompt:
 
 
 def answer() -> None:
-    """Tell whoever sends to this process of Spark's what has come, and hold nothing back."""
+    """Set TCP_QUICKACK and TCP_NODELAY on the connections of this worker process."""
     if not is_daemons() or not hasattr(socket, "TCP_QUICKACK"):
-        return  # Other systems have no such option, and most of them no such wait.
+        return  # Only Linux has the option; most other systems have no such delay.
     with connections() as found:
         for each in found:
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -67,11 +66,11 @@ def answer() -> None:
 
 @contextmanager
 def connections() -> Iterator[list[socket.socket]]:
-    """The TCP connections of this process, whoever made them (Linux)."""
+    """Yield all TCP connections of this process (Linux)."""
     with ExitStack() as stack:
         found = []
         for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError):  # The directory itself was open while it was listed.
+            with suppress(OSError):  # The list includes the directory's own descriptor.
                 if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                     each = stack.enter_context(socket.socket(fileno=os.dup(int(name))))
                     if each.family != socket.AF_UNIX and each.type == socket.SOCK_STREAM:
@@ -80,11 +79,11 @@ def connections() -> Iterator[list[socket.socket]]:
 
 
 def settle() -> None:
-    """Have Python look for garbage no more among what is loaded by now; once a process.
+    """Freeze all objects loaded so far, so that the garbage collector skips them; once a process.
 
-    Spark's daemon makes its processes look for garbage after each task, among a million objects of
-    pandas and pyarrow that will never be any. That takes 45 ms, as long as reading 150,000 records.
-    A process that is not Spark's is left alone.
+    Spark's worker runs a collection after each task, over a million live objects of pandas and
+    pyarrow. That takes 45 ms, as long as reading 150,000 records. Does nothing outside of Spark's
+    workers.
     """
     if is_daemons() and not (known := process_cache("settled")):
         known[True] = True
@@ -93,6 +92,6 @@ def settle() -> None:
 
 
 def is_daemons() -> bool:
-    """Whether this is a process that Spark's daemon has forked."""
+    """Whether Spark's daemon forked this process."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name == DAEMON

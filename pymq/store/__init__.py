@@ -1,1 +1,1 @@
-"""Block stores: where record batches rest."""
+"""Block stores: they keep the record batches of blocks, in files or in memory."""

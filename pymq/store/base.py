@@ -12,27 +12,27 @@ from pymq.core.types import BlockId
 class BlockStore(Protocol):
     """Keeps the batches of blocks, each block an append-only run of offsets.
 
-    Only the loop calls it, from one thread at a time, except for :meth:`compact`, which may run in
-    another thread beside the rest, since it touches sealed blocks only.
+    Only the loop calls it, from one thread at a time. :meth:`compact` is the exception: it touches
+    sealed blocks only, so it may run in another thread at the same time.
     """
 
     def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
-        """Do *writes* in their order; what asks for a sync is durable on return.
+        """Carry out *writes* in their order; a write with ``sync`` is durable on return.
 
         All appends to one block are one system call and at most one sync. A write that fails is
-        undone as far as possible and reported, once a block; the writes to other blocks go on. A
-        failed sync is fatal for its block: every later write to it fails until it is recovered.
-        The states to be saved come first, all of them together; what is saved stays saved.
+        undone as far as possible and reported, once for each block; writes to other blocks go on.
+        A failed sync is fatal for its block: every later write to it fails until it is recovered.
+        States are saved first, all together; a later failure does not undo that.
         """
         ...
 
     def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
-        """Find out where *block* ends. A block that is not there is empty when it is open.
+        """Recover *block* and return its end. An open block that the store does not know is empty.
 
-        The torn tail of an open block is cut off, durably; any other damage is a
-        :class:`RecoverFailed` with :class:`~pymq.errors.CorruptBlock`, and nothing is changed.
-        What cannot be read now is one with another error, and asked for again; it is fatal if
-        something could not be synced, or somebody has to do something about the files.
+        The torn tail of an open block is cut off, durably. For any other damage the store returns
+        a :class:`RecoverFailed` with :class:`~pymq.errors.CorruptBlock` and changes nothing. If the
+        files cannot be read now, the error is another one, and the broker retries. It is fatal
+        after a failed sync, and if an administrator must repair the files.
         """
         ...
 
@@ -42,12 +42,12 @@ class BlockStore(Protocol):
         """Return whole batches, from the one that holds *offset* to the last one before *end*.
 
         As many as fit *max_bytes*; the first even if it is larger. Empty when *offset* is at the
-        block's end. The headers are checked, the bodies are not: that is the reader's part. With
-        *verify* they are, and what is returned ends before the first one that is damaged.
+        block's end. The store checks the headers; the reader checks the bodies. With *verify* the
+        store checks the bodies, too, and returns only batches before the first damaged one.
 
         Raises:
-            CorruptBlock: a header on the way is damaged; with *verify*, or the first body, and
-                ``details`` also hold ``end``, the offset behind the batch.
+            CorruptBlock: a header on the way is damaged; with *verify* also if the first body is
+                damaged, and then ``details`` hold ``end``, the offset behind the batch.
             StoreError: the block cannot be read.
         """
         ...
@@ -59,28 +59,26 @@ class BlockStore(Protocol):
 
         Raises:
             CorruptBlock, StoreError: as for :meth:`read` with *verify*.
-            CorruptBatch: a batch on the way is what its producer sent, and cannot be decoded.
+            CorruptBatch: a batch on the way cannot be decoded although its CRC is right: its
+                producer sent it like this.
         """
         ...
 
     def compact(self, job: Compact) -> Compacted:
-        """Rewrite the sealed blocks of *job*; a block appears either as before or rewritten."""
+        """Compact the sealed blocks of *job*; readers see each block as before or as compacted."""
         ...
 
     def blocks(self) -> list[BlockId]:
-        """List the blocks that are there, in order.
-
-        One that was created, and one that has only a state, are there as well.
-        """
+        """List all blocks in order, also those without batches or with a saved state only."""
         ...
 
     def unsealed(self) -> list[BlockId]:
-        """List those of :meth:`blocks` that are not sealed, as far as this store knows; cheap.
+        """List those of :meth:`blocks` that this store does not know as sealed; cheap.
 
-        A block that was recovered as open after it was sealed is one of them again.
+        A sealed block that was recovered as open counts as unsealed again.
         """
         ...
 
     def close(self) -> None:
-        """Make everything durable and let go of it; closing twice is allowed."""
+        """Make everything durable and release it; closing twice is allowed."""
         ...

@@ -1,4 +1,4 @@
-"""Blocks in memory, for tests, simulations and queues that may be lost; the file store's twin."""
+"""Blocks in memory, for tests, simulations and queues that may be lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Block:
     batches: list[EncodedBatch] = Factory(list)
     is_sealed: bool = False
     checkpoint: tuple[int, bytes] | None = None  # (the block's end at that time, state)
-    clean: int | None = None  # bytes of all up to here, if they were compacted together
+    clean: int | None = None  # bytes of all blocks up to this one, if they were compacted together
 
     @property
     def end(self) -> int:
@@ -60,7 +60,7 @@ class _Block:
         return sum(batch.size for batch in self.batches)
 
     def at(self, offset: int) -> int:
-        """Return the place of the batch that holds *offset*."""
+        """Return the index in ``batches`` of the batch that holds *offset*."""
         return bisect_right(self.batches, offset, key=lambda batch: batch.base_offset) - 1
 
 
@@ -75,15 +75,15 @@ class MemoryStore:
     # --- writing --------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
-        """Do *writes* in their order."""
+        """Carry out *writes* in their order."""
         self._check_open()
         failed: dict[BlockId, WriteFailed] = {}
-        # Blocks know nothing of each other; and appends to one that follow each other are one
-        # write, which is done or not done.
+        # Blocks are independent of each other. Successive appends to one block are one write: it
+        # succeeds or fails as a whole.
         by_block: dict[BlockId, list[Write]] = {}
         for write in writes:
             by_block.setdefault(write.block, []).append(write)
-        # What is saved comes first, and of what says something about it the last word counts.
+        # States are saved first; for each block its last SaveState or RemoveBlock decides.
         kinds = (SaveState, RemoveBlock)
         states = {write.block: write for write in writes if type(write) in kinds}
         self._states |= {w.block: w.state for w in states.values() if type(w) is SaveState}
@@ -127,7 +127,7 @@ class MemoryStore:
         if block.is_sealed:
             raise InvalidRequest(f"block {write.block} is sealed")
         check_append(write.block, block.end, block.epoch, write.batches)
-        # What comes from a socket lies in a buffer that is used again: keep a copy.
+        # A batch from a socket lies in a buffer that is used again, so keep a copy.
         block.batches += [
             EncodedBatch(bytes(batch.head), bytes(batch.body), batch.header)
             for batch in write.batches
@@ -145,10 +145,10 @@ class MemoryStore:
         if block.checkpoint and block.checkpoint[0] > end:
             block.checkpoint = None
 
-    # --- finding out what is there --------------------------------------------------------------
+    # --- recovery -------------------------------------------------------------------------------
 
     def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
-        """Find out where *block* ends. A block that is not there is empty when it is open."""
+        """Recover *block* and return its end. An unknown open block is empty."""
         self._check_open()
         found = self._blocks.get(block)
         if found is None and is_open:
@@ -162,7 +162,7 @@ class MemoryStore:
         return Recovered(block, start, found.end, found.size, snapshot, headers, 0, state)
 
     def blocks(self) -> list[BlockId]:
-        """List the blocks that are there, in order."""
+        """List the blocks of the store, in order."""
         return sorted({*self._blocks, *self._states})
 
     def unsealed(self) -> list[BlockId]:
@@ -183,7 +183,8 @@ class MemoryStore:
     ) -> bytes:
         """Return whole batches, from the one that holds *offset* up to *end*, at least one.
 
-        What was damaged before it came is told by who decodes it: memory has no disk to blame.
+        Bodies are not checked, even with *verify*: no disk can have damaged them. A batch that was
+        damaged before it was appended fails when the reader decodes it.
         """
         found = self._find(block)
         if not found.start <= offset <= found.end:
@@ -214,7 +215,7 @@ class MemoryStore:
     # --- the rest -------------------------------------------------------------------------------
 
     def compact(self, job: Compact) -> Compacted:
-        """Rewrite the sealed blocks of *job*; a block appears either as before or rewritten."""
+        """Compact the sealed blocks of *job*."""
         sizes: list[tuple[BlockId, int]] = []
         try:
             if not self._is_due(job):
@@ -235,7 +236,7 @@ class MemoryStore:
         return Compacted(job.topic, job.partition, tuple(sizes))
 
     def _is_due(self, job: Compact) -> bool:
-        """Whether enough has come since the last compaction."""
+        """Whether enough bytes were appended since the last compaction."""
         clean = dirty = 0
         for block in map(self._find, job.blocks):
             dirty += block.size
@@ -244,7 +245,7 @@ class MemoryStore:
         return is_due(clean, dirty, job.min_dirty)
 
     def close(self) -> None:
-        """Let go of everything; closing twice is allowed."""
+        """Drop all blocks; closing twice is allowed."""
         self._closed = True
         self._blocks.clear()
         self._states.clear()
@@ -255,7 +256,7 @@ class MemoryStore:
 
 
 def _join(run: Iterable[Write]) -> Append:
-    """Make one append of several to the same block."""
+    """Join several appends to the same block into one."""
     appends = [write for write in run if isinstance(write, Append)]
     batches = [batch for append in appends for batch in append.batches]
     return Append(appends[0].block, batches, any(append.sync for append in appends))

@@ -1,4 +1,4 @@
-"""A store around another one, which does everything: for those who look at some of it."""
+"""A base class for stores that wrap another one and change or observe some calls."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pymq.store.base import BlockStore
 
 
 class WrappedStore:
-    """Hands everything on to *store*; the contract is that of :class:`BlockStore`."""
+    """Forwards every call to *store*; the contract is that of :class:`BlockStore`."""
 
     def __init__(self, store: BlockStore) -> None:
         self.store = store
 
     def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
-        """Do *writes* in their order; what asks for a sync is durable on return."""
+        """Carry out *writes* in their order; a write with ``sync`` is durable on return."""
         return self.store.write(writes)
 
     def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
-        """Find out where *block* ends."""
+        """Recover *block* and return its end."""
         return self.store.recover(block, start, is_open)
 
     def read(
@@ -34,11 +34,11 @@ class WrappedStore:
         return self.store.find_time(block, end, timestamp_ms)
 
     def compact(self, job: Compact) -> Compacted:
-        """Rewrite the sealed blocks of *job*."""
+        """Compact the sealed blocks of *job*."""
         return self.store.compact(job)
 
     def blocks(self) -> list[BlockId]:
-        """List the blocks that are there, in order."""
+        """List the blocks of the store, in order."""
         return self.store.blocks()
 
     def unsealed(self) -> list[BlockId]:
@@ -46,5 +46,5 @@ class WrappedStore:
         return self.store.unsealed()
 
     def close(self) -> None:
-        """Make everything durable and let go of it."""
+        """Make everything durable and release it."""
         self.store.close()

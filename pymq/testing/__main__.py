@@ -14,7 +14,8 @@ from pathlib import Path
 from pymq.testing.faults.kinds import PROFILES
 from pymq.testing.faults.plan import Plan, generate
 from pymq.testing.marks import all_marks
-from pymq.testing.run import LIVENESS, Result, run_plan
+from pymq.testing.run import Result, run_plan
+from pymq.testing.workload.liveness import LIVENESS
 
 USAGE = """
 Examples:

@@ -30,7 +30,7 @@ __all__ = ["check_transport"]
 
 Make = Callable[[str], Transport]
 AGAIN_S = 0.05
-LARGE, SMALL = 300, 150_000  # messages of a flood: 300 MiB, and more than anybody has to keep
+LARGE, SMALL = 300, 150_000  # messages of a flood: 300 MiB, more than any transport must keep
 
 
 def check_transport(make: Make, *, messages: int = 2_000, timeout_s: float = 20.0) -> None:
@@ -69,15 +69,15 @@ def _named(name: str) -> Iterator[None]:
 
 
 class _Suite:
-    """The transports of one check, and what came out of them."""
+    """The transports of one check, and their arrivals."""
 
     def __init__(self, make: Make, messages: int, timeout_s: float) -> None:
         self.make = make
         self.messages = messages
         self.timeout_s = timeout_s
         self._open: list[Transport] = []
-        self._kept: dict[str, list[Arrival]] = {}  # of those that were polled for others
-        self.in_use: list[Transport] = []  # by other threads
+        self._kept: dict[str, list[Arrival]] = {}  # arrivals at nodes that were polled for others
+        self.in_use: list[Transport] = []  # closed by other threads
         self._greetings: list[Message] = []
 
     def join(self, *nodes: str, knows_only: bool = False) -> list[Transport]:
@@ -101,7 +101,7 @@ class _Suite:
         self._kept.pop(transport.node, None)
 
     def meet(self, a: Transport, b: Transport) -> None:
-        """Exchange messages until both directions stand, and nothing more is on its way."""
+        """Exchange messages until both directions are connected, and no message is on its way."""
         token = time.monotonic_ns() % 1_000_000_007
         self._greetings += [Produced(token), Produced(token + 1)]
         until = time.monotonic() + self.timeout_s
@@ -115,14 +115,14 @@ class _Suite:
                 for _, source, message in self.some(one):
                     if message == Produced(token):
                         heard.add(source)
-        # What is behind the last of these greetings is behind all of them.
+        # A message after the last of these greetings comes after all of them.
         for one, other in ((a, b), (b, a)):
             one.send(other.node, one.node, Produced(token + 1))
             one.flush()
             self.until(other, Produced(token + 1))
 
     def until(self, transport: Transport, last: Message) -> list[Arrival]:
-        """All that arrives up to *last*, and not that."""
+        """Return all arrivals before *last*."""
         found: list[Arrival] = []
         until = time.monotonic() + self.timeout_s
         while time.monotonic() < until:
@@ -134,7 +134,7 @@ class _Suite:
         raise AssertionError(f"{last!r} did not arrive, only {found[-3:]!r}")
 
     def take(self, transport: Transport, count: int) -> list[Arrival]:
-        """The next *count* arrivals."""
+        """Return the next *count* arrivals."""
         found: list[Arrival] = []
         until = time.monotonic() + self.timeout_s
         while len(found) < count:
@@ -146,11 +146,11 @@ class _Suite:
         return found
 
     def is_greeting(self, message: Message) -> bool:
-        """Whether it was sent by :meth:`meet`."""
+        """Whether :meth:`meet` has sent it."""
         return message in self._greetings
 
     def some(self, transport: Transport, timeout_s: float = AGAIN_S) -> list[Arrival]:
-        """What has arrived; all others are given their turns."""
+        """Return the arrivals of a node; polls all other nodes, too."""
         for other in self._open:
             if other is not transport and other not in self.in_use:
                 self._kept.setdefault(other.node, []).extend(other.poll())
@@ -168,7 +168,7 @@ def wait_readable(transport: Transport, timeout_s: float) -> bool:
 
 
 def _check_names(suite: _Suite) -> None:
-    """A message comes to the machine that it is for, from the machine that has sent it."""
+    """A message arrives at its machine, with the name of its sender."""
     a, b = suite.join("broker.of-a", "client-1")
     assert (a.node, b.node) == ("broker.of-a", "client-1")
     suite.meet(a, b)
@@ -227,7 +227,7 @@ def _check_payload(suite: _Suite) -> None:
 
 
 def _check_waiting(suite: _Suite) -> None:
-    """The descriptor wakes whoever waits for it, from another thread, every time."""
+    """The descriptor wakes a waiting thread for each message."""
     a, b = suite.join("a", "b")
     suite.meet(a, b)
     lock = threading.Lock()
@@ -258,7 +258,7 @@ def _check_waiting(suite: _Suite) -> None:
 
 
 def _check_nobody_there(suite: _Suite) -> None:
-    """What is for somebody who is not there is lost, and harms nobody."""
+    """Messages for an absent node are lost, and no other node is affected."""
     a, b = suite.join("a", "b")
     suite.meet(a, b)
     for number in range(1_000):
@@ -271,7 +271,7 @@ def _check_nobody_there(suite: _Suite) -> None:
 
 
 def _check_replaced(suite: _Suite) -> None:
-    """A node that ends and comes again under its name, perhaps elsewhere, is reached again."""
+    """A node that restarts under its name, perhaps at another endpoint, is reached again."""
     a, b = suite.join("a", "b")
     suite.meet(a, b)
     for _ in range(3):
@@ -283,7 +283,7 @@ def _check_replaced(suite: _Suite) -> None:
 
 
 def _check_flood(suite: _Suite) -> None:
-    """A peer that takes nothing costs a bounded amount of memory, and nobody else anything."""
+    """A peer that receives nothing costs a bounded amount of memory, and affects no other peer."""
     a, slow, other = suite.join("a", "slow", "other")
     suite.meet(a, slow)
     suite.meet(a, other)
@@ -297,7 +297,7 @@ def _check_flood(suite: _Suite) -> None:
     a.send("other", "a", Produced(9))
     a.flush()
     assert suite.take(other, 1) == [("other", "a", Produced(9))]
-    # Whatever part of it is taken then is in order, and the way is free again some time.
+    # The messages that are received then are in order, and later ones arrive again.
     until = time.monotonic() + suite.timeout_s
     last, count = -1, 0
     while True:
@@ -306,7 +306,8 @@ def _check_flood(suite: _Suite) -> None:
         a.flush()
         for _, _, message in suite.some(slow):
             if isinstance(message, Produced):
-                # What is bounded by number or by bytes, as it likes, has lost something by then.
+                # A transport may bound the number or the bytes; either way it has lost messages by
+                # then.
                 assert count < LARGE + SMALL, "all of it was kept for a peer that took nothing"
                 return
             assert isinstance(message, Fetched)
@@ -340,7 +341,7 @@ def _check_hand_over(suite: _Suite) -> None:
 
 
 def _check_close(suite: _Suite) -> None:
-    """What was flushed to whom we have connected still arrives; afterwards nothing works."""
+    """Flushed messages to connected peers still arrive after a close; then every call raises."""
     (b,) = suite.join("b")
     (a,) = suite.join("a", knows_only=True)
     suite.meet(a, b)
@@ -359,7 +360,7 @@ def _check_close(suite: _Suite) -> None:
 
 
 def _check_fork(suite: _Suite) -> None:
-    """A child process is told that the transport is not its own, and does it no harm."""
+    """A forked child gets an error from the transport, and does not disturb it."""
     a, b = suite.join("a", "b")
     suite.meet(a, b)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""A process that tests start, stop, kill and start again, and what lives as long as a block."""
+"""Processes that tests start, stop, kill and restart."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LOCALHOST = "127.0.0.1"
 
 
 class Transient(ABC):
-    """Is started at the beginning of a ``with`` block, and closed at its end or if that fails."""
+    """A resource that a ``with`` block starts, and closes at its end or if the start fails."""
 
     @abstractmethod
     def start(self) -> None:
-        """Bring it about."""
+        """Start it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave nothing of it."""
+        """Close it."""
 
     def __enter__(self) -> Self:
         try:
@@ -47,7 +47,7 @@ class Transient(ABC):
 
 
 class Child:
-    """One process; it has the same command whenever it is started, and its log is one file."""
+    """One process; each start runs the same command and appends to the same log file."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, cwd: Path | None = None
@@ -58,11 +58,11 @@ class Child:
         self._command = list(command)
         self._log = log
         self._cwd = cwd
-        self._position = 0  # of the log, where this life of it began
+        self._position = 0  # position in the log at the last start
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there, be it stopped."""
+        """Whether its process exists, also if it is stopped."""
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
@@ -80,25 +80,25 @@ class Child:
             )
 
     def log(self) -> str:
-        """What it has printed since it was started last."""
+        """Return its output since the last start."""
         if not self._log.exists():
             return ""
         return self._log.read_bytes()[self._position :].decode(errors="replace")
 
     def kill(self) -> None:
-        """End it as ``kill -9`` does, and wait until it is gone."""
+        """Kill it (SIGKILL), and wait until it has ended."""
         self.is_paused = False
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def pause(self) -> None:
-        """Stop it in the middle of whatever it does (SIGSTOP)."""
+        """Stop it at once (SIGSTOP)."""
         self.signal(signal.SIGSTOP)
         self.is_paused = True
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue it (SIGCONT)."""
         self.signal(signal.SIGCONT)
         self.is_paused = False
 
@@ -109,12 +109,12 @@ class Child:
 
 
 def environment() -> dict[str, str]:
-    """Of a process that imports what this one imports."""
+    """Return the environment for a process with the same import path."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that are free now."""
+    """Return free ports of 127.0.0.1."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

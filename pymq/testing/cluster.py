@@ -42,13 +42,13 @@ from pymq.testing.trace import line
 if TYPE_CHECKING:
     from pymq.testing.faults.nemesis import Nemesis
 
-SLICE_US = 2_000  # how often a predicate is looked at while waiting for it
+SLICE_US = 2_000  # time between two checks of a predicate
 START_S = 30.0
 Names = str | Iterable[str]
 
 
 class NotReached(AssertionError):
-    """What was waited for has not come about in time."""
+    """A condition did not hold in time."""
 
 
 class Cluster:
@@ -87,7 +87,7 @@ class Cluster:
         self.brokers: dict[str, BrokerHost] = {}
         self.clients: dict[str, ClientHost] = {}
         self.violations: list[Violation] = []
-        self.notes: dict[str, Any] = {}  # for whoever wants to keep something with the cluster
+        self.notes: dict[str, Any] = {}  # for objects that tests keep with the cluster
         self.watch = watch(self) if self.knobs.check else None
         self._plan = faults_for(seed, brokers, zkservers, faults) if faults is not None else None
         self._nemesis: Nemesis | None = None
@@ -130,7 +130,7 @@ class Cluster:
             self.world.after(rng.randrange(20_000), self._start, host)
         self.run_until(self._is_up, seconds=START_S)
         if self._plan is not None:
-            from pymq.testing.faults.nemesis import Nemesis  # which knows this module
+            from pymq.testing.faults.nemesis import Nemesis  # it imports this module
 
             self._nemesis = Nemesis(self, self._plan, self.world.now)
         return self
@@ -143,7 +143,7 @@ class Cluster:
         return all(host.is_up for host in self.brokers.values()) and self.is_ready()
 
     def is_ready(self) -> bool:
-        """Whether a zkserver is active and knows all brokers that are up."""
+        """Whether a zkserver is active and has registered all running brokers."""
         up = [name for name, host in self.brokers.items() if host.is_up]
         return any(
             host.controller is not None and probe.knows(host.controller, up)
@@ -211,7 +211,7 @@ class Cluster:
     # --- processes --------------------------------------------------------------------------------
 
     def host(self, name: str) -> SimulatedHost:
-        """The process of that name."""
+        """The process *name*."""
         for hosts in (self.brokers, self.zkservers, self.clients):
             if name in hosts:
                 found: SimulatedHost = hosts[name]
@@ -274,11 +274,11 @@ class Cluster:
         return self._broker(name).disk.flip(dice, path)
 
     def pause(self, name: str) -> None:
-        """Stop a process in the middle of everything, as SIGSTOP does."""
+        """Pause a process at once, as SIGSTOP does."""
         self.host(name).pause()
 
     def resume(self, name: str) -> None:
-        """Let it go on."""
+        """Resume a paused process."""
         self.host(name).resume()
 
     def clock(
@@ -308,11 +308,11 @@ class Cluster:
         return self.brokers[name]
 
     def fill_disk(self, name: str, room: int = 0) -> None:
-        """Let a broker's disk have only *room* bytes left."""
+        """Leave only *room* bytes on a broker's disk."""
         self._broker(name).files.room = room
 
     def free_disk(self, name: str) -> None:
-        """Let it have room again."""
+        """Give a broker's disk room again."""
         self._broker(name).files.room = None
 
     def fail_disk(self, name: str, what: str = "sync", times: int = 1) -> None:
@@ -323,7 +323,7 @@ class Cluster:
         self._broker(name).files.failing[what] = times
 
     def slow_disk(self, name: str, factor: int) -> None:
-        """Let everything on a broker's disk take *factor* times as long."""
+        """Let each operation of a broker's disk take *factor* times as long."""
         self._broker(name).files.slow = factor
 
     # --- the network ------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ class Cluster:
     def calm(self) -> None:
         """End all faults: heal, resume, make room, start what is down."""
         if self._nemesis is not None:
-            self._nemesis.is_over = True
+            self._nemesis.period.is_over = True
         self.network.calm()
         self.ensemble.uncertain, self.ensemble.latency_us = 0.0, self.knobs.coordinator_us
         for host in (*self.zkservers.values(), *self.brokers.values()):
@@ -391,7 +391,7 @@ class Cluster:
         self.violate(Violation("no-broken-machine", what), error)
 
     def violate(self, violation: Violation, cause: BaseException | None = None) -> None:
-        """Take note that a rule was broken, and end the run."""
+        """Record a broken rule and end the run."""
         self.violations.append(violation)
         raise violation from cause
 
@@ -406,10 +406,10 @@ class Cluster:
 
     @property
     def digest(self) -> str:
-        """What has happened so far, in eight hex digits."""
+        """A digest of all events so far, in eight hex digits."""
         return self.world.digest
 
     @property
     def trace(self) -> list[str]:
-        """The latest events, one to a line."""
+        """The latest events, one a line."""
         return [line(event) for event in self.world.log]

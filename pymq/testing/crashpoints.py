@@ -1,11 +1,10 @@
-"""Every place where a node can die, one after the other.
+"""Crashes a node at each of its effects, one run for each.
 
-A script is run once to count the effects of each broker and zkserver: each message that leaves,
-each operation of a disk, each commit to the coordinator. Then it is run once more for each of them,
-and for each state that the disk may be in (:mod:`pymq.testing.simulation.remains`) or, at a
-zkserver, for each number of commits that may have arrived; and the node dies there. It is started
-again, the script goes on, and in the end all must be as it should, and nothing that was promised
-may be missing.
+A first run of a script counts the effects of each broker and zkserver: each sent message, each
+disk operation, each commit to the coordinator. Then the script runs once for each effect, and for
+each state that the disk may be in (:mod:`pymq.testing.simulation.remains`) or, at a zkserver, for
+each number of commits that may have arrived. The node dies there, restarts, and the script
+continues. At the end the cluster must work again, and no promised record may be missing.
 
 >>> def script(cluster):
 ...     mq = cluster.client()
@@ -35,16 +34,16 @@ from pymq.testing.simulation.world import SECOND, Violation, uncollected
 
 Script = Callable[[Cluster], None]
 
-STATES = ("none", "all", "random")  # what the disk keeps of what was not synced
-DOWN_MS = 50  # how long a node stays down: too short for anybody to take its place
-LONG_MS = 2_500  # longer than its session, so that somebody does
+STATES = ("none", "all", "random")  # which unsynced writes survive
+DOWN_MS = 50  # how long a node stays down: too short for a new leader
+LONG_MS = 2_500  # longer than its session, so that another node takes over
 AGAIN_MAX = 40  # effects within which a node may die a second time
 BOUND_S = 60.0  # by how much longer than without a crash a run may take, in virtual time
 
 
 @value
 class Scenario:
-    """A script with the cluster that it is for, and what must be so afterwards."""
+    """A script with its cluster, and the final check."""
 
     name: str
     script: Script
@@ -55,7 +54,7 @@ class Scenario:
 
 @value
 class CrashPoint:
-    """A crash: who, where, what is left, and for how long."""
+    """A crash: the node, the effect, the surviving writes, and the time until the restart."""
 
     node: str
     boundary: int  # effects of the node since the cluster was ready
@@ -69,7 +68,7 @@ class CrashPoint:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what ``str`` has made of a point."""
+        """Parse the text of a point, as ``str`` writes it."""
         node, boundary, keep, *numbers = text.split(":")
         return cls(node, int(boundary), keep, *map(int, numbers))
 
@@ -85,16 +84,16 @@ class Boundary:
 
     @property
     def kind(self) -> tuple[str, str]:
-        """What it has in common with others: who does what."""
+        """Return the key of equal effects: node and kind."""
         return self.node.partition("-")[0], self.what
 
 
 @define
 class CrashRun:
-    """One place, and what came of a crash there."""
+    """One crash point, and the result of a crash there."""
 
     boundary: int
-    what: str  # the effect that did not happen any more
+    what: str  # the effect that the crash prevented
     disk: str
     problem: str
     point: CrashPoint
@@ -104,7 +103,7 @@ class CrashRun:
 
 @define
 class Crashes:
-    """What came of all of them."""
+    """The results of all crash points."""
 
     boundaries: int = 0  # effects of the script
     runs: int = 0
@@ -112,7 +111,7 @@ class Crashes:
     failed: list[CrashRun] = Factory(list)
 
     def add(self, run: CrashRun) -> None:
-        """Take in what came of one."""
+        """Add the result of one run."""
         self.runs += 1
         self.events += run.events
         if run.problem:
@@ -159,7 +158,7 @@ def enumerate_crashes(
 
 
 def _nothing(cluster: Cluster) -> None:
-    """There is nothing more to check."""
+    """Check nothing more."""
 
 
 # --- where to crash -------------------------------------------------------------------------------
@@ -191,7 +190,7 @@ def _note(found: list[Boundary], host: SimulatedHost) -> Callable[[str], None]:
 
 
 def _states(host: SimulatedHost) -> int:
-    """How many different things may be left of a node that dies now."""
+    """Return the number of states that a crash of the node may leave now."""
     if isinstance(host, BrokerHost):
         return len(remains(host.disk))
     if isinstance(host, ZkserverHost) and host.session is not None:
@@ -200,10 +199,10 @@ def _states(host: SimulatedHost) -> int:
 
 
 def points(boundaries: Sequence[Boundary]) -> list[CrashPoint]:
-    """Every crash there is.
+    """Return all crash points.
 
-    Each state once; the first two, which are nothing and everything, also with a long time down;
-    and nothing also with a second crash while the node recovers, after 0 to 39 effects.
+    Each state once; the first two (nothing and everything survives) also with a long time down; and
+    the first also with a second crash during recovery, after 0 to 39 effects.
     """
     found = []
     for b in boundaries:
@@ -235,7 +234,7 @@ def sample(boundaries: Sequence[Boundary], share: int, shift: int = 0) -> list[C
 
 
 def crash(scenario: Scenario, point: CrashPoint, what: str = "") -> CrashRun:
-    """Run a script with one crash, and see what comes of it."""
+    """Run a script with one crash; returns the result."""
     run = CrashRun(point.boundary, what, point.keep, "", point)
     with uncollected():
         _crash(scenario, run)
@@ -260,7 +259,7 @@ def _crash_at(scenario: Scenario, point: CrashPoint, cluster: Cluster) -> None:
     last = host.boundaries + point.boundary + 1
 
     def arm(what: str) -> None:
-        """What the script does to the node before does not count."""
+        """Reset the count of effects: the script's earlier crashes of the node do not count."""
         if host.boundaries == last:
             word, _, dice = point.keep.partition("-")
             is_chance = word == "random"
@@ -270,7 +269,7 @@ def _crash_at(scenario: Scenario, point: CrashPoint, cluster: Cluster) -> None:
             host.on_boundary = None
 
     def revive(process: Process) -> None:
-        """A crash of ours ends by itself; those of the script are its own affair."""
+        """Restart the node after our crash; the script handles its own crashes."""
         if process.is_dying:
             died.append(cluster.world.now)
             host.keep, host.keep_dice = "random", 0
@@ -284,14 +283,15 @@ def _crash_at(scenario: Scenario, point: CrashPoint, cluster: Cluster) -> None:
     host.on_death.append(revive)
     scenario.script(cluster)
     assert died, f"{point} was not reached"
-    cluster.world.run(died[-1] + point.down_ms * 1000)  # so that it is down for as long as it says
+    # so that the node is down for exactly this time
+    cluster.world.run(died[-1] + point.down_ms * 1000)
     _end(scenario, cluster)
     late = (cluster.world.now - died[0]) / SECOND
     assert late < BOUND_S, f"it took {late:g} s from the crash to the end"
 
 
 def _end(scenario: Scenario, cluster: Cluster) -> None:
-    cluster.run(0.05)  # Some of what was sent last has an effect only now.
+    cluster.run(0.05)  # The last messages take effect only now.
     for host in (*cluster.zkservers.values(), *cluster.brokers.values()):
         host.crash_at = -1
         if not host.is_up:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pymq
 
-# A mark's name is written where it stands; two of them with a condition between count as two.
+# A mark's name is a literal; a call with two names and a condition has two marks.
 _CALL = re.compile(r"\bmark\(([^()]*)\)")
 _NAME = re.compile(r'"([a-z_]+(?:\.[a-z_]+)+)"')
 
 
 def all_marks() -> dict[str, str]:
-    """The names of all marks in pymq, each with the file that it stands in."""
+    """Return the names of all marks in pymq, each with its file."""
     root = Path(pymq.__file__).parent
     found: dict[str, str] = {}
     for file in sorted(root.rglob("*.py")):

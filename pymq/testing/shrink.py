@@ -1,4 +1,4 @@
-"""Makes the plan of a failing run small: what is left is what it takes to break the same rule."""
+"""Shrinks the plan of a failing run to the steps that are needed to break the same rule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Fails = Callable[[Plan], bool]
 
 @define
 class Shrunk:
-    """A small plan, and what comes of it."""
+    """A small plan, and its result."""
 
     plan: Plan
     result: Result
@@ -35,7 +35,7 @@ class _Search:
         self.runs = 0
 
     def try_plan(self, plan: Plan) -> bool:
-        """Take *plan* in place of the present one if it breaks the same rule."""
+        """Replace the present plan by *plan* if that breaks the same rule."""
         if time.monotonic() > self.until:
             return False
         self.runs += 1
@@ -64,7 +64,7 @@ class _Search:
                 fewer = {k: v for k, v in getattr(self.plan, name).items() if k != key}
                 self.try_plan(self.plan.copy(**{name: fewer}))
         for key, rate in self.plan.link.items():
-            # What happens often takes fewer operations to happen once.
+            # An event that happens often needs fewer operations to happen once.
             if rate < OFTEN:
                 self.try_plan(self.plan.copy(link={**self.plan.link, key: OFTEN}))
         if self.plan.uncertain:
@@ -93,11 +93,11 @@ def shrink(plan: Plan, *, budget_s: float = 120.0, say: Say = lambda text: None)
         raise ValueError(f"seed {plan.seed} breaks no rule, so there is nothing to make small")
     say(f"seed {plan.seed} breaks {first.violation}")
     search = _Search(plan, first.violation, budget_s, say)
-    # What is planned for after the violation cannot have caused it.
+    # Steps after the violation cannot have caused it.
     faults = [step for step in plan.faults if step[0] <= first.at_us]
     ops = [step for step in plan.ops if step[0] <= first.at_us]
     search.try_plan(plan.copy(faults=faults, ops=ops))
-    for _ in range(2):  # What is simpler can often be made smaller still.
+    for _ in range(2):  # A simpler plan can often be shrunk further.
         before = (-1, -1)
         while before != (now := (len(search.plan.faults), len(search.plan.ops))):
             before = now
@@ -116,7 +116,7 @@ def _steps(plan: Plan) -> list[list[Any]]:
 
 
 def report(small: Shrunk) -> str:
-    """What is left, the last events, and a test that fails as long as the bug is there."""
+    """Return the plan, the last events, and a test that fails as long as the bug exists."""
     plan = small.plan
     steps = sorted(_steps(plan), key=lambda step: float(step[0]))
     lines = [

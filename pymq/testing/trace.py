@@ -1,4 +1,4 @@
-"""What happened, for people to read."""
+"""Formats the events of a run for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIDTH = 110
 
 
 def line(event: tuple[int, tuple[Any, ...]]) -> str:
-    """One event of :attr:`World.log` as one line."""
+    """Return one event of :attr:`World.log` as a line."""
     time, rest = event
     stamp = f"{time // 1_000_000:6d}.{time % 1_000_000:06d}"
     if len(rest) == 3 and not isinstance(rest[0], int) and not isinstance(rest[2], (int, str)):
@@ -20,7 +20,7 @@ def line(event: tuple[int, tuple[Any, ...]]) -> str:
 
 
 def short(item: object) -> str:
-    """A message or any other value, without what is too long or has an address in it."""
+    """Return a value as text, without parts that are too long or contain an address."""
     if isinstance(item, str):
         return item
     if isinstance(item, (bytes, bytearray, memoryview)):

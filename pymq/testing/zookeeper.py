@@ -19,7 +19,7 @@ from pymq.testing.child import Child, Transient, free_ports
 
 __all__ = ["ZooKeeper", "ZooKeeperServer", "find_jars"]
 
-START_S = 30.0  # a busy machine takes its time; 0.3 s for one server and 1.5 s for three is usual
+START_S = 30.0  # for a busy machine; 0.3 s for one server and 1.5 s for three is usual
 TICK_MS = 200  # of the servers; a session lasts two ticks at least
 
 # All that a server without TLS loads: 4 of pyspark's 490 MB, and a third of the time to start.
@@ -63,7 +63,7 @@ class ZooKeeperServer(Child):
         (folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
 
     def mode(self) -> str | None:
-        """What it is: standalone, leader or follower; None while it does not serve."""
+        """Return its role: standalone, leader or follower; None while it does not serve."""
         try:
             with socket.create_connection((self.host, self.port), timeout=1.0) as connection:
                 connection.sendall(b"srvr")
@@ -119,7 +119,7 @@ class ZooKeeper(Transient):
             ]
         self.servers: list[ZooKeeperServer] = []
         for n in range(count):
-            folder_n = Path(folder).resolve() / f"zookeeper-{n + 1}"  # where it runs, too
+            folder_n = Path(folder).resolve() / f"zookeeper-{n + 1}"  # also its working directory
             self.servers.append(ZooKeeperServer(folder_n, host, ports[n], config, command))
             (folder_n / "data").mkdir(exist_ok=True)
             (folder_n / "data" / "myid").write_text(f"{n + 1}\n")
@@ -142,7 +142,7 @@ class ZooKeeper(Transient):
             while server.is_running and server.mode() is None:
                 if time.monotonic() > end:
                     raise DidNotStart(f"{server.address} does not serve: {server.log()[-2_000:]}")
-                time.sleep(0.02)  # A server does not tell when it begins to serve.
+                time.sleep(0.02)  # A server does not report when it begins to serve.
         if not any(server.is_running for server in self.servers):
             self.servers[0].check()
 

@@ -1,1 +1,1 @@
-"""What carries messages between processes."""
+"""Transports: they carry messages between nodes."""

@@ -9,67 +9,65 @@ from typing import Protocol
 from pymq.core.message import Message
 from pymq.errors import MissingExtra
 
-Arrival = tuple[str, str, Message]  # (for whom, from whom, what), as the loop takes it
+Arrival = tuple[str, str, Message]  # (receiver, sender, message), as the loop takes it
 
-# Asked for each message that has arrived: (principal, from whom, the message). None lets it in;
-# else these answers are sent back instead, or nothing.
+# Called with each arrived message: (principal, sender, message). None admits it; otherwise the
+# transport drops it and sends these answers back, if any.
 Gate = Callable[[str, str, Message], Sequence[Message] | None]
 
-ANONYMOUS = ""  # the principal of a connection that has not proved who it is
-CLIENT_PREFIX = "client-"  # so nodes of clients are called, each with a number of its own
+ANONYMOUS = ""  # the principal of a connection without a proved identity
+CLIENT_PREFIX = "client-"  # prefix of the nodes of clients; a unique number follows
 
 
-class Quotas(Protocol):
-    """What principals may be sent, and what may be written for them."""
+class TransportQuotas(Protocol):
+    """Quotas of principals: bytes sent to them and bytes written for them."""
 
     def fetch_wait_ms(self, principal: str) -> int:
-        """How long until *principal* may be sent more records; 0 when it may."""
+        """Return the wait until more records may be sent to *principal*; 0 if now."""
         ...
 
     def produce_wait_ms(self, principal: str) -> int:
-        """How long until more may be written for *principal*; 0 when it may."""
+        """Return the wait until more may be written for *principal*; 0 if now."""
         ...
 
     def produced(self, principal: str, size: int) -> None:
-        """Count what was written for *principal* beside what it has sent."""
+        """Count bytes written for *principal* in addition to those that it sent."""
         ...
 
 
 class Transport(Protocol):
-    """Carries the messages of one node, which is a process or a thread with a loop of its own.
+    """Carries the messages of one node: a process, or a thread with its own loop.
 
     **Names.** Machines are addressed by name: ``broker-1`` is a node and its main machine,
-    ``client-7.producer1`` is another machine of the node ``client-7``. A node that is called by its
-    endpoint, as ``tcp://10.0.0.1:7878``, is found without being known; every other one must have
-    been told of by ``learn``, or have sent something itself.
+    ``client-7.producer1`` is another machine of the node ``client-7``. The name of a node may be
+    its endpoint, as ``tcp://10.0.0.1:7878``. Every other node is known only after ``learn``, or
+    after it has sent a message itself.
 
-    **What is promised.** What arrives is what was sent, to the machine that it was meant for, and
-    the source that it names is at the node from which it came. What one node sends to another
-    arrives in the order of ``send`` and at most once, as long as the connection stands. Payload is
-    handed on by reference: whoever sends does not change it afterwards.
+    **Guarantees.** Messages arrive unchanged, at the machine that they were sent to, and their
+    source is a machine of the node that sent them. While a connection lasts, messages from one
+    node to another arrive in the order of ``send`` and at most once. Payload is passed by
+    reference, so the sender must not change it afterwards.
 
-    **What is not.** Anything may get lost, without a word: the other node may not be there, may be
-    slow, may be replaced by another one of its name. When a connection breaks, a run of messages is
-    lost and those after it may arrive. Machines ask again; a transport does not.
+    **No guarantees.** Any message may be lost without notice: the other node may be missing, slow,
+    or replaced by another one of its name. When a connection breaks, a run of messages is lost and
+    later ones may arrive. Machines retry; a transport does not.
 
-    **Bounds.** What waits for a peer that does not take it is bounded, by number and by bytes. What
-    is beyond is lost and counted. A peer that lets what it has asked for pile up is not heard until
-    it has taken it.
+    **Bounds.** The messages that wait for a peer are bounded, by number and by bytes. Further ones
+    are lost and counted. The transport ignores a peer's messages while too much waits for it.
 
-    **Threads.** ``send``, ``flush``, ``poll``, ``learn`` and ``close`` are for one thread at a
-    time; another one may go on after a lock was handed over. ``fileno`` may be waited for by any
-    thread, at any time.
+    **Threads.** ``send``, ``flush``, ``poll``, ``learn`` and ``close`` must not run in two threads
+    at once; threads may take turns under a lock. Any thread may wait for ``fileno`` at any time.
 
     **Processes.** A transport belongs to the process that made it: in a forked child everything but
     ``close`` raises ``ForkedError``, and ``close`` does nothing there.
     """
 
-    # Told of each node for which there is something to send and of which nobody knows where it is,
-    # again and again; it is to see to it that ``learn`` is called.
+    # Called, repeatedly, with each node that has messages waiting and no known endpoint; it has to
+    # cause a call of ``learn``.
     on_stranger: Callable[[str], None] | None
 
-    # Told of each node to which a connection was lost, as far as a transport notices: its name and
-    # True, and when it is there again, its name and False. It is called within ``poll``.
+    # Called within ``poll`` with a node's name and True when the connection to it is lost, as far
+    # as the transport notices, and with False when it is restored.
     on_lost: Callable[[str, bool], None] | None
 
     @property
@@ -79,54 +77,54 @@ class Transport(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """Where other nodes reach this one; empty when it does not listen."""
+        """The endpoint of this node for others; empty if it does not listen."""
         ...
 
     def fileno(self) -> int:
-        """A descriptor that is readable when ``poll`` has something; now and then for nothing.
+        """Return a descriptor that is readable when ``poll`` has messages; sometimes it has none.
 
-        It may miss what came before the last ``flush`` or ``poll``: who is about to wait polls
-        once more after his last ``flush``.
+        It may not signal messages that arrived before the last ``flush`` or ``poll``. So a thread
+        polls once more after its last ``flush`` before it waits.
         """
         ...
 
     def learn(self, node: str, endpoint: str) -> None:
-        """From now on *node* is to be found at *endpoint*."""
+        """Set the endpoint of *node*."""
         ...
 
     def send(self, peer: str, source: str, message: Message) -> None:
-        """Send *message* from machine *source*, which is here, to machine *peer*. Never waits.
+        """Send *message* from the local machine *source* to machine *peer*. Never waits.
 
-        It need not leave before ``flush``.
+        The message may stay in a buffer until ``flush``.
         """
         ...
 
     def flush(self) -> None:
-        """Let everything leave that can. Never waits.
+        """Pass all buffered messages to the network as far as possible. Never waits.
 
-        What cannot yet leaves at a later flush or poll; ``fileno`` is readable when it is time.
+        A later flush or poll sends the rest; ``fileno`` becomes readable when that is possible.
         """
         ...
 
     def poll(self) -> list[Arrival]:
-        """Hand over what has arrived, in order; empty when nothing has. Does not wait.
+        """Return the messages that have arrived, in order, without waiting.
 
-        It hands over a bounded share of what there is: if that is full, there may be more.
+        One call returns a bounded number of them; there may be more.
         """
         ...
 
     def close(self) -> None:
-        """Let go of everything. May be repeated.
+        """Close all connections. Closing twice is allowed.
 
-        What was flushed still arrives where this node has connected to, if that goes quickly;
-        whoever has connected to this one may lose it.
+        Flushed messages still arrive at peers that this node has connected to, if that is quick;
+        peers that have connected to this node may lose them.
         """
         ...
 
 
 @contextmanager
 def zmq_needed() -> Iterator[None]:
-    """Around the import of a module that loads pyzmq.
+    """Context of an import that loads pyzmq.
 
     Raises:
         MissingExtra: pyzmq is not installed.

@@ -1,4 +1,4 @@
-"""A descriptor that any thread can make readable, to wake another one that waits for it."""
+"""A descriptor that any thread can make readable, to wake a thread that waits for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 class Bell:
-    """Rings until it is cleared; ringing it twice is ringing it once."""
+    """Is readable from :meth:`ring` to :meth:`clear`; ringing twice has no further effect."""
 
     __slots__ = ("_is_rung", "_read", "_write")
 
@@ -20,20 +20,20 @@ class Bell:
             os.set_blocking(self._write, False)
 
     def fileno(self) -> int:
-        """Readable while it rings."""
+        """Return the descriptor, which is readable while it rings."""
         return self._read
 
     def ring(self) -> None:
-        """Make it readable. Any thread may."""
-        # Marked before it is written and cleared after it is read: so it may ring for nothing, but
-        # it is never marked without ringing. Whoever finds it marked has left what he rings for
-        # before it was looked at.
+        """Make the descriptor readable; any thread may call this."""
+        # The mark is set before the write and cleared after the read. So a ring may be spurious,
+        # but the mark is never set without a ring. A thread that finds it set has queued its work
+        # before the reader looks for work.
         if not self._is_rung:
             self._is_rung = True
             os.write(self._write, b"\1\0\0\0\0\0\0\0")
 
     def clear(self) -> None:
-        """Stop ringing; to be called before one looks at what it rang for."""
+        """Stop ringing; the reader calls this before it looks for work."""
         try:
             os.read(self._read, 4096)
         except BlockingIOError:
@@ -41,8 +41,8 @@ class Bell:
         self._is_rung = False
 
     def __del__(self) -> None:
-        # Not sooner: a thread that rings holds it, and would else write to whatever has got the
-        # number of the descriptor by then.
+        # Close only here: a ringing thread holds a reference, so it never writes to a descriptor
+        # that was closed and whose number was given to another file.
         os.close(self._read)
         if self._write != self._read:
             os.close(self._write)

@@ -1,7 +1,7 @@
-"""Nodes in one process, each with a loop of its own: messages go from hand to hand.
+"""A transport in memory, for nodes in one process that each have a loop.
 
-Nothing is encoded and nothing is copied, so this is also the limit of what any other transport can
-reach. It keeps the same contract; in particular it loses what is for a node that is not there.
+It encodes and copies nothing, so its speed is the upper limit for every other transport. It keeps
+the same contract; for example, it loses messages to a node that does not exist.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pymq.transport.base import ANONYMOUS, Arrival, Gate
 from pymq.transport.bell import Bell
 
 SCHEME = "memory:"
-WAITING_MAX = 100_000  # messages for one node; its threads share our memory, so bytes are not seen
-SHARE = 1_000  # messages that one ``poll`` hands over
+WAITING_MAX = 100_000  # messages for one node; bytes are not counted, as nodes share their memory
+SHARE = 1_000  # messages that one ``poll`` returns
 
 
 class MemoryNetwork:
-    """All nodes that can reach each other."""
+    """A set of nodes that reach each other."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, MemoryTransport] = {}
 
     def join(self, node: str, gate: Gate | None = None) -> MemoryTransport:
-        """Make the transport of *node*, in place of one that had this name before."""
+        """Make the transport of *node*; it replaces an earlier one of this name."""
         made = self.nodes[node] = MemoryTransport(self, node, gate)
         return made
 
@@ -39,23 +39,25 @@ class MemoryTransport:
     def __init__(self, network: MemoryNetwork, node: str, gate: Gate | None) -> None:
         self.node = node
         self.endpoint = SCHEME + node
-        self.dropped = 0  # messages, for whatever reason
-        self.on_stranger: Callable[[str], None] | None = None  # Nobody is one here.
-        self.on_lost: Callable[[str, bool], None] | None = None  # Nor are there connections.
+        self.dropped = 0  # messages lost for any reason
+        self.on_stranger: Callable[[str], None] | None = None  # never called: all nodes are known
+        # never called: there are no connections
+        self.on_lost: Callable[[str, bool], None] | None = None
         self._network = network
         self._gate = gate
         self._bell = Bell()
         self._inbox: deque[Arrival] = deque()
-        self._flushable: dict[MemoryTransport, None] = {}  # who has got something since
+        # receivers of messages since the last flush
+        self._flushable: dict[MemoryTransport, None] = {}
         self._is_closed = False
         self._pid = os.getpid()
 
     def fileno(self) -> int:
-        """Readable when something has arrived."""
+        """Return a descriptor that is readable when a message has arrived."""
         return self._bell.fileno()
 
     def learn(self, node: str, endpoint: str) -> None:
-        """Nothing is to be learned: all nodes of the network know each other."""
+        """Do nothing: all nodes of the network know each other."""
         self._check()
 
     def send(self, peer: str, source: str, message: Message) -> None:
@@ -70,7 +72,7 @@ class MemoryTransport:
         self._flushable[target] = None
 
     def flush(self) -> None:
-        """Wake those who have got something."""
+        """Wake the nodes that have received messages."""
         self._check()
         if self._flushable:
             for target in self._flushable:
@@ -78,7 +80,7 @@ class MemoryTransport:
             self._flushable.clear()
 
     def poll(self) -> list[Arrival]:
-        """Take what is in the inbox."""
+        """Take messages from the inbox."""
         self._check()
         self._bell.clear()
         inbox, taken = self._inbox, []
@@ -101,7 +103,7 @@ class MemoryTransport:
         return False
 
     def close(self) -> None:
-        """Leave the network; what is for this node from now on is lost."""
+        """Leave the network; later messages for this node are lost."""
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True

@@ -1,12 +1,11 @@
-"""How values travel: each as a list of its fields, in the order of their definition.
+"""Converts values to CBOR items and back: a value is the list of its fields, in their order.
 
-A shape is made once for a class, from the types of its fields. It turns a value into what CBOR
-knows and back, and on the way back it checks every type: what it lets through is what its class
-says. Fields are only ever added at the end, with a default: who gets fewer of them takes the
-defaults, who gets more leaves out what it does not know.
+A shape is made once for each class, from the types of its fields. When it unpacks a value, it
+checks the type of every field. New fields are added only at the end, with a default: a receiver
+uses the defaults for missing fields and ignores unknown ones.
 
-Payload does not go through CBOR. It is put aside, into frames of its own, and in its place stands
-its length; only what is small stands there itself, since a frame costs more than a copy.
+Payload bypasses CBOR: it goes into frames of its own, and its length takes its place in the list.
+Small payload stays in the list, because a frame costs more than a copy.
 """
 
 from __future__ import annotations
@@ -21,29 +20,24 @@ import attrs
 from pymq.core.batch.header import HEADER_SIZE, parse_header
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Location
-from pymq.core.metadata.nodes import (
-    ClusterDescription,
-    Loss,
-    ProducerIds,
-    TopicDescription,
-    TopicMetadata,
-)
+from pymq.core.metadata.descriptions import ClusterDescription, TopicDescription, TopicMetadata
+from pymq.core.metadata.nodes import Loss, ProducerIds
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import InvalidRequest, PymqError, error_from_code
 
-INLINE_MAX = 2048  # bytes of payload up to which it stands among the fields
+INLINE_MAX = 2048  # bytes of payload that stay in the list
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
-DETAIL = (bool, int, str, type(None))  # what the details of an error may be
+DETAIL = (bool, int, str, type(None))  # types of the details of an error
 
 Buffer = bytes | bytearray | memoryview
-Frames = list[Buffer]  # payload that was put aside, in the order of its places
+Frames = list[Buffer]  # payload frames, in the order of their places
 Pack = Callable[[Any, Frames], Any]
 Unpack = Callable[[Any, "Payload"], Any]
 
 
 class Payload:
-    """The payload frames of a packet, handed out in their order."""
+    """The payload frames of a packet, taken in their order."""
 
     __slots__ = ("_frames",)
 
@@ -51,7 +45,7 @@ class Payload:
         self._frames = frames
 
     def take(self, place: Any) -> Buffer:
-        """What stands at a place of payload, or the next frame, whose length stands there."""
+        """Return the payload at *place*: its bytes, or the next frame if it is a length."""
         if type(place) is bytes:
             return place
         frame = next(self._frames, None)
@@ -62,7 +56,7 @@ class Payload:
 
 
 class Shape:
-    """How one class travels."""
+    """Packs and unpacks the values of one class."""
 
     __slots__ = ("_defaults", "_get", "_least", "_packs", "_unpacks", "cls", "names")
 
@@ -86,14 +80,14 @@ class Shape:
         assert all(required[: self._least]), cls
 
     def pack(self, item: Any, frames: Frames) -> list[Any]:
-        """The fields of *item*; payload is appended to *frames*."""
+        """Return the fields of *item*; append its payload to *frames*."""
         row = list(self._get(item))
         for index, pack in self._packs:
             row[index] = pack(row[index], frames)
         return row
 
     def unpack(self, row: Any, payload: Payload) -> Any:
-        """Make an item of its fields.
+        """Make an item from its fields.
 
         Raises:
             InvalidRequest: they are not those of this class.
@@ -101,7 +95,7 @@ class Shape:
         if type(row) is not list or len(row) < self._least:
             raise InvalidRequest(f"a {self.cls.__name__} has at least {self._least} fields")
         try:
-            # Fields that a later version has added at the end are left out by ``zip``.
+            # ``zip`` drops the fields that a later version has added at the end.
             return self.cls(
                 *[unpack(part, payload) for unpack, part in zip(self._unpacks, row, strict=False)]
             )
@@ -111,19 +105,53 @@ class Shape:
             raise InvalidRequest(f"{self.cls.__name__}: {error}") from error
 
 
+class ReservedShape(Shape):
+    """A shape with reserved places of removed fields: it sends 0 there and ignores what arrives."""
+
+    __slots__ = ("_reserved",)
+
+    def __init__(
+        self, cls: type, *, payload: tuple[str, ...] = (), reserved: tuple[int, ...]
+    ) -> None:
+        super().__init__(cls, payload=payload)
+        self._reserved = reserved  # ascending
+
+    def pack(self, item: Any, frames: Frames) -> list[Any]:
+        """Return the fields of *item*, and 0 in each reserved place."""
+        row = super().pack(item, frames)
+        for place in self._reserved:
+            row.insert(place, 0)
+        return row
+
+    def unpack(self, row: Any, payload: Payload) -> Any:
+        """Make an item from its fields; ignore those in reserved places.
+
+        Raises:
+            InvalidRequest: they are not those of this class.
+        """
+        if type(row) is list:
+            for place in reversed(self._reserved):
+                row = row[:place] + row[place + 1 :]
+        return super().unpack(row, payload)
+
+
 _shapes: dict[type, Shape] = {}
 
 
-def shape_of(cls: type, *, payload: tuple[str, ...] = ()) -> Shape:
-    """The shape of a class; *payload* names its fields that are payload."""
+def shape_of(cls: type, *, payload: tuple[str, ...] = (), reserved: tuple[int, ...] = ()) -> Shape:
+    """Return the shape of a class; *payload* names its payload fields."""
     found = _shapes.get(cls)
     if found is None:
-        found = _shapes[cls] = Shape(cls, payload=payload)
+        if reserved:
+            found = ReservedShape(cls, payload=payload, reserved=reserved)
+        else:
+            found = Shape(cls, payload=payload)
+        _shapes[cls] = found
     return found
 
 
 def _kind(hint: Any) -> tuple[Pack | None, Unpack]:
-    """How what a type *hint* describes is packed, None for as it is, and unpacked."""
+    """Return how to pack (None for unchanged) and unpack values of a type *hint*."""
     if hint in _KINDS:
         return _KINDS[hint]
     origin, args = get_origin(hint), get_args(hint)
@@ -131,7 +159,7 @@ def _kind(hint: Any) -> tuple[Pack | None, Unpack]:
         return _optional(hint, args)
     if origin is tuple:
         return _many(args[0]) if args[-1] is Ellipsis else _row(tuple, args)
-    if isinstance(hint, type) and issubclass(hint, tuple):  # a named one
+    if isinstance(hint, type) and issubclass(hint, tuple):  # a NamedTuple
         hints = get_type_hints(hint)
         return _row(hint._make, tuple(hints.values()))  # type: ignore[attr-defined] # it has fields
     if attrs.has(hint):
@@ -172,7 +200,7 @@ def _optional(hint: Any, args: tuple[Any, ...]) -> tuple[Pack | None, Unpack]:
 
 
 def _many(inner: Any) -> tuple[Pack | None, Unpack]:
-    """Any number of the same."""
+    """Pack and unpack tuples of any length of one type."""
     pack_one, unpack_one = _kind(inner)
     pack: Pack | None = None
     if pack_one is not None:
@@ -190,7 +218,7 @@ def _many(inner: Any) -> tuple[Pack | None, Unpack]:
 
 
 def _row(make: Callable[[list[Any]], Any], args: tuple[Any, ...]) -> tuple[Pack | None, Unpack]:
-    """A fixed number of different things."""
+    """Pack and unpack tuples with a type for each place."""
     kinds = [_kind(arg) for arg in args]
     unpacks = [unpack for _, unpack in kinds]
     pack: Pack | None = None
@@ -210,7 +238,7 @@ def _row(make: Callable[[list[Any]], Any], args: tuple[Any, ...]) -> tuple[Pack 
     return pack, unpack
 
 
-# --- what is not made of fields -----------------------------------------------------------------
+# --- values without fields ----------------------------------------------------------------------
 
 
 def _unpack_acks(part: Any, payload: Payload) -> AckMode:
@@ -234,7 +262,7 @@ def _pack_batch(batch: EncodedBatch, frames: Frames) -> list[Any]:
 
 
 def _unpack_batch(part: Any, payload: Payload) -> EncodedBatch:
-    """A batch with a sound header; its body is checked by whoever opens it."""
+    """Return a batch with a checked header; its reader checks the body."""
     if type(part) is not list or len(part) != 2 or type(part[0]) is not bytes:
         raise InvalidRequest("a batch is a list of its header and its body")
     head, body = part[0], payload.take(part[1])
@@ -249,7 +277,7 @@ def _pack_error(error: PymqError, frames: Frames) -> list[Any]:
 
 
 def _details(given: Mapping[str, object]) -> dict[str, object]:
-    """What may travel of an error's details, and what is taken of those that arrive."""
+    """Return the details of an error that may be sent or accepted."""
     return {
         name: list(found) if isinstance(found, tuple) else found
         for name, found in given.items()
@@ -268,7 +296,7 @@ def _unpack_error(part: Any, payload: Payload) -> PymqError:
 
 
 def _unpack_options(part: Any, payload: Payload) -> dict[str, Any]:
-    """A flat map of names; whoever uses a value checks it."""
+    """Return a flat map of names; its user checks the values."""
     if type(part) is not dict or not all(type(name) is str for name in part):
         raise InvalidRequest(f"{part!r:.100} is not a map of names")
     return part
@@ -281,11 +309,11 @@ def _pack_config(config: TopicConfig, frames: Frames) -> dict[str, Any]:
 def _unpack_config(part: Any, payload: Payload) -> TopicConfig:
     known = attrs.fields_dict(TopicConfig)
     given = _unpack_options(part, payload)
-    # A later version may know more options; what it means by them is not for us to judge.
+    # Ignore the options of later versions.
     return TopicConfig.of({name: found for name, found in given.items() if name in known})
 
 
-# The results of what is asked of a zkserver, each with its number.
+# The results of requests to a zkserver, each with its number.
 _PLAIN, _NAMES, _LOCATIONS = 0, 4, 5
 _RESULTS: dict[int, type] = {
     1: TopicMetadata,
@@ -320,7 +348,7 @@ def _unpack_result(part: Any, payload: Payload) -> Any:
     if number == _NAMES:
         return _many(str)[1](found, payload)
     if number != _PLAIN:
-        raise InvalidRequest(f"a result of number {number!r:.100} is not known here")
+        raise InvalidRequest(f"result type {number!r:.100} is unknown")
     return found if type(found) in (bool, types.NoneType) else _unpack_int(found, payload)
 
 

@@ -1,16 +1,16 @@
-"""What a packet looks like on the wire; docs/protocol.md is this module for other languages.
+"""Encodes and decodes packets; docs/protocol.md describes the format for other languages.
 
-A packet is one ZeroMQ message: a header frame, which is small and CBOR, and the payload frames that
-it announces, which nobody looks into on the way. The header is a list, first of it the version::
+A packet is one ZeroMQ message: a small header frame in CBOR, and the payload frames that it
+announces, which the transport does not read. The header is a list that begins with the version::
 
     [version, [number, to, from, field, field, ...], ...]
 
-*number* says which message it is. *to* and *from* are what is left of the machines' names without
-their nodes, which the connection knows: ``""`` is the node's main machine, ``"producer1"`` another
-one of a client. So nobody can write in the name of another node.
+*number* is the type of the message. *to* and *from* are the names of the machines without their
+nodes, which the connection determines: ``""`` is the node's main machine, ``"producer1"`` another
+one of a client. So a node cannot send in the name of another node.
 
-Many messages share a packet, which costs as much as one. Decoding checks everything: sizes before
-anything is looked at, then the CBOR (:mod:`pymq.core.cbor`), then the type of every field.
+Many messages share a packet, which costs as much as one message alone. Decoding checks all input:
+first the sizes, then the CBOR (:mod:`pymq.core.cbor`), then the type of every field.
 """
 
 from __future__ import annotations
@@ -28,48 +28,49 @@ from pymq.errors import InvalidRequest, PymqError, RecordTooLarge
 from pymq.transport.shapes import Buffer, Frames, Payload, Shape, shape_of
 
 VERSION = 1
-VERSIONS = (1, 1)  # the first and the last that this pymq speaks
+VERSIONS = (1, 1)  # the first and the last version that this pymq speaks
 
-FRAME_BYTES_MAX = BATCH_BYTES_MAX + (1 << 20)  # of any frame; libzmq cuts who sends more
+# of any frame; libzmq ends connections that send more
+FRAME_BYTES_MAX = BATCH_BYTES_MAX + (1 << 20)
 HEADER_BYTES_MAX = 16 << 20
-# A byte of CBOR can be an empty list, which takes 64 in memory: clients are given so much less that
-# none of them makes a node grow by more than 32 MiB.
+# A byte of CBOR can be an empty list, which takes 64 bytes in memory. So the limit for clients is
+# lower: one packet of a client takes at most 32 MiB of memory.
 CLIENT_HEADER_BYTES_MAX = 512 << 10
-FRAMES_MAX = 64  # payload frames of a packet ...
-PACKET_BYTES = 1 << 20  # ... which is full when it has this much payload
-MESSAGES_MAX = 4096  # of a packet that is taken; ...
-MESSAGES = 128  # ... with so many it leaves, for its receiver to begin while the next is made
+FRAMES_MAX = 64  # payload frames of a packet, which ...
+PACKET_BYTES = 1 << 20  # ... is full with this many bytes of payload
+MESSAGES_MAX = 4096  # messages of a packet that is accepted; ...
+MESSAGES = 128  # ... the sender sends it with this many, so that the receiver can start on them
 NAME_MAX = 255
-_PART = re.compile(r"[A-Za-z0-9_-]*").fullmatch  # names of what is a part of a node
+_PART = re.compile(r"[A-Za-z0-9_-]*").fullmatch  # names of the machines of a node
 
 
 @value
 class Hello:
-    """The first packet of a connection, and the answer to it: what its sender speaks."""
+    """The first packet of a connection, and its answer: the versions that the sender speaks."""
 
-    first: int = VERSIONS[0]  # versions from this one ...
-    last: int = VERSIONS[1]  # ... to this one
-    frame_bytes: int = FRAME_BYTES_MAX  # it takes no larger frames
-    software: str = ""  # for people
+    first: int = VERSIONS[0]  # the first version ...
+    last: int = VERSIONS[1]  # ... and the last
+    frame_bytes: int = FRAME_BYTES_MAX  # the largest frame that it accepts
+    software: str = ""  # for logs
 
 
 @value
 class Refused:
-    """A packet was not taken; the error says why."""
+    """A packet was refused; the error says why."""
 
     error: PymqError
 
 
 @value
 class Alive:
-    """Nothing; whoever can send this to a peer knows that there is a connection."""
+    """An empty message: if it can be sent to a peer, the connection exists."""
 
 
-Link = Hello | Refused | Alive  # what transports say to each other, and machines never see
+Link = Hello | Refused | Alive  # messages between transports, which machines never see
 
-# The numbers are for ever. A message that is gone leaves a gap; a new one gets a new number, in the
-# range of its kind: 1 transports, 10 records, 30 groups, 60 zkserver, 100 brokers and zkserver,
-# 140 replicas.
+# Numbers never change. The number of a removed message stays reserved; a new message gets a new
+# number in the range of its kind: 1 transports, 10 records, 30 groups, 60 zkserver, 100 brokers and
+# zkserver, 140 replicas. Reserved: 148, which was RaftSnapshot.
 NUMBERS: dict[int, type] = {
     1: Hello,
     2: Refused,
@@ -84,6 +85,8 @@ NUMBERS: dict[int, type] = {
     17: msg.OffsetFound,
     18: msg.Copy,
     19: msg.Copied,
+    20: msg.CancelDelayed,
+    21: msg.Cancelled,
     30: msg.Join,
     31: msg.Heartbeat,
     32: msg.Assigned,
@@ -148,27 +151,32 @@ NUMBERS: dict[int, type] = {
     145: msg.RaftVote,
     146: msg.RaftVoted,
     147: msg.RaftTimeout,
-    148: msg.RaftSnapshot,
 }
 
-# Fields that are payload. (A batch always is.)
+# Payload fields (in addition to all batches).
 PAYLOAD: dict[type, tuple[str, ...]] = {
     msg.Fetched: ("data",),
     msg.ReplicaFetched: ("data",),
     msg.RaftAppend: ("data",),
-    msg.RaftSnapshot: ("data",),
+}
+
+# Places of removed fields, so that the other fields keep their places.
+RESERVED: dict[type, tuple[int, ...]] = {
+    msg.RaftAppend: (6,),
+    msg.RaftAppended: (5,),
 }
 
 _by_number: dict[int, Shape] = {
-    number: shape_of(cls, payload=PAYLOAD.get(cls, ())) for number, cls in NUMBERS.items()
+    number: shape_of(cls, payload=PAYLOAD.get(cls, ()), reserved=RESERVED.get(cls, ()))
+    for number, cls in NUMBERS.items()
 }
 _by_class = {cls: (number, _by_number[number].pack) for number, cls in NUMBERS.items()}
 
-Item = tuple[str, str, "Message | Link"]  # (to, from, what), without nodes
+Item = tuple[str, str, "Message | Link"]  # (to, from, message), names without nodes
 
 
 class Packet:
-    """A packet that is being put together."""
+    """A packet under construction."""
 
     __slots__ = ("_is_last", "frames", "rows", "size")
 
@@ -176,10 +184,10 @@ class Packet:
         self.rows: list[Any] = [VERSION]
         self.frames: Frames = []
         self.size = 0  # bytes of payload frames
-        self._is_last = False  # what was put in may be so large that nothing should follow
+        self._is_last = False  # the last message may be large, so none should follow
 
     def add(self, to: str, source: str, message: Message | Link) -> None:
-        """Put a message in.
+        """Append a message.
 
         Raises:
             RecordTooLarge: its payload is larger than any frame may be.
@@ -199,7 +207,7 @@ class Packet:
 
     @property
     def is_full(self) -> bool:
-        """Whether what comes next should have a packet of its own."""
+        """Whether the next message should begin another packet."""
         return (
             self.size >= PACKET_BYTES
             or len(self.rows) > MESSAGES
@@ -208,7 +216,7 @@ class Packet:
         )
 
     def seal(self) -> list[Buffer]:
-        """The frames of the packet.
+        """Return the frames of the packet.
 
         Raises:
             RecordTooLarge: the header is larger than it may be.
@@ -220,7 +228,7 @@ class Packet:
 
 
 def encode(items: Iterable[Item]) -> list[Buffer]:
-    """The frames of one packet with all of *items*; for :class:`Packet` does it piece by piece."""
+    """Return the frames of one packet with all of *items*; see :class:`Packet` for single steps."""
     packet = Packet()
     for item in items:
         packet.add(*item)
@@ -230,10 +238,10 @@ def encode(items: Iterable[Item]) -> list[Buffer]:
 def decode(
     header: Buffer, frames: Sequence[Buffer], header_max: int = HEADER_BYTES_MAX
 ) -> list[Item]:
-    """The messages of a packet; those that this version does not know are left out.
+    """Return the messages of a packet without those of unknown numbers.
 
     Raises:
-        InvalidRequest: it is not a packet; nothing of it may be taken.
+        InvalidRequest: it is not a valid packet; none of its messages may be used.
     """
     if len(header) > header_max:
         raise InvalidRequest(f"the header has {len(header)} bytes, the most is {header_max}")
@@ -244,7 +252,7 @@ def decode(
         raise InvalidRequest("the header is not a list that begins with a version")
     if not VERSIONS[0] <= rows[0] <= VERSIONS[1]:
         raise InvalidRequest(
-            f"protocol version {rows[0]} is not spoken here, but {VERSIONS[0]} to {VERSIONS[1]}",
+            f"protocol version {rows[0]} is not supported, but {VERSIONS[0]} to {VERSIONS[1]}",
             first=VERSIONS[0],
             last=VERSIONS[1],
         )
@@ -260,11 +268,11 @@ def decode(
         if type(to) is not str or type(source) is not str or len(to) + len(source) > NAME_MAX:
             raise InvalidRequest("the names of machines are short texts")
         if source and _PART(source) is None:
-            # It is shown to people, and a dot would make it a part of another node.
+            # The name appears in logs, and a dot would make it the name of another node's machine.
             raise InvalidRequest("a part of a node has a name of A-Z a-z 0-9 _ -")
         shape = _by_number.get(number)
         if shape is None:
-            is_known = False  # It may have had payload, so what follows is in the dark as well.
+            is_known = False  # it may have had payload, so the frames of later messages are unknown
             continue
         if not is_known and number not in _NO_PAYLOAD:
             continue

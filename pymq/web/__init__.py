@@ -9,8 +9,8 @@
         print(page.url)  # with the token that opens it
         ...
 
-A broker or zkserver does so with ``http="127.0.0.1:8080"``, and ``pymq ui`` from the command line.
-Nothing here is loaded by ``import pymq``.
+Brokers and zkservers serve HTTP with ``http="127.0.0.1:8080"``; ``pymq ui`` serves the page from
+the command line. ``import pymq`` loads nothing of this package.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ def serve(
     writable: bool = False,
     insecure: bool = False,
 ) -> Server:
-    """Serve the page of whatever *client* is connected with, until it is closed.
+    """Serve the page of the queue or cluster of *client*, until closed.
 
-    Who opens the page does what the client may do, so it takes a token: one that is drawn, or
-    *token*; ``""`` is none at all, and lets in everybody who can connect.
+    A visitor acts with the rights of *client*, so the page needs a token: a random one, or *token*;
+    with ``""`` it needs none, and everyone who can connect has access.
 
     Args:
-        client: stays the caller's to close, after the server.
+        client: the caller closes it, after the server.
         listen: ``HOST:PORT``; port 0 takes a free one.
-        writable: let the page change something, too.
-        insecure: listen to the network although nothing is encrypted.
+        writable: allow changes on the page.
+        insecure: listen to the network without encryption.
 
     Raises:
-        ConfigError: *listen* is not that, is the network's, or is taken.
+        ConfigError: *listen* has another form, is a network address, or is in use.
     """
     if token is None:
         token = secrets.token_urlsafe(24)

@@ -1,4 +1,4 @@
-"""What is answered to which request; HTTP itself is :mod:`pymq.web.server`'s affair."""
+"""Routes HTTP requests to answers; :mod:`pymq.web.server` speaks HTTP."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class HttpRequest(NamedTuple):
     method: str
     path: str
     query: Mapping[str, str]
-    headers: Mapping[str, str]  # their names in small letters
+    headers: Mapping[str, str]  # names in lower case
     body: bytes
     port: int
-    address: str = ""  # from where it comes
+    address: str = ""  # of the client
 
 
 class HttpResponse(NamedTuple):
-    """What is answered."""
+    """A response."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -67,24 +67,24 @@ class HttpResponse(NamedTuple):
 
 
 def respond(status: int, body: bytes, kind: str, *more: tuple[str, str]) -> HttpResponse:
-    """An answer, with what keeps a browser from being talked into anything."""
+    """Return a response with security headers for browsers."""
     return HttpResponse(status, (("Content-Type", kind), *SAFE, *more), body)
 
 
 def as_json(found: object, status: int = 200, *more: tuple[str, str]) -> HttpResponse:
-    """An answer for programs."""
+    """Return a JSON response."""
     return respond(status, json.dumps(found).encode(), "application/json", *more)
 
 
 def refuse(status: int, why: str, code: str = "INVALID_REQUEST") -> HttpResponse:
-    """An answer that says why not."""
+    """Return an error response with the reason."""
     return as_json({"error": why, "code": code}, status)
 
 
 class WebApp:
-    """Serves metrics, and the page if there are *desks* to look at a cluster from.
+    """Serves metrics, and the page if there are *desks* with views of a cluster.
 
-    *may_scrape* is asked whether a principal may see the metrics.
+    *may_scrape* decides whether a principal may read the metrics.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class WebApp:
         writable: bool = False,
         title: str = "pymq",
     ) -> None:
-        self.checks_host = True  # it listens to this machine only
-        self.is_secure = False  # it speaks TLS
+        self.checks_host = True  # it listens on loopback only
+        self.is_secure = False  # it serves TLS
         self._gate = gate
         self._metrics = metrics
         self._desks = desks
@@ -108,16 +108,16 @@ class WebApp:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody may come in."""
+        """Whether requests need no token."""
         return self._gate.is_open
 
     def close(self) -> None:
-        """Let go of all clients."""
+        """Close all clients."""
         if self._desks is not None:
             self._desks.close()
 
     def answer(self, request: HttpRequest) -> HttpResponse:
-        """Answer a request, whatever comes."""
+        """Answer a request; errors become responses."""
         try:
             return self._answer(request)
         except QuotaExceeded as error:
@@ -167,7 +167,7 @@ class WebApp:
         token = _object(request.body).get("token")
         cookie = self._gate.sign_in(token, request.address) if isinstance(token, str) else None
         if cookie is None:
-            return refuse(401, "this token is not known", AuthenticationFailed.code)
+            return refuse(401, "this token is unknown", AuthenticationFailed.code)
         return as_json({}, 200, self._set_cookie(request.port, cookie, round(SESSION_S)))
 
     def _set_cookie(self, port: int, cookie: str, seconds: int) -> tuple[str, str]:
@@ -210,11 +210,11 @@ def _bearer(request: HttpRequest) -> str | None:
 
 
 def _cookie_name(port: int) -> str:
-    return f"pymq_{port}"  # Cookies do not know of ports: two nodes of a machine must not share.
+    return f"pymq_{port}"  # Cookies ignore ports, so nodes of one machine need different names.
 
 
 def _cookie(request: HttpRequest) -> str | None:
-    # Not by http.cookies: that finds none if any is odd, and localhost has those of all who serve.
+    # Not http.cookies: it finds none if one is malformed, and localhost has cookies of all servers.
     wanted = _cookie_name(request.port)
     for pair in request.headers.get("cookie", "").split(";"):
         name, _, found = pair.strip().partition("=")
@@ -224,7 +224,7 @@ def _cookie(request: HttpRequest) -> str | None:
 
 
 def _is_ours(request: HttpRequest) -> bool:
-    """Whether what changes something was sent by our own page, or by no browser at all."""
+    """Whether a changing request comes from our own page, or not from a browser."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     is_plain = request.headers.get("content-type", "").startswith("application/json")
     return is_plain and (origin is None or origin in (f"http://{host}", f"https://{host}"))

@@ -1,8 +1,8 @@
-"""Who may come in over HTTP: by a token, and then by a cookie that stands for it.
+"""Authenticates HTTP requests by a token, or by a cookie that stands for one.
 
-A token is for programs, in ``Authorization: Bearer``; a browser gives it once and gets a cookie
-that no script can read and no other site can use. Without tokens everybody may who can connect, as
-it is with a node that has no keys.
+Programs send the token in ``Authorization: Bearer``. A browser sends it once and gets a cookie that
+scripts cannot read and other sites cannot use. Without tokens every client has access, as with a
+node that has no keys.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ SESSION_S = 12 * 3600.0
 SESSIONS_MAX = 1_000
 SESSIONS_OF_A_TOKEN = 20
 TOKEN_BYTES_MAX = 1_024
-TOKEN_CHARS_MIN = 16  # of one in a file; a shorter one could be guessed
-LOOK_S = 1.0  # between two looks at a folder
+TOKEN_CHARS_MIN = 16  # of a token in a file; a shorter one could be guessed
+LOOK_S = 1.0  # between two scans of a folder
 
 
 class Tokens(Protocol):
-    """Who has which token."""
+    """Maps tokens to principals."""
 
     def principal(self, token: str) -> str | None:
-        """Whose token it is; None if it is nobody's."""
+        """Return the token's principal; None if the token is unknown."""
         ...
 
 
@@ -47,14 +47,14 @@ class OneToken:
         self._principal = principal
 
     def principal(self, token: str) -> str | None:
-        """Whose token it is; None if it is nobody's."""
+        """Return the token's principal; None if the token is unknown."""
         return self._principal if hmac.compare_digest(_digest(token), self._digest) else None
 
 
 class TokenFolder:
-    """The tokens of the files ``NAME.token`` in a folder of keys, also after they have changed.
+    """The tokens of the files ``NAME.token`` in a folder of keys; follows changes.
 
-    Those of whom *is_revoked* says so count no more.
+    Tokens of principals that *is_revoked* returns true for are invalid.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TokenFolder:
         self._digests: dict[bytes, str] = {}
 
     def principal(self, token: str) -> str | None:
-        """Whose token it is; None if it is nobody's."""
+        """Return the token's principal; None if the token is unknown."""
         if self._clock() - self._looked_at >= LOOK_S:
             self._looked_at = self._clock()
             self._digests = {_digest(text): name for name, text in self._read()}
@@ -87,7 +87,7 @@ class TokenFolder:
             try:
                 with path.open("rb") as file:
                     if os.fstat(file.fileno()).st_mode & 0o077:
-                        continue  # Others can read it: it proves nothing.
+                        continue  # Other users can read the file, so the token proves nothing.
                     text = file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
             except (OSError, UnicodeDecodeError):
                 continue
@@ -98,20 +98,20 @@ class TokenFolder:
 
 
 def _digest(token: str) -> bytes:
-    # JSON may hold what is no text at all, and whoever sends that has no token.
+    # JSON may contain lone surrogates; no token has any.
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 @value
 class WebSession:
-    """A browser that has shown a token."""
+    """The session of a browser that has signed in with a token."""
 
     token: str
     until: float
 
 
 class Authentication:
-    """Tells who a request is from."""
+    """Finds the principal of a request."""
 
     def __init__(
         self,
@@ -123,21 +123,21 @@ class Authentication:
         self._clock = clock
         self._on_refused = on_refused
         self._guesses = LoginThrottle(clock)
-        # The cookies of each token, the oldest first.
+        # sessions by cookie; cookies by token, the oldest first
         self._sessions: dict[str, WebSession] = {}
         self._cookies: dict[str, dict[str, None]] = {}
         self._lock = threading.Lock()
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody may come in."""
+        """Whether requests need no token."""
         return self._tokens is None
 
     def principal(self, bearer: str | None, cookie: str | None, address: str = "") -> str | None:
-        """Who it is; None if that is not known. The token behind a cookie must still be one.
+        """Return the principal; None if unknown. A cookie's token must still be valid.
 
         Raises:
-            QuotaExceeded: too many tokens that are nobody's were tried from *address*, or in all.
+            QuotaExceeded: too many wrong tokens were tried from *address*, or in total.
         """
         if self._tokens is None:
             return ANYBODY
@@ -150,13 +150,13 @@ class Authentication:
         return self._tokens.principal(session.token)
 
     def _try(self, token: str, address: str) -> str | None:
-        """Whose token it is that somebody at *address* has shown."""
+        """Return the principal of a token sent from *address*; counts wrong tokens."""
         assert self._tokens is not None
         digest = _digest(token)
         if wait_s := self._guesses.wait_s(address, digest):
             self._on_refused(address)
             raise QuotaExceeded(
-                f"too many tokens were tried that are nobody's; again in {wait_s:.0f} s",
+                f"too many unknown tokens; try again in {wait_s:.0f} s",
                 retry_ms=round(1000 * wait_s) + 1,
             )
         found = self._tokens.principal(token)
@@ -168,7 +168,7 @@ class Authentication:
         return found
 
     def sign_in(self, token: str, address: str = "") -> str | None:
-        """A new cookie for who has *token*; None if it is nobody's.
+        """Return a new cookie for *token*; None if the token is unknown.
 
         Raises:
             QuotaExceeded: as for :meth:`principal`.
@@ -183,7 +183,8 @@ class Authentication:
             if len(mine) >= SESSIONS_OF_A_TOKEN:
                 self._forget(next(iter(mine)))
             elif len(self._sessions) >= SESSIONS_MAX:
-                # Of the one who has most: nobody signs out others by signing in again and again.
+                # Drop a session of the token with most, so that repeated sign-ins end no other
+                # user's session.
                 most = max(self._cookies.values(), key=len)
                 self._forget(next(iter(most)))
             self._sessions[cookie] = WebSession(token, now + SESSION_S)
@@ -191,7 +192,7 @@ class Authentication:
         return cookie
 
     def sign_out(self, cookie: str | None) -> None:
-        """The cookie counts no more."""
+        """End the cookie's session."""
         with self._lock:
             self._forget(cookie or "")
 
@@ -205,17 +206,17 @@ class Authentication:
 
 
 def is_local_name(host: str) -> bool:
-    """Whether the header ``Host`` names this machine by a name that no other site can have.
+    """Whether the header ``Host`` is ``localhost`` or a loopback address.
 
-    A page elsewhere may let its own name point to 127.0.0.1, and then read what is served there; it
-    cannot have it called ``localhost``, nor by a number.
+    This stops DNS rebinding: another site can point its own name at 127.0.0.1 and read the page,
+    but its requests then carry its own name as ``Host``.
     """
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     return is_loopback(name.lower().removeprefix("[").removesuffix("]"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether that is this machine, as only itself can reach it, by its name or by a number."""
+    """Whether *host* is ``localhost`` or a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

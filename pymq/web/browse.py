@@ -1,4 +1,4 @@
-"""A few records of a partition, for people: read without a subscription, so nothing is changed."""
+"""Reads a few records of a partition for the page, without a subscription."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ LIMIT = 50
 LIMIT_MAX = 200
 FETCH_BYTES = 1 << 18
 FETCHES_MAX = 8
-TEXT_MAX = 4_096  # characters of a value that are shown
-HEX_MAX = 256  # bytes of one that is no text
+TEXT_MAX = 4_096  # characters shown of a value
+HEX_MAX = 256  # bytes shown of a value that is not text
 HEADERS_MAX = 50
 
 Json = dict[str, Any]
 
 
 def browse(client: Client, query: Mapping[str, str]) -> Json:
-    """Records of ``topic`` and ``partition`` from ``offset`` on, or before its ``end``.
+    """Return records of ``topic`` and ``partition`` from ``offset`` on, or before its ``end``.
 
-    ``offset`` is a number, ``begin``, or ``end`` for the last ones; ``time_ms`` is a time instead.
+    ``offset`` is a number, ``begin``, or ``end`` for the last ones; ``time_ms`` replaces it.
 
     Raises:
-        InvalidRequest: that is not what the query says.
-        PymqError: they cannot be read.
+        InvalidRequest: the query is malformed.
+        PymqError: the records cannot be read.
     """
     topic = query.get("topic", "")
     if is_internal(topic):
@@ -77,8 +77,8 @@ def _read(
             break
         for batch in split(answer.data):
             view = RecordBatch(batch.verify().at(topic, partition), at)
-            if not view.is_control:
-                # No more of a large batch than is shown.
+            if not view.is_hidden:
+                # Decode only the shown part of a large batch.
                 records += view.part(at, min(end, at + limit - len(records)), 1).records()
             at = max(at, batch.end_offset)
             if len(records) >= limit:
@@ -97,7 +97,7 @@ def _shown(record: Record) -> Json:
 
 
 def _bytes(data: bytes | None) -> Json | None:
-    """Bytes as text where they are some, else in hexadecimal digits."""
+    """Return bytes as text if they are UTF-8, otherwise in hexadecimal."""
     if data is None:
         return None
     try:

@@ -1,9 +1,8 @@
-"""Who tries tokens that are nobody's: slowed more with each, by address and in all.
+"""Throttles guesses of tokens, per address and in total, with growing delays.
 
-Nobody is kept waiting here, for that would take a thread: who comes too early is told when to come
-again, and the token is not even looked at. A token that was good at an address lately is let in
-there however many others are tried from it, and in all: so nobody's guesses keep out those who
-have no need to guess.
+No request waits here, since that would occupy a thread: a request that comes too early gets the
+time of the next try, and its token is not checked. A token that was valid at an address lately
+passes there in any case, so an attacker's guesses do not lock out legitimate users.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from collections.abc import Callable
 
 from pymq.core.values import define
 
-FREE = 5  # tries from an address before it is slowed; people mistype
-FIRST_S = 1.0  # then it waits so long, and twice as long each time, up to ...
+FREE = 5  # free tries per address, for typing errors
+FIRST_S = 1.0  # first delay; it doubles with each try, up to ...
 LONGEST_S = 300.0
-FORGET_S = 900.0  # after its last wrong try an address is as good as any other
-ALL_BURST, ALL_PER_S = 100, 5  # wrong tries from all addresses together: at once, and each second
+FORGET_S = 900.0  # this long after its last wrong try an address is forgotten
+ALL_BURST, ALL_PER_S = 100, 5  # wrong tries from all addresses: burst, and rate per second
 ADDRESSES_MAX = 10_000
 GOOD_MAX = 1_000
 GOOD_S = 24 * 3600.0
@@ -32,7 +31,7 @@ class _Tries:
 
 
 class LoginThrottle:
-    """The wrong tries of a while; *clock* tells seconds. Any thread may ask."""
+    """Recent wrong tries; *clock* returns seconds. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -42,7 +41,7 @@ class LoginThrottle:
         self._left, self._then = float(ALL_BURST), clock()
 
     def wait_s(self, address: str, digest: bytes) -> float:
-        """How long until a token may be tried from there; 0 when it may."""
+        """Return how long until a token may be tried from *address*; 0: now."""
         with self._lock:
             now = self._clock()
             if self._good.get((address, digest), -GOOD_S) > now - GOOD_S:
@@ -57,7 +56,7 @@ class LoginThrottle:
             return 0.0 if self._left >= 1 else (1 - self._left) / ALL_PER_S
 
     def wrong(self, address: str) -> None:
-        """A token that was tried from there is nobody's."""
+        """Note a wrong token from *address*."""
         with self._lock:
             now = self._clock()
             self._fill(now)
@@ -72,7 +71,7 @@ class LoginThrottle:
                 tries.until = now + min(FIRST_S * 2**exponent, LONGEST_S)
 
     def right(self, address: str, digest: bytes) -> None:
-        """A token that was tried from there is somebody's."""
+        """Note a valid token from *address*."""
         with self._lock:
             self._good[address, digest] = self._clock()
             self._good.move_to_end((address, digest))

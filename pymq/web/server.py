@@ -1,4 +1,4 @@
-"""HTTP, as much of it as a page and a scraper need: bounded in every way, in threads of its own."""
+"""A minimal HTTP server for the page and for scrapers, with bounds on all resources."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pymq.web.app import HttpRequest, HttpResponse, WebApp, refuse
 from pymq.web.authentication import is_loopback
 
 CONNECTIONS_MAX = 64
-IDLE_S = 15.0  # a connection that says nothing for so long is ended, ...
-REQUEST_S = 30.0  # ... and one whose request is not whole after so long, however busy it is
+IDLE_S = 15.0  # limit of silence on a connection, ...
+REQUEST_S = 30.0  # ... and of the time until a request is complete
 HEAD_MAX = 128 << 10  # bytes of a request line and all headers; one line has at most 64 KiB
 BODY_MAX = 64 << 10
-CLOSE_S = 5.0  # how long requests that are being answered are waited for
-ACCEPT_S = 0.1  # until it is tried again to accept who could not be for want of descriptors
+CLOSE_S = 5.0  # wait for requests in progress at close
+ACCEPT_S = 0.1  # pause before the next accept when descriptors are exhausted
 _WANTING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logging.getLogger("pymq.http")
 
@@ -40,7 +40,7 @@ class Server(Handle):
     *token* is only for :attr:`url`.
 
     Raises:
-        ConfigError: *listen* is not ``HOST:PORT``, is the network's, or is taken.
+        ConfigError: *listen* is not ``HOST:PORT``, is a network address, or is in use.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class Server(Handle):
 
     @property
     def address(self) -> str:
-        """Where it is, as ``http://127.0.0.1:8080/``."""
+        """The server's address, as ``http://127.0.0.1:8080/``."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self.app.is_secure else ''}://{host}:{self.port}/"
 
     @property
     def url(self) -> str:
-        """What to open in a browser, with the token in a part that is never sent or logged."""
+        """The URL for a browser, with the token in the fragment, which is never sent or logged."""
         return f"{self.address}#token={self._token}" if self._token else self.address
 
     def close(self) -> None:
-        """Answer nobody any more; may be repeated. In a forked child it does nothing."""
+        """Stop serving; may be repeated. In a forked child it does nothing."""
         if self._pid != os.getpid():
-            return  # The thread that would have to end is the parent's.
+            return  # The server thread is the parent's.
         self._http.shutdown()
         self._thread.join()
         self.app.close()
@@ -97,10 +97,10 @@ class Server(Handle):
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` or ``[HOST]:PORT``.
+    """Parse ``HOST:PORT`` or ``[HOST]:PORT``.
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: *listen* has another form.
     """
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -124,7 +124,7 @@ def _load(cert: str | os.PathLike[str]) -> ssl.SSLContext:
 
 @define
 class _Live:
-    """A connection, and until when it has to have said its request or taken its answer."""
+    """A connection, and the deadline for its request or for reading its answer."""
 
     connection: socket.socket
     until: float
@@ -132,7 +132,7 @@ class _Live:
 
 
 class _Http(ThreadingHTTPServer):
-    """A bounded number of threads, which are waited for."""
+    """A server with a bounded number of threads, which :meth:`server_close` joins."""
 
     daemon_threads = True
     request_queue_size = 32
@@ -146,7 +146,7 @@ class _Http(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        # HTTPServer would look the host's name up, which may take long and is used nowhere.
+        # HTTPServer would do a reverse lookup of the host, which is slow and unused.
         socket.socket.setsockopt(self.socket, socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -157,8 +157,8 @@ class _Http(ThreadingHTTPServer):
             return super().get_request()
         except OSError as error:
             if error.errno in _WANTING:
-                # It stays readable, and would be tried again at once, with all the time there is.
-                time.sleep(ACCEPT_S)  # No descriptor that is given back wakes anybody.
+                # The socket stays readable, so the server would retry in a busy loop.
+                time.sleep(ACCEPT_S)  # No event signals a freed descriptor.
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -171,22 +171,22 @@ class _Http(ThreadingHTTPServer):
             if not is_full:
                 self._live[thread] = _Live(request, time.monotonic() + REQUEST_S)
         if is_full:
-            self.shutdown_request(request)  # It may come again.
+            self.shutdown_request(request)  # The client may retry.
             return
         try:
             thread.start()
-        except RuntimeError:  # There are no more threads to be had.
+        except RuntimeError:  # no more threads available
             with self._guard:
                 del self._live[thread]
             self.shutdown_request(request)
 
     def _make_room(self) -> bool:
-        """Have room for one more; for that, who is waited for, and was for longest, is let go."""
+        """Make room for a connection; if full, drop the one with the earliest deadline."""
         live = [found for found in self._live.values() if not found.is_given_up]
         if len(live) < CONNECTIONS_MAX:
             return True
         waited_for = [found for found in live if found.until < math.inf]
-        # Threads of those who are let go need a moment to end, and there is an end to that as well.
+        # Threads of dropped connections need a moment to end; their number is bounded, too.
         if not waited_for or len(self._live) >= 2 * CONNECTIONS_MAX:
             return False
         oldest = min(waited_for, key=attrgetter("until"))
@@ -198,7 +198,7 @@ class _Http(ThreadingHTTPServer):
         me = threading.current_thread()
         try:
             if self._tls is not None:
-                # Here, where nobody else waits for who says nothing.
+                # Handshake in this thread, so that a silent client delays no other.
                 connection.settimeout(IDLE_S)
                 connection = self._tls.wrap_socket(
                     connection, server_side=True, do_handshake_on_connect=False
@@ -215,12 +215,14 @@ class _Http(ThreadingHTTPServer):
                 self._live.pop(me, None)
 
     def expect(self, seconds: float) -> None:
-        """Let the connection of this thread have so long for its request, or to take an answer."""
+        """Set the deadline of this thread's connection for its request, or for reading its
+        answer.
+        """
         with self._guard:
             self._live[threading.current_thread()].until = time.monotonic() + seconds
 
     def service_actions(self) -> None:
-        """End connections that say little for long, now and then: they keep others out."""
+        """Close connections past their deadline; the server calls this periodically."""
         now = time.monotonic()
         with self._guard:
             late = [live.connection for live in self._live.values() if live.until < now]
@@ -228,11 +230,12 @@ class _Http(ThreadingHTTPServer):
             _hang_up(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a connection from %s has failed", client_address)  # its browser went away
+        log.debug("a connection from %s has failed", client_address)  # the browser has gone
 
     def end(self) -> None:
-        """Let go of all connections."""
-        _hang_up(self.socket)  # A forked child has it, too, and would keep the port.
+        """Close all connections."""
+        # Shut down, since a forked child also has the socket and would keep the port.
+        _hang_up(self.socket)
         self.server_close()
         with self._guard:
             live = dict(self._live)
@@ -245,25 +248,25 @@ class _Http(ThreadingHTTPServer):
 
 def _hang_up(connection: socket.socket) -> None:
     try:
-        # Whoever has it, be it in the middle of a handshake, finds out by himself: what TLS would
-        # do at its end is for that thread alone.
+        # Shut down only the TCP socket: the connection's thread, perhaps in a handshake, gets an
+        # error and closes TLS itself.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
     except OSError:
-        pass  # It is gone already.
+        pass  # already closed
 
 
 class _Bounded:
-    """What a connection sends, of which the head of a request may have so much."""
+    """The input of a connection, with a limit for the head of each request."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.read = file.read  # bodies are bounded by their length
+        self.read = file.read  # bodies are bounded by Content-Length
         self.close = file.close
         self.closed = False
         self.left = HEAD_MAX
 
     def readline(self, size: int) -> bytes:
-        """A line of the head."""
+        """Return a line of the head."""
         line: bytes = self._file.readline(size)
         self.left -= len(line)
         if self.left < 0:
@@ -272,27 +275,27 @@ class _Bounded:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Turns HTTP into requests of the app."""
+    """Parses HTTP requests and passes them to the app."""
 
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
     server: _Http
 
     def setup(self) -> None:
-        """Prepare for a connection's requests."""
+        """Prepare the connection's input and output."""
         super().setup()
         self._head = _Bounded(self.rfile)
         self.rfile = self._head  # type: ignore[assignment]  # it has what is used of a file
 
     def handle_one_request(self) -> None:
-        """Take a request, for which there is so much time and room, and answer it."""
+        """Read a request within its time and size limits, and answer it."""
         self.server.expect(REQUEST_S)
         self._head.left = HEAD_MAX
         super().handle_one_request()
 
     def do_GET(self) -> None:
         if self._length() != 0:
-            self.close_connection = True  # What follows is a body, and must not be a request.
+            self.close_connection = True  # Do not parse the unread body as a request.
         self._do(b"")
 
     do_HEAD = do_GET
@@ -306,9 +309,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._do(self.rfile.read(length))
 
     def _length(self) -> int | None:
-        """How long the body is; None if that is not said plainly, or is far too much.
+        """Return the length of the body; None if the headers are ambiguous or it is far too large.
 
-        Of what two servers in a row understand in two ways, one takes a part for a request.
+        Ambiguous lengths would allow request smuggling behind a proxy.
         """
         found = self.headers.get_all("Content-Length", [])
         if len(found) > 1 or "Transfer-Encoding" in self.headers:
@@ -317,7 +320,7 @@ class _Handler(BaseHTTPRequestHandler):
         return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
     def _do(self, body: bytes) -> None:
-        self.server.expect(math.inf)  # Whatever the answer takes is our own affair.
+        self.server.expect(math.inf)  # no deadline while the app works
         try:
             parts = urlsplit(self.path)
             query = dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=20))
@@ -332,7 +335,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self.server.app.answer(request))
 
     def _answer(self, response: HttpResponse) -> None:
-        self.server.expect(REQUEST_S)  # From here on it is the other side that is waited for.
+        self.server.expect(REQUEST_S)  # deadline for the client to read
         self.send_response(response.status)
         for name, text in response.headers:
             self.send_header(name, text)

@@ -1,7 +1,7 @@
-"""What one principal sees of a cluster: the latest look at it, shared by all who ask at a time.
+"""Snapshots of a cluster as one principal sees it, shared by all requests of that principal.
 
-Nothing is looked at unless somebody has the page open, and never for more than a fifth of the time,
-however large the cluster is and however many look.
+The cluster is read only while the page is open, and for at most a fifth of the time, whatever the
+size of the cluster and the number of viewers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 from pymq.client.admin.groups import GroupDescription
 from pymq.client.admin.record_counts import records_of
 from pymq.client.client import Client
-from pymq.core.metadata.nodes import TopicDescription
+from pymq.core.metadata.descriptions import TopicDescription
+from pymq.core.types import AckMode
 from pymq.errors import (
     AuthorizationFailed,
     Closed,
@@ -26,11 +27,11 @@ from pymq.errors import (
 from pymq.web import views
 from pymq.web.browse import browse
 
-EVERY_S = 1.0  # between two looks, at least
-SHARE = 4  # ... and so many times as long as the quickest of the last LOOKS took
-LOOKS = 8  # a longer one has waited for what fails, which is no work and no time to look away
-PATIENCE_S = 3.0  # how long who asks waits for a look that somebody else takes
-TOPICS_MAX = 200  # that are described; of the others there are the names
+EVERY_S = 1.0  # minimum interval of snapshots
+SHARE = 4  # ... and at least this multiple of the quickest of the last LOOKS
+LOOKS = 8  # slower ones waited for failed nodes, which is no load
+PATIENCE_S = 3.0  # wait of a request for another thread's snapshot
+TOPICS_MAX = 200  # topics described; of the others only the names
 GROUPS_MAX = 100
 NAMES_MAX = 5_000
 SAMPLES = 180
@@ -40,7 +41,7 @@ Json = dict[str, Any]
 
 
 class ClusterSnapshot:
-    """One client, and what it saw last."""
+    """A client and its latest snapshot."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self.client = client
@@ -49,14 +50,14 @@ class ClusterSnapshot:
         self._state: Json = {}
         self._due = 0.0
         self._took: deque[float] = deque(maxlen=LOOKS)
-        self._seen = 0.0  # when the latest look that saw something began
-        self._totals: dict[str, tuple[float, int, int]] = {}  # by topic: when, records, bytes
+        self._seen = 0.0  # start of the latest successful snapshot
+        self._totals: dict[str, tuple[float, int, int]] = {}  # by topic: time, records, bytes
         self._rates: deque[tuple[float, float, float]] = deque(maxlen=SAMPLES)
 
-    # --- the whole ------------------------------------------------------------------------------
+    # --- cluster --------------------------------------------------------------------------------
 
     def state(self) -> Json:
-        """The whole cluster, as it was a moment ago."""
+        """Return the latest snapshot of the cluster; takes a new one if it is due."""
         if self._clock() >= self._due and self._lock.acquire(timeout=PATIENCE_S):
             try:
                 if self._clock() >= self._due:
@@ -67,21 +68,21 @@ class ClusterSnapshot:
 
     @property
     def age_s(self) -> float:
-        """How long ago what :meth:`state` tells was so."""
+        """The age of the result of :meth:`state`."""
         return round(self._clock() - self._seen, 1)
 
     def _look(self) -> None:
         began = self._clock()
         try:
-            # Groups come last: whoever coordinates them may be what is missing, and to find out
-            # takes long.
+            # Groups come last: their coordinator may be the node that is down, and the timeout is
+            # long.
             self._state = self._looked()
             self._seen = began
             self._state = {**self._state, **self._groups()}
         except Closed:
             raise
         except PymqError as error:
-            # What was seen last is better than nothing, if it is said how old it is.
+            # Keep the last snapshot; the page shows its age.
             self._state = {**self._state, "problem": str(error), "code": error.code}
         self._took.append(self._clock() - began)
         self._due = self._clock() + max(EVERY_S, SHARE * min(self._took))
@@ -92,7 +93,7 @@ class ClusterSnapshot:
         names = client.topics()
         topics, hidden = self._topics(names)
         if hidden:
-            problems.append(f"{hidden} topics may not be described by whom you are")
+            problems.append(f"{hidden} topics may not be described by your principal")
         dead = {broker.name for broker in cluster.brokers if not broker.alive}
         at = self._clock()
         rates = {topic.name: self._rate(topic, at) for topic in topics}
@@ -124,22 +125,22 @@ class ClusterSnapshot:
             except AuthorizationFailed:
                 hidden += 1
             except LookupError:
-                pass  # It was deleted meanwhile.
+                pass  # deleted meanwhile
         return found, hidden
 
     def _rate(self, topic: TopicDescription, at: float) -> tuple[float, float] | None:
-        """Records and bytes a second since the last look."""
+        """Return records and bytes a second since the last snapshot."""
         records = sum(p.end_offset for p in topic.partitions)
         size = sum(block.size_bytes for p in topic.partitions for block in p.blocks)
         before, self._totals[topic.name] = self._totals.get(topic.name), (at, records, size)
         if before is None or at <= before[0] or records < before[1]:
             return None
         seconds = at - before[0]
-        # Retention takes bytes away, of which nobody has to hear here.
+        # Retention lowers the size; show 0 instead.
         return (records - before[1]) / seconds, max(0, size - before[2]) / seconds
 
     def _groups(self) -> Json:
-        """The groups; and what there is to note."""
+        """Return the groups, and notes for the page."""
         found: list[Json] = []
         try:
             names = self.client.groups()
@@ -152,62 +153,62 @@ class ClusterSnapshot:
             try:
                 found.append(views.group_line(self.client.describe_group(name)))
             except (AuthorizationFailed, LookupError):
-                pass  # It is somebody else's, or gone.
+                pass  # no permission, or deleted
             except TimeoutError as error:
                 found.append({"name": name, "problem": str(error)})
         return {"groups": found}
 
-    # --- one of its parts -----------------------------------------------------------------------
+    # --- details --------------------------------------------------------------------------------
 
     def topic(self, name: str) -> Json:
-        """All about a topic."""
+        """Describe a topic."""
         brokers = self._state.get("cluster", {}).get("brokers", ())
         dead = {broker["name"] for broker in brokers if not broker["alive"]}
         return views.topic(self.client.describe_topic(name), dead)
 
     def group(self, name: str) -> Json:
-        """All about a group."""
+        """Describe a group."""
         found = self.client.describe_group(name)
         return views.group(found, self._not_begun(found))
 
     def _not_begun(self, group: GroupDescription) -> list[tuple[str, str]]:
-        """Partitions of the group's topics in which it has no offset."""
+        """Return the partitions of the group's topics without a committed offset."""
         topics = {topic for topic, _ in group.committed} | {c.topic for c in group.consumers}
         found: list[tuple[str, str]] = []
         for topic in topics:
             try:
                 parts = self.client.describe_topic(topic).partitions
             except (AuthorizationFailed, LookupError):
-                continue  # It is somebody else's, or was deleted meanwhile.
+                continue  # no permission, or deleted meanwhile
             found += [(topic, part.name) for part in parts]
         return [name for name in found if name not in group.committed]
 
     def records(self, query: Mapping[str, str]) -> Json:
-        """Some records of a partition."""
+        """Return some records of a partition."""
         return browse(self.client, query)
 
-    # --- changing something ---------------------------------------------------------------------
+    # --- changes --------------------------------------------------------------------------------
 
     def change(self, what: str, given: Mapping[str, Any]) -> Json:
-        """Do what was asked for.
+        """Carry out a change.
 
         Raises:
-            InvalidRequest: it is not understood.
-            PymqError: it cannot be done.
+            InvalidRequest: the request is malformed.
+            PymqError: the change has failed.
         """
         topic = given.get("topic")
         if not isinstance(topic, str):
             raise InvalidRequest("say which topic")
-        self._due = 0.0  # Who changes something wants to see it.
+        self._due = 0.0  # Show the change in the next snapshot.
         match what:
             case "create":
                 partitions, replicas = given.get("partitions", 1), given.get("replicas", 1)
                 if type(partitions) is not int or type(replicas) is not int:
                     raise InvalidRequest("partitions and replicas are numbers")
-                acks = str(given.get("acks", "leader"))
+                acks = AckMode.of(str(given.get("acks", "leader")))
                 self.client.create_topic(topic, partitions=partitions, replicas=replicas, acks=acks)
             case "acks":
-                partition, acks = str(given.get("partition")), str(given.get("acks"))
+                partition, acks = str(given.get("partition")), AckMode.of(str(given.get("acks")))
                 self.client.set_partition_state(topic, partition, acks)
             case "send":
                 return self._send(topic, given)
@@ -230,9 +231,9 @@ class ClusterSnapshot:
 
 
 class ClusterSnapshots:
-    """The desks of all principals; each has a client of his own, so that his rights count.
+    """The snapshots of all principals; each has a client with the principal's rights.
 
-    With *is_ours* False the clients are somebody else's to close.
+    If *is_ours* is False, the caller closes the clients.
     """
 
     def __init__(self, open_client: Callable[[str], Client], *, is_ours: bool = True) -> None:
@@ -243,16 +244,16 @@ class ClusterSnapshots:
         self._is_closed = False
 
     def of(self, principal: str) -> ClusterSnapshot:
-        """The desk of *principal*.
+        """Return the snapshots of *principal*.
 
         Raises:
-            PymqError: there is no client for him.
+            PymqError: no client can be opened for *principal*.
         """
         with self._lock:
             if self._is_closed:
                 raise Closed("the page was closed")
             desk = self._desks.pop(principal, None) or ClusterSnapshot(self._open(principal))
-            self._desks[principal] = desk  # the last one: who was not here for long goes first
+            self._desks[principal] = desk  # last in the order: the least recently used goes first
             if len(self._desks) > DESKS_MAX:
                 gone = self._desks.pop(next(iter(self._desks)))
                 if self._is_ours:

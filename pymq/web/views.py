@@ -1,4 +1,4 @@
-"""Descriptions as plain data for the page: what it draws, and no more of it than it can draw."""
+"""Converts descriptions to JSON for the page, limited to what it can draw."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import attrs
 
 from pymq.client.admin.groups import GroupDescription
-from pymq.core.metadata.nodes import (
+from pymq.core.metadata.descriptions import (
     BlockDescription,
     ClusterDescription,
     PartitionDescription,
     TopicDescription,
 )
 
-BLOCKS_MAX = 120  # of a partition; older ones are counted
+BLOCKS_MAX = 120  # of a partition; older ones are only counted
 PARTITIONS_MAX = 500  # of a topic
 MEMBERS_MAX = 200  # of a group
 
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def cluster(found: ClusterDescription, topics: list[TopicDescription]) -> Json:
-    """The brokers and who is in charge; how much lies where is told of *topics*."""
+    """Describe brokers and the controller; *topics* give the bytes on each broker."""
     size: dict[str, int] = {}
     copies: dict[str, int] = {}
     for topic in topics:
@@ -58,7 +58,7 @@ def topic_line(
     rate: tuple[float, float] | None,
     dead: Collection[str] = (),
 ) -> Json:
-    """A topic in a list; *dead* brokers cannot be read from."""
+    """Describe a topic in a list; *dead* brokers serve no reads."""
     partitions = found.partitions
     short = sum(len(p.in_sync) < len(p.replicas) for p in partitions)
     return {
@@ -78,7 +78,7 @@ def topic_line(
 
 
 def topic(found: TopicDescription, dead: Collection[str] = ()) -> Json:
-    """All about a topic; *dead* brokers cannot be read from."""
+    """Describe a topic in full; *dead* brokers serve no reads."""
     shown = found.partitions[:PARTITIONS_MAX]
     return {
         "name": found.name,
@@ -135,7 +135,7 @@ def _block(found: BlockDescription, partition: PartitionDescription) -> Json:
 
 
 def group_line(found: GroupDescription) -> Json:
-    """A group in a list."""
+    """Describe a group in a list."""
     return {
         "name": found.name,
         "members": len(found.members),
@@ -147,7 +147,7 @@ def group_line(found: GroupDescription) -> Json:
 
 
 def group(found: GroupDescription, not_begun: Iterable[tuple[str, str]] = ()) -> Json:
-    """All about a group; of what it has *not begun* there are no numbers."""
+    """Describe a group in full; partitions of *not_begun* have no numbers."""
     names = sorted([*found.committed, *not_begun])
     return {
         "name": found.name,

@@ -1,7 +1,7 @@
-"""What the other processes of these tests do; run as a script, with a program's name and a folder.
+"""Child processes of these tests; run as a script, with a program's name and a folder.
 
-A process that is to be killed again and again would spend most of its time on imports. So there is
-one that has done them, the nursery, which forks a child for each life.
+A process that is killed again and again would spend most of its time on imports. So the nursery,
+which has done them, forks a child for each life.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MILLION_PARTITIONS = 4
 
 
 def tell(*words: object) -> None:
-    """Say something to the parent; in one write, so that death leaves whole lines."""
+    """Print a line to the parent in one write, so that a kill leaves whole lines."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
@@ -92,7 +92,7 @@ def million_read(folder: str, how_many: str) -> None:
 
 
 def produce(folder: str, seed: str) -> None:
-    """Send under a name, from where the name's last life ended; tell what was answered."""
+    """Produce under a name, from where its last life ended; print the acknowledgements."""
     dice = random.Random(seed)
     with pymq.open(folder) as mq:
         producer = mq.producer(producer_id="phoenix", linger_ms=0)
@@ -115,12 +115,12 @@ def _send_some(producer: Producer, following: list[int], dice: random.Random) ->
 
 
 def payload(partition: int, number: int) -> bytes:
-    """What record *number* of a partition holds; some are long, so that blocks fill up."""
+    """Return the value of record *number* of a partition; some are long, so that blocks fill up."""
     return b"%d %d " % (partition, number) + b"." * (300 * (number % 3))
 
 
 def change(folder: str, seed: str) -> None:
-    """Produce while the partitions go from one ack mode to the next."""
+    """Produce while the partitions change from one ack mode to the next."""
     dice = random.Random(seed)
     with pymq.open(folder) as mq:
         producer = mq.producer(producer_id="phoenix", linger_ms=0)
@@ -128,12 +128,12 @@ def change(folder: str, seed: str) -> None:
         tell("open")
         while True:
             _send_some(producer, following, dice)
-            acks = dice.choice(["raft", "leader"])
+            acks = dice.choice([pymq.AckMode.RAFT, pymq.AckMode.LEADER])
             mq.set_partition_state("t", dice.randrange(PARTITIONS), acks=acks)
 
 
 def create(folder: str, seed: str) -> None:
-    """Make topics, put a record into each, delete some."""
+    """Create topics, send a record to each, delete some."""
     dice = random.Random(seed)
     with pymq.open(folder) as mq:
         producer = mq.producer(linger_ms=0)
@@ -152,7 +152,7 @@ def create(folder: str, seed: str) -> None:
 
 
 def consume(folder: str, seed: str) -> None:
-    """Take records in a group; tell what is acknowledged before, and committed after."""
+    """Consume in a group; print the acknowledged records before, and the commits after."""
     dice = random.Random(seed)
     with (
         pymq.open(folder) as mq,
@@ -170,7 +170,7 @@ def consume(folder: str, seed: str) -> None:
             try:
                 consumer.commit(timeout=30)
             except CommitFailed:
-                continue  # The machine was slower than the leases are long: they come again.
+                continue  # The machine was slower than the leases: the records come again.
             for record in done:
                 tell("committed", record.partition, record.offset)
 
@@ -204,7 +204,7 @@ def nursery() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "nursery":
-        import pymq.nodes.embedded  # what every child needs
+        import pymq.nodes.embedded  # needed by every child
 
         nursery()
     else:

@@ -1,4 +1,4 @@
-"""Folders on small disks, processes that are killed, and looking at what is there."""
+"""Folders on small disks, killed processes, and readers of their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHILDREN = str(Path(__file__).with_name("children.py"))
 
 
 def run(program: str, *arguments: object, timeout: float = 110) -> str:
-    """Run a program of children.py to its end, and return what it said."""
+    """Run a program of children.py to its end, and return its output."""
     done = subprocess.run(
         [sys.executable, CHILDREN, program, *map(str, arguments)],
         capture_output=True,
@@ -34,7 +34,7 @@ def run(program: str, *arguments: object, timeout: float = 110) -> str:
 
 
 def python(code: str, *arguments: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run *code* in a Python of its own."""
+    """Run *code* in a Python process of its own."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,
@@ -66,7 +66,7 @@ class Nursery:
         self._process.wait()
 
     def life(self, program: str, folder: Path, dice: random.Random, lines: int) -> list[list[str]]:
-        """Let a child live until it has said about so many lines; return all that it said.
+        """Let a child live until it has printed about so many lines; return its output.
 
         It is killed at a random moment after that, or before it has even opened the folder.
         """
@@ -81,7 +81,7 @@ class Nursery:
                 break
         until = time.perf_counter() + dice.choice([0, 0, dice.random() * 0.004])
         while time.perf_counter() < until:
-            pass  # to hit any instruction; sleeping would only hit those after a wait
+            pass  # busy, to hit any instruction; a sleep would only hit those after a wait
         print("kill", file=process.stdin, flush=True)
         for line in process.stdout:
             if line.startswith("dead"):
@@ -95,7 +95,7 @@ class Nursery:
 
 @contextlib.contextmanager
 def mounted(path: Path, megabytes: int) -> Iterator[Path]:
-    """A disk of its own, of *megabytes*, at *path*; needs the right to mount."""
+    """Mount a disk of *megabytes* at *path*; needs the right to mount."""
     _keep_mounts()
     path.mkdir()
     options = f"size={megabytes}m"
@@ -108,7 +108,7 @@ def mounted(path: Path, megabytes: int) -> Iterator[Path]:
 
 @functools.cache
 def _keep_mounts() -> None:
-    """What this process mounts is seen by itself and its children only, and goes with them."""
+    """Restrict this process's mounts to itself and its children; they end with it."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(0x20000):  # CLONE_NEWNS; os.unshare needs Python 3.12
         raise OSError(ctypes.get_errno(), "unshare")
@@ -121,7 +121,7 @@ def remount(path: Path, mode: str) -> None:
 
 
 def may_mount() -> bool:
-    """Whether this process may mount disks."""
+    """Return whether this process may mount disks."""
     if os.geteuid() != 0:
         return False
     script = "mount -t tmpfs none /mnt && umount /mnt"
@@ -132,7 +132,7 @@ def may_mount() -> bool:
 
 
 def fill(disk: Path) -> Path:
-    """Leave no byte of a disk free; removing the file that this returns frees it again."""
+    """Fill a disk to the last byte; returns the file to remove to free it again."""
     path = disk / "filler"
     handle = os.open(path, os.O_CREAT | os.O_WRONLY)
     try:

@@ -1,4 +1,4 @@
-"""What users get wrong, and what happens to machines: a clear error each time, and nothing lost."""
+"""Wrong calls and machine faults: a clear error each time, and nothing lost."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import pymq
+from pymq.client.option_types import Fsync
 from pymq.errors import (
     BufferFull,
     Closed,
@@ -36,12 +37,12 @@ from pymq.errors import (
 from pymq.store.verification.verify import verify
 from tests.acceptance.helpers import contents, fill, may_mount, mounted, python, remount, values
 
-Wrong = Any  # what a type checker would have told
+Wrong = Any  # a type checker would refuse it
 
 
 @pytest.fixture
 def mq() -> Iterator[pymq.Client]:
-    """A client that must still work when the test is over."""
+    """Open a client that must still work at the end of the test."""
     with pymq.open("memory:") as found:
         found.create_topic("t", partitions=2)
         yield found
@@ -96,7 +97,7 @@ def test_headers_must_be_pairs(mq: pymq.Client, headers: Wrong) -> None:
 
 
 def test_a_header_name_must_be_text() -> None:
-    """A lone surrogate cannot be encoded: that must be said at the call."""
+    """A lone surrogate in a header's name cannot be encoded, so ``send`` raises."""
     with pymq.open("memory:") as mq, mq.producer() as producer:
         mq.create_topic("t")
         with pytest.raises((TypeError, ValueError)):
@@ -116,7 +117,7 @@ def test_a_header_name_must_be_text() -> None:
 def test_a_timestamp_must_be_milliseconds(
     mq: pymq.Client, timestamp_ms: Wrong, error: type[Exception]
 ) -> None:
-    """Another type is a TypeError; a number that is no time is a ValueError with a code."""
+    """A timestamp of another type is a TypeError; an impossible one is a ValueError with a code."""
     assert issubclass(InvalidRequest, ValueError)
     mq.alter_topic("t", timestamp_after_max_ms=None)
     with mq.producer() as producer:
@@ -202,19 +203,20 @@ def test_bad_names(mq: pymq.Client, name: str) -> None:
 
 
 def test_names_of_our_own(mq: pymq.Client) -> None:
-    """A topic of such a name would be invisible."""
+    """Topic names of pymq's own are refused, since such a topic would be invisible."""
     for name in ("__consumer_offsets", "__mine"):
         with pytest.raises(InvalidName, match="pymq's own"):
             mq.create_topic(name)
 
 
 def test_odd_names(mq: pymq.Client) -> None:
-    """All that the rule allows can be used."""
+    """Every name that the rule allows works."""
     for name in ("...", "-", "_", "0", "a" * 249, "A.b_c-9"):
         mq.create_topic(name, partitions=[name])
         with mq.producer(producer_id=name) as producer:
             assert producer.send(name, b"", partition=name).result().partition == name
-        # Dead letters go to the name with ".dlq" by default, for which the longest have no room.
+        # Dead letters go to the name with ".dlq" by default, for which the longest names have no
+        # room.
         with mq.consumer(name, group=name, dead_letter="dead") as consumer:
             assert len(consumer.poll()) == 1
     assert len(mq.topics()) == 7
@@ -307,14 +309,15 @@ def test_bad_config(mq: pymq.Client, config: Wrong) -> None:
 
 
 def test_misspelt_options(mq: pymq.Client) -> None:
+    misspelt: Any = {"groop": "g"}  # a type checker would find it
     with pytest.raises(ConfigError, match="did you mean 'retention_bytes'"):
-        mq.create_topic("u", retention_byte=5)
+        mq.create_topic("u", retention_byte=5)  # type: ignore[call-arg] # on purpose
     with pytest.raises(ConfigError, match="did you mean 'linger_ms'"):
-        mq.producer(linger=5)
+        mq.producer(linger=5)  # type: ignore[arg-type] # on purpose
     with pytest.raises(ConfigError, match="did you mean 'group'"):
-        mq.consumer("t", groop="g")
+        mq.consumer("t", **misspelt)
     with pytest.raises(ConfigError, match="known are block_bytes"):
-        mq.alter_topic("t", zzz=1)
+        mq.alter_topic("t", zzz=1)  # type: ignore[call-arg] # on purpose
 
 
 @pytest.mark.parametrize(
@@ -358,7 +361,7 @@ def test_what_is_there_already(mq: pymq.Client) -> None:
 
 
 def test_oversize_records(mq: pymq.Client) -> None:
-    """Key, value and headers count together; the limit itself is allowed."""
+    """Key, value and headers count together; a record of exactly the limit is allowed."""
     mq.create_topic("small", max_record_bytes=100)
     with mq.producer(linger_ms=1000) as producer:
         for more in (
@@ -444,7 +447,7 @@ def test_zero_length_everything(mq: pymq.Client) -> None:
 
 
 def test_use_after_close() -> None:
-    """Every method says that the handle is closed; closing again is allowed."""
+    """Every method raises Closed; closing again is allowed."""
     mq = pymq.open("memory:")
     mq.create_topic("t")
     producer = mq.producer()
@@ -520,7 +523,7 @@ def test_a_folder_that_cannot_be_made() -> None:
 
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
-    """It is refused, and nothing is put into it."""
+    """pymq refuses a folder of another program, and puts nothing into it."""
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(StoreError, match=r"letter\.txt.*empty or a new folder"):
         pymq.open(tmp_path)
@@ -539,7 +542,7 @@ def test_a_folder_of_another_version(tmp_path: Path) -> None:
 
 
 def test_foreign_files_among_the_blocks(tmp_path: Path) -> None:
-    """They are left alone, and are in nobody's way."""
+    """pymq ignores foreign files among the blocks."""
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t")
         with mq.producer() as producer:
@@ -575,7 +578,7 @@ except pymq.errors.StoreLocked as error:
 
 
 def test_a_second_process(tmp_path: Path) -> None:
-    """It learns who has the folder; the first one does not notice."""
+    """A second process learns which process has the folder; the first one does not notice."""
     with pymq.open(tmp_path) as mq:
         said = python(OPEN, tmp_path).stdout
         assert said.startswith(f"STORE_LOCKED {os.getpid()} ")
@@ -628,8 +631,8 @@ def test_a_read_only_folder(disk: Path) -> None:
 
 @needs_mount
 @pytest.mark.parametrize("fsync", ["always", "interval", "os"])
-def test_a_full_disk(disk: Path, fsync: str) -> None:
-    """Sending fails and says so; reading goes on; with some space free, so does sending."""
+def test_a_full_disk(disk: Path, fsync: Fsync) -> None:
+    """Sending raises; reading works; with some space free, sending works again."""
     kept = []
     with pymq.open(disk / "here") as mq:
         mq.create_topic("t", fsync=fsync, block_bytes=100_000)
@@ -666,7 +669,7 @@ def test_a_full_disk(disk: Path, fsync: str) -> None:
 
 @needs_mount
 def test_topics_on_a_full_disk(disk: Path) -> None:
-    """A topic is made or it is not; what is there can be read."""
+    """A topic is created or not; existing records can be read."""
     with pymq.open(disk / "here") as mq:
         mq.create_topic("t")
         filler = fill(disk)
@@ -695,7 +698,7 @@ def test_topics_on_a_full_disk(disk: Path) -> None:
 
 @needs_mount
 def test_consuming_begins_on_a_full_disk(disk: Path) -> None:
-    """A reader asks nothing of the disk, and neither does a group that is known."""
+    """A reader writes nothing to the disk, and neither does a known group."""
     with pymq.open(disk / "here") as mq:
         mq.create_topic("t")
         with mq.producer() as producer:
@@ -720,7 +723,9 @@ def test_consuming_begins_on_a_full_disk(disk: Path) -> None:
 
 @needs_mount
 def test_commits_on_a_full_disk(disk: Path) -> None:
-    """What could not be committed is not, and is delivered again; then the group goes on."""
+    """A failed commit is not done, and its records are delivered again; later the group
+    continues.
+    """
     size = 4_000
     with pymq.open(disk / "here") as mq:
         mq.create_topic("t")
@@ -749,7 +754,7 @@ def test_commits_on_a_full_disk(disk: Path) -> None:
 
 @needs_mount
 def test_unanswered_records_on_a_full_disk(disk: Path) -> None:
-    """They may be lost while it is full; afterwards the producer must not be useless."""
+    """Records may be lost while the disk is full; afterwards the producer works again."""
     with pymq.open(disk / "here") as mq:
         mq.create_topic("t", acks="none")
         with mq.producer(linger_ms=0) as producer:
@@ -784,7 +789,7 @@ mq.close()
 
 @needs_mount
 def test_changing_the_mode_on_a_full_disk(disk: Path) -> None:
-    """It fails or it happens, but it comes to an end."""
+    """A change of the mode fails or succeeds, but it ends."""
     try:
         done = python(CHANGE, disk / "here", disk / "filler", timeout=5)
     except subprocess.TimeoutExpired:
@@ -866,7 +871,7 @@ with pymq.open(sys.argv[1]) as mq:
 
 @pytest.mark.parametrize("leave", ["os._exit(0)", "sys.exit(0)"])
 def test_a_forked_child(tmp_path: Path, leave: str) -> None:
-    """It gets ForkedError from every handle, harms nothing, and can exit."""
+    """A forked child gets ForkedError from every handle, does no harm, and can exit."""
     code = f"import signal; signal.alarm(8)\n{FORK.replace('{leave}', leave)}"
     done = python(code, tmp_path, timeout=20)
     assert done.stdout.splitlines() == [
@@ -890,7 +895,7 @@ producer.send_many("t", [b"1000", b"1001"])
 
 
 def test_exit_without_close(tmp_path: Path) -> None:
-    """What lingers is written when the interpreter exits."""
+    """Lingering records are written when the interpreter exits."""
     done = python(FORGETFUL, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     with pymq.open(tmp_path) as mq:
@@ -898,7 +903,7 @@ def test_exit_without_close(tmp_path: Path) -> None:
 
 
 def test_exit_with_an_exception(tmp_path: Path) -> None:
-    """The same when it exits because of an error."""
+    """Lingering records are also written when the interpreter exits because of an error."""
     done = python(FORGETFUL + "\nraise SystemError('oops')", tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "SystemError: oops"
@@ -939,7 +944,7 @@ with pymq.open(sys.argv[1]) as mq:
 
 
 def test_control_c(tmp_path: Path) -> None:
-    """It may come at any moment; the client goes on or says why not, and can always be closed."""
+    """After Ctrl-C at any moment the client continues or raises, and can always be closed."""
     done = python(INTERRUPT, tmp_path)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
@@ -949,7 +954,7 @@ def test_control_c(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_exception_in_a_callback(mq: pymq.Client) -> None:
-    """It harms neither the loop nor the other callbacks."""
+    """An exception in a callback harms neither the loop nor the other callbacks."""
     called: list[pymq.Delivery] = []
     with mq.producer(linger_ms=1) as producer:
         for _ in range(3):
@@ -957,13 +962,13 @@ def test_an_exception_in_a_callback(mq: pymq.Client) -> None:
             delivery.add_done_callback(lambda _: 1 // 0)
             delivery.add_done_callback(called.append)
             assert delivery.result(timeout=5)
-        delivery.add_done_callback(called.append)  # when it is done already
+        delivery.add_done_callback(called.append)  # after it is done
         producer.flush(timeout=5)
     assert len(called) == 4
 
 
 def test_a_callback_may_send(mq: pymq.Client) -> None:
-    """And wait for nothing: whatever it sends is flushed with the rest."""
+    """A callback may send without waiting: its records are flushed with the rest."""
     left = threading.Semaphore(50)
     done = threading.Event()
     with mq.producer(batch_bytes=300, linger_ms=1) as producer:
@@ -985,7 +990,7 @@ def test_a_callback_may_send(mq: pymq.Client) -> None:
 
 
 def test_codes_are_stable() -> None:
-    """Programs match them; a change is a break of the contract."""
+    """Codes of errors never change, since programs match them."""
     codes = {error.code for error in (BufferFull, Closed, ForkedError, StoreLocked, StoreFull)}
     assert codes == {"BUFFER_FULL", "CLOSED", "FORKED", "STORE_LOCKED", "STORE_FULL"}
     found = [getattr(pymq.errors, name) for name in pymq.errors.__all__]

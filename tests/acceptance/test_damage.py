@@ -1,4 +1,4 @@
-"""Damaged files: found, reported with their place, never read as data, and nobody else's harm."""
+"""Damaged files are found, reported with their place, never read as data, and harm no other."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pymq
+from pymq.client.option_types import Fsync
 from pymq.core.batch.header import MAGIC
 from pymq.errors import CorruptBatch, CorruptBlock
 from pymq.store.verification.verify import verify
@@ -19,10 +20,10 @@ RECORDS = [b"%03d " % number + b"x" * 400 for number in range(40)]
 
 
 def make(folder: Path, *, blocks: bool) -> None:
-    """Two topics; the partition t/0 has several blocks, or a single one of many batches."""
+    """Make two topics; the partition t/0 has several blocks, or a single one of many batches."""
     with pymq.open(folder) as mq:
-        # In an open block only what was synced can be told from a write that a crash cut short.
-        fsync = None if blocks else "always"
+        # In an open block only synced data can be told from a torn write.
+        fsync: Fsync | None = None if blocks else "always"
         mq.create_topic("t", partitions=2, block_bytes=4096 if blocks else 1 << 20, fsync=fsync)
         mq.create_topic("other")
         with mq.producer(linger_ms=0) as producer:
@@ -33,7 +34,7 @@ def make(folder: Path, *, blocks: bool) -> None:
 
 
 def block_files(folder: Path, topic: str, partition: str = "0") -> list[Path]:
-    """The block files of a partition, in order."""
+    """Return the block files of a partition, in order."""
     report = verify(str(folder))
     mine = [b for b in report.blocks if (b.topic, b.partition) == (topic, partition)]
     return [Path(block.file) for block in mine]
@@ -48,7 +49,7 @@ def flip(path: Path, position: int, bit: int) -> None:
 
 
 def check_others(mq: pymq.Client) -> None:
-    """The other partition and the other topic can be read and written."""
+    """Check that the other partition and the other topic can be read and written."""
     assert values(mq, "other")[: len(RECORDS)] == RECORDS
     with mq.consumer("t", mode="psb", partition="1") as consumer:
         assert [record.value for record in consumer.until_end()][: len(RECORDS)] == RECORDS
@@ -72,7 +73,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 
 def test_verify_finds_any_flipped_bit(folder: Path) -> None:
-    """In a sealed block, with file, position and offset; the store's tests flip every byte."""
+    """verify() finds any flipped bit of a sealed block, with file, position and offset."""
     path = block_files(folder, "t")[1]
     clean = path.read_bytes()
     dice = random.Random(0)
@@ -85,7 +86,7 @@ def test_verify_finds_any_flipped_bit(folder: Path) -> None:
         assert first.position is not None
         assert first.position <= position
         assert first.offset is not None
-        # What is said beyond that is about the index, which no longer agrees with the block.
+        # Further problems are of the index, which no longer agrees with the block.
         others = {problem.file for problem in report.problems} - {str(path)}
         assert others <= {str(path.with_suffix(".index"))}
         flip(path, position, bit)
@@ -95,7 +96,9 @@ def test_verify_finds_any_flipped_bit(folder: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_flipped_bit_is_never_read(folder: Path, seed: int) -> None:
-    """A reader gets the records before the damage, then an error that says where it is."""
+    """A reader never gets damaged data: it gets the records before, then an error with the
+    place.
+    """
     path = block_files(folder, "t")[1]
     size, dice = path.stat().st_size, random.Random(seed)
     for position in (*dice.sample(range(200), 25), *dice.sample(range(200, size), 50)):
@@ -124,7 +127,7 @@ def test_a_flipped_bit_is_never_read(folder: Path, seed: int) -> None:
 
 
 def test_damage_of_one_block_is_nobody_elses(folder: Path) -> None:
-    """Other partitions, other topics, and the other blocks of the same partition."""
+    """Damage of one block does not affect its partition's other blocks, or other partitions."""
     paths = block_files(folder, "t")
     flip(paths[1], 300, 0)
     with pymq.open(folder) as mq:
@@ -137,7 +140,7 @@ def test_damage_of_one_block_is_nobody_elses(folder: Path) -> None:
 
 
 def test_a_reader_gets_past_damage_by_seeking(folder: Path) -> None:
-    """The error is about what was read before; behind it all is well."""
+    """A reader gets past damage by seeking, and reads the records behind it."""
     flip(block_files(folder, "t")[1], 300, 0)
     with pymq.open(folder) as mq, mq.consumer("t", mode="psb", partition="0") as consumer:
         with pytest.raises((CorruptBlock, CorruptBatch)):
@@ -147,7 +150,7 @@ def test_a_reader_gets_past_damage_by_seeking(folder: Path) -> None:
 
 
 def test_a_seek_forgets_the_problems_of_the_place_before(folder: Path) -> None:
-    """What was fetched ahead and never asked for does not matter any more."""
+    """A seek drops the errors of prefetched records that were not delivered."""
     flip(block_files(folder, "t")[1], 300, 0)
     with pymq.open(folder) as mq, mq.consumer("t", mode="psb", partition="0") as consumer:
         consumer.poll(1)
@@ -157,9 +160,9 @@ def test_a_seek_forgets_the_problems_of_the_place_before(folder: Path) -> None:
 
 @pytest.mark.parametrize("is_clean", [False, True])
 def test_damage_of_the_open_block_is_nobody_elses(tmp_path: Path, is_clean: bool) -> None:
-    """Its partition says what is wrong to whoever reads or writes it; the rest goes on.
+    """Damage of the open block makes reads and writes of its partition raise; the rest works.
 
-    After a clean close the block is not read when the folder is opened, so that writers go on.
+    After a clean close the block is not read when the folder is opened, so writing works.
     """
     make(tmp_path, blocks=False)
     path = block_files(tmp_path, "t")[0]
@@ -183,14 +186,16 @@ def test_damage_of_the_open_block_is_nobody_elses(tmp_path: Path, is_clean: bool
         ):
             list(consumer.until_end())
         assert len(mq.describe_topic("t").partitions) == 2
-    shutil.rmtree(path.parent)  # what an unwise user does
+    shutil.rmtree(path.parent)  # as an unwise user does
     with pymq.open(tmp_path) as mq:
         check_others(mq)
 
 
 @pytest.mark.parametrize("is_clean", [False, True])
 def test_a_torn_tail_is_cut(tmp_path: Path, is_clean: bool) -> None:
-    """Cut anywhere in the last batch: the block ends at the batch before, and goes on there."""
+    """After a cut anywhere in the last batch the block ends at the batch before, and continues
+    there.
+    """
     made = tmp_path / "made"
     with pymq.open(made) as mq:
         mq.create_topic("t")
@@ -219,7 +224,7 @@ def test_a_torn_tail_is_cut(tmp_path: Path, is_clean: bool) -> None:
 
 @pytest.mark.parametrize("suffixes", [["index"], ["ckpt"], ["index", "ckpt"]])
 def test_missing_indexes_and_checkpoints_are_made_again(folder: Path, suffixes: list[str]) -> None:
-    """They only save time; so does what is damaged in them."""
+    """Missing or damaged indexes and checkpoints are made again, since they only save time."""
     paths = [path for suffix in suffixes for path in folder.rglob(f"*.{suffix}")]
     assert paths
     for path in paths[::2]:
@@ -237,7 +242,7 @@ def test_missing_indexes_and_checkpoints_are_made_again(folder: Path, suffixes: 
 
 
 def test_a_lost_block_file_is_reported(folder: Path) -> None:
-    """A sealed block that is gone: who reads it learns so, and the blocks after it can be read."""
+    """A reader of a missing sealed block gets an error, and the blocks after it can be read."""
     path = block_files(folder, "t")[1]
     path.unlink()
     assert str(path) in str(verify(str(folder)))
@@ -251,7 +256,7 @@ def test_a_lost_block_file_is_reported(folder: Path) -> None:
 
 
 def test_lost_metadata_is_reported(folder: Path) -> None:
-    """Blocks without metadata are not taken for an empty folder."""
+    """Blocks without metadata do not count as an empty folder."""
     for path in folder.glob("metadata.db*"):
         path.unlink()
     with pytest.raises(pymq.errors.CorruptMetadata, match=r"metadata\.db"):
@@ -260,7 +265,7 @@ def test_lost_metadata_is_reported(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["text", "zeros", "cut"])
 def test_damaged_metadata_is_reported(folder: Path, damage: str) -> None:
-    """The error names the file; nothing is changed."""
+    """Damaged metadata raise an error that names the file, and are not changed."""
     path = folder / "metadata.db"
     if damage == "cut":
         os.truncate(path, path.stat().st_size // 2)
@@ -275,7 +280,7 @@ def test_damaged_metadata_is_reported(folder: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("mode", ["psb", "ptp"])
 def test_a_consumer_is_told_where_the_damage_lies(tmp_path: Path, mode: str) -> None:
-    """Records before it come first; those behind it come once the application has gone past it."""
+    """A consumer gets the records before the damage, and those behind it after a seek."""
     folder = tmp_path / "q"
     make(folder, blocks=True)
     (first, *_) = block_files(folder, "t")

@@ -1,4 +1,4 @@
-"""Ids of producers belong to somebody: to a principal, or to those who may use a name."""
+"""Producer ids have an owner: a principal, or those who may use a name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ POLICY = {
 
 
 class Node:
-    """The door of a node, and a client that asks there."""
+    """The access check of a node, and a client that sends to it."""
 
     def __init__(self, secret: bytes = SECRET) -> None:
         self.guard = Guard(parse_policy(POLICY), Audit(lambda line: None, lambda: 0), lambda: 0)
@@ -81,7 +81,7 @@ class Node:
 
 
 def ids(seed: int = 1) -> Iterator[str]:
-    """Ids of 32 hex digits."""
+    """Return ids of 32 hex digits."""
     rng = Random(seed)
     while True:
         yield f"{rng.getrandbits(128):032x}"
@@ -103,7 +103,7 @@ def test_who_was_given_an_id_writes_under_it() -> None:
 
 
 def test_nobody_else_writes_under_it() -> None:
-    """Who reads a topic sees ids and grants of others, or might come by them; they are no use."""
+    """Another principal cannot use the ids and grants that it reads in a topic."""
     node = Node()
     given, other = node.give("good"), node.give("mallory")
     assert given.first != other.first
@@ -115,7 +115,9 @@ def test_nobody_else_writes_under_it() -> None:
 
 
 def test_a_named_producer_is_everybodys_who_may_use_the_name_and_nobody_elses() -> None:
-    """Also before its first use, and when another than the one who opened it goes on."""
+    """A named producer belongs to all who may use the name, before its first use and after a
+    change.
+    """
     node, given = Node(), named()
     for principal in ("good", "heir"):
         assert node.refusal(principal, given.first, given.grant) is None
@@ -125,7 +127,7 @@ def test_a_named_producer_is_everybodys_who_may_use_the_name_and_nobody_elses() 
 
 
 def test_no_epoch_is_used_that_was_not_given_out() -> None:
-    """Else a producer would fence all that come after it, for ever."""
+    """A producer cannot use a higher epoch, with which it would fence all later ones forever."""
     node, given = Node(), named(3)
     assert node.refusal("good", given.first, given.grant, 3) is None
     assert node.refusal("good", given.first, given.grant, 2) is None
@@ -157,7 +159,7 @@ def test_a_grant_cannot_be_changed_nor_made_without_the_secret() -> None:
 
 
 def test_a_broker_that_knows_no_secret_yet_says_come_again() -> None:
-    """It is not registered; a client must not take that for a refusal for good."""
+    """An unregistered broker has no secret yet, so its error is retriable."""
     given = Node().give("good")
     error = Node(b"").refusal("good", given.first, given.grant)
     assert isinstance(error, ReplicaNotAvailable)
@@ -206,17 +208,19 @@ def test_the_id_of_a_name_is_random_and_stays() -> None:
 
 
 def test_a_name_of_before_goes_on_under_the_number_that_it_had() -> None:
-    """Its sequences lie in the logs under that number."""
+    """An old name keeps its number, since its sequences are in the logs under that number."""
     tree = Tree()
     tree.know(ProducerNode("orders", 4))
     given = tree.init("orders")
     assert (given.first, given.epoch) == (hashed_id("orders"), 5)
     tree.know(ProducerNode("orders", 5))
-    assert tree.init("orders", takes_ids=False) == 6  # a client of before
+    assert tree.init("orders", takes_ids=False) == 6  # a client of an earlier version
 
 
 def test_a_client_of_before_does_not_take_a_hash_for_an_id() -> None:
-    """It would begin at 0 under a number that is not that name's."""
+    """The zkserver refuses a client too old for a name's id: it would begin at 0 under another
+    number.
+    """
     tree = Tree()
     tree.know(ProducerNode("orders", 0, id=NAMED | 5))
     with pytest.raises(InvalidRequest, match="too old"):
@@ -224,7 +228,7 @@ def test_a_client_of_before_does_not_take_a_hash_for_an_id() -> None:
 
 
 def test_no_ids_are_given_out_before_the_secret_is_kept() -> None:
-    """They would be refused by every broker."""
+    """No producer ids are assigned before the secret is saved: every broker would refuse them."""
     tree = Tree()
     with pytest.raises(NoBrokers):
         tree.init("")

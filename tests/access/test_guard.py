@@ -1,4 +1,4 @@
-"""Every message is refused to those who may not, with the answer that its sender waits for."""
+"""The guard refuses each message without permission, with the answer that its sender expects."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from pymq.errors import AuthorizationFailed, QuotaExceeded
 from tests.transport.samples import sample
 
 MESSAGES = get_args(Message)
-# What nobody waits for, and what is itself an answer.
+# Messages without an answer, and answers.
 UNANSWERED = {
     cls.__name__
     for cls in (
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
+        msg.Cancelled,
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer, msg.UnderWay),
         *(msg.LeaderAndIsrAnswer, msg.Copied),
         *(msg.BrokerHeartbeat, msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted),
@@ -34,16 +35,17 @@ UNANSWERED = {
         msg.ReplicaEnds,
         *(msg.DescribePartitions, msg.PartitionReports, msg.Ping, msg.ReplicaFetch),
         *(msg.ReplicaFetched, msg.RaftAppend, msg.RaftAppended, msg.RaftVote, msg.RaftVoted),
-        *(msg.RaftTimeout, msg.RaftSnapshot),
+        msg.RaftTimeout,
     )
 }
 
 
-# What clients ask, and what they need for it, as docs/security.md says: an operation, on what, and
-# the field with its name. It is written down a second time here, so that a slip there is noticed.
+# The permission of each client request, as in docs/security.md: an operation, its resource, and the
+# field with the name. It is written a second time here, so that the test finds a slip.
 NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.Produce: {("Write", "topic", "topic")},
     msg.GetSequence: {("Write", "topic", "topic")},
+    msg.CancelDelayed: {("Write", "topic", "topic")},
     msg.InitProducer: {("Write", "producer", "name")},
     msg.Fetch: {("Read", "topic", "topic")},
     msg.FindOffset: {("Read", "topic", "topic")},
@@ -79,7 +81,7 @@ NEEDED: dict[type, set[tuple[str, str, str]]] = {
 
 
 class Door:
-    """A guard with what it writes, and a clock to turn."""
+    """A guard with its audit log, and a settable clock."""
 
     def __init__(self, policy: Policy) -> None:
         self.now = 0
@@ -102,13 +104,13 @@ def produce(size: int = 10) -> msg.Produce:
 
 
 def test_every_message_is_declared() -> None:
-    """A message without a requirement would be a hole."""
+    """Every message declares a requirement: one without would be a hole."""
     assert [cls.__name__ for cls in MESSAGES if not is_declared(cls)] == []
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_a_message_needs_what_is_written_down(cls: type) -> None:
-    """Whatever the code says was taken for right: who may read could have been let delete."""
+    """Requirements equal a second list, since a wrong one could let a reader delete."""
     for seed in range(20):
         message = sample(cls, Random(seed))
         wanted = {
@@ -116,7 +118,7 @@ def test_a_message_needs_what_is_written_down(cls: type) -> None:
             for operation, kind, field in NEEDED.get(cls, {("ClusterAction", "cluster", "")})
         }
         if isinstance(message, msg.InitProducer) and not message.name:
-            wanted = set()  # an id of one's own
+            wanted = set()  # an id of its own principal
         found = {(n.operation.value, n.kind.value, n.name) for n in requirements(message)}
         assert found == {need for need in wanted if need[2] is not None}  # without a group
 
@@ -124,7 +126,7 @@ def test_a_message_needs_what_is_written_down(cls: type) -> None:
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("principal", ["", "p"])
 def test_who_has_no_rule_can_do_nothing(cls: type, principal: str) -> None:
-    """Whatever is in a message: it is not let in, is noted, and a request is answered."""
+    """Without a rule, the guard refuses any content, logs the refusal, and answers a request."""
     door = Door(Policy())
     is_answered, asked_anyhow = False, 0
     for seed in range(20):
@@ -162,7 +164,7 @@ def _rule_for(need: Requirement) -> Rule:
 
 
 def test_internal_topics_are_the_clusters() -> None:
-    """What is in them belongs to groups and producers of other people."""
+    """Clients cannot access internal topics, which hold data of other principals."""
     door = Door(allowing("All", resources=("topic:*", "group:*", "producer:*")))
     fetch = msg.Fetch(1, OFFSETS_TOPIC, "0", 0, 1000, 0)
     for message in (
@@ -200,7 +202,7 @@ def join(member: str = "m") -> msg.Join:
 
 
 def test_a_member_that_may_not_read_its_topic_any_more_is_no_member_for_long() -> None:
-    """It leases nothing, and its session runs out; what it has done it may still acknowledge."""
+    """A member without the right to read leases nothing, and may still acknowledge its records."""
     door = Door(allowing("Read", resources=("topic:t", "group:g")))
     beat, acquire = msg.Heartbeat(2, "g", "m", ()), msg.Acquire(3, "g", "m", (), 1, 0)
     settle = msg.Settle(4, "g", "m")
@@ -223,7 +225,7 @@ def everybody(*resources: str, **more: Any) -> Policy:
 
 
 def is_refused(door: Door, member: str, principal: str) -> bool:
-    """Whether a member is, once nobody may read its topic any more."""
+    """Return whether the member is refused after it loses the right to read its topic."""
     door.guard.replace(everybody("group:g"))
     answers = door.ask(msg.Heartbeat(2, "g", member, ()), principal)
     door.guard.replace(everybody("topic:t", "group:g"))
@@ -233,7 +235,7 @@ def is_refused(door: Door, member: str, principal: str) -> bool:
 def test_a_principal_with_many_members_drives_out_its_own_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else whoever joins under names without end lets others keep what they may not read."""
+    """A principal with endless member names cannot hide other members that lost their rights."""
     monkeypatch.setattr(guard, "MEMBERS_MAX", 10)
     door = Door(everybody("topic:t", "group:g"))
     assert door.ask(join(), "other") is None
@@ -248,7 +250,9 @@ def test_a_principal_with_many_members_drives_out_its_own_only(
 
 
 def test_a_member_that_a_quota_keeps_out_is_not_remembered() -> None:
-    """It is none: the coordinator has not heard of it."""
+    """A member refused by a quota is not remembered, since the coordinator has not received its
+    join.
+    """
     door = Door(everybody("topic:t", "group:g", quota={"p": {"requests_per_second": 1}}))
     assert door.ask(join("m0")) is None
     assert door.ask(join("m1")) is not None
@@ -268,7 +272,7 @@ def test_requests_over_the_quota_are_told_when_to_come_again() -> None:
     wait_ms = answer.error.details["retry_ms"]
     assert isinstance(wait_ms, int)
     assert 0 < wait_ms <= 500
-    assert door.ask(msg.Heartbeat(1, "g", "m", ())) is None  # Else it would lose what it holds.
+    assert door.ask(msg.Heartbeat(1, "g", "m", ())) is None  # Otherwise it would lose its leases.
     door.now += 3_600_000
     assert [door.ask(fetch) is None for _ in range(3)] == [True, True, False]
 
@@ -318,7 +322,7 @@ def test_what_is_copied_is_paid_for_as_it_is_written() -> None:
     ],
 )
 def test_whatever_costs_is_held_up_sooner_or_later(message: Message) -> None:
-    """A member says that it is alive also when it has asked for too much, but not without end."""
+    """Above the quota only a bounded number of a member's heartbeats pass."""
     quota = {"p": {"requests_per_second": 20, "produce_bytes_per_second": 10}}
     door = Door(allowing("All", resources=("topic:*", "group:*"), quota=quota))
     let_in = 0
@@ -337,7 +341,7 @@ def test_a_member_that_has_sent_much_says_all_the_same_that_it_is_alive() -> Non
 
 
 def test_nobody_pays_for_what_another_has_used_up() -> None:
-    """A quota for everybody is each one's own."""
+    """A quota for everybody counts for each principal alone."""
     quota = {"*": {"requests_per_second": 1}}
     door = Door(parse_policy({"superusers": ["p", "q"], "quota": quota}))
     fetch = msg.Fetch(1, "orders", "0", 0, 1000, 0)
@@ -346,7 +350,7 @@ def test_nobody_pays_for_what_another_has_used_up() -> None:
 
 
 def test_brokers_are_never_held_up() -> None:
-    """What one of them is slow in, all wait for."""
+    """Brokers have no quota, since a slow one delays the whole cluster."""
     quota = {"*": {"requests_per_second": 1}}
     door = Door(allowing("ClusterAction", resources=("cluster",), quota=quota))
     assert all(door.ask(msg.Ping(1)) is None for _ in range(100))
@@ -381,7 +385,7 @@ def test_what_a_quota_holds_up_was_not_let_in() -> None:
 
 
 def test_the_audit_log_is_bounded() -> None:
-    """A thousand refusals a second are a line a second, which says how many there were."""
+    """A thousand refusals a second make one line a second, with their number."""
     door = Door(Policy())
     for _ in range(3000):
         door.ask(produce())
@@ -400,7 +404,7 @@ def test_the_audit_log_is_bounded() -> None:
 
 
 def test_the_audit_log_is_bounded_whatever_names_are_asked_for() -> None:
-    """A new name each time was a new kind of line: one client filled disk and memory with them."""
+    """New names do not make new kinds of lines, which would fill disk and memory."""
     door = Door(Policy())
     for number in range(20_000):
         door.ask(msg.DescribeTopic(1, f"{number}-{'x' * 1_000}"))
@@ -409,7 +413,7 @@ def test_the_audit_log_is_bounded_whatever_names_are_asked_for() -> None:
     assert door.audit.refused == 20_001
     assert len(door.lines) == LINES_MAX + 1
     assert max(len(json.dumps(line)) for line in door.lines) < 2 * TEXT_MAX
-    # Nobody else's are left out for that, and in the end it is said how many of these were.
+    # Lines of other principals are still written, and the last line has the number left out.
     assert door.lines[-1]["left_out"] == 20_000 - LINES_MAX
     door.ask(produce(), "q")
     assert door.lines[-1]["principal"] == "q"
@@ -423,7 +427,7 @@ def test_what_is_allowed_is_written_down_however_much_it_is() -> None:
 
 
 def test_a_group_shows_no_topics_that_one_may_not_describe() -> None:
-    """Who might describe the group saw all topics that it consumes, and who does so."""
+    """A description of a group omits the topics that the principal may not describe."""
     rule = {"principal": "p", "operations": ["Describe"], "resources": ["group:g", "topic:mine*"]}
     door = Door(parse_policy({"rule": [rule], "superusers": ["root"]}))
     assert door.ask(msg.GetGroup(1, "g")) is None

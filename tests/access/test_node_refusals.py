@@ -1,4 +1,4 @@
-"""Orders come from the configured zkservers, and a broker reports only about itself."""
+"""Orders come from the configured zkservers only, and a broker may only report about itself."""
 
 from __future__ import annotations
 
@@ -32,14 +32,8 @@ from pymq.core.message import (
     Sealed,
     Stopped,
 )
-from pymq.core.metadata.nodes import (
-    BlockNode,
-    PartitionState,
-    TopicDescription,
-    TopicNode,
-    decode_node,
-    encode_node,
-)
+from pymq.core.metadata.descriptions import TopicDescription
+from pymq.core.metadata.nodes import BlockNode, PartitionState, TopicNode, decode_node, encode_node
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.observe.events import EventLog
 from pymq.core.types import AckMode
@@ -58,7 +52,7 @@ from tests.controller.cluster import SESSION_MS, T0, Cluster
 
 @pytest.mark.parametrize("source", ["b1", "b0", "client-1", ""])
 def test_a_broker_follows_orders_of_its_zkservers_only(source: str) -> None:
-    """The key of one broker could delete every block of every other one."""
+    """A broker obeys its own zkservers only: another key could delete every block."""
     bench = Bench()
     bench.step("zk", tell(1, state("b0")))
     bench.step("p", PRODUCE)
@@ -73,7 +67,7 @@ def test_a_broker_follows_orders_of_its_zkservers_only(source: str) -> None:
     assert isinstance(answer, LeaderAndIsrAnswer)
     assert isinstance(answer.error, ClusterAuthorizationFailed)
     assert [error.code for *_, error in answer.errors if error] == ["CLUSTER_AUTHORIZATION_FAILED"]
-    bench.step("zk", tell(2, state("b0", epoch=2, version=2)))  # which is still heard
+    bench.step("zk", tell(2, state("b0", epoch=2, version=2)))  # which is still accepted
     assert bench.last(LeaderAndIsrAnswer).errors == (("t", "0", None),)
     bench.step("p", attrs.evolve(PRODUCE, id=2))
     assert bench.last(Produced).error is None
@@ -91,7 +85,7 @@ def test_a_broker_is_not_turned_to_a_zkserver_that_it_was_not_given() -> None:
 
 @pytest.mark.parametrize("topic_id", ["../../outside", "", "/etc", "a" * 65, "a.b", "a/b", "a\0"])
 def test_a_topic_id_that_could_be_a_path_is_refused(topic_id: str) -> None:
-    """A broker wrote outside of its folder."""
+    """A topic id that could be a path is refused, so a broker writes only in its folder."""
     bench = Bench()
     bench.step("zk", tell(1, state("b0", topic_id=topic_id)))
     ((*_, error),) = bench.last(LeaderAndIsrAnswer).errors
@@ -137,7 +131,9 @@ REPORTS: dict[str, Callable[[Cluster], Message]] = {
 
 @pytest.mark.parametrize("kind", REPORTS)
 def test_a_report_about_another_broker_changes_nothing(kind: str) -> None:
-    """The key of one broker could move what others lead."""
+    """A broker's report about another one changes nothing: it could move partitions that others
+    lead.
+    """
     cluster = Cluster()
     cluster.topic()
     before, brokers = cluster.part(), dict(cluster.image.brokers)

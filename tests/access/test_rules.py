@@ -1,4 +1,4 @@
-"""A policy against a dumb twin, over every combination that matters."""
+"""A policy compared with a simple model, over every relevant combination."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rule(**changes: Any) -> dict[str, Any]:
 
 
 def twin(policy: dict[str, Any], who: str, operation: Operation, kind: Kind, name: str) -> bool:
-    """The same question, answered word by word from what the file says."""
+    """Answer the same question directly from the file's rules."""
     if who in policy.get("superusers", []):
         return True
     resource = kind.value if kind is Kind.CLUSTER else f"{kind.value}:{name}"
@@ -50,7 +50,7 @@ def twin(policy: dict[str, Any], who: str, operation: Operation, kind: Kind, nam
 
 
 def test_the_truth_table() -> None:
-    """Every operation, pattern, and nothing, allowed, denied or both, asked about every name."""
+    """Every operation, pattern, and nothing, allowed, denied or both, checked for every name."""
     asked = 0
     for operation, pattern, effects in itertools.product(
         Operation, PATTERNS, [(), ("allow",), ("deny",), ("allow", "deny"), ("deny", "allow")]
@@ -100,7 +100,7 @@ def test_many_rules_at_once(seed: int) -> None:
 
 
 def test_nobody_is_nobody() -> None:
-    """A rule for everybody is for everybody who has proved who he is."""
+    """A rule for everybody covers every principal with a proved identity."""
     open_to_all = rule(principal="*", operations=["All"], resources=["topic:*", "cluster"])
     policy = parse_policy({"rule": [open_to_all]})
     assert policy.allows("anyone", Operation.READ, Kind.TOPIC, "orders")
@@ -112,7 +112,7 @@ def test_nobody_is_nobody() -> None:
 @pytest.mark.parametrize(
     ("found", "complaint"),
     [
-        ({"rules": []}, "'rules' is not known"),
+        ({"rules": []}, "unknown 'rules'"),
         ({"rule": {}}, r"\[\[rule\]\]"),
         ({"rule": [rule(effect="permit")]}, "'allow' or 'deny'"),
         ({"rule": [rule(operations=["read"])]}, "'read' is no operation; there are All, Read"),
@@ -122,18 +122,18 @@ def test_nobody_is_nobody() -> None:
         ({"rule": [rule(resources=["topic:a*b"])]}, "must be 1 to 249"),
         ({"rule": [rule(resources=["cluster:x"])]}, "there is one cluster"),
         ({"rule": [rule(principal="")]}, "names no principal"),
-        ({"rule": [rule(hosts=["*"])]}, "'hosts' is not known"),
+        ({"rule": [rule(hosts=["*"])]}, "unknown 'hosts'"),
         ({"rule": [{"operations": ["Read"], "resources": ["topic:a"]}]}, "rule 1: principal"),
         ({"superusers": ["*"]}, "names no principal"),
         ({"quota": {"p": {"requests_per_second": 0}}}, "whole number above 0"),
         ({"quota": {"p": {"requests_per_second": True}}}, "whole number above 0"),
-        ({"quota": {"p": {"bytes": 5}}}, "'bytes' is not known"),
+        ({"quota": {"p": {"bytes": 5}}}, "unknown 'bytes'"),
         ({"audit": ["Kreate"]}, "audit: 'Kreate' is no operation"),
         ({"audit": 7}, "audit is a text or a list of texts"),
     ],
 )
 def test_what_is_not_understood_is_refused(found: dict[str, Any], complaint: str) -> None:
-    """Half a policy would let in whom the other half was written against."""
+    """Half a policy would admit principals that the other half excludes."""
     with pytest.raises(ConfigError, match=complaint):
         parse_policy(found)
 

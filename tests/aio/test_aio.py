@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import logging
 import threading
@@ -16,7 +17,8 @@ import pymq
 import pymq.aio
 from pymq import Record, errors
 from pymq.aio import AsyncClient, AsyncConsumer, AsyncDelivery
-from pymq.client.base import Loop
+from pymq.client.base import ClientLoop
+from pymq.client.option_types import ConsumerMode
 
 Script = Callable[[AsyncClient], Awaitable[None]]
 
@@ -51,7 +53,7 @@ class Held:
         self._is_held, self._is_over = threading.Event(), threading.Event()
 
     def __enter__(self) -> None:
-        def hold(loop: Loop) -> None:
+        def hold(loop: ClientLoop) -> None:
             self._is_held.set()
             self._is_over.wait(30)
 
@@ -250,7 +252,7 @@ def test_errors_of_a_record() -> None:
             with pytest.raises(errors.UnknownTopic):
                 await producer.send_many("nowhere", [b"x"])
             with pytest.raises(errors.ConfigError, match="linger_ms"):
-                await mq.producer(linger=5)
+                await mq.producer(linger=5)  # type: ignore[arg-type] # on purpose
             await producer.flush()  # every failure was looked at
 
     play(script)
@@ -367,7 +369,7 @@ def test_poll_without_waiting_finds_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("mode", ["ptp", "psb"])
-def test_iterate_until_closed(mode: str) -> None:
+def test_iterate_until_closed(mode: ConsumerMode) -> None:
     async def script(mq: AsyncClient) -> None:
         await fill(mq, 1200)
         consumer = await mq.consumer("t", mode=mode)
@@ -829,3 +831,21 @@ def test_a_closed_consumer_has_no_partitions() -> None:
             consumer.assignment()
 
     play(script)
+
+
+def test_a_forgotten_await_says_so() -> None:
+    async def main() -> None:
+        async with pymq.aio.open("memory:") as mq:
+            await mq.create_topic("t")
+            consumer: Any = mq.consumer("t", mode="reader")
+            with pytest.raises(TypeError, match="write 'await' before the call"):
+                async for _ in consumer:
+                    pass
+            with pytest.raises(AttributeError, match="no attribute 'poll': this is not open yet"):
+                consumer.poll()
+            with pytest.raises(TypeError, match="async with"), consumer:
+                pass
+            with pytest.raises(TypeError, match="cannot be pickled or copied"):
+                copy.copy(mq)
+
+    asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Copies that brokers make of what they lead: each batch once and whole, a few at a time."""
+"""A broker's copies between its own partitions: each batch once and whole, a few at a time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from pymq.broker.batch_copies import (
     UNSAFE_BYTES,
     BatchCopies,
 )
+from pymq.client.admin.appends import append
 from pymq.core import message as msg
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Copied, Copy, Fetch, Fetched, Message, Piece, Produce, Produced
-from pymq.core.partition.fetch_limits import Boundless
 from pymq.core.partition.partition import Partition
+from pymq.core.pending.fetch_limits import Boundless
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
 from pymq.errors import (
     CorruptBatch,
@@ -32,7 +33,6 @@ from pymq.errors import (
     PymqError,
     ReplicaNotAvailable,
 )
-from pymq.spark.write.appends import append
 from pymq.testing import Cluster
 
 COPY = Copy(1, "t", "0", AckMode.RAFT, 7, 0, 0, "o", (Piece("0", 0, 2), Piece("0", 2, 1)))
@@ -109,7 +109,7 @@ def test_what_is_not_there_is_not_copied(pieces: tuple[Piece, ...], why: str) ->
 
 
 def test_only_what_the_same_broker_leads_is_copied() -> None:
-    """Whoever leads only one of them says which, so that it is not looked for elsewhere."""
+    """A broker that leads only one of the two names it, so that the client asks no other broker."""
     with Cluster(brokers=3, seed=2) as cluster:
         mq = cluster.client()
         mq.create_topic("o", partitions=3, replicas=3, acks="raft")
@@ -141,7 +141,7 @@ def test_only_what_the_same_broker_leads_is_copied() -> None:
 
 
 class Here:
-    """A partition that is led here."""
+    """A partition that this broker leads."""
 
     leads = True
 
@@ -160,7 +160,7 @@ class Purse(Boundless):
 
 
 class Host:
-    """Holds what copies ask of a broker, for the test to answer."""
+    """A host that records a copy's requests, for the test to answer."""
 
     me = "b0"
 
@@ -169,7 +169,7 @@ class Host:
         self.copies = BatchCopies(self)
         self.asked: list[Produce | Fetch] = []
         self.answers: list[tuple[str, Copied]] = []
-        self.refusal: PymqError | None = None  # of what is to be appended, at once
+        self.refusal: PymqError | None = None  # raised at once by an append
 
     def hosted(self, topic: str, partition: str) -> Partition | None:
         return cast(Partition, Here()) if topic in ("t", OFFSETS_TOPIC) else None
@@ -198,7 +198,7 @@ class Host:
 
 
 def stored(*values: bytes) -> bytes:
-    """A batch at offset 0, as a log has it."""
+    """Return a batch at offset 0, as stored in a log."""
     one = batch(*values)
     return bytes(one.head) + bytes(one.body)
 
@@ -233,7 +233,7 @@ def test_a_batch_that_is_damaged_is_not_passed_on_as_a_sound_one() -> None:
 
 
 def test_a_batch_that_no_reader_could_decode_is_not_copied() -> None:
-    """It may have lain there since before such batches were refused."""
+    """A batch stored before brokers refused such batches is not copied."""
     host = Host()
     host.copies.begin("c", attrs.evolve(COPY, pieces=(Piece("0", 0, 2),)), 0)
     one = batch(b"a")
@@ -254,7 +254,8 @@ def test_much_that_is_not_safe_yet_holds_a_copy_up() -> None:
     host = Host()
     count = 20
     one = batch(bytes(1 << 20))
-    pieces = tuple(Piece(str(number), 0, 1) for number in range(count))  # each is read by itself
+    # each one is read separately
+    pieces = tuple(Piece(str(number), 0, 1) for number in range(count))
     host.copies.begin("c", attrs.evolve(COPY, pieces=pieces), 0)
     answered = 0
     while not host.answers:
@@ -285,7 +286,7 @@ def test_who_asks_again_takes_its_copy_over() -> None:
 
 @pytest.mark.parametrize("wait", [0, 700])
 def test_a_copy_that_is_asked_for_again_and_again_waits_once(wait: int) -> None:
-    """Behind others that read, or behind a quota: each of them kept its pieces meanwhile."""
+    """A repeated request waits once, behind other reads or a quota, and keeps its pieces once."""
     host = Host()
     for number in range(READS):
         host.copies.begin("others", attrs.evolve(COPY, id=number, producer_id=number), 0)
@@ -346,7 +347,7 @@ def test_what_makes_no_sense_is_refused(copy: Copy, error: type[PymqError]) -> N
 
 
 def test_there_are_only_so_many_copies() -> None:
-    """However many ask; the first one has a half, and each later one half of what is left."""
+    """The first copy gets half of the room, and each later one half of the rest."""
     host = Host()
     for number in range(3 * COPIES_MAX):
         copy = attrs.evolve(COPY, id=number, producer_id=number)
@@ -383,7 +384,7 @@ def test_nothing_is_copied_at_once() -> None:
 
 
 def test_a_copy_is_paid_for_as_it_is_made() -> None:
-    """Some bytes may ask for gigabytes: nothing more is read for who is over his quota."""
+    """A few bytes may ask for gigabytes; nothing more is read above the quota."""
     host = Host()
     data = stored(b"a", b"b")
     copy = attrs.evolve(COPY, pieces=(Piece("0", 0, 2),) * 3)

@@ -1,4 +1,4 @@
-"""The broker, request by request, on a disk that does what it is told at once."""
+"""The broker, request by request, on a disk that obeys at once."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from pymq.core.message import (
 )
 from pymq.core.metadata.nodes import BlockNode, PartitionState
 from pymq.core.metadata.topic_config import TopicConfig
-from pymq.core.partition.fetch_limits import FetchLimits
 from pymq.core.partition.partition import Partition
+from pymq.core.pending.fetch_limits import FetchLimits
 from pymq.core.ready import Checkpoint, CreateBlock, Recover, Sync, WriteFailed
 from pymq.core.types import OFFSETS_TOPIC, AckMode, BlockId
 from pymq.errors import (
@@ -116,11 +116,11 @@ class Bench:
             self.broker.advance(ready, self.now)
 
     def sent_to(self, peer: str, kind: type[M]) -> list[M]:
-        """The messages of a kind that were sent to *peer*."""
+        """Return the messages of a kind that were sent to *peer*."""
         return [m for name, m in self.sent if name == peer and isinstance(m, kind)]
 
     def last(self, kind: type[M]) -> M:
-        """The last message of a kind that was sent."""
+        """Return the last message of a kind that was sent."""
         return next(m for _, m in reversed(self.sent) if isinstance(m, kind))
 
 
@@ -154,7 +154,9 @@ def bench() -> Bench:
 
 
 def test_a_late_state_does_not_bring_back_what_was_stopped(bench: Bench) -> None:
-    """Its files are gone: it would begin anew, empty, and believe to be in sync."""
+    """A late state does not bring back a removed block, which would start empty and count as in
+    sync.
+    """
     for which in ("0", ""):
         bench.step("zk", tell(10, state("b0", "b1")))
         bench.step("zk", stop(11, which))
@@ -170,7 +172,7 @@ def test_a_stopped_partition_comes_back_when_it_is_given_again(bench: Bench) -> 
     bench.step("zk", stop(11))
     bench.step("zk", tell(12, state("b0", "b1", epoch=2, version=2)))
     assert bench.last(LeaderAndIsrAnswer).errors == (("t", "0", None),)
-    bench.step("zk", stop(8))  # late: it was given again since
+    bench.step("zk", stop(8))  # late: the partition was hosted again since
     bench.step(
         "p", Produce(1, "t", "0", AckMode.LEADER, EncodedBatch.encode([b"x"], timestamp_ms=0))
     )
@@ -190,7 +192,7 @@ def test_a_late_state_of_a_deleted_topic_does_not_replace_the_new_one(bench: Ben
 
 
 def test_what_a_replaced_zkserver_orders_is_refused_whole(bench: Bench) -> None:
-    """E-1: no change by a lower controller epoch, however new its states are."""
+    """E-1: a lower controller epoch changes nothing, however new its states are."""
     bench.step("zk-2", tell(10, state("b0"), controller_epoch=2))
     other = state("b0", topic="u", topic_id="id-2")
     bench.step("zk", tell(99, state("b0", epoch=5, version=5), other, controller_epoch=1))
@@ -213,7 +215,7 @@ def test_a_replaced_zkserver_neither_seals_nor_stops_anything(bench: Bench) -> N
 
 
 def test_an_order_to_the_life_before_is_not_heard() -> None:
-    """E-5: what was meant for a broker that has ended since does not act on the next one."""
+    """E-5: an order for an earlier incarnation does not affect the next one."""
     bench = Bench(incarnation=8)
     bench.step("zk", attrs.evolve(tell(10, state("b0")), incarnation=7))
     bench.step("p", PRODUCE)
@@ -222,7 +224,7 @@ def test_an_order_to_the_life_before_is_not_heard() -> None:
 
 
 def test_each_partition_of_an_order_has_an_answer_of_its_own(bench: Bench) -> None:
-    """L-10: what one is refused for keeps none of the others from being acted on."""
+    """L-10: an error for one partition does not affect the others."""
     bench.step("zk", tell(10, state("b0", epoch=3, version=3)))
     orders = [
         state("b0", epoch=2, version=2),
@@ -245,7 +247,7 @@ def test_another_zkserver_begins_its_own_count(bench: Bench) -> None:
 
 
 def test_pings_do_not_name_partitions_that_are_gone(bench: Bench) -> None:
-    """They did, one more for each topic that was ever deleted."""
+    """Pings do not grow with each topic that is deleted."""
     bench.step("zk", tell(10, state("b0", "b1"), state("b0", "b1", topic="u", topic_id="id-2")))
     bench.step("zk", stop(11))
     bench.tick(1_000)
@@ -256,7 +258,7 @@ def test_pings_do_not_name_partitions_that_are_gone(bench: Bench) -> None:
 def test_brokers_at_rest_ping_each_other_and_look_at_no_partition(
     count: int, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many blocks a pair of brokers shares; nobody goes through them to find that out."""
+    """A pair of brokers may share any number of blocks; no turn iterates over them."""
     names = [f"t{number}" for number in range(count)]
     shared = [state("b1", "b0", topic=n, topic_id=n, acks=AckMode.RAFT) for n in names]
     bench.step("b1", Ping(1))
@@ -282,7 +284,7 @@ def test_brokers_at_rest_ping_each_other_and_look_at_no_partition(
 
 
 def test_others_hear_of_a_block_that_a_disk_has_not_any_more() -> None:
-    """They waited for ever for its leader, who was there, and not with the disk that was meant.
+    """Followers learn that a leader is alive with another disk, and do not wait for it forever.
 
     Simulated: --profile all --seconds 4 --seeds 1040 (and 1895).
     """
@@ -303,7 +305,7 @@ def test_others_hear_of_a_block_that_a_disk_has_not_any_more() -> None:
 
 
 def test_what_a_broker_cannot_act_on_is_told_seldom_where_it_is_much() -> None:
-    """With the disk of 10,000 partitions replaced, each ping was 400 kB, to each peer."""
+    """With the disk of 10,000 partitions replaced, each ping would be 400 kB, to each peer."""
     bench, count = Bench("new disk"), 101
     states = [state("b0", "b1", acks=AckMode.RAFT, index=index) for index in range(count)]
     failed = [
@@ -322,18 +324,18 @@ def test_what_a_broker_cannot_act_on_is_told_seldom_where_it_is_much() -> None:
 
 
 def test_what_a_ping_omits_is_as_it_was_told_last(bench: Bench) -> None:
-    """Until the broker that it is about is started anew."""
+    """A ping may omit a state until the broker that it is about restarts."""
     led = state("b1", "b0", "b2", acks=AckMode.RAFT)
     bench.step("zk", tell(9, state("b0", "b1", topic="u", topic_id="id-2")))
     bench.step("b1", Ping(2, (led.block_id(led.blocks[0]),)))
     bench.step("b1", Ping(2, omits=True))
-    assert bench.broker.has_failed("b1", led.block_id(led.blocks[0]))
+    assert bench.broker._environment.has_failed("b1", led.block_id(led.blocks[0]))
     bench.step("b1", Ping(3, omits=True))
-    assert not bench.broker.has_failed("b1", led.block_id(led.blocks[0]))
+    assert not bench.broker._environment.has_failed("b1", led.block_id(led.blocks[0]))
 
 
 def test_a_leader_without_the_disk_is_not_waited_for(bench: Bench) -> None:
-    """A follower that hears of the block only then does not take it to be led."""
+    """A follower starts an election if the leader lacks the disk of the block."""
     led = state("b1", "b0", "b2", acks=AckMode.RAFT)
     bench.step("zk", tell(9, state("b0", "b1", topic="u", topic_id="id-2")))
     bench.step("b1", Ping(2, (led.block_id(led.blocks[0]),)))
@@ -345,7 +347,7 @@ def test_a_leader_without_the_disk_is_not_waited_for(bench: Bench) -> None:
 
 
 def test_followers_are_sent_all_of_a_turn_at_once(bench: Bench) -> None:
-    """One message each, whatever number of producers there are, with the same bytes in it."""
+    """Followers get one message each for all producers of a turn, with the same bytes in it."""
     bench.step("zk", tell(10, state("b0", "b1", "b2", acks=AckMode.RAFT)))
     for peer in ("b1", "b2"):
         bench.step(peer, Ping(2, ()))
@@ -365,10 +367,10 @@ def test_followers_are_sent_all_of_a_turn_at_once(bench: Bench) -> None:
 
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_what_is_kept_no_more_is_nobodys_to_serve(bench: Bench, is_settled: bool) -> None:
-    """Whoever leads says so, even if the first block that is kept is with others only.
+    """A leader answers that records are gone, even if only others have the first retained block.
 
-    It sent readers to those, who sent them back, for only a leader is believed that something is
-    gone. Simulated: --profile all --seconds 4 --seeds 1413.
+    It sent readers to those brokers, which sent them back, since only a leader may say that records
+    are gone. Simulated: --profile all --seconds 4 --seeds 1413.
     """
     found = state("b0", "b1", epoch=2)
     opened = attrs.evolve(found.blocks[0], number=7, start=400)
@@ -387,7 +389,7 @@ def test_what_is_kept_no_more_is_nobodys_to_serve(bench: Bench, is_settled: bool
 
 
 def test_a_sequence_is_not_told_before_the_log_is_known(bench: Bench) -> None:
-    """It said 0, and the producer began at 0 again: its records were taken for repeats."""
+    """The broker does not answer 0 before recovery, or later records would count as duplicates."""
     bench.step("zk", tell(10, state("b0")))
     batch = EncodedBatch.encode([b"x"] * 3, timestamp_ms=0, producer_id=7, base_sequence=0)
     bench.step("p", Produce(1, "t", "0", AckMode.LEADER, batch))
@@ -403,7 +405,7 @@ def test_a_sequence_is_not_told_before_the_log_is_known(bench: Bench) -> None:
 
 
 def test_a_sequence_is_told_once_its_records_are_safe(bench: Bench) -> None:
-    """Whoever goes on behind records relies on them, and those of a leader alone may be lost."""
+    """The next sequence waits until its records are safe: those of a leader alone may be lost."""
     found = state("b0", "b1", "b2", acks=AckMode.RAFT)
     bench.step("zk", tell(10, found))
     batch = EncodedBatch.encode([b"x"] * 3, timestamp_ms=0, producer_id=7, base_sequence=0)
@@ -415,7 +417,7 @@ def test_a_sequence_is_told_once_its_records_are_safe(bench: Bench) -> None:
 
 
 def test_another_is_elected_before_the_appointed_leader_has_begun(bench: Bench) -> None:
-    """What has waited for it to begin is for the other one."""
+    """Waiting requests get NotLeader when another broker is elected before the appointed one."""
     found = state("b0", "b1", "b2", acks=AckMode.RAFT)
     block = found.block_id(found.blocks[-1])
     bench.disk_answers = False
@@ -429,7 +431,7 @@ def test_another_is_elected_before_the_appointed_leader_has_begun(bench: Bench) 
 
 
 def test_another_zkserver_may_leave_a_block_to_its_leader(bench: Bench) -> None:
-    """What the one before it was about to take over is followed again as if nothing had been."""
+    """A replica follows its leader again when another zkserver gives a take-over up."""
     found = state("b1", "b0")
     bench.step("zk", tell(10, found))
     bench.step("zk", Seal(1, "t", "0", 0, 2, takeover=True))
@@ -437,7 +439,7 @@ def test_another_zkserver_may_leave_a_block_to_its_leader(bench: Bench) -> None:
     bench.sent.clear()
     bench.tick(5_000)
     assert not bench.sent_to("b1", ReplicaFetch)
-    bench.step("zk", tell(12, found))  # The same zkserver has only told what it knew before.
+    bench.step("zk", tell(12, found))  # The same zkserver has only repeated its earlier state.
     bench.tick(5_000)
     assert not bench.sent_to("b1", ReplicaFetch)
     bench.step("zk-2", tell(1, found, controller_epoch=2))
@@ -446,9 +448,9 @@ def test_another_zkserver_may_leave_a_block_to_its_leader(bench: Bench) -> None:
 
 
 def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:
-    """A broker that was started anew took a late answer for one to what it asked now.
+    """A restarted broker ignores late answers to requests of its earlier incarnation.
 
-    Offsets of groups would be read from another place of the log, and what is before left out.
+    It would read the offsets of groups from another place of the log, and skip those before.
     """
     found = state("b0", topic=OFFSETS_TOPIC, epoch=2)
     opened = attrs.evolve(found.blocks[0], number=1, start=400)
@@ -462,7 +464,7 @@ def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:
             bench.step("zk", order)
             gone = StopReplica(10 * epoch + 1, 1, OFFSETS_TOPIC, "id-1", "0", epoch, False, 0)
             bench.step("zk", gone)
-            bench.tick(1)  # One part of what coordinators read is taken in each millisecond.
+            bench.tick(1)  # A broker takes in one part of the coordinators' reads each millisecond.
         asked.append([fetch.id for fetch in bench.sent_to("b1", Fetch)])
     first, second = asked
     assert len(first) == len(second) == 2
@@ -471,7 +473,9 @@ def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_groups_go_with_the_leadership_of_their_partition(is_stopped: bool, bench: Bench) -> None:
-    """Immigration loads them, and emigration answers whoever waits, also when it is taken away."""
+    """A leader loads its partition's groups, and one that loses it answers their waiting
+    requests.
+    """
     found = state("b0", "b1", topic=OFFSETS_TOPIC)
     bench.step("c", Join(1, "g", "m", "t", ("0",), "sticky", 10_000, 1_000, 0, BEGIN))
     assert isinstance(bench.last(Assigned).error, NotLeader)
@@ -490,23 +494,23 @@ def test_groups_go_with_the_leadership_of_their_partition(is_stopped: bool, benc
 
 
 def test_only_coordinators_write_offsets(bench: Bench) -> None:
-    """Who could write there could break every coordinator that reads it."""
+    """Only coordinators write offsets; a bad record could break every coordinator that reads it."""
     bench.step("zk", tell(10, state("b0", topic="__consumer_offsets")))
     bench.step("p", attrs.evolve(PRODUCE, topic="__consumer_offsets"))
     assert isinstance(bench.last(Produced).error, InvalidRequest)
 
 
 def test_a_search_that_is_answered_at_once_leaves_nothing_behind(bench: Bench) -> None:
-    """Clients ask again and again whoever does not lead, and a broker lives for months."""
+    """A search leaves nothing behind, since clients ask often and a broker lives for months."""
     bench.step("zk", tell(10, state("b1", "b0")))
     for request in range(3):
         bench.step("c", FindOffset(request, "t", "0", 0))
         assert isinstance(bench.last(OffsetFound).error, NotLeader)
-    assert not bench.broker._searches
+    assert not bench.broker._environment.searches
 
 
 def test_an_answer_that_nobody_asked_for_does_no_harm(bench: Bench) -> None:
-    """Without a guard anybody may send one, with any name in it."""
+    """A late or forged answer is ignored; without access control any node may send one."""
     for partition in ("0", "", "x", "-1", "²"):
         bench.step("c", Fetched(1, "__consumer_offsets", partition, 0, 0, 0))
 
@@ -527,7 +531,9 @@ def test_a_checkpoint_of_another_version_fails_one_partition_and_not_the_broker(
 def test_a_checkpoint_of_another_version_in_a_sealed_copy_fails_its_readers_alone(
     bench: Bench,
 ) -> None:
-    """This broker is to complete that copy: the other holder is asked for all of it."""
+    """A bad checkpoint of a sealed copy does not stop the open block, and the copy is
+    fetched anew.
+    """
     block = BlockId("id-1", 0, 0)
     bench.store.write([CreateBlock(block, 0, "t", "0"), Checkpoint(block, b"of the future")])
     (last,) = state("b0").blocks
@@ -540,7 +546,7 @@ def test_a_checkpoint_of_another_version_in_a_sealed_copy_fails_its_readers_alon
 
 
 def test_a_seal_of_another_topic_of_the_name_is_not_heeded(bench: Bench) -> None:
-    """The topic was made anew, and the word about the one before comes late."""
+    """A late seal of a deleted topic does not affect the new topic of its name."""
     bench.step("zk", tell(10, state("b0")))
     bench.step("zk", Seal(1, "t", "0", 0, 2, topic_id="id-0"))
     bench.step("p", PRODUCE)
@@ -551,7 +557,7 @@ def test_a_seal_of_another_topic_of_the_name_is_not_heeded(bench: Bench) -> None
 
 
 def test_what_waits_for_the_next_block_is_bounded(bench: Bench) -> None:
-    """The zkserver that had the block sealed may be away for hours, and producers go on."""
+    """Batches that wait for the next block are bounded: the zkserver may be away for hours."""
     bench.step("zk", tell(10, state("b0")))
     bench.step("zk", Seal(1, "t", "0", 0, 2))
     big = EncodedBatch.encode([bytes(1 << 20)], timestamp_ms=0)
@@ -561,7 +567,7 @@ def test_what_waits_for_the_next_block_is_bounded(bench: Bench) -> None:
     refused = [m for _, m in bench.sent if isinstance(m, Produced)]
     assert refused, "all of it is kept"
     assert all(m.error is not None and m.error.retriable for m in refused)
-    bench.step("p", attrs.evolve(PRODUCE, id=99))  # nothing overtakes what was refused
+    bench.step("p", attrs.evolve(PRODUCE, id=99))  # no batch overtakes a refused one
     assert bench.last(Produced).id == 99
     assert bench.last(Produced).error is not None
     (first,) = state("b0").blocks
@@ -575,7 +581,7 @@ def test_what_waits_for_the_next_block_is_bounded(bench: Bench) -> None:
 
 
 def test_no_fetch_waits_for_ever(bench: Bench) -> None:
-    """Nobody says that a client has died: what it had asked for must not stay."""
+    """A fetch ends by itself, since a broker does not learn that its client has died."""
     bench.step("zk", tell(10, state("b0")))
     for request in range(3):
         bench.step("c", Fetch(request, "t", "0", 0, 1, 1 << 62))
@@ -584,7 +590,9 @@ def test_no_fetch_waits_for_ever(bench: Bench) -> None:
 
 
 def test_a_fetch_that_waited_for_room_is_served_by_what_the_partition_is_then() -> None:
-    """Its block may have gone to another leader meanwhile, or be kept no more."""
+    """A waiting fetch is served by the partition's present state: its block may be moved or
+    removed.
+    """
     bench = Bench(fetches=FetchLimits(turn_bytes=100))
     bench.step("zk", tell(10, state("b0")))
     bench.step("p", PRODUCE)
@@ -602,7 +610,9 @@ def test_a_fetch_that_waited_for_room_is_served_by_what_the_partition_is_then() 
 
 
 def test_a_client_has_so_many_fetches_waiting_and_no_more() -> None:
-    """It is told to come again; what coordinators and brokers read is not in that line."""
+    """A client's waiting fetches are bounded and it may retry; coordinators and brokers do not
+    count.
+    """
     bench = Bench(fetches=FetchLimits(turn_bytes=100, waiting=2))
     bench.step("zk", tell(10, state("b0")))
     bench.step("p", PRODUCE)
@@ -618,7 +628,7 @@ def test_a_client_has_so_many_fetches_waiting_and_no_more() -> None:
 
 @pytest.mark.parametrize("most", [0, -1, -(1 << 40)])
 def test_who_asks_for_no_bytes_gets_none(bench: Bench, most: int) -> None:
-    """Nobody counts what such a fetch would bring, so it must bring nothing."""
+    """A fetch of 0 bytes returns nothing, since it is not charged."""
     bench.step("zk", tell(10, state("b0")))
     bench.step("p", PRODUCE)
     bench.step("c", Fetch(1, "t", "0", 0, most, 0))
@@ -626,7 +636,7 @@ def test_who_asks_for_no_bytes_gets_none(bench: Bench, most: int) -> None:
 
 
 def test_the_end_is_the_one_at_the_time_of_asking(bench: Bench) -> None:
-    """However long it is waited for a record there."""
+    """A fetch of the end returns the present one, without waiting for a record there."""
     bench.step("zk", tell(10, state("b0")))
     bench.step("c", Fetch(1, "t", "0", END, 1000, 5_000))
     bench.step("p", PRODUCE)
@@ -647,7 +657,7 @@ def test_who_asks_for_the_end_before_it_is_known_waits_for_it(bench: Bench) -> N
 
 
 def test_an_interval_after_a_write_it_is_synced(bench: Bench) -> None:
-    """Once, however much was written meanwhile; and not again without another write."""
+    """One sync covers all writes of the interval, and an idle block is not synced again."""
     config = TopicConfig(fsync="interval", fsync_interval_ms=100)
     bench.step("zk", tell(10, attrs.evolve(state("b0"), config=config)))
     bench.step("p", PRODUCE)
@@ -667,7 +677,9 @@ def test_an_interval_after_a_write_it_is_synced(bench: Bench) -> None:
 def test_a_partition_that_is_given_up_in_the_middle_of_a_repair_is_gone(
     bench: Bench, end: int
 ) -> None:
-    """It asked others for the rest of its blocks, or told that they are whole, for ever."""
+    """The repair of a removed partition ends: no requests to others, and no report of its
+    blocks.
+    """
     one = state("b0", "b1")
     sealed = attrs.evolve(one.blocks[0], end=end, in_sync=("b1",))
     opened = attrs.evolve(one.blocks[0], number=1, start=end, epoch=2, leader="b1")
@@ -691,7 +703,7 @@ def test_a_partition_that_is_given_up_in_the_middle_of_a_repair_is_gone(
 
 
 def test_what_is_said_of_another_topic_of_that_name_is_refused(bench: Bench) -> None:
-    """A late repeat for a topic that was deleted began the one that was made again."""
+    """A late request for a deleted topic is refused, and does not start the recreated one."""
     bench.step("zk", tell(10, state("b0", topic_id="id-2")))
     numbered = EncodedBatch.encode([b"x"], timestamp_ms=0, producer_id=7, base_sequence=0)
     for topic_id in ("id-1", "id-3"):
@@ -711,7 +723,7 @@ def test_what_is_said_of_another_topic_of_that_name_is_refused(bench: Bench) -> 
             if isinstance(answer, Produced):
                 told["is_written"] = False
             assert answer.error.details == told
-    for number, topic_id in enumerate(("id-2", "")):  # or does not say which
+    for number, topic_id in enumerate(("id-2", "")):  # or names none
         batch = EncodedBatch.encode([b"x"], timestamp_ms=0)
         bench.step("p", Produce(5, "t", "0", AckMode.LEADER, batch, topic_id=topic_id))
         assert (bench.last(Produced).base_offset, bench.last(Produced).error) == (number, None)
@@ -720,7 +732,9 @@ def test_what_is_said_of_another_topic_of_that_name_is_refused(bench: Bench) -> 
 def test_what_an_unclean_election_has_lost_is_not_counted_on_in_the_next_block(
     bench: Bench,
 ) -> None:
-    """Who begins at the end would begin behind records that are yet to come."""
+    """The next block does not count on offsets lost by an unclean election: readers would skip
+    records.
+    """
     before = state("b0", "b1")
     bench.step("zk", tell(10, before))
     for request in range(3):

@@ -1,4 +1,4 @@
-"""What brokers tell of the ends of their replicas, and what the zkserver makes of it."""
+"""The brokers' reports of their replicas' ends, and the zkserver's use of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_without_a_leader_the_replica_is_found_that_knows_most() -> None:
         cluster.run(seconds=2)
         part = mq.describe_topic("t").partitions[0]
         others = [name for name in part.replicas if name != part.leader]
-        # The first two in the block's order fall back; both that remain would do by it.
+        # The first two in the block's order fall back; both that remain could lead.
         cut = cluster.cut(others[:2], [str(part.leader), *others[2:]])
         put(mq, 10)
         cluster.run(seconds=2.5)
@@ -54,14 +54,14 @@ def test_it_is_told_once_a_second_and_so_many_at_a_time(monkeypatch: pytest.Monk
         mq.create_topic("t", partitions=5, replicas=3, acks="raft")
         cluster.run(seconds=3)
         broker = cluster.host("broker-0").broker  # type: ignore[attr-defined] # a BrokerHost
-        tell = broker.tell_controller
+        tell = broker._environment.tell_controller
 
         def noted(message: msg.Message) -> None:
             if isinstance(message, ReplicaEnds):
                 told.append((cluster.now, message))
             tell(message)
 
-        broker.tell_controller = noted
+        broker._environment.tell_controller = noted
         before = cluster.now
         while cluster.now < before + 4:
             for partition in range(5):

@@ -1,4 +1,4 @@
-"""A broker that takes over many group coordinators reads what they need a part at a time."""
+"""A broker that takes over many group coordinators reads their state in parts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pymq.errors import ReplicaNotAvailable
 from pymq.hash.assign import assignor
 
 COUNT = 8  # partitions of the offsets topic
-PARTS = 5  # that each of them is read in
-OTHER = cbor.dumps([OFFSET_KEY + 1, "", "", ""])  # the key of a record that says nothing
+PARTS = 5  # parts of each of them
+OTHER = cbor.dumps([OFFSET_KEY + 1, "", "", ""])  # the key of a record without content
 
 
 class Host:
@@ -26,7 +26,7 @@ class Host:
     def __init__(self) -> None:
         self.coordinators = GroupCoordinators("b", self, assignor)
         self.now = 0
-        self.taken: list[int] = []  # the offsets that were asked for, of all partitions
+        self.taken: list[int] = []  # the requested offsets, of all partitions
 
     def reply(self, source: str, message: Message, now: int) -> None:
         raise AssertionError("nobody has asked")
@@ -58,7 +58,7 @@ class Host:
             self.coordinators.leadership_changed(cast("Partition", partition), self.now)
 
     def turn(self) -> int:
-        """Let the time come at which the next part is due; returns how many were taken in."""
+        """Let time pass until the next part is due; returns how many were taken in."""
         assert self.now < self.coordinators.deadline < NEVER
         self.now = self.coordinators.deadline
         before = len(self.taken)
@@ -67,7 +67,7 @@ class Host:
 
 
 def test_a_turn_takes_in_one_part_of_what_all_coordinators_read() -> None:
-    """Else a broker that takes over is silent for so long that others elect another leader."""
+    """A broker takes in one part each turn; otherwise others would elect another leader."""
     host = Host()
     host.take_over()
     asked = len(host.taken)
@@ -78,7 +78,7 @@ def test_a_turn_takes_in_one_part_of_what_all_coordinators_read() -> None:
         turns += 1
     assert turns == COUNT * PARTS - 1
     assert sorted(host.taken) == sorted(list(range(PARTS)) * COUNT)
-    assert all(coordinator.is_loaded for coordinator in host.coordinators.values())
+    assert all(coordinator.offsets.is_loaded for coordinator in host.coordinators.values())
     assert host.coordinators.list(ListGroups(1)).error is None
 
 

@@ -1,4 +1,4 @@
-"""A broker that stops asks the zkserver to hand over what it leads, until nothing is left."""
+"""A stopping broker asks the zkserver to move its leaderships until none is left."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_it_is_over_when_nothing_is_left(leaving: ShutdownHandover) -> None:
 def test_an_answer_counts_though_the_broker_has_asked_again(
     behind: int, leaving: ShutdownHandover
 ) -> None:
-    """With a round trip of 300 ms each answer came too late, and a stop took all of its time."""
+    """With a round trip of 300 ms each answer comes after the next request, and still counts."""
     asked = [ask(leaving) for _ in range(4)]
     assert leaving.deadline == 4 * RETRY_MS
     leaving.answered(Answer(asked[-1 - behind], 0))

@@ -20,7 +20,7 @@ from pymq.cli.show import Show
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(command in out for command in COMMANDS)
+    assert all(command.rpartition(".")[2] in out for command in COMMANDS)
 
 
 @pytest.mark.parametrize("argv", [[], ["nonsense"], ["verify"], ["demo", "--workers", "many"]])
@@ -47,7 +47,7 @@ def test_wrong_usage_for_programs(
     assert (error["code"], error["retriable"]) == ("CONFIG_ERROR", False)
     assert what in error["message"]
     assert error["hints"][0].startswith(f"usage: {prog} [-h] ")
-    assert error["hints"][1] == f"'{prog} --help' tells what its arguments mean"
+    assert error["hints"][1] == f"'{prog} --help' explains its arguments"
 
 
 def test_what_is_no_option_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +89,59 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert err == b""
     assert process.returncode == 1
+
+
+def test_a_reader_that_has_enough_records(tmp_path: Path) -> None:
+    """As ``pymq consume | head -2``: the records that were wanted are there, so all is well."""
+    with pymq.open(tmp_path / "data") as mq, mq.producer() as producer:
+        mq.create_topic("t")
+        producer.send_many("t", [b"%d" % number for number in range(50_000)]).wait(60)
+    consume = [sys.executable, "-m", "pymq", "consume", "t", "--url", str(tmp_path / "data")]
+    process = subprocess.Popen(consume, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"0/0 ")
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("argv", "similar"),
+    [
+        ("topc list", "topic"),
+        ("topic lst", "list"),
+        ("topic create t --partitons 3", "--partitions"),
+        ("consum t", "consume"),
+        ("dlq redrve t", "redrive"),
+    ],
+)
+def test_a_misspelt_word(argv: str, similar: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv.split()) == 2
+    error, hint, *_ = capsys.readouterr().err.splitlines()
+    assert error.endswith("(CONFIG_ERROR)")
+    assert hint == f"  hint: did you mean {similar}?"
+
+
+def test_a_word_that_is_like_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["xyzzy"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_common_options_may_stand_before_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = str(tmp_path / "data")
+    pymq.open(url).close()
+    for argv in (
+        ["--url", url, "--json", "topic", "list"],
+        ["topic", "--url", url, "--json", "list"],
+        ["topic", "list", "--url", url, "--json"],
+        ["--url", "elsewhere", "topic", "list", "--url", url, "--json"],
+    ):
+        assert main(argv) == 0
+        assert json.loads(capsys.readouterr().out) == {"topics": []}
+    assert main(["--url", url, "verify", url]) == 2
+    assert "'pymq verify' uses no queue" in capsys.readouterr().err
 
 
 def test_version() -> None:
@@ -166,7 +219,7 @@ def test_the_url_is_given_or_in_the_environment(
 ) -> None:
     monkeypatch.delenv("PYMQ_URL", raising=False)
     assert main(["topic", "list"]) == 2
-    assert "Give --url or set PYMQ_URL" in capsys.readouterr().err
+    assert "use --url or set PYMQ_URL" in capsys.readouterr().err
     for name in ("one", "two"):
         assert main(["topic", "create", name, "--url", str(tmp_path / name)]) == 0
     monkeypatch.setenv("PYMQ_URL", str(tmp_path / "one"))

@@ -211,10 +211,10 @@ def test_a_group_that_begins_at_the_end(queue: Queue, topic: str) -> None:
 def test_what_cannot_be_consumed(queue: Queue, topic: str) -> None:
     queue.run("topic", "create", topic)
     for argv, complaint in (
-        (["--from", "yesterday"], "is no place in a topic"),
+        (["--from", "yesterday"], "is not a position in a topic"),
         (["--max", "0"], "--max 0"),
-        (["--group", "g", "--partition", "0"], "a group shares all partitions"),
-        (["--group", "g", "--from", "5"], f"'pymq group reset g {topic} --to 5' moves it"),
+        (["--group", "g", "--partition", "0"], "a group consumes all partitions"),
+        (["--group", "g", "--from", "5"], f"'pymq group reset g {topic} --to 5' changes them"),
         (["--partition", "seven"], "no partition 'seven'"),
     ):
         assert complaint in queue.fails("consume", topic, *argv)["message"]
@@ -296,16 +296,16 @@ def test_what_is_typed_is_sent_at_once(remote: Queue, topic: str) -> None:
         out, err = process.communicate(timeout=WAIT_S)
         assert process.returncode == 130
         assert out.startswith(b"2 records, 6 B, into ")
-        assert err == b"error: interrupted; what was sent is written (INTERRUPTED)\n"
+        assert err == b"error: interrupted; all records sent before are written (INTERRUPTED)\n"
         assert mq.describe_topic(topic).partitions[0].end_offset == 2
 
 
 @pytest.mark.parametrize(
     ("argv", "closed", "code", "told"),
     [
-        (["produce", "t"], "<&-", 2, "the standard input is closed"),
-        (["topic", "delete", "t"], "<&-", 2, "say --yes where nobody can be asked"),
-        (["consume", "t"], ">&-", 2, "the standard output is closed"),
+        (["produce", "t"], "<&-", 2, "standard input is closed"),
+        (["topic", "delete", "t"], "<&-", 2, "give --yes if there is no terminal"),
+        (["consume", "t"], ">&-", 2, "standard output is closed"),
         (["topic", "list"], ">&-", 0, ""),
     ],
 )
@@ -348,7 +348,7 @@ def test_who_types_sees_no_bar(tmp_path: Path) -> None:
             pass  # Linux says so when the other side is closed.
     os.close(ours)
     lines = shown.decode().splitlines()
-    assert lines[:2] == ["one record a line; Ctrl-D ends", "hello"]
+    assert lines[:2] == ["one record per line; Ctrl-D ends the input", "hello"]
     assert lines[2].startswith("1 record, 5 B, into t in ")
     assert len(lines) == 4
 
@@ -369,7 +369,7 @@ def test_a_reader_that_has_seen_enough_acknowledges_no_more(
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(WAIT_S) == 1
+        assert process.wait(WAIT_S) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
     # What a pipe holds is less than what is printed at a time: nobody has got all of that.
@@ -393,7 +393,7 @@ def test_what_nobody_reads_is_not_acknowledged(tmp_path: Path) -> None:
             subprocess.run(
                 command, check=False, stdout=writes, env=settings, timeout=WAIT_S
             ).returncode
-            == 1
+            == 0
         )
     finally:
         os.close(writes)

@@ -110,7 +110,7 @@ def test_what_cannot_be_shown_is_said(
     assert "there is no queue" in capsys.readouterr().err
     assert not (tmp_path / "nothing").exists()
     assert main(["ui"]) == 2
-    assert "which queue?" in capsys.readouterr().err
+    assert "no queue given" in capsys.readouterr().err
     with pymq.open(tmp_path):
         assert main(["ui", str(tmp_path)]) == 1
         assert "STORE_LOCKED" in capsys.readouterr().err

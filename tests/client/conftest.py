@@ -1,4 +1,4 @@
-"""Queues to test with: in memory, in a folder, and of a broker elsewhere."""
+"""Fixtures: queues in memory, in a folder, and of a broker over sockets."""
 
 from __future__ import annotations
 

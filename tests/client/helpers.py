@@ -1,4 +1,4 @@
-"""What the tests of consumers share: producing, polling until, waiting until."""
+"""Helpers of the consumers' tests: produce, poll and wait."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 import pymq
 from pymq.client.router import Router
 from pymq.core.message import Answer, GetMetadata
-from pymq.core.metadata.nodes import PartitionLeader, TopicMetadata
+from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 
-WAIT_S = 10.0  # how long anything may take on a busy machine
+WAIT_S = 10.0  # the limit of any wait, for a busy machine
 
 
 @contextmanager
 def opened(kind: str, folder: Path) -> Iterator[pymq.Client]:
-    """A queue: of this process, ``memory`` or ``folder``, or over sockets, ``zmq``."""
+    """Open a queue: ``memory`` or ``folder`` in this process, or ``zmq`` over sockets."""
     if kind != "zmq":
         with pymq.open("memory:" if kind == "memory" else folder) as client:
             yield client
@@ -31,7 +31,7 @@ def opened(kind: str, folder: Path) -> Iterator[pymq.Client]:
 
 
 def router_to(leader: str) -> Router:
-    """A router which knows that *leader* leads the one partition of topic ``t``."""
+    """Return a router that knows *leader* as leader of the only partition of topic ``t``."""
     router = Router("client", ["zk"], lambda: None)
     router.refresh("t")
     ready = router.ready(0)
@@ -53,7 +53,7 @@ def produce(
     key: bytes | None = None,
     timestamp_ms: int | None = None,
 ) -> list[pymq.RecordMetadata]:
-    """Send *values* and wait until they are answered; a number stands for its digits."""
+    """Send *values* and wait until they are acknowledged; a number stands for its digits."""
     with mq.producer(linger_ms=0) as producer:
         sent = [
             producer.send(
@@ -83,12 +83,12 @@ def _polled(consumer: pymq.Consumer, count: int, timeout: float) -> Iterator[pym
 
 
 def wait_until(what: Callable[[], object], timeout: float = WAIT_S) -> None:
-    """Wait for *what*, which another thread brings about.
+    """Poll until *what* is true, which another thread brings about.
 
-    These queues run in real threads and real time, and what is waited for (a state of the group, a
-    lease that has run out) is seen only by asking: nobody is told. So it is asked again; nothing
-    depends on how long the pause is, which leaves the processor to the thread that is to do it.
-    What can run in virtual time does so in the tests of clusters.
+    These queues run in real threads and real time. A state of the group or an expired lease sends
+    no event, so this function polls. The result does not depend on the length of the pause, which
+    leaves the processor to the other thread. Tests that can run in virtual time use the simulated
+    cluster.
     """
     until = time.monotonic() + timeout
     while not what():
@@ -97,10 +97,10 @@ def wait_until(what: Callable[[], object], timeout: float = WAIT_S) -> None:
 
 
 def values(records: Iterable[pymq.Record]) -> list[int]:
-    """The numbers that were sent."""
+    """Return the numbers that were sent."""
     return [int(record.value) for record in records]
 
 
 def places(records: Iterable[pymq.Record]) -> list[tuple[str, int]]:
-    """Partition and offset of each record."""
+    """Return the partition and the offset of each record."""
     return [(record.partition, record.offset) for record in records]

@@ -1,7 +1,7 @@
-"""What an answer is worth by ack mode, and what it is not: the table in docs/guarantees.md.
+"""What an acknowledgement guarantees by ack mode, and what not: the table in docs/guarantees.md.
 
-Three replicas in the simulator. A record is sent when all is well, then something happens to those
-that have it.
+Three replicas in the simulator. The client sends a record while all is well; then a fault hits the
+replicas that have it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import pymq
+from pymq.client.option_types import Acks
 from pymq.errors import DeliveryTimeout
 from pymq.testing import Cluster
 
@@ -20,9 +21,9 @@ Make = Callable[..., "World"]
 
 
 class World:
-    """A topic whose first record is on all replicas, synced."""
+    """A topic whose first record is synced on all replicas."""
 
-    def __init__(self, acks: str, seed: int = 5, **config: Any) -> None:
+    def __init__(self, acks: Acks, seed: int = 5, **config: Any) -> None:
         self.cluster = Cluster(brokers=3, seed=seed).start()
         self.mq = self.cluster.client()
         self.mq.create_topic("t", replicas=3, acks=acks, **config)
@@ -50,10 +51,10 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[Make]:
-    """Make worlds; no rule is broken in any of them, whatever its mode does not promise."""
+    """Make worlds; the simulator's checks hold in each of them, for every ack mode."""
     made: list[World] = []
 
-    def make(acks: str, seed: int = 5, **config: Any) -> World:
+    def make(acks: Acks, seed: int = 5, **config: Any) -> World:
         made.append(World(acks, seed, **config))
         return made[-1]
 
@@ -63,8 +64,8 @@ def world() -> Iterator[Make]:
 
 
 @pytest.mark.parametrize(("acks", "kept"), [("raft", True), ("leader", False), ("none", False)])
-def test_the_leader_is_lost_before_others_have_it(world: Make, acks: str, kept: bool) -> None:
-    """It is cut off from the others, answers or does not, and dies; another one leads."""
+def test_the_leader_is_lost_before_others_have_it(world: Make, acks: Acks, kept: bool) -> None:
+    """The leader is cut off, acknowledges or not, and dies; another replica leads."""
     here = world(acks)
     first, others = here.leader, here.others
     here.cluster.cut({first}, others)
@@ -88,9 +89,9 @@ def test_the_leader_is_lost_before_others_have_it(world: Make, acks: str, kept: 
     ],
 )
 def test_all_lose_power_after_an_answer(
-    world: Make, acks: str, fsync: str | None, kept: bool
+    world: Make, acks: Acks, fsync: str | None, kept: bool
 ) -> None:
-    """At once, with nothing left but what was synced; then all are back."""
+    """All lose power at once and keep only synced data; then all are back."""
     here = world(acks, fsync=fsync)
     here.send(b"second")
     for broker in BROKERS:
@@ -102,8 +103,8 @@ def test_all_lose_power_after_an_answer(
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
-def test_all_lose_power_and_the_leader_is_late(world: Make, acks: str) -> None:
-    """Everything was synced where it was; the others come back first and one of them leads."""
+def test_all_lose_power_and_the_leader_is_late(world: Make, acks: Acks) -> None:
+    """All data was synced; the followers come back first, and one of them leads."""
     here = world(acks, fsync="always")
     first, others = here.leader, here.others
     with here.mq.producer(acks="raft") as producer:
@@ -119,8 +120,8 @@ def test_all_lose_power_and_the_leader_is_late(world: Make, acks: str) -> None:
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
-def test_the_leader_is_killed_and_starts_again(world: Make, acks: str) -> None:
-    """kill -9: what was written is there, synced or not."""
+def test_the_leader_is_killed_and_starts_again(world: Make, acks: Acks) -> None:
+    """After kill -9 the written records are there, synced or not."""
     here = world(acks)
     here.send(b"second")
     leader = here.leader
@@ -131,8 +132,8 @@ def test_the_leader_is_killed_and_starts_again(world: Make, acks: str) -> None:
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
-def test_a_minority_loses_its_disks(world: Make, acks: str) -> None:
-    """What all in sync have got survives any one of them."""
+def test_a_minority_loses_its_disks(world: Make, acks: Acks) -> None:
+    """A record that all in-sync replicas have survives any one of them."""
     here = world(acks)
     here.send(b"second")
     here.cluster.run(seconds=1)
@@ -144,8 +145,8 @@ def test_a_minority_loses_its_disks(world: Make, acks: str) -> None:
 
 
 @pytest.mark.parametrize(("acks", "goes_on"), [("raft", False), ("leader", True), ("none", True)])
-def test_one_of_three_is_left(world: Make, acks: str, goes_on: bool) -> None:
-    """Whoever needs a majority does not answer without one."""
+def test_one_of_three_is_left(world: Make, acks: Acks, goes_on: bool) -> None:
+    """A leader that needs a majority does not acknowledge without one."""
     here = world(acks)
     for broker in here.others:
         here.cluster.crash(broker)
@@ -159,7 +160,9 @@ def test_one_of_three_is_left(world: Make, acks: str, goes_on: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_producer_may_wait_for_all_in_sync(world: Make, seed: int) -> None:
-    """On a partition of mode ``leader`` that is Kafka's ``acks=all``: the leader may go at once."""
+    """On a partition of mode ``leader`` this is Kafka's ``acks=all``: the leader may be lost at
+    once.
+    """
     here = world("leader", seed=seed, fsync="always")
     with here.mq.producer(acks="raft") as producer:
         producer.send("t", b"second").result()
@@ -171,7 +174,7 @@ def test_a_producer_may_wait_for_all_in_sync(world: Make, seed: int) -> None:
 
 
 def test_min_in_sync_counts_for_those_who_wait_for_all(world: Make) -> None:
-    """What would be on one replica alone is refused; who waits for the leader only is not."""
+    """Only requests that wait for all in-sync replicas are refused when too few are in sync."""
     here = world("leader", min_in_sync=2)
     for broker in here.others:
         here.cluster.crash(broker)
@@ -184,7 +187,7 @@ def test_min_in_sync_counts_for_those_who_wait_for_all(world: Make) -> None:
 
 
 def test_min_in_sync_counts_for_what_was_sent_while_there_were_enough(world: Make) -> None:
-    """Those who are away leave the in-sync set: that is no reason to answer what they have not."""
+    """Replicas that are away leave the in-sync set; that acknowledges no record that they miss."""
     here = world("leader", min_in_sync=2)
     others = sorted(here.others)
     for broker in others:
@@ -200,7 +203,9 @@ def test_min_in_sync_counts_for_what_was_sent_while_there_were_enough(world: Mak
 
 
 def test_who_waits_for_less_gets_less(world: Make) -> None:
-    """On a partition of mode ``raft`` the leader answers alone, and is lost with its answer."""
+    """On a partition of mode ``raft`` the leader alone may acknowledge; the record is lost
+    with it.
+    """
     here = world("raft")
     first, others = here.leader, here.others
     with here.mq.producer(acks="leader") as producer:
@@ -217,7 +222,7 @@ def test_who_waits_for_less_gets_less(world: Make) -> None:
 
 
 def test_what_is_not_answered_has_no_offset() -> None:
-    """And what becomes of it nobody is told."""
+    """A delivery of acks="none" has no offset, and does not report the record's fate."""
     with pymq.open("memory:") as mq:
         mq.create_topic("t", acks="none")
         with mq.producer() as producer:

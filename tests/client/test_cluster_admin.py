@@ -1,4 +1,4 @@
-"""What clients ask of zkservers and leaders: somebody dies, and the answer comes all the same."""
+"""Administration of a cluster: a request succeeds although a zkserver or a leader dies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_zkserver_dies_between_requests(seed: int) -> None:
 
 @pytest.mark.parametrize("boundary", range(1, 8, 2))
 def test_the_zkserver_dies_in_the_middle_of_a_request(boundary: int) -> None:
-    """Whether the first try was carried out, nobody knows; the caller sees it done once."""
+    """The client cannot know whether its first try was carried out; the caller sees one success."""
     with Cluster(brokers=3, zkservers=2, seed=boundary) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3)
@@ -66,7 +66,7 @@ def test_the_zkserver_dies_in_the_middle_of_a_request(boundary: int) -> None:
 
 
 def test_an_answer_is_lost() -> None:
-    """What was carried out by a try of ours is no error; what somebody else did is one."""
+    """A result of the client's own earlier try is no error; that of another client is one."""
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         answers = cluster.network.link("zkserver-0", "client-0")
@@ -82,7 +82,7 @@ def test_an_answer_is_lost() -> None:
         with pytest.raises(TopicExists):
             mq.create_topic("t", partitions=2)
         lose_one()
-        with pytest.raises(TopicExists):  # of another definition: it is not ours
+        with pytest.raises(TopicExists):  # another definition, so not this client's topic
             mq.create_topic("t", partitions=4)
         with pytest.raises(PartitionExists):
             mq.create_partition("t", "2")
@@ -93,20 +93,20 @@ def test_an_answer_is_lost() -> None:
 
 
 def test_the_first_zkserver_asked_is_a_standby() -> None:
-    """It says who is active, and that is no reason to take an error for success."""
+    """The standby names the active zkserver; the client does not take its error for success."""
     with Cluster(brokers=1, zkservers=3, seed=2) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
         cluster.run(seconds=0.5)
         standby = next(name for name in cluster.zkservers if name != active(cluster))
-        mq._router._active = list(cluster.zkservers).index(standby)
+        mq._router.controllers.active = standby
         with pytest.raises(TopicExists):
             mq.create_topic("t")
-        assert mq._router.controller == active(cluster)
+        assert mq._router.controllers.active == active(cluster)
 
 
 def test_no_zkserver_is_there() -> None:
-    """The error comes in time and names them."""
+    """The error comes in time and names the zkservers."""
     with Cluster(brokers=1, zkservers=2, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -140,7 +140,7 @@ def test_what_a_leader_is_asked_waits_for_the_next_one() -> None:
 
 
 def test_nobody_leads() -> None:
-    """The error names the partition, comes in time, and describing goes on all the same."""
+    """The error names the partition and comes in time; describing still works."""
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -172,7 +172,7 @@ def test_groups_are_told_of_during_a_fail_over() -> None:
 
 
 def test_a_call_is_answered_once() -> None:
-    """Answers of several tries come; the first one counts."""
+    """Several tries are answered; the first answer counts."""
     with Cluster(brokers=1, seed=7) as cluster:
         mq = cluster.client()
         cluster.network.link("client-0", "zkserver-0").faults = LinkFaults(duplicate=1.0)

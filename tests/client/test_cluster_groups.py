@@ -9,6 +9,7 @@ from pymq.core.message import Unsubscribe
 from pymq.errors import FencedMember, NotSubscribed, RequestTimeout, UnknownTopic
 from pymq.testing import Cluster
 from pymq.testing.simulation.network import LinkFaults
+from tests.seeds import seeds
 
 OFFSETS = "__consumer_offsets"
 
@@ -38,7 +39,7 @@ def led_by(mq: pymq.Client, topic: str, name: str) -> bool:
 
 
 def work(consumer: pymq.Consumer, missing: set[int], turns: int = 60) -> list[int]:
-    """Work until all of *missing* is done; commits may fail, and what was given is done again."""
+    """Work until all of *missing* is done; failed commits and redeliveries are allowed."""
     seen: list[int] = []
     for _ in range(turns):
         records = consumer.poll(5, timeout=1.0)
@@ -56,7 +57,7 @@ def work(consumer: pymq.Consumer, missing: set[int], turns: int = 60) -> list[in
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_coordinator_dies(seed: int) -> None:
-    """The consumer joins the next one; nothing is left out, and what is committed stays so."""
+    """The consumer joins the next coordinator; no record is skipped, and committed offsets stay."""
     with Cluster(brokers=3, seed=seed) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", partitions=2, replicas=3, acks="raft")
@@ -92,9 +93,9 @@ def test_a_move_is_noticed_soon() -> None:
             assert cluster.now - since < 5
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(1, 4))
 def test_all_groups_are_listed_also_while_their_leader_changes(seed: int) -> None:
-    """A broker that came back without leading anything said that there were no groups."""
+    """A restarted broker without partitions does not answer that there are no groups."""
     with Cluster(brokers=3, seed=21 + seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -109,7 +110,7 @@ def test_all_groups_are_listed_also_while_their_leader_changes(seed: int) -> Non
 
 
 def test_an_acknowledgement_that_came_to_nothing_is_not_reported_as_done() -> None:
-    """The new coordinator knows nothing of the leases of the old one."""
+    """commit reports records as not acknowledged when a new coordinator has no leases of them."""
     with Cluster(brokers=3, seed=12) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -129,9 +130,9 @@ def test_an_acknowledgement_that_came_to_nothing_is_not_reported_as_done() -> No
 
 
 def test_what_comes_again_is_not_settled_by_an_acknowledgement_of_what_came_before() -> None:
-    """The records are leased again to the same consumer, while it still works on them.
+    """The records are leased again to the same consumer while it still works on them.
 
-    Whoever is told that they are settled must not get them once more.
+    If a commit reports them as settled, they must not be delivered again.
     """
     with Cluster(brokers=3, seed=16) as cluster:
         mq, other = cluster.client(), cluster.client()
@@ -140,9 +141,10 @@ def test_what_comes_again_is_not_settled_by_an_acknowledgement_of_what_came_befo
         with mq.consumer("t", group="g") as consumer:
             held = consumer.poll(timeout=5.0)
             assert values(held) == list(range(5))
-            assert consumer.poll(timeout=0.0) == []  # and would like more
+            assert consumer.poll(timeout=0.0) == []  # and has room for more
             cluster.crash(coordinator(mq))
-            cluster.run(seconds=10)  # It has joined the next one, which leases all of them again.
+            # The consumer joins the next coordinator, which leases all of the records again.
+            cluster.run(seconds=10)
             consumer.ack(held)
             with pytest.raises(FencedMember, match="delivered again"):
                 consumer.commit(timeout=30.0)
@@ -155,7 +157,7 @@ def test_what_comes_again_is_not_settled_by_an_acknowledgement_of_what_came_befo
 
 
 def test_what_was_long_on_its_way_is_not_handed_out_after_another_has_settled_it() -> None:
-    """The coordinator that had leased it is none any more, and the next one knows of no leases."""
+    """Records of a replaced coordinator's leases are not handed out: the next one has no leases."""
     with Cluster(brokers=4, seed=17) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=1, acks="raft")
@@ -166,7 +168,7 @@ def test_what_was_long_on_its_way_is_not_handed_out_after_another_has_settled_it
             put(other, *range(5))
             cluster.run(seconds=3)
             cluster.cut(("client-0",), (data,))
-            assert slow.poll(timeout=0.2) == []  # They are leased, and do not come.
+            assert slow.poll(timeout=0.2) == []  # The records are leased and do not arrive.
             cluster.crash(coordinator(other))
             with other.consumer("t", group="g") as quick:
                 records = quick.poll(timeout=4.0)
@@ -178,7 +180,7 @@ def test_what_was_long_on_its_way_is_not_handed_out_after_another_has_settled_it
 
 
 def test_who_waits_for_what_was_leased_gets_it_from_the_next_coordinator() -> None:
-    """When it came it was leased no more, and as it had been, nothing was asked for again.
+    """A consumer requests records again that arrive after their lease has ended.
 
     Simulated: seed 71688 of --profile all --seconds 4.
     """
@@ -200,13 +202,15 @@ def test_who_waits_for_what_was_leased_gets_it_from_the_next_coordinator() -> No
 
 @pytest.mark.parametrize("takes", ["poll", "until_end"])
 def test_what_was_fetched_ahead_is_not_handed_out_after_another_has_settled_it(takes: str) -> None:
-    """The consumer had it, cut off and with a coordinator that is none any more."""
+    """Prefetched records are not handed out when the consumer was cut off with a replaced
+    coordinator.
+    """
     with Cluster(brokers=3, seed=19) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
         put(other, *range(10))
         with mq.consumer("t", group="g") as slow:
-            assert values([next(iter(slow))]) == [0]  # Nine more are at hand.
+            assert values([next(iter(slow))]) == [0]  # Nine more are fetched.
             cluster.run(seconds=0.1)
             cluster.cut("client-0")
             cluster.crash(coordinator(other))
@@ -214,7 +218,7 @@ def test_what_was_fetched_ahead_is_not_handed_out_after_another_has_settled_it(t
                 missing = set(range(10))
                 work(quick, missing)
                 assert not missing
-                assert slow.poll(timeout=1.0) == []  # Nobody tells whether they are still its own.
+                assert slow.poll(timeout=1.0) == []  # No coordinator confirms the leases.
                 cluster.heal()
                 if takes == "poll":
                     assert slow.poll(timeout=10.0) == []
@@ -223,7 +227,7 @@ def test_what_was_fetched_ahead_is_not_handed_out_after_another_has_settled_it(t
 
 
 def test_what_was_fetched_ahead_is_handed_out_while_it_is_leased() -> None:
-    """A slow application asks now and then whether it is; what it has is not fetched again."""
+    """A slow application renews its leases now and then, and its records are not fetched again."""
     with Cluster(brokers=3, seed=20) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -239,7 +243,7 @@ def test_what_was_fetched_ahead_is_handed_out_while_it_is_leased() -> None:
 
 
 def test_what_was_on_its_way_is_not_handed_out_of_a_paused_partition() -> None:
-    """It had come, and waited for word whether it was still leased, while it was paused."""
+    """The records arrive while the partition is paused, and wait for proof of their lease."""
     with Cluster(brokers=4, seed=17) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=1, acks="raft")
@@ -250,10 +254,10 @@ def test_what_was_on_its_way_is_not_handed_out_of_a_paused_partition() -> None:
             put(other, *range(5))
             cluster.run(seconds=3)
             cluster.pause(data)
-            assert consumer.poll(timeout=0.4) == []  # They are leased, and do not come.
+            assert consumer.poll(timeout=0.4) == []  # The records are leased and do not arrive.
             cut = cluster.cut("client-0", coordinator(other))
             cluster.resume(data)
-            assert consumer.poll(timeout=0.2) == []  # They have come.
+            assert consumer.poll(timeout=0.2) == []  # The records have arrived.
             consumer.pause("0")
             cluster.heal(cut)
             assert consumer.poll(timeout=2.0) == []
@@ -264,13 +268,15 @@ def test_what_was_on_its_way_is_not_handed_out_of_a_paused_partition() -> None:
 
 
 def test_what_is_at_hand_stays_leased_though_nobody_coordinates_for_a_while() -> None:
-    """The renewal that fell into that time was the last, and what was acknowledged then waited."""
+    """The consumer renews its leases after a failed renewal, and sends its waiting
+    acknowledgements.
+    """
     with Cluster(brokers=1, seed=19) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t")
         put(other, *range(10))
         consumer = mq.consumer("t", group="g", ack_wait_s=24)
-        first = next(iter(consumer))  # Nine more are at hand, until 24 s if they are not renewed.
+        first = next(iter(consumer))  # Nine more are fetched, leased until 24 s unless renewed.
         cluster.run(seconds=4)
         cut = cluster.cut("broker-0")
         cluster.run(seconds=3)
@@ -286,7 +292,9 @@ def test_what_is_at_hand_stays_leased_though_nobody_coordinates_for_a_while() ->
 
 
 def test_a_partition_that_comes_back_is_watched_at_once() -> None:
-    """What it was asked before kept anybody from asking it for seconds, with many partitions."""
+    """A returned partition is watched at once, however many partitions an earlier request
+    covered.
+    """
     with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=120)
@@ -312,7 +320,9 @@ def test_a_partition_that_comes_back_is_watched_at_once() -> None:
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_news_of_many_partitions_comes_at_once(is_early: bool) -> None:
-    """Each is told of by itself, long before the coordinator answers; no lease of it gets lost."""
+    """Lost partitions are reported one by one, long before the coordinator answers; no lease is
+    lost.
+    """
     with Cluster(brokers=3, seed=21, delay_us=20_000, jitter_us=20_000) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", partitions=60)
@@ -334,8 +344,8 @@ def test_news_of_many_partitions_comes_at_once(is_early: bool) -> None:
 
 @pytest.mark.parametrize("is_patient", [True, False])
 def test_records_that_cannot_be_had_do_not_keep_others_away(is_patient: bool) -> None:
-    """The only holder of a partition is cut off: the records of the others are delivered, and its
-    own, in their order, when it is back.
+    """The only holder of a partition is cut off. Records of other partitions are delivered; its own
+    follow in their order when it is back.
     """
     with Cluster(brokers=3, seed=22) as cluster:
         mq, other = cluster.client(), cluster.client()
@@ -367,7 +377,7 @@ def test_records_that_cannot_be_had_do_not_keep_others_away(is_patient: bool) ->
 
 
 def test_an_answer_to_a_commit_is_lost() -> None:
-    """It is sent again, and what it had done the first time is not counted as refused."""
+    """The consumer sends the commit again, and its first effect does not count as a refusal."""
     with Cluster(brokers=1, seed=13) as cluster:
         mq = cluster.client()
         mq.create_topic("t", acks="raft")
@@ -383,7 +393,7 @@ def test_an_answer_to_a_commit_is_lost() -> None:
 
 
 def test_nobody_coordinates() -> None:
-    """A commit fails in time and says why; later all goes on."""
+    """A commit fails in time with the reason; later the group continues."""
     with Cluster(brokers=3, seed=14) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -424,7 +434,7 @@ def test_messages_get_lost(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [8, 9, 15, 18, 22])
 def test_leased_records_lie_on_other_brokers(seed: int) -> None:
-    """An iteration to the end waits for what was leased and is slow to come."""
+    """An iteration to the end waits for leased records that arrive late."""
     with Cluster(brokers=4, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=1, acks="raft")
@@ -456,7 +466,7 @@ def test_a_leader_dies_while_it_is_consumed(seed: int) -> None:
             put(other, *range(30, 60))
             seen += work(consumer, missing)
             assert not missing
-            assert sorted(seen) == list(range(60))  # The leases outlived it.
+            assert sorted(seen) == list(range(60))  # The leases outlived the fault.
 
 
 def test_all_brokers_are_restarted_one_by_one() -> None:
@@ -485,7 +495,9 @@ def test_all_brokers_are_restarted_one_by_one() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_until_end_includes_what_a_consumer_had_that_has_left_just_now(seed: int) -> None:
-    """Also if we have not heard yet that its partitions are ours."""
+    """An iteration to the end also waits for a leaving member's records before it knows its
+    partitions.
+    """
     with Cluster(brokers=1, seed=seed) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", partitions=4)
@@ -504,7 +516,7 @@ def test_until_end_includes_what_a_consumer_had_that_has_left_just_now(seed: int
 
 @pytest.mark.parametrize(("brokers", "after_s"), [(3, 0), (3, 10), (1, 10)])
 def test_the_first_group_of_a_cluster_waits_for_nothing(brokers: int, after_s: int) -> None:
-    """The topic for offsets is made as soon as there are enough brokers for it; it is empty."""
+    """The topic for offsets is created, empty, as soon as there are enough brokers for it."""
     with Cluster(brokers=brokers, zkservers=2, seed=1) as cluster:
         cluster.run(after_s)
         mq = cluster.client()
@@ -536,7 +548,9 @@ def test_until_end_goes_on_over_a_move() -> None:
 
 
 def test_a_group_keeps_its_offsets_when_a_partition_leaves_the_coordinator() -> None:
-    """The coordinator's broker gives up all of a partition; the topic is not deleted by that."""
+    """The coordinator's broker gives a partition away completely; this does not delete the
+    topic.
+    """
     with Cluster(brokers=4, seed=32) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=4, acks="leader")
@@ -555,7 +569,9 @@ def test_a_group_keeps_its_offsets_when_a_partition_leaves_the_coordinator() -> 
 
 @pytest.mark.parametrize("loses_first_holder", [False, True])
 def test_a_coordinator_reads_what_only_other_brokers_hold(loses_first_holder: bool) -> None:
-    """Its partition came to it by a roll, and no data moves: the older blocks are elsewhere."""
+    """A new coordinator reads older blocks of its partition from the other brokers that
+    hold them.
+    """
     with Cluster(brokers=4, seed=33) as cluster:
         mq = cluster.client()
         mq.create_topic("t", acks="raft", replicas=3)
@@ -576,7 +592,9 @@ def test_a_coordinator_reads_what_only_other_brokers_hold(loses_first_holder: bo
 
 
 def test_dead_letters_are_as_safe_as_what_they_were() -> None:
-    """They are acknowledged once they are written, so they are all that is left of a record."""
+    """A dead letter is as safe as its original, which is acknowledged once the letter is
+    written.
+    """
     with Cluster(brokers=3, seed=8) as cluster:
         mq = cluster.client()
         mq.create_topic("jobs", replicas=3, acks="raft")
@@ -591,7 +609,7 @@ def test_dead_letters_are_as_safe_as_what_they_were() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_poison_record_does_not_outlive_its_coordinators(seed: int) -> None:
-    """Each coordinator counted from nothing: it was delivered as often as they changed."""
+    """The delivery count outlives a change of coordinator."""
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("a", replicas=3, acks="raft")
@@ -613,7 +631,8 @@ def test_a_poison_record_does_not_outlive_its_coordinators(seed: int) -> None:
                 cluster.run(seconds=1)
                 cluster.restart(coordinator)
                 cluster.run(seconds=2)
-        # A delivery may be under way when the coordinator changes; it does not count, nor undo any.
+        # A delivery may be under way when the coordinator changes; it adds no count and removes
+        # none.
         assert counts == sorted(counts)
         assert counts[-1] == 3
         assert "a.dlq" in mq.topics()
@@ -627,7 +646,9 @@ def poll_on(consumer: pymq.Consumer) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_coordinator_that_has_not_heard_does_not_keep_an_unsubscribed_member(seed: int) -> None:
-    """Its successor takes the member for one that joins again: the zkserver knows better."""
+    """The successor of a coordinator that missed the unsubscription learns of it from the
+    zkserver.
+    """
     with Cluster(brokers=3, seed=60 + seed) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -643,7 +664,7 @@ def test_a_coordinator_that_has_not_heard_does_not_keep_an_unsubscribed_member(s
 
 
 def test_a_consumer_of_a_topic_that_was_made_again_outlives_a_coordinator() -> None:
-    """A topic that is made again has no subscriptions; its consumers are subscribed again."""
+    """A recreated topic has no subscriptions; its consumers are subscribed again."""
     with Cluster(brokers=3, seed=64) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -661,7 +682,8 @@ def test_a_consumer_of_a_topic_that_was_made_again_outlives_a_coordinator() -> N
                         consumer.ack(records)
                         consumer.commit(timeout=20.0)
                     except (UnknownTopic, FencedMember):
-                        cluster.run(seconds=0.1)  # It raises at once until it has looked again.
+                        # The consumer raises at once until it has new metadata.
+                        cluster.run(seconds=0.1)
                         continue
                     if number in values(records):
                         break

@@ -1,4 +1,4 @@
-"""Workers of one group share a burst of slow tasks: in virtual time, so the bound is exact."""
+"""Workers of a group share a burst of slow tasks, in virtual time, so the bound is exact."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOUND_MS = 1_150  # a perfect division takes 1,000
 
 
 class Hand:
-    """A worker that begins a task when it is free, and asks for more when it has none."""
+    """A worker that starts a task when it is free, and polls when it has none."""
 
     def __init__(self, consumer: pymq.Consumer) -> None:
         self.consumer = consumer
@@ -40,12 +40,12 @@ class Hand:
 
     @property
     def has_spare(self) -> bool:
-        """Whether it holds more than the task that it is at and the next one."""
+        """Whether it holds more than its current and its next task."""
         return len(self.waiting) > 1
 
 
 def share(cluster: Cluster, topic: str, *, send_first: bool) -> tuple[int, int]:
-    """Have a burst worked on; returns how long it took, and for how long anybody starved."""
+    """Let workers finish a burst; returns the time taken, and the time that any worker was idle."""
     mq = cluster.client()
 
     def send() -> None:
@@ -57,7 +57,7 @@ def share(cluster: Cluster, topic: str, *, send_first: bool) -> tuple[int, int]:
         send()
     hands = [Hand(cluster.client().consumer(topic, group="g")) for _ in range(WORKERS)]
     if not send_first:
-        for _ in range(1_000):  # All have joined, and wait.
+        for _ in range(1_000):  # All workers have joined, and wait.
             cluster.run(seconds=0.001)
             for hand in hands:
                 hand.step(0)
@@ -95,19 +95,21 @@ def test_a_burst_takes_little_longer_than_a_perfect_division(
 
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_a_few_long_tasks_are_divided_among_those_that_wait(partitions: int) -> None:
-    """The first of them could have all eight: it does not know yet how long they take."""
+    """A worker does not take all eight tasks, although the group does not know yet how long they
+    take.
+    """
     with Cluster(brokers=3, seed=partitions) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=partitions, replicas=3)
         workers = [cluster.client().consumer("t", group="g") for _ in range(WORKERS)]
-        for _ in range(5_000):  # All have joined, and wait.
+        for _ in range(5_000):  # All workers have joined, and wait.
             assert not any(worker.poll(timeout=0) for worker in workers)
             cluster.run(seconds=0.001)
         with mq.producer(linger_ms=5) as producer:
             for number in range(2 * WORKERS):
                 producer.send("t", b"%d" % number)
         taken = [0] * WORKERS
-        for _ in range(200):  # Nobody is done in this time.
+        for _ in range(200):  # No task ends in this time.
             for index, worker in enumerate(workers):
                 if not taken[index]:
                     taken[index] = len(worker.poll(timeout=0))
@@ -117,7 +119,7 @@ def test_a_few_long_tasks_are_divided_among_those_that_wait(partitions: int) -> 
 
 
 def test_records_that_come_one_by_one_go_to_one_partition_after_the_other() -> None:
-    """Each is a batch of its own, and the next batch is another partition's (KIP-480)."""
+    """Each record is a batch of its own, and the next batch goes to another partition (KIP-480)."""
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=4)
@@ -132,19 +134,19 @@ def test_records_that_come_one_by_one_go_to_one_partition_after_the_other() -> N
 def test_what_comes_for_a_worker_beyond_its_task_is_soon_another_s(
     gap_ms: int, delay_ms: int
 ) -> None:
-    """Its request may be on its way as a record comes for the one before."""
+    """The record goes to another worker soon, although the first one's request is in flight."""
     with Cluster(brokers=3) as cluster:
         cluster.network.set_faults(LinkFaults(delay_us=1_000 * delay_ms))
         mq = cluster.client()
         mq.create_topic("t", partitions=1)
         one = cluster.client().consumer("t", group="g", prefetch=1)
         two = cluster.client().consumer("t", group="g", prefetch=1)
-        for _ in range(5_000):  # Both have joined, know their partitions, and wait.
+        for _ in range(5_000):  # Both workers have joined, know their partitions, and wait.
             assert one.poll(timeout=0) + two.poll(timeout=0) == []
             cluster.run(seconds=0.001)
         with mq.producer() as producer:
             producer.send("t", b"long")
-            free = [one, two]  # of them the one that gets it has it to do until the end
+            free = [one, two]  # the worker that gets the record is busy with it until the end
             found: list[bytes] = []
             for ms in range(400):
                 if ms == gap_ms:

@@ -1,4 +1,6 @@
-"""Producers of a cluster: leaders die, brokers restart, messages get lost; nothing else does."""
+"""Producers of a cluster: leaders die, brokers restart and messages get lost, but no
+record does.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 import pymq
+from pymq.client.option_types import Acks
 from pymq.hash.partitioner import key_partition
 from pymq.testing import Cluster
 from pymq.testing.simulation.network import LinkFaults
@@ -19,7 +22,7 @@ def leader(mq: pymq.Client, topic: str = "t") -> str:
 
 
 def read(mq: pymq.Client, topic: str = "t") -> list[bytes]:
-    """Everything in partition 0, in order."""
+    """Return everything in partition 0, in order."""
     with mq.consumer(topic, mode="psb", partition=0) as consumer:
         return [record.value for record in consumer.until_end()]
 
@@ -31,7 +34,7 @@ def numbers(count: int) -> list[bytes]:
 def send_all(
     cluster: Cluster, mq: pymq.Client, count: int, at: Mapping[int, Callable[[], object]]
 ) -> list[int]:
-    """Send numbers, some at a time, and do something in between; their offsets."""
+    """Send numbers in steps and run a function in between; returns their offsets."""
     with mq.producer(linger_ms=2) as producer:
         sent = []
         for number in range(count):
@@ -45,14 +48,14 @@ def send_all(
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_leader_dies(acks: str, seed: int) -> None:
-    """Another takes its place: everything is there once, in order."""
+def test_a_leader_dies(acks: Acks, seed: int) -> None:
+    """Another replica leads: every record is there once, in order."""
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks=acks)
 
         def crash() -> None:
-            cluster.run(seconds=0.05)  # What was acknowledged by a leader alone goes with it.
+            cluster.run(seconds=0.05)  # A record acknowledged by the leader alone is lost with it.
             cluster.crash(leader(mq))
 
         offsets = send_all(cluster, mq, 60, {30: crash})
@@ -76,7 +79,7 @@ def test_the_gap_is_below_a_second() -> None:
 
 
 def test_a_leader_dies_with_unanswered_batches() -> None:
-    """They are sent to the next one in their order, and written once, answered or not."""
+    """The next leader gets them in their order and writes each once, answered before or not."""
     for boundary in range(0, 30, 5):
         with Cluster(brokers=3, seed=boundary) as cluster:
             mq = cluster.client()
@@ -91,7 +94,7 @@ def test_a_leader_dies_with_unanswered_batches() -> None:
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
-def test_all_brokers_are_restarted_one_by_one(acks: str) -> None:
+def test_all_brokers_are_restarted_one_by_one(acks: Acks) -> None:
     with Cluster(brokers=3, zkservers=2, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks=acks)
@@ -114,7 +117,9 @@ def test_all_brokers_are_restarted_one_by_one(acks: str) -> None:
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_messages_get_lost(seed: int, idempotent: bool) -> None:
-    """With numbers everything is there once and in order; without, everything is there."""
+    """With idempotence every record is there once and in order; without it every record is
+    there.
+    """
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -134,7 +139,9 @@ def test_messages_get_lost(seed: int, idempotent: bool) -> None:
 
 
 def test_a_leader_is_cut_off() -> None:
-    """It goes on leading for itself; the producer, which hears of both, finds the right one."""
+    """The old leader still leads in its own view; the producer sees both and chooses the
+    right one.
+    """
     with Cluster(brokers=3, seed=11) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -158,7 +165,7 @@ STATES = [("raft", "leader"), ("leader", "raft"), ("leader", "none"), ("none", "
 @pytest.mark.parametrize(("before", "after"), STATES)
 @pytest.mark.parametrize("is_leader", [True, False])
 def test_the_state_changes_under_load_and_a_broker_dies(
-    before: str, after: str, is_leader: bool
+    before: Acks, after: Acks, is_leader: bool
 ) -> None:
     with Cluster(brokers=3, seed=21) as cluster:
         mq, admin = cluster.client(), cluster.client()
@@ -174,7 +181,8 @@ def test_the_state_changes_under_load_and_a_broker_dies(
             cluster.run(seconds=0.1)
 
         offsets = send_all(cluster, mq, 50, {25: change})
-        # What a leader has acknowledged alone is visible when all that are in sync have it.
+        # Records acknowledged by the leader alone become visible when all in-sync replicas have
+        # them.
         cluster.restart(victims[0])
         cluster.run(seconds=3)
         found = read(mq)
@@ -186,7 +194,7 @@ def test_the_state_changes_under_load_and_a_broker_dies(
 
 
 def test_nobody_leads_for_a_while() -> None:
-    """Records wait; with time to spare they are written, and without they fail."""
+    """Records wait for a leader; with enough time they are written, otherwise they fail."""
     with Cluster(brokers=3, seed=31) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -218,14 +226,14 @@ def test_a_named_producer_goes_on_after_a_fail_over() -> None:
 
 
 def test_partitions_that_others_add_are_sent_to() -> None:
-    """Records without a key go there too, and keys are hashed over all of them."""
+    """The new partitions get records without a key too, and keys are hashed over all partitions."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", partitions=2, replicas=1)
         with mq.producer(linger_ms=0) as producer:
 
             def places(seconds: float, key: bytes | None = None) -> list[str]:
-                """Where records go that are sent one after the other."""
+                """Return the partitions of records that are sent one after the other."""
                 found = []
                 for _ in range(int(seconds * 10)):
                     keys = None if key is None else [key]
@@ -245,7 +253,7 @@ def test_partitions_that_others_add_are_sent_to() -> None:
             assert set(places(1.0)) == {"0", "1", "new"}
             assert producer.send("t", b"x", key=moved).result().partition == "new"
             assert set(places(0.5, moved)) == {"new"}
-            # What this client adds is known at once.
+            # The client knows its own new partition at once.
             mq.create_partition("t", "newer")
             assert set(places(1.0)) == {"0", "1", "new", "newer"}
 
@@ -268,13 +276,15 @@ def test_a_partition_without_an_ack_mode_is_not_chosen() -> None:
             assert places() == {"0"}
             mq.set_partition_state("t", "new", acks="leader")
             cluster.run(seconds=31)
-            assert places() == {"0"}  # It is asked with the first of these.
+            assert places() == {"0"}  # The first of these sends requests the metadata.
             assert places() == {"0", "new"}
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_producer_that_waits_for_no_answer_follows_the_leader(seed: int) -> None:
-    """It sent to the broker that had led for half a minute, and all of that was lost."""
+    """A producer with acks="none" finds the new leader soon, instead of losing half a minute of
+    records.
+    """
     with Cluster(brokers=3, seed=70 + seed) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", acks="leader")

@@ -1,10 +1,11 @@
-"""Readers of a cluster (PSB): blocks lie on different brokers, leaders die, fetches get lost."""
+"""Readers of a cluster (PSB): blocks on different brokers, dead leaders, lost fetches."""
 
 from __future__ import annotations
 
 import pytest
 
 import pymq
+from pymq.client.option_types import Acks
 from pymq.errors import OffsetOutOfRange, RequestTimeout
 from pymq.testing import Cluster
 from pymq.testing.simulation.network import LinkFaults
@@ -36,8 +37,8 @@ def leader(mq: pymq.Client) -> str:
     return found
 
 
-def scattered(cluster: Cluster, acks: str = "raft") -> pymq.Client:
-    """Forty records in four blocks of ten, none of which lies where the last one does."""
+def scattered(cluster: Cluster, acks: Acks = "raft") -> pymq.Client:
+    """Return forty records in four blocks of ten; none is on the broker of the last block."""
     mq = cluster.client()
     mq.create_topic("t", replicas=1, acks=acks)
     places = [["broker-0"], ["broker-1", "broker-2"], ["broker-2"], ["broker-3"]]
@@ -49,7 +50,7 @@ def scattered(cluster: Cluster, acks: str = "raft") -> pymq.Client:
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
-def test_blocks_lie_on_other_brokers(acks: str) -> None:
+def test_blocks_lie_on_other_brokers(acks: Acks) -> None:
     with Cluster(brokers=4, seed=1) as cluster:
         mq = scattered(cluster, acks)
         before = cluster.now
@@ -63,7 +64,7 @@ def test_blocks_lie_on_other_brokers(acks: str) -> None:
 
 
 def test_bounds_come_from_the_leader() -> None:
-    """A broker that holds an old block may not know how far the log reaches."""
+    """Bounds come from the leader, since the holder of an old block may not know the log end."""
     with Cluster(brokers=4, seed=2) as cluster:
         mq = scattered(cluster)
         with mq.consumer("t", mode="psb", partition=0) as consumer:
@@ -78,7 +79,7 @@ def test_bounds_come_from_the_leader() -> None:
 
 
 def test_a_holder_of_an_old_block_dies() -> None:
-    """The other one is asked."""
+    """The reader fetches from the other holder."""
     for victim in ("broker-1", "broker-2"):
         with Cluster(brokers=4, seed=3) as cluster:
             mq = scattered(cluster)
@@ -89,7 +90,7 @@ def test_a_holder_of_an_old_block_dies() -> None:
 
 
 def test_the_only_holder_of_a_block_is_away_for_a_while() -> None:
-    """Nothing is skipped: it is waited for, and the reason is told."""
+    """The reader skips nothing: it waits, and its status names the reason."""
     with Cluster(brokers=4, seed=4) as cluster:
         mq = scattered(cluster)
         cluster.crash("broker-0")
@@ -113,7 +114,7 @@ def test_times_are_found_in_blocks_on_other_brokers() -> None:
                 consumer.seek_to_time("0", WALL_MS + 1000 * block)
                 found = consumer.poll(1, timeout=5.0)
                 assert values(found) == [10 * block]
-                # What the leader of a block writes at its beginning is no record.
+                # The leader's own batch at the beginning of a block is no record.
                 assert consumer.offset_at("0", WALL_MS + 1000 * block) == found[0].offset
             cluster.crash("broker-0")
             with pytest.raises(RequestTimeout, match="broker-0"):
@@ -122,7 +123,7 @@ def test_times_are_found_in_blocks_on_other_brokers() -> None:
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_leader_dies_while_it_is_read(seed: int, acks: str) -> None:
+def test_a_leader_dies_while_it_is_read(seed: int, acks: Acks) -> None:
     with Cluster(brokers=3, seed=seed) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks=acks)
@@ -138,7 +139,7 @@ def test_a_leader_dies_while_it_is_read(seed: int, acks: str) -> None:
 
 
 def test_a_reader_waits_for_the_end_of_an_election() -> None:
-    """It waits at a leader that dies, and hears of what the next one gets."""
+    """A fetch that waits at a dying leader ends, and the reader gets the next leader's records."""
     with Cluster(brokers=3, seed=7) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -180,7 +181,7 @@ def test_fetches_and_answers_get_lost(seed: int) -> None:
 
 
 def test_a_broker_that_leads_no_more_says_no_end() -> None:
-    """A reader that is cut off together with an old leader neither skips nor repeats anything."""
+    """A reader that is cut off together with an old leader neither skips nor repeats a record."""
     with Cluster(brokers=3, seed=9) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -227,7 +228,7 @@ def test_no_offset_is_taken_for_one_that_is_there() -> None:
 
 
 def test_a_reader_does_not_get_behind_the_end_of_a_sealed_block() -> None:
-    """Brokers that have not heard of a roll elect a leader, whose no-op lies behind the seal."""
+    """Brokers that missed a roll elect a leader, whose no-op is behind the seal."""
     with Cluster(brokers=4, seed=5, heartbeat_ms=100, session_ms=3000) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -238,7 +239,7 @@ def test_a_reader_does_not_get_behind_the_end_of_a_sealed_block() -> None:
             assert poll(reader, 3) == [0, 1, 2]
             cut = cluster.cut("zkserver-0", rest)
             assert mq.reassign("t", "0", sorted(rest, key=old.replicas.__contains__))
-            cluster.run(1.0)  # They elect one of them, in the block that is sealed.
+            cluster.run(1.0)  # They elect one of them, in the sealed block.
             deliveries = [producer.send("t", b"%d" % number) for number in (3, 4)]
             assert poll(reader, 0) == []
             cluster.heal(cut)

@@ -1,4 +1,6 @@
-"""Records are read from the best replica: without a leader, near the reader, far from the end."""
+"""Records are read from the best replica: without a leader, near the reader, or far from
+the end.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,14 @@ def roll(mq: pymq.Client) -> None:
 
 
 def place(mq: pymq.Client) -> tuple[str, list[str]]:
-    """The leader and the other replicas of the open block."""
+    """Return the leader and the other replicas of the open block."""
     found = mq.describe_topic("t").partitions[0]
     assert found.leader is not None
     return found.leader, [name for name in found.replicas if name != found.leader]
 
 
 class Asked:
-    """Counts the fetches of records that clients send, by the broker that gets them."""
+    """Counts the fetches that clients send, by broker."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.of: Counter[str] = Counter()
@@ -66,7 +68,9 @@ class Asked:
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_what_is_committed_is_read_without_a_leader(acks: str) -> None:
-    """The majority is dead; the last replica has a sealed block and most of the open one."""
+    """Without its leader and the majority, a partition's committed records are read from the last
+    replica.
+    """
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -77,7 +81,7 @@ def test_what_is_committed_is_read_without_a_leader(acks: str) -> None:
         put(mq, *range(10, 20))
         cluster.run(seconds=2)
         leader, others = place(mq)
-        # One of the two that go is not counted on by the leader, so nobody may take over.
+        # The leader does not count on one of the two that go, so no replica may take over.
         for name in (leader, others[0]):
             cluster.crash(name)
         cluster.run(seconds=0.2)
@@ -131,7 +135,7 @@ def test_a_group_goes_on_while_a_leader_is_missing() -> None:
 
 
 def test_a_position_that_a_follower_has_not_reached_is_no_error() -> None:
-    """Only the leader knows that an offset is beyond the end."""
+    """A fetch beyond a follower's end is no error, since only the leader knows the end."""
     with Cluster(brokers=3, seed=9) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -191,7 +195,7 @@ def test_a_reader_without_a_rack_reads_the_end_from_the_leader_alone() -> None:
 
 
 def test_old_records_are_read_from_all_replicas() -> None:
-    """Readers far behind the end do not all burden the leader; at the end they are there again."""
+    """Readers far behind the end use all replicas; at the end they use the leader again."""
     with Cluster(brokers=3, seed=12) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -207,7 +211,7 @@ def test_old_records_are_read_from_all_replicas() -> None:
 
 
 def test_a_reader_goes_to_another_replica_when_one_fails() -> None:
-    """The leader's disk cannot be read; the records lie on the others too."""
+    """If the leader's disk cannot be read, the reader fetches from another replica."""
     with Cluster(brokers=3, seed=13) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -219,7 +223,7 @@ def test_a_reader_goes_to_another_replica_when_one_fails() -> None:
 
 
 def test_a_follower_shows_what_is_committed_only() -> None:
-    """It has records that its leader could not commit, and that the others never get."""
+    """A follower does not serve records that its leader could not commit."""
     with Cluster(brokers=3, seed=14) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -227,7 +231,8 @@ def test_a_follower_shows_what_is_committed_only() -> None:
         cluster.run(seconds=1)
         leader, (ahead, other) = place(mq)
         cluster.cut([other], [leader, ahead])
-        cluster.cut([ahead], [leader], one_way=True)  # It hears, and is not heard.
+        # The follower receives from the leader, but cannot send to it.
+        cluster.cut([ahead], [leader], one_way=True)
         with mq.producer(delivery_timeout_s=1) as producer:
             sent = [producer.send("t", b"%d" % number) for number in range(10, 15)]
             cluster.run(seconds=0.05)
@@ -240,7 +245,9 @@ def test_a_follower_shows_what_is_committed_only() -> None:
 
 
 def test_the_last_replica_is_read_though_it_led_before() -> None:
-    """The zkserver still names it as the leader, and it says that nobody leads."""
+    """The last replica serves reads, although the zkserver still names it as leader and it leads no
+    more.
+    """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -253,7 +260,7 @@ def test_the_last_replica_is_read_though_it_led_before() -> None:
 
 
 def test_a_new_leader_knows_the_end_once_it_knows_what_was_acknowledged() -> None:
-    """It has all of that, and learns that it is committed with the first entry of its own term."""
+    """A new leader has all acknowledged records; the first entry of its own term commits them."""
     early = 0
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
@@ -261,7 +268,7 @@ def test_a_new_leader_knows_the_end_once_it_knows_what_was_acknowledged() -> Non
         for number in range(3):
             put(mq, number)
             for name in cluster.brokers:
-                cluster.crash(name, "all")  # Nobody has noted what is committed.
+                cluster.crash(name, "all")  # No high watermark is saved.
             for name in cluster.brokers:
                 cluster.restart(name)
             for _ in range(3_000):
@@ -269,7 +276,7 @@ def test_a_new_leader_knows_the_end_once_it_knows_what_was_acknowledged() -> Non
                 for host in cluster.brokers.values():
                     for part in probe.partitions(host.broker) if host.broker is not None else ():
                         if part.leads and part.name.topic == "t":
-                            early += not part.opened.knows_end
-                            is_told = part.opened.high_watermark > number
-                            assert is_told or not part.opened.knows_end
+                            early += not part.opened.offsets.knows_end
+                            is_told = part.opened.offsets.high_watermark > number
+                            assert is_told or not part.opened.offsets.knows_end
     assert early, "there was a time in which a new leader did not know it"

@@ -1,4 +1,4 @@
-"""Numbers of batches whose outcome nobody knows: they are asked for, never guessed."""
+"""Sequences of batches with an unknown outcome: the producer requests them and never guesses."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def read(mq: pymq.Client) -> list[bytes]:
 @pytest.mark.parametrize("lost", [1, 2, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_a_failing_disk_leaves_open_is_written_once(seed: int, lost: int) -> None:
-    """A leader whose disk fails may have sent a batch to its followers already.
+    """The next leader writes a batch once that an earlier leader with a failing disk may have sent.
 
-    The producer goes on under the same sequence with the next leader. Of two batches that it has on
-    the way, that one must not refuse the first and take the second, as if that followed.
+    The producer sends the batch under the same sequence to the next leader. With two batches in
+    flight, that leader must not refuse the first and accept the second.
     """
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
@@ -49,7 +49,7 @@ def test_what_a_failing_disk_leaves_open_is_written_once(seed: int, lost: int) -
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_not_committed_is_not_told_of(seed: int) -> None:
-    """Whoever goes on behind a record that its leader alone has would never send it again."""
+    """The next sequence covers committed records only: later ones would never be sent again."""
     with Cluster(brokers=3, seed=seed) as cluster:
         first, mq = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")

@@ -1,4 +1,4 @@
-"""A consumer can always say why it gets nothing: each fault, for readers and for groups."""
+"""A consumer's status names why it gets no records: each fault, for readers and for groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_END = "it has reached the end of all its partitions"
 
 
 class Scene:
-    """A consumer that has read all there is, and a partition and a group on different brokers."""
+    """A consumer that has read everything; its partition and its group are on different brokers."""
 
     def __init__(self, cluster: Cluster, consumer: pymq.Consumer) -> None:
         self.cluster = cluster
@@ -34,7 +34,7 @@ class Scene:
         return [name for name in self.cluster.brokers if name not in names]
 
     def cut(self, *nodes: str) -> None:
-        """Let nothing through between the consumer and some nodes."""
+        """Cut the connections between the consumer and some nodes."""
         for node in nodes:
             for link in (("client-0", node), (node, "client-0")):
                 self.cluster.network.link(*link).faults = LinkFaults(loss=1.0)
@@ -47,7 +47,7 @@ class Scene:
         assert self.consumer.poll(timeout=3.0) == []
         since = self.cluster.now
         idle = self.consumer.status().idle
-        assert self.cluster.now - since < 4  # Whoever does not answer is not waited for.
+        assert self.cluster.now - since < 4  # The status does not wait for a silent node.
         assert idle is not None
         return idle
 
@@ -68,7 +68,7 @@ def scene(mode: str, seed: int = 5) -> Iterator[Scene]:
                 consumer.commit()
             else:
                 with cluster.client().consumer("t", group="h"):
-                    pass  # So there are coordinators.
+                    pass  # The coordinators exist now.
             yield Scene(cluster, consumer)
 
 
@@ -78,8 +78,7 @@ def put(mq: pymq.Client, *numbers: int) -> None:
             producer.send("t", b"%d" % number)
 
 
-# What happens, and what is said of it by a reader, and by a member of a group. The names of brokers
-# stand in braces.
+# A fault, and its status for a reader and for a group member. Braces hold the names of brokers.
 FAULTS: dict[str, tuple[Callable[[Scene], None], str, str]] = {
     "nothing": (lambda s: None, AT_END, AT_END),
     "the leader is alone, and leads no more": (
@@ -155,7 +154,7 @@ def test_records_that_are_leased_and_those_that_come_later() -> None:
 
 @pytest.mark.parametrize("mode", ["psb", "ptp"])
 def test_records_need_no_zkserver(mode: str) -> None:
-    """On partitions that have their place, all goes on without: also what asks for their ends."""
+    """Existing partitions work without a zkserver, also requests for their bounds."""
     with scene(mode) as on, on.cluster.client().producer() as producer:
         producer.send("t", b"2").result(timeout=10)
         on.crash(*on.cluster.zkservers)

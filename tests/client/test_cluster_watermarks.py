@@ -1,10 +1,11 @@
-"""High watermarks outlive a full stop: what was committed is known to be so by whoever is back."""
+"""High watermarks survive a full stop: a restarted replica knows which records were committed."""
 
 from __future__ import annotations
 
 import pytest
 
 import pymq
+from pymq.client.option_types import Acks
 from pymq.testing import Cluster
 
 
@@ -19,8 +20,8 @@ def shown(mq: pymq.Client) -> tuple[str | None, int]:
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
-def test_the_high_watermark_is_shown_again_after_a_full_stop(acks: str) -> None:
-    """One of three is back, so nobody can lead; it knows what it was told before."""
+def test_the_high_watermark_is_shown_again_after_a_full_stop(acks: Acks) -> None:
+    """A single restarted replica of three, without a leader, shows its last high watermark."""
     with Cluster(brokers=3, seed=21) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks=acks)
@@ -35,7 +36,7 @@ def test_the_high_watermark_is_shown_again_after_a_full_stop(acks: str) -> None:
         cluster.run(seconds=3)
         cluster.restart(others[1])
         cluster.run(seconds=4)
-        assert shown(mq)[1] >= before - 2  # What is behind it are batches of pymq's own.
+        assert shown(mq)[1] >= before - 2  # Behind it are pymq's own batches.
         with mq.consumer("t", mode="psb", offset=0) as consumer:
             found: list[int] = []
             while len(found) < 10:
@@ -44,7 +45,7 @@ def test_the_high_watermark_is_shown_again_after_a_full_stop(acks: str) -> None:
 
 
 def test_it_is_no_more_than_what_is_there() -> None:
-    """What a power cut has taken is not shown, whatever was noted of it."""
+    """The high watermark does not cover records that a power cut has taken."""
     with Cluster(brokers=1, seed=22) as cluster:
         mq = cluster.client()
         mq.create_topic("t", acks="leader", fsync="os")

@@ -1,4 +1,4 @@
-"""What a client can be told of blocks, groups and leases; for those who operate a cluster."""
+"""Descriptions of blocks, groups and leases, for operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def put(mq: pymq.Client, count: int, start: int = 0) -> None:
 
 
 def test_what_became_of_records(mq: pymq.Client) -> None:
-    """Done, being done, given back and never handed out: each with its offsets."""
+    """Acknowledged, leased, given back and never delivered: each state with its offsets."""
     mq.create_topic("t")
     put(mq, 10)
     with mq.consumer("t", group="g", ack_wait_s=60) as consumer:
@@ -40,13 +40,13 @@ def test_what_became_of_records(mq: pymq.Client) -> None:
         ]
         leased, acked, _, given_back, _ = found.leases
         assert (given_back.member, acked.member, acked.until_ms) == (None, None, None)
-        # On the wall clock, and not before what was asked for.
+        # On the wall clock, and not before the request.
         assert leased.until_ms is not None
         assert given_back.until_ms is not None
         assert given_back.until_ms < leased.until_ms <= before + 120_000
         assert given_back.until_ms > before
         assert mq.describe_group("g").members == (member,)
-        # From an offset on, and only so many.
+        # From an offset on, and with a limit.
         (only,) = mq.describe_leases("g", "t", "0", 5, 1).leases
         assert (only.start_offset, only.end_offset) == (5, 6)
 
@@ -117,7 +117,7 @@ def test_blocks_tell_who_holds_them(mq: pymq.Client) -> None:
         producer.send_many("t", [bytes(1000)] * 10).wait()
         producer.send("t", b"after").result(20)
     while len(mq.describe_topic("t").partitions[0].blocks) < 2:
-        put(mq, 1)  # The roll is under way.
+        put(mq, 1)  # The roll starts.
     sealed, *_, last = mq.describe_topic("t").partitions[0].blocks
     assert (sealed.number, sealed.end_offset is None, sealed.in_sync) == (0, False, ("broker-0",))
     assert sealed.max_timestamp_ms > began

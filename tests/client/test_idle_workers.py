@@ -1,4 +1,4 @@
-"""Consumers of a group that are free take what others have not begun, unless it has an order."""
+"""Free consumers of a group take records that others have not begun, unless keys order them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 import pymq
-from pymq.client.group.lease_pace import AHEAD_MS, FIRST, LeasePace
+from pymq.client.group.lease_requests import AHEAD_MS, FIRST, LeasePace
 
 WORKERS = 4
 TASKS = 100
@@ -51,7 +51,7 @@ def test_a_burst_in_one_partition_is_shared(mq: pymq.Client, partitions: int, ho
         producer.send_many("t", [b"%d" % i for i in range(TASKS)], partition="0").wait()
     done = work(mq, "t", how)
     assert sum(done.values()) == TASKS, "each record once"
-    # Whoever was first has got FIRST of them before anybody knew how slow it is.
+    # The first consumer got FIRST of them before its pace was known.
     assert min(done[name] for name in range(WORKERS)) >= (TASKS - FIRST) // WORKERS // 2
 
 
@@ -128,7 +128,7 @@ def test_options_that_make_no_sense_are_refused(
 
 
 def paced(takes_ms: Callable[[int], float], polls: int = 20, pace: LeasePace | None = None) -> int:
-    """How many records an application of some speed gets at a time, after a while."""
+    """Return how many records an application of some speed gets at a time, after a while."""
     pace = pace or LeasePace()
     for _ in range(polls):
         records = pace.limit(500)
@@ -169,5 +169,5 @@ def test_what_comes_while_its_consumer_is_at_work_goes_to_another(mq: pymq.Clien
             found = two.poll(timeout=30)
             assert [r.value for r in found] == [value], "the first one is not done yet"
             two.ack(found)
-        # The heartbeats of the first one tell it, too, but only one in 3 s.
+        # The first member's heartbeats would tell it too, but only every 3 s.
         assert time.monotonic() - begun < 6

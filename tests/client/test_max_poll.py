@@ -1,4 +1,4 @@
-"""A consumer that lives and does not ask for records for long loses them, until it asks again."""
+"""A consumer that does not poll for max_poll_interval_s loses its records until it polls again."""
 
 from __future__ import annotations
 

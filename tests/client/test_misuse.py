@@ -1,7 +1,9 @@
-"""Calls that would do nothing, or something else than they say, are refused when they are made."""
+"""Calls that would do nothing, or not what they say, raise at once."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ def mq() -> Iterator[pymq.Client]:
 
 @pytest.mark.parametrize("name", ["t", "bad name", "..", "", "n" * 250, "__consumer_offsets"])
 def test_a_dead_letter_topic_that_cannot_be_one_is_refused(mq: pymq.Client, name: str) -> None:
-    """A topic that was its own delivered the same record for ever."""
+    """A dead letter topic cannot be its own source, which would deliver a record forever."""
     with pytest.raises(InvalidName):
         mq.consumer("t", group="g", dead_letter=name)
 
@@ -72,7 +74,9 @@ def test_options_that_would_do_nothing_are_refused(
 
 
 def test_more_in_sync_than_there_are_replicas_is_refused() -> None:
-    """Who waited for all in sync was refused for ever, and told nothing but that it timed out."""
+    """An impossible ``min_in_sync`` is refused at once, instead of refusing each acks="all"
+    request.
+    """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         with pytest.raises(ConfigError, match="min_in_sync=2 is more than the 1 replicas"):
@@ -89,7 +93,7 @@ def test_more_in_sync_than_there_are_replicas_is_refused() -> None:
 
 
 def test_commit_tells_what_it_did_not_commit() -> None:
-    """It returned without an error, and the records came again."""
+    """commit raises when acknowledgements were refused, since those records are delivered again."""
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -104,7 +108,7 @@ def test_commit_tells_what_it_did_not_commit() -> None:
             assert caught.value.details["count"] == 3
             assert caught.value.details["ranges"] == (("0", 0, 3),)
             assert consumer.committed() == {"0": 0}
-            consumer.commit()  # It is told once.
+            consumer.commit()  # commit reports it once.
             again = list(consumer.until_end())
             consumer.ack(again)
             consumer.ack(again)  # A record may be acknowledged twice.
@@ -114,7 +118,7 @@ def test_commit_tells_what_it_did_not_commit() -> None:
 
 
 def test_commit_tells_it_also_if_the_acknowledgement_was_sent_twice() -> None:
-    """The first one was lost: the answer to the second told what had run out, and nobody looked."""
+    """The first request is lost; commit reports the refusals from the answer to the second."""
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -134,7 +138,7 @@ def test_commit_tells_it_also_if_the_acknowledgement_was_sent_twice() -> None:
 
 
 def test_an_acknowledgement_that_was_carried_out_and_sent_twice_is_committed() -> None:
-    """The answer to the first one was lost."""
+    """The answer to the first request is lost, and the second counts as done."""
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -188,3 +192,26 @@ for call in (
     assert done.stdout.splitlines() == ["clusters need pyzmq: pip install 'pymq-log[zmq]'"] * 2, (
         done.stderr
     )
+
+
+def test_readers_and_groups_are_names_of_the_modes(mq: pymq.Client) -> None:
+    mq.create_topic("modes")
+    with mq.producer() as producer:
+        producer.send("modes", b"x").result()
+    with mq.consumer("modes", mode="reader", offset="begin") as reader:
+        assert [record.value for record in reader.until_end()] == [b"x"]
+    with mq.consumer("modes", "g", mode="group") as member:
+        (record,) = member.poll()
+        member.ack(record)
+    with pytest.raises(ConfigError, match="mode='queue' must be"):
+        mq.consumer("modes", mode="queue")  # type: ignore[arg-type] # on purpose
+
+
+def test_what_cannot_be_copied_says_so(mq: pymq.Client) -> None:
+    """Also to another process, as an argument of a pool's task."""
+    mq.create_topic("t", exist_ok=True)
+    with mq.producer() as producer, mq.consumer("t", mode="reader") as consumer:
+        for handle in (mq, producer, consumer):
+            for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(TypeError, match="cannot be pickled or copied"):
+                    copied(handle)

@@ -1,4 +1,4 @@
-"""Opening, closing and opening again: what is kept, what is not, and what is left running."""
+"""Opening, closing and reopening: what is kept, what is not, and what keeps running."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_two_in_memory_know_nothing_of_each_other() -> None:
 def test_a_folder_keeps_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """However it is named; folders on the way are made."""
+    """A folder keeps all records under any form of its path; missing parent folders are made."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "some" / "where" / "deep"
     urls: dict[str, str | os.PathLike[str]] = {
@@ -49,7 +49,7 @@ def test_a_folder_keeps_everything(
     }
     with pymq.open(urls[kind]) as mq:
         mq.create_topic("t", retention_ms=1 << 40, acks="raft")
-        monkeypatch.chdir("/")  # a relative path is that of the time of opening
+        monkeypatch.chdir("/")  # a relative path is resolved when the queue is opened
         send(mq, b"1", b"2")
         before = mq.describe_topic("t")
     with pymq.open(folder) as mq:
@@ -71,7 +71,7 @@ def test_a_folder_with_spaces_and_umlauts(tmp_path: Path) -> None:
 
 
 def test_many_openings(tmp_path: Path) -> None:
-    """Each adds a record, and each finds those of the others."""
+    """Each opening adds a record, and each reads those of the others."""
     for life in range(20):
         with pymq.open(tmp_path) as mq:
             mq.create_topic("t", exist_ok=True)
@@ -80,7 +80,7 @@ def test_many_openings(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_open(tmp_path: Path) -> None:
-    """No file, no thread."""
+    """A closed queue leaves neither a file nor a thread open."""
     handles, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(3):
         with pymq.open(tmp_path) as mq:
@@ -92,7 +92,7 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
 
 
 def test_a_failed_opening_leaves_nothing(tmp_path: Path) -> None:
-    """Neither a lock nor a file: the next try can succeed."""
+    """No lock and no file stays, so the next try can succeed."""
     pymq.open(tmp_path).close()
     database = tmp_path / "metadata.db"
     good = database.read_bytes()
@@ -107,7 +107,9 @@ def test_a_failed_opening_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_opening_needs_no_thread() -> None:
-    """Nor does asking; a thread begins when something is due that nobody waits for."""
+    """Opening and requests need no thread; one starts when work is due and no caller waits
+    for it.
+    """
     before = threading.active_count()
     with pymq.open("memory:") as mq:
         mq.create_topic("t")
@@ -135,7 +137,7 @@ def test_the_client_closes_what_it_made() -> None:
 
 
 def test_closing_while_others_use_it() -> None:
-    """They get Closed, at once; none of them hangs."""
+    """Closing makes blocked calls raise Closed at once."""
     mq = pymq.open("memory:")
     mq.create_topic("t")
     ended: list[type[BaseException]] = []
@@ -172,7 +174,7 @@ def test_closing_while_others_use_it() -> None:
 
 
 def test_closing_in_the_middle_of_an_error() -> None:
-    """The first error is the one that is raised."""
+    """Closing during an error raises the first error."""
 
     def fail() -> None:
         with pymq.open("memory:") as mq:
@@ -185,7 +187,7 @@ def test_closing_in_the_middle_of_an_error() -> None:
 
 
 def test_a_closed_client_can_be_forgotten(tmp_path: Path) -> None:
-    """At the interpreter's exit there is nothing left to do, and nothing is said."""
+    """At the interpreter's exit there is nothing to do and no output."""
     code = """
 import sys, pymq
 mq = pymq.open(sys.argv[1])

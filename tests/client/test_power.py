@@ -1,4 +1,4 @@
-"""What an application was told is still so after a power cut; the disk is simulated."""
+"""Acknowledged records and commits survive a power cut; the disks are simulated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.client.helpers import polled, produce, values
 
 
 class Machine:
-    """A queue on disks that lose what was not synced when their power is cut; a broker on each."""
+    """A queue with a broker on each disk; a power cut loses all that was not synced."""
 
     def __init__(self, seed: int, brokers: int = 1) -> None:
         self.dice = random.Random(seed)
@@ -40,7 +40,7 @@ class Machine:
         """Cut the power now, and start again."""
         with self.mq.driver:
             images = [disk.fork() for disk in self.disks]
-        self.mq.close()  # on the disks that are not used any more
+        self.mq.close()  # on disks that are not used any more
         self.disks = images
         for disk in images:
             disk.crash(self.dice)
@@ -49,7 +49,9 @@ class Machine:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_three_brokers_have_answered_survives_a_power_cut(seed: int) -> None:
-    """All three lose what they had not synced; what was answered two of them had."""
+    """Each acknowledged record is on two of three disks, so it survives a loss of all unsynced
+    data.
+    """
     machine = Machine(seed, brokers=3)
     machine.mq.create_topic("t", replicas=3, acks="raft")
     sent, known = 0, 0
@@ -79,7 +81,7 @@ def test_what_three_brokers_have_answered_survives_a_power_cut(seed: int) -> Non
 @pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("seed", range(10))
 def test_a_commit_survives_a_power_cut(seed: int, in_background: bool) -> None:
-    """Also if what it commits had been sent before."""
+    """A commit covers acknowledgements that were sent before it, also through a power cut."""
     machine = Machine(seed)
     machine.mq.create_topic("t", fsync="always")
     produce(machine.mq, "t", range(10))
@@ -110,7 +112,9 @@ def test_a_group_that_was_reset_is_so_after_a_power_cut(seed: int) -> None:
 
 @pytest.mark.parametrize("boundary", range(4, 24))
 def test_what_is_known_of_producers_outlives_the_blocks_that_it_came_from(boundary: int) -> None:
-    """A crash takes a block that is just begun, and retention the one before."""
+    """The producer table survives a crash that takes a new block, and retention of the one before
+    it.
+    """
     with Cluster(brokers=1, seed=0, restart_ms=50) as cluster:
         mq = cluster.client()
         mq.create_topic("t", acks="raft", block_bytes=4096, retention_ms=2_000)

@@ -1,4 +1,4 @@
-"""The ids of producers, with zkservers of before and with answers that make no sense."""
+"""Producer ids, with older zkservers and with answers that make no sense."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pymq.errors import InternalError, InvalidName, RequestTimeout
 
 
 def identities(answer: object) -> ProducerIdentities:
-    """Those of a client with keys, whose zkserver answers always the same."""
+    """The identities of a client with keys, whose zkserver always gives the same answer."""
 
     def ask(make: Callable[[int], Message]) -> object:
         assert isinstance(make(1), InitProducer)

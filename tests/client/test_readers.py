@@ -1,4 +1,4 @@
-"""Consumers that read on their own (PSB): positions, seeking, blocks, retention, compaction."""
+"""Consumers without a group (PSB): positions, seeking, blocks, retention, compaction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def numbers(consumer: pymq.Consumer) -> list[int]:
 
 
 def test_each_reads_on_its_own(mq: pymq.Client) -> None:
-    """From the beginning, an offset or the end; one does not take from the other."""
+    """From the beginning, an offset or the end; readers do not take records from each other."""
     fill(mq, 0, 100)
     with (
         mq.consumer("t", mode="psb") as first,
@@ -56,7 +56,7 @@ def test_a_large_batch_is_polled_record_by_record(mq: pymq.Client) -> None:
 
 
 def test_seeking(mq: pymq.Client) -> None:
-    """By offset, by name and by time, exactly."""
+    """A reader seeks exactly by offset, by name and by time."""
     fill(mq, 0, 200)
     with mq.consumer("t", mode="psb") as consumer:
         assert len(numbers(consumer)) == 200
@@ -75,7 +75,7 @@ def test_seeking(mq: pymq.Client) -> None:
 
 
 def test_blocks_do_not_show(mq: pymq.Client) -> None:
-    """Over many rolls the offsets stay dense, and every way of reading crosses the borders."""
+    """Over many rolls the offsets stay dense, and every way of reading crosses block borders."""
     mq.create_topic("small", block_bytes=4096)
     fill(mq, 0, 2_000, "small")
     description = mq.describe_topic("small").partitions[0]
@@ -91,7 +91,7 @@ def test_blocks_do_not_show(mq: pymq.Client) -> None:
 
 
 def test_retention_by_size(mq: pymq.Client) -> None:
-    """Old blocks go, and a reader that they have left behind is told."""
+    """Retention removes old blocks, and a reader whose position is gone gets an error."""
     mq.create_topic("short", block_bytes=4096, retention_bytes=20_000)
     with mq.consumer("short", mode="psb") as behind:
         fill(mq, 0, 2_000, "short")
@@ -101,7 +101,7 @@ def test_retention_by_size(mq: pymq.Client) -> None:
         with pytest.raises(pymq.errors.OffsetOutOfRange):
             behind.poll(1)
         found: list[int] = []
-        while not found:  # more blocks may go while the last rolls are finished
+        while not found:  # retention may remove more while the last rolls finish
             with contextlib.suppress(pymq.errors.OffsetOutOfRange):
                 behind.seek("0", "begin")
                 found = numbers(behind)
@@ -110,7 +110,7 @@ def test_retention_by_size(mq: pymq.Client) -> None:
 
 
 def test_compaction_keeps_the_last_of_each_key(mq: pymq.Client) -> None:
-    """Of sealed blocks; positions stay valid, and the newest value of a key is always there."""
+    """Compaction of sealed blocks keeps positions valid and the newest value of each key."""
     mq.create_topic("table", block_bytes=4096, cleanup_policy="compact")
     with mq.producer(batch_bytes=1_000) as producer:
         for number in range(3_000):
@@ -121,18 +121,19 @@ def test_compaction_keeps_the_last_of_each_key(mq: pymq.Client) -> None:
 
 
 def test_a_time_is_found_behind_blocks_that_have_lost_their_newest_record(tmp_path: Path) -> None:
-    """The tree says up to which time a block reaches; compaction may have taken just that."""
+    """A time is found although compaction has removed the block's record with that newest time."""
     with pymq.open(tmp_path) as mq, mq.producer() as producer:
         mq.create_topic("table", acks="leader", cleanup_policy="compact")
+        raft, leader = pymq.AckMode.RAFT, pymq.AckMode.LEADER
         for acks, sent in (
-            ("raft", ((b"a", 9_000), (b"b", 1_000))),
-            ("leader", ((b"a", 2_000), (b"c", 3_000))),
-            ("raft", ((b"d", 4_000),)),
+            (raft, ((b"a", 9_000), (b"b", 1_000))),
+            (leader, ((b"a", 2_000), (b"c", 3_000))),
+            (raft, ((b"d", 4_000),)),
         ):
             for key, time in sent:
                 producer.send("table", b"", key=key, timestamp_ms=time)
             producer.flush()
-            mq.set_partition_state("table", "0", acks=acks)  # another mode is another block
+            mq.set_partition_state("table", "0", acks=acks)  # another mode starts another block
         with mq.consumer("table", mode="psb") as consumer:
 
             def is_compacted() -> bool:
@@ -145,7 +146,7 @@ def test_a_time_is_found_behind_blocks_that_have_lost_their_newest_record(tmp_pa
 
 
 def test_pausing(mq: pymq.Client) -> None:
-    """A paused partition gives nothing, says so, and goes on where it stopped."""
+    """A paused partition delivers nothing, is listed as paused, and resumes at its position."""
     fill(mq, 0, 10)
     with mq.consumer("t", mode="psb") as consumer:
         consumer.pause("0")
@@ -159,7 +160,7 @@ def test_pausing(mq: pymq.Client) -> None:
 
 
 def test_a_deleted_topic_is_told(mq: pymq.Client) -> None:
-    """To whoever waits for its records."""
+    """A poll raises when its topic is deleted."""
     with mq.consumer("t", mode="psb") as consumer:
         mq.delete_topic("t")
         with pytest.raises(pymq.errors.UnknownTopic):
@@ -170,7 +171,7 @@ def test_a_deleted_topic_is_told(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("credit", [1, 100])
 def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> None:
-    """A slow handler had megabytes fetched ahead of it, whatever its credit was."""
+    """A slow handler has no more prefetched records than its credit."""
     is_called, may_go_on = threading.Event(), threading.Event()
 
     def handle(record: pymq.Record) -> None:
@@ -187,7 +188,7 @@ def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> Non
         reader = mq.consumer("t", mode="psb", delivery="push", on_record=handle, credit=credit)
         try:
             assert is_called.wait(30)
-            reader.begin_offsets()  # What was asked for before this has been answered.
+            reader.begin_offsets()  # The earlier request has been answered.
             assert reader.status().buffered <= 2 * credit + 2 * batch
         finally:
             may_go_on.set()

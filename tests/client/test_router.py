@@ -1,4 +1,4 @@
-"""What a client asks zkservers and brokers, and when it asks again."""
+"""The requests of a client to zkservers and brokers, and their retries."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from pymq.client.router import LOST_MS, REFRESH_LOST_MS, REFRESH_MS, Call, Router
 from pymq.core.message import Answer, DeleteTopic, GetMetadata, Message, UnderWay
-from pymq.core.metadata.nodes import PartitionLeader, TopicMetadata
+from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import NotController, QuotaExceeded, RequestTimeout
 
 
 class Bench:
-    """A router of one zkserver, and what it sends."""
+    """A router with one zkserver, and the messages that it sends."""
 
     def __init__(self) -> None:
         self.router = Router("client", ["zk"], lambda: None)
@@ -45,7 +45,7 @@ def test_who_is_over_a_quota_asks_again_when_he_was_told(peer: str | None) -> No
     assert len(bench.sent(720 + REFRESH_MS)) == 1
     bench.router.step(asked, Answer(1, True), 800)
     assert (call.is_done, call.error) == (True, None)
-    assert not call.is_repeated  # Nobody has carried out what was refused.
+    assert not call.is_repeated  # A refused request was not carried out.
 
 
 def test_who_would_have_to_wait_for_too_long_is_told() -> None:
@@ -68,7 +68,7 @@ def test_who_waits_is_given_up_in_time() -> None:
 
 
 def test_what_is_under_way_is_waited_for() -> None:
-    """Each word of it gives as much time as the call had in the beginning."""
+    """Each sign of progress extends the wait by the call's full timeout."""
     bench = Bench()
     call = bench.call(timeout_ms=5_000)
     bench.sent(0)
@@ -77,7 +77,7 @@ def test_what_is_under_way_is_waited_for() -> None:
         bench.router.step("zk", UnderWay(1), now)
         assert bench.sent(now + 2_499) == []
         now += 2_500
-        ((again, _),) = bench.sent(now)  # It asks, to hear whether it is still so.
+        ((again, _),) = bench.sent(now)  # The router asks whether the request is still under way.
         assert again == "zk"
     assert not call.is_done
     bench.router.step("zk", Answer(1, True), now)
@@ -97,7 +97,7 @@ def test_what_nobody_says_any_more_to_be_under_way_is_given_up() -> None:
 
 
 def test_an_active_zkserver_that_does_not_answer_is_named() -> None:
-    """It read "no zkserver is active", since the other one had refused."""
+    """The error names the silent active zkserver, although the other one has refused."""
     router = Router("client", ["zk-0", "zk-1"], lambda: None)
     call = router.call(lambda r: DeleteTopic(r, "t"), 0, 3_000)
     for now in range(0, 3_001, 50):
@@ -117,7 +117,7 @@ def metadata(request: int, leader: str | None, epoch: int = 1) -> Answer:
 
 
 def test_a_leader_that_is_lost_is_asked_about_until_there_is_another() -> None:
-    """Else that it does not answer would be noticed only after a while, and once."""
+    """The router keeps asking for a lost leader's successor, instead of once after a timeout."""
     bench = Bench()
     router = bench.router
     router.refresh("t")
@@ -126,25 +126,27 @@ def test_a_leader_that_is_lost_is_asked_about_until_there_is_another() -> None:
     assert bench.sent(10_000) == []
     router.lost("broker-0", True, 10_000)
     told: list[int] = []
-    router.listen("reader", lambda: told.append(1))
+    router.metadata.listen("reader", lambda: told.append(1))
     now = 10_000
     for request in range(2, 7):
         ((_, message),) = bench.sent(now)
         assert isinstance(message, GetMetadata)
-        router.step("zk", metadata(request, "broker-0"), now)  # It does not know yet.
+        router.step("zk", metadata(request, "broker-0"), now)  # The zkserver has not noticed yet.
         now = router.deadline
     assert now <= 10_000 + 50 + 4 * REFRESH_LOST_MS
     assert told == []
     bench.sent(now)
     router.step("zk", metadata(7, "broker-1", 2), now)
     assert told == [1]
-    assert router.find("t", "0") == "broker-1"
+    assert router.metadata.find("t", "0") == "broker-1"
     assert bench.sent(now + 10_000) == []
 
 
 @pytest.mark.parametrize("is_back", [True, False])
 def test_a_leader_that_is_there_again_is_asked_about_no_more(is_back: bool) -> None:
-    """Or has been away for so long that it is to be asked all the same."""
+    """The router stops asking about a leader that is back, or that was away long enough to be
+    asked.
+    """
     bench = Bench()
     router = bench.router
     router.refresh("t")
@@ -172,7 +174,7 @@ def test_what_a_lost_zkserver_was_asked_another_one_is_asked() -> None:
 
 
 def test_who_led_a_topic_that_was_deleted_does_not_lead_the_next_one_of_its_name() -> None:
-    """Its epochs begin anew, so the leader of a later epoch of the old one was taken to lead it."""
+    """The old topic's leader is not used for the new topic, though its later epoch seems newer."""
     bench = Bench()
     for topic_id, epoch, leader in (("id-1", 5, "broker-1"), ("id-2", 1, "broker-0")):
         bench.router.refresh("t")
@@ -181,6 +183,6 @@ def test_who_led_a_topic_that_was_deleted_does_not_lead_the_next_one_of_its_name
         led = PartitionLeader("0", 0, AckMode.LEADER, epoch, leader, "")
         found = TopicMetadata("t", topic_id, TopicConfig(), (led,))
         bench.router.step("zk", Answer(asked.id, found), 0)
-        assert bench.router.find("t", "0") == leader
-        bench.router.forget("t")  # as who deletes it does
-        assert bench.router.find("t", "0") is None
+        assert bench.router.metadata.find("t", "0") == leader
+        bench.router.metadata.forget("t")  # as a client that deletes the topic does
+        assert bench.router.metadata.find("t", "0") is None

@@ -26,7 +26,7 @@ def got(mq: pymq.Client) -> list[int]:
 
 
 def test_a_folder_of_three(tmp_path: Path) -> None:
-    """It is three brokers when it is opened again, without being told."""
+    """A folder made with three brokers has three again when it is reopened without ``brokers=``."""
     with pymq.open(tmp_path, brokers=3) as mq:
         put(mq)
         (partition,) = mq.describe_topic("orders").partitions
@@ -50,7 +50,7 @@ def test_a_folder_of_three(tmp_path: Path) -> None:
 
 
 def test_groups(tmp_path: Path) -> None:
-    """What a group has acknowledged is kept by three, too."""
+    """Three brokers keep the group's acknowledgements, too."""
     with pymq.open(tmp_path, brokers=3) as mq:
         put(mq)
         with mq.consumer("orders", group="billing") as consumer:
@@ -65,7 +65,7 @@ def test_groups(tmp_path: Path) -> None:
 
 
 def test_a_disk_is_lost(tmp_path: Path) -> None:
-    """Two of three have all that was answered; the third, on an empty disk, is given it again."""
+    """Two of three have all acknowledged records; the third, on an empty disk, gets copies."""
     with pymq.open(tmp_path, brokers=3) as mq:
         put(mq)
         leader = mq.describe_topic("orders").partitions[0].leader
@@ -79,7 +79,7 @@ def test_a_disk_is_lost(tmp_path: Path) -> None:
 
 
 def test_more_brokers(tmp_path: Path) -> None:
-    """There may be more later, and not fewer."""
+    """Reopening may add brokers, but not remove any."""
     with pymq.open(tmp_path, brokers=3) as mq:
         put(mq)
     with pymq.open(tmp_path, brokers=5) as mq:
@@ -92,7 +92,7 @@ def test_more_brokers(tmp_path: Path) -> None:
 
 
 def test_one_and_several_are_not_mixed(tmp_path: Path) -> None:
-    """A folder that began with one broker stays so, and says so."""
+    """A folder that began with one broker stays so, and another number raises."""
     with pymq.open(tmp_path) as mq:
         mq.create_topic("orders")
     assert broker_folders(os.fspath(tmp_path)) == []
@@ -103,7 +103,7 @@ def test_one_and_several_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_metadata_that_is_missing(tmp_path: Path) -> None:
-    """Without it the blocks belong to nothing; it is not made anew."""
+    """Blocks are worthless without their metadata; opening raises and makes no new metadata."""
     with pymq.open(tmp_path, brokers=3) as mq:
         put(mq)
     for file in tmp_path.glob("metadata.db*"):
@@ -113,7 +113,7 @@ def test_metadata_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_what_else_lies_there_is_no_broker(tmp_path: Path) -> None:
-    """However large the number in its name is, it is not taken for so many brokers."""
+    """A file with a large number in its name does not count as that many brokers."""
     with pymq.open(tmp_path, brokers=3) as mq:
         put(mq)
     (tmp_path / f"broker-{10**12}").mkdir()
@@ -124,20 +124,20 @@ def test_what_else_lies_there_is_no_broker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("brokers", [0, -1, 101, True, "3", 1.0])
 def test_what_is_no_number(tmp_path: Path, brokers: int) -> None:
-    """It is refused before anything is made."""
+    """An invalid number of brokers is refused before any file is made."""
     with pytest.raises(ConfigError, match="no number from 1 to 100"):
         pymq.open(tmp_path / "new", brokers=brokers)
     assert not (tmp_path / "new").exists()
 
 
 def test_brokers_elsewhere_are_not_ours_to_number() -> None:
-    """Of a cluster's URL."""
+    """``brokers=`` is refused with a cluster's URL."""
     with pytest.raises(ConfigError, match="not in this process"):
         pymq.open("zmq+tcp://127.0.0.1:1", brokers=3)
 
 
 def test_metrics_are_sums() -> None:
-    """Each name has one value for its labels, as Prometheus wants it."""
+    """Each name has one value for each set of labels, as Prometheus requires."""
     with pymq.open("memory:", brokers=3) as mq:
         put(mq)
         metrics = mq.metrics()
@@ -151,7 +151,7 @@ def test_metrics_are_sums() -> None:
 
 
 def test_async() -> None:
-    """``pymq.aio.open`` takes the same."""
+    """``pymq.aio.open`` takes the same argument."""
 
     async def main() -> int:
         async with pymq.aio.open("memory:", brokers=3) as mq:

@@ -1,7 +1,7 @@
-"""Many producers and consumers at a time, with dice: nothing is lost, nothing is done twice.
+"""Many random producers and consumers at a time: no record is lost or done twice.
 
-Leases last longer than the test, so whatever a consumer gets that another one holds is an error. It
-takes as long as it takes; what stands still for LIMIT_S is an error too.
+Leases last longer than the test, so it is an error if a consumer gets a record that another one
+holds. The test has no time limit, but LIMIT_S without progress is an error too.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from pathlib import Path
 import pytest
 
 import pymq
-from pymq.hash.assign import names as assignors
+from pymq.client.option_types import Assignor
 
 Place = tuple[str, int]
+ASSIGNORS: tuple[Assignor, ...] = ("range", "ring", "sticky")
 LIMIT_S = 30.0
 
 
 class Ledger:
-    """What all threads know: who holds what, what is done, and what went wrong."""
+    """The state shared by all threads: leases, finished records and errors."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.lock = threading.Lock()
         self.values: dict[Place, bytes] = {}
         self.holders: dict[Place, str] = {}
-        self.done: set[Place] = set()  # committed, for all to see
+        self.done: set[Place] = set()  # committed
         self.problems: list[str] = []
         self.is_over = threading.Event()
 
@@ -38,16 +39,16 @@ class Ledger:
 
 
 class Shopper:
-    """One thread of the group: consumers, one after the other, and dice."""
+    """One thread of the group: consumers in sequence that act at random."""
 
     def __init__(
-        self, mq: pymq.Client, ledger: Ledger, name: str, seed: int, rule: str, in_order: bool
+        self, mq: pymq.Client, ledger: Ledger, name: str, seed: int, rule: Assignor, in_order: bool
     ) -> None:
         self.mq, self.ledger, self.name, self.rule = mq, ledger, name, rule
         self.in_order = in_order
         self.dice = random.Random(f"{seed}/{name}")
         self.held: list[pymq.Record] = []
-        self.last: dict[str, int] = defaultdict(lambda: -1)  # offsets as they first came
+        self.last: dict[str, int] = defaultdict(lambda: -1)  # offsets at their first delivery
 
     def run(self) -> None:
         try:
@@ -76,7 +77,7 @@ class Shopper:
             if self.dice.random() < 0.5:
                 self.commit(consumer, self.held)
         finally:
-            with self.ledger.lock:  # before the group can give them to others
+            with self.ledger.lock:  # before the group can give the records to others
                 self.let_go(self.held)
             consumer.close()
 
@@ -85,7 +86,8 @@ class Shopper:
             done = set(self.ledger.done)
         records: list[pymq.Record] = []
         if not self.held and self.dice.random() < 0.2:
-            # Only with empty hands: it waits for what others hold, who may wait for us.
+            # Only without records of its own: the iteration waits for leases of others, which may
+            # wait for these.
             for record in consumer.until_end():
                 records.append(record)
                 if len(records) == 3 or self.dice.random() < 0.5:
@@ -120,7 +122,8 @@ class Shopper:
         consumer.nack(chosen, self.dice.choice([0, 0.01]))
 
     def commit(self, consumer: pymq.Consumer, records: list[pymq.Record]) -> None:
-        with self.ledger.lock:  # before the coordinator knows, so that nobody has to hurry
+        # before the coordinator knows, so that the order of threads does not matter
+        with self.ledger.lock:
             self.let_go(records)
         consumer.ack(records)
         consumer.commit()
@@ -139,7 +142,7 @@ class Shopper:
 def produce(
     mq: pymq.Client, ledger: Ledger, name: str, seed: int, partitions: int, records: int
 ) -> None:
-    """Send numbered records here and there; per partition they keep their order."""
+    """Send numbered records to random partitions; per partition they keep their order."""
     dice = random.Random(f"{seed}/{name}")
     try:
         with mq.producer(linger_ms=dice.choice([0, 1, 5]), batch_bytes=500) as producer:
@@ -168,12 +171,12 @@ def test_a_busy_group_for_long(seed: int, where: str, tmp_path: Path) -> None:
 def run(url: str | Path, seed: int, records: int) -> None:
     dice = random.Random(seed)
     partitions, producers, consumers = (dice.randrange(1, 5) for _ in range(3))
-    rule = dice.choice(sorted(assignors()))
+    rule = dice.choice(ASSIGNORS)
     ledger = Ledger(producers * records)
     with pymq.open(url) as mq:
         mq.create_topic("t", partitions=partitions, block_bytes=4096)
-        # Those who share a partition give back to each other what they have not seen, in any order,
-        # and records without a key have none unless they are told to.
+        # Members that share a partition give back their undelivered records in any order. Records
+        # without a key have an order only if the topic asks for one.
         in_order = consumers <= partitions and seed % 2 == 0
         shoppers = [Shopper(mq, ledger, f"c{n}", seed, rule, in_order) for n in range(consumers)]
         threads = [threading.Thread(target=shopper.run) for shopper in shoppers]
@@ -197,7 +200,7 @@ def run(url: str | Path, seed: int, records: int) -> None:
 
 
 def check(kept: list[pymq.Record], ledger: Ledger, producers: int) -> None:
-    """All is there, once, where the group saw it, and each producer's in its order."""
+    """Check that each record is there once, where the group saw it, and in its producer's order."""
     assert {(record.partition, record.offset): record.value for record in kept} == ledger.values
     assert len({record.value for record in kept}) == len(kept) == ledger.total
     for producer in range(producers):

@@ -1,4 +1,4 @@
-"""zkservers on a real coordinator, and brokers that do what their test says; time is a number."""
+"""zkservers on a real coordinator and scripted brokers, in virtual time."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Zk:
         self.commits: list[Commit] = []
         self.on_submit: Callable[[CoordRequest], bool] = lambda request: True
         self.effects = 0  # messages and requests that have left
-        self.crash_before = 0  # the effect that it does not live to see
+        self.crash_before = 0  # the effect before which it crashes
 
     def is_over(self) -> bool:
-        """Count an effect; whether the process is gone before it."""
+        """Count an effect; returns whether the process crashes before it."""
         self.effects += 1
         if self.effects == self.crash_before:
             self.is_up = False
@@ -59,22 +59,22 @@ class Zk:
 
 
 class Broker:
-    """What a broker would say; it confirms what it is told, unless told otherwise."""
+    """A broker that confirms what it receives, unless its test says otherwise."""
 
     def __init__(self, name: str, incarnation: int = 1, storage: str = "") -> None:
         self.name = name
         self.incarnation = incarnation
         self.storage = storage or f"disk-{name}"
         self.is_up = True
-        self.is_mute = False  # takes everything in, says nothing
+        self.is_mute = False  # receives, but sends nothing
         self.heard: list[Message] = []
         self.states: dict[TopicPartition, PartitionState] = {}
-        self.ends: dict[TopicPartition, int] = {}  # where its copy of the open block ends
+        self.ends: dict[TopicPartition, int] = {}  # the ends of its copies of open blocks
         self.seals = True  # whether it answers Seal
-        self.epochs: dict[TopicPartition, int] = {}  # what it says the leader epoch is, in Sealed
+        self.epochs: dict[TopicPartition, int] = {}  # the leader epochs that it reports in Sealed
         self.holders: dict[TopicPartition, tuple[str, ...]] = {}
         self.unrolled: dict[TopicPartition, int] = {}  # blocks that were sealed here
-        self.log_epochs: dict[TopicPartition, int] = {}  # the last one in its copy of the block
+        self.log_epochs: dict[TopicPartition, int] = {}  # the last epoch in its copy of the block
 
     def all(self, kind: type[M]) -> list[M]:
         return [m for m in self.heard if isinstance(m, kind)]
@@ -141,13 +141,13 @@ class Broker:
         ]
 
     def has_disk(self, block: BlockNode) -> bool:
-        """Whether it has the disk that the block was made on."""
+        """Return whether it has the disk that the block was made on."""
         at = block.replicas.index(self.name)
         return not block.storages or block.storages[at] == self.storage
 
 
 class Cluster:
-    """Everything, with a network that delivers in order and at once."""
+    """All nodes, with a network that delivers in order and at once."""
 
     def __init__(self, brokers: int = 3, zks: int = 1, **config: Any) -> None:
         self.tree = MemoryTree()
@@ -157,9 +157,9 @@ class Cluster:
         self.config = {"session_ms": SESSION_MS, **config}
         self.zks: dict[str, Zk] = {}
         self.brokers: dict[str, Broker] = {}
-        self.wanted: tuple[str, ...] = ()  # what a test has in mind
+        self.wanted: tuple[str, ...] = ()  # set by a test
         self.answers: dict[int, Answer] = {}
-        self.refusals: list[tuple[str, Answer]] = []  # what brokers were answered
+        self.refusals: list[tuple[str, Answer]] = []  # error answers to brokers
         self.dropped: Callable[[str, str, Message], bool] = lambda source, peer, message: False
         self._ids = self._counted = 0
         for index in range(zks):
@@ -205,7 +205,7 @@ class Cluster:
 
     @property
     def image(self) -> Image:
-        """The tree as it is, whoever has read it."""
+        """The current tree, independent of any zkserver."""
         entries = self.tree.entries()
         if self._image is None or self._entries != entries:
             self._image, self._entries = Image.load(entries), entries
@@ -223,7 +223,7 @@ class Cluster:
     # --- what happens ---------------------------------------------------------------------------
 
     def crash_zk(self, name: str) -> None:
-        """The process is gone, and the coordinator has noticed."""
+        """End the process and its session."""
         zk = self.zks[name]
         zk.is_up = False
         zk.coordinator.suspend()
@@ -231,12 +231,12 @@ class Cluster:
         self.run()
 
     def kill(self, name: str) -> None:
-        """A broker is gone, and its session is over."""
+        """End a broker and its session."""
         self.brokers[name].is_up = False
         self.pass_ms(SESSION_MS + 1)
 
     def pass_ms(self, ms: int, step: int = 100) -> None:
-        """Let time pass; brokers that are up say so."""
+        """Let time pass; brokers that are up send heartbeats."""
         until = self.now + ms
         while self.now < until:
             self.now = min(until, self.now + step)
@@ -258,7 +258,7 @@ class Cluster:
                     zk.machine.step(broker.name, message, self.now)
 
     def run(self) -> None:
-        """Until nobody has anything to do."""
+        """Run until no machine has work."""
         is_busy = True
         while is_busy:
             is_busy = False
@@ -267,7 +267,7 @@ class Cluster:
             is_busy = is_busy or self._next_turn()
 
     def _next_turn(self) -> bool:
-        """What is too much for one turn goes on a millisecond later; whether anything does."""
+        """Continue work that exceeds one turn a millisecond later; returns whether any is left."""
         zks = [zk for zk in self.zks.values() if zk.is_up and not zk.is_stopped]
         due = [zk for zk in zks if zk.machine.deadline == self.now + 1]
         self.now += bool(due)
@@ -320,7 +320,7 @@ class Cluster:
         self.run()
 
     def send(self, make: Callable[[int], Message], zk: str | None = None) -> int:
-        """Ask, without waiting for the answer."""
+        """Send a request without waiting for the answer."""
         self._ids += 1
         machine = (self.zks[zk] if zk else self.active).machine
         machine.step("client", make(self._ids), self.now)
@@ -328,7 +328,7 @@ class Cluster:
         return self._ids
 
     def ask(self, make: Callable[[int], Message]) -> Any:
-        """Ask; the result, or the error raised."""
+        """Send a request; returns its result or raises its error."""
         answer = self.answers[self.send(make)]
         if answer.error is not None:
             raise answer.error
@@ -359,7 +359,7 @@ class Cluster:
         return [b for b in self.open(name).replicas if b != self.leader(name)]
 
     def write(self, end: int, *brokers: str, name: TopicPartition = T0) -> None:
-        """Copies of the open block end at *end* now: all of them, or those of *brokers*."""
+        """Set the ends of copies of the open block to *end*: all copies, or those of *brokers*."""
         for broker in brokers or self.open(name).replicas:
             self.brokers[broker].ends[name] = end
 
@@ -367,10 +367,10 @@ class Cluster:
 def crashes(
     start: Callable[[Cluster], Callable[[int], Message]],
 ) -> Iterator[tuple[Cluster, Callable[[int], Message], int]]:
-    """Have a zkserver do what *start* asks, and crash before each thing that it does in turn.
+    """Run the request of *start* on a zkserver, and crash before each of its effects in turn.
 
-    Yields the cluster of each time, the request and its number; the last time, with the zkserver
-    up, nothing was left to crash before.
+    Yields the cluster of each run, the request and the effect's number. The last run has no effect
+    left to crash before, and its zkserver is up.
     """
     for point in itertools.count(1):
         cluster = Cluster(brokers=4, zks=2)

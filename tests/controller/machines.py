@@ -1,4 +1,4 @@
-"""Machines with nothing in them, for the tests of what drives machines."""
+"""Empty machines, for the tests of their drivers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Do = Callable[["Scripted", Message], None]
 
 
 class Scripted:
-    """Does what its test tells it to do."""
+    """A machine that follows its test's script."""
 
     def __init__(self) -> None:
         self.out = Ready()
@@ -58,7 +58,7 @@ class Scripted:
 
 
 class CountingStore(MemoryStore):
-    """Remembers what each call of ``write`` was given."""
+    """A store that remembers the argument of each ``write``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class CountingStore(MemoryStore):
 
 
 class Done:
-    """Something to wait for."""
+    """An event to wait for."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -92,6 +92,6 @@ def block(number: int) -> BlockId:
 
 
 def append(number: int, offset: int = 0) -> Append:
-    """One record for the block of partition *number*."""
+    """Return the append of one record to the block of partition *number*."""
     batch = EncodedBatch.encode([b"x"], timestamp_ms=0).stamp(offset, 0, 0)
     return Append(block(number), [batch], True)

@@ -1,4 +1,4 @@
-"""The zkserver by itself: topics, ack modes and what brokers are told."""
+"""A single zkserver: topics, ack modes and messages to brokers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pymq.core.message import (
     Seal,
     SetPartitionState,
 )
-from pymq.core.metadata.nodes import TopicMetadata
+from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import ConfigError, NotEnoughBrokers, UnknownTopic
 from tests.controller.cluster import T0, Cluster
@@ -57,7 +57,7 @@ def test_too_few_brokers_change_nothing() -> None:
 
 @pytest.mark.parametrize(("before", "after"), list(product(MODES, MODES)))
 def test_every_transition(before: AckMode, after: AckMode) -> None:
-    """Offsets go on, the block that was open is sealed where it ended, the epoch rises."""
+    """Offsets continue, the open block is sealed at its end, the epoch rises."""
     cluster = Cluster()
     cluster.topic(before)
     old = cluster.part()
@@ -134,7 +134,7 @@ def test_what_is_wanted_while_a_roll_is_under_way_comes_after_it() -> None:
     assert cluster.answers[first].result is True
     assert cluster.answers[second].result is True
     acks = [block.acks for block in cluster.part().blocks.values()]
-    assert acks == [AckMode.LEADER, AckMode.LEADER]  # the empty Raft block in between went
+    assert acks == [AckMode.LEADER, AckMode.LEADER]  # the empty Raft block in between was removed
     assert cluster.part().node.epoch == 3
 
 
@@ -195,7 +195,7 @@ def test_ten_thousand_partitions_are_bounded_commits_and_bounded_messages() -> N
     cluster = Cluster(brokers=1)
     names = tuple(str(index) for index in range(10_000))
     cluster.ask(lambda i: CreateTopic(i, "t", names, 1, AckMode.LEADER, {}))
-    cluster.pass_ms(10_000)  # Of those who are told, some are in each turn.
+    cluster.pass_ms(10_000)  # Each turn sends to some of them.
     commits = [c for c in cluster.active.commits if len(c.ops) > 10]
     assert all(len(c.ops) <= SLICE_OPS + 10 for c in commits)
     told = [len(m.partitions) for m in cluster.brokers["b0"].all(LeaderAndIsr)]
@@ -205,7 +205,9 @@ def test_ten_thousand_partitions_are_bounded_commits_and_bounded_messages() -> N
 
 
 def test_ten_thousand_idle_partitions_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute passes, with heartbeats, retries, and the look for what is short of replicas."""
+    """A minute of heartbeats, retries and searches for missing replicas visits no idle
+    partition.
+    """
     cluster = Cluster()
     names = tuple(str(index) for index in range(10_000))
     cluster.ask(lambda i: CreateTopic(i, "t", names, 3, AckMode.RAFT, {}))

@@ -1,4 +1,4 @@
-"""Brokers come, go, come back with another disk, and are told what to do until it is done."""
+"""Brokers come, go, return with another disk, and get updates until they confirm them."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_a_registration_is_committed_and_answered_with_everything() -> None:
 
 
 def test_what_is_too_much_for_a_message_is_sent_in_several() -> None:
-    """It was dropped by the transport, so that a broker with very much never came back."""
+    """A broker with very many partitions gets its states in messages that the transport accepts."""
     cluster = Cluster(brokers=2)
     cluster.topic(replicas=2, partitions=10)
-    cluster.active.machine._notices.bytes_max = 3_000
+    cluster.active.machine._updates.bytes_max = 3_000
     broker = cluster.restart("b1")
     told = broker.all(LeaderAndIsr)
     assert [m.full for m in told[:3]] == [False, False, True]
@@ -74,7 +74,7 @@ def test_what_is_too_much_for_a_message_is_sent_in_several() -> None:
 def test_a_part_that_was_lost_is_sent_again() -> None:
     cluster = Cluster(brokers=2)
     cluster.topic(replicas=2, partitions=10)
-    cluster.active.machine._notices.bytes_max = 3_000
+    cluster.active.machine._updates.bytes_max = 3_000
     lost: list[Message] = []
 
     def is_lost(source: str, peer: str, message: Message) -> bool:
@@ -90,7 +90,7 @@ def test_a_part_that_was_lost_is_sent_again() -> None:
     cluster.pass_ms(1_000)
     told = [state.partition for m in broker.all(LeaderAndIsr) for state in m.partitions]
     assert {state.partition for state in first.partitions} <= set(told)
-    assert cluster.active.machine._notices._boxes["b1"].is_empty
+    assert cluster.active.machine._updates._boxes["b1"].is_empty
 
 
 def test_asking_again_changes_nothing() -> None:
@@ -103,7 +103,7 @@ def test_asking_again_changes_nothing() -> None:
 
 
 def test_an_ended_incarnation_is_refused() -> None:
-    """A message that comes late, from before the restart: it must not pass for a restart (E-5)."""
+    """A late message from before the restart must not pass for a restart (E-5)."""
     cluster = full_cluster()
     old = cluster.brokers["b1"].registration()
     cluster.restart("b1")
@@ -148,7 +148,7 @@ def test_a_restarted_follower_leaves_the_in_sync_set_and_comes_back() -> None:
     cluster.restart(one)
     assert set(cluster.open().in_sync) == {leader, two}
     assert cluster.brokers[leader].states[T0].blocks[-1].in_sync == cluster.open().in_sync
-    # What the leader wished before it knew of the restart is not granted (KIP-903).
+    # The leader's request from before it knew of the restart is not granted (KIP-903).
     cluster.to_active(leader, late)
     assert set(cluster.open().in_sync) == {leader, two}
     version = cluster.brokers[leader].states[T0].version
@@ -157,7 +157,9 @@ def test_a_restarted_follower_leaves_the_in_sync_set_and_comes_back() -> None:
 
 
 def test_a_wish_of_another_life_of_the_leader_is_not_granted() -> None:
-    """It comes late, and the disk that it speaks of may have been replaced."""
+    """A request from the leader's earlier incarnation is refused, since its disk may be another
+    one.
+    """
     cluster = full_cluster()
     leader, (one, two) = cluster.leader(), cluster.followers()
     for incarnation in (2, 1 << 40):
@@ -169,7 +171,9 @@ def test_a_wish_of_another_life_of_the_leader_is_not_granted() -> None:
 
 
 def test_who_was_started_anew_does_not_join_by_what_its_last_life_had() -> None:
-    """Whether it was in sync or not: what its leader had heard of, it may have lost (KIP-903)."""
+    """A restarted follower does not join the set by its old progress, which it may have lost
+    (KIP-903).
+    """
     cluster = full_cluster()
     leader, (one, two) = cluster.leader(), cluster.followers()
     cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, two)))
@@ -184,7 +188,7 @@ def test_who_was_started_anew_does_not_join_by_what_its_last_life_had() -> None:
     assert cluster.brokers[leader].states[T0].version == late.version, "nothing has changed"
     cluster.to_active(leader, late)
     assert set(cluster.open().in_sync) == {leader, two}
-    # The leader hears that it need not count on it any more.
+    # The leader learns that it must not count on it any more.
     assert cluster.brokers[leader].states[T0].version > late.version
     cluster.to_active(leader, wish(1, 2, 0))
     assert set(cluster.open().in_sync) == {leader, one, two}
@@ -192,7 +196,7 @@ def test_who_was_started_anew_does_not_join_by_what_its_last_life_had() -> None:
 
 @pytest.mark.parametrize("lives", [(), (1,), (1, 0, 1)])
 def test_a_leader_may_not_know_of_lives(lives: tuple[int, ...]) -> None:
-    """It, or its follower, is of an older version."""
+    """Requests without incarnations, from an older version, still work."""
     cluster = full_cluster()
     leader, (one, two) = cluster.leader(), cluster.followers()
     cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, two)))
@@ -203,7 +207,9 @@ def test_a_leader_may_not_know_of_lives(lives: tuple[int, ...]) -> None:
 
 
 def test_a_restarted_leader_leads_no_more() -> None:
-    """Its tail may be gone: it must not give these offsets a second time."""
+    """A restarted leader may have lost its tail, so it must not assign these offsets a
+    second time.
+    """
     cluster = full_cluster()
     leader, (one, two) = cluster.leader(), cluster.followers()
     cluster.write(8, one)
@@ -234,7 +240,7 @@ def test_the_longest_copy_counts_even_that_of_a_restarted_leader() -> None:
 
 
 def test_the_last_one_in_sync_stays_so() -> None:
-    """After a restart, what it has left is still the best there is."""
+    """The last in-sync replica stays in the set after a restart: its copy is the best there is."""
     cluster = full_cluster()
     leader = cluster.leader()
     cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader,)))
@@ -242,8 +248,8 @@ def test_the_last_one_in_sync_stays_so() -> None:
     cluster.write(20, leader)
     cluster.brokers[leader].is_up = False
     cluster.pass_ms(3 * SESSION_MS)
-    assert cluster.part().open_block.number == 0  # the others may lack what was acknowledged
-    cluster.write(19, leader)  # something was lost
+    assert cluster.part().open_block.number == 0  # the others may lack acknowledged records
+    cluster.write(19, leader)  # some records were lost
     cluster.restart(leader)
     assert cluster.part().blocks[0].end == 19
 
@@ -276,7 +282,7 @@ def test_what_was_sealed_by_a_broker_that_restarted_is_void() -> None:
     cluster.write(2, one)  # ... and loses what was not synced
     broker = cluster.restart(one)
     broker.seals = False
-    cluster.to_active(one, answer)  # said by the one before
+    cluster.to_active(one, answer)  # from the incarnation before
     cluster.pass_ms(1_500)
     assert cluster.open().number == 0
     broker.seals = cluster.brokers[two].seals = True
@@ -304,13 +310,13 @@ def test_a_wiped_broker_holds_nothing() -> None:
         assert one in block.replicas
         assert block.storages[block.replicas.index(one)] == "new"
         assert not part.replicas[number, one].in_sync
-    # The block that was open is sealed, and the next one has it, on its new disk.
+    # The open block is sealed, and the broker has the next one on its new disk.
     assert part.blocks[2].end == 12
     assert one not in part.blocks[2].in_sync
     opened = part.open_block
     assert one in opened.replicas
     assert opened.storages[opened.replicas.index(one)] == "new"
-    # Registering again does not take away what it has fetched since.
+    # A repeated registration does not undo what it has fetched since.
     cluster.to_active(one, Progress(one, ((*T0, 0, 5),), 2))
     assert one in cluster.part().blocks[0].in_sync
     cluster.restart(one)
@@ -325,7 +331,7 @@ def test_wiped_open_blocks_are_rolled(acks: AckMode) -> None:
     cluster.restart(one, storage="new")
     part = cluster.part()
     assert part.blocks[0].end == 5
-    assert one not in part.blocks[0].in_sync  # whatever the leader takes it to hold
+    assert one not in part.blocks[0].in_sync  # whatever the leader believes
     assert part.open_block.leader == leader
     assert set(part.open_block.replicas) == {leader, *cluster.followers()}
 
@@ -333,7 +339,7 @@ def test_wiped_open_blocks_are_rolled(acks: AckMode) -> None:
 def test_a_leader_that_was_wiped_is_not_asked() -> None:
     cluster = full_cluster()
     leader = cluster.leader()
-    cluster.write(99, leader)  # if it was asked, it would say nonsense
+    cluster.write(99, leader)  # it would answer with a wrong end
     cluster.restart(leader, storage="new")
     assert cluster.part().blocks[0].end == 5
     assert leader not in cluster.part().blocks[0].in_sync
@@ -378,14 +384,14 @@ def test_a_dead_broker_is_replaced_after_a_while() -> None:
 
 
 def test_a_clock_that_jumps_has_nobody_replaced() -> None:
-    """It was so once the clock said that a dead broker had been dead for long enough."""
+    """A jump of the clock does not make a broker seem dead for long enough."""
     cluster = Cluster(brokers=4, replace_ms=5_000)
     cluster.topic(AckMode.RAFT)
     gone = cluster.followers()[0]
     cluster.kill(gone)
     for name in sorted({*cluster.brokers} - {gone}):
         cluster.pass_ms(60_000, step=60_000)
-        cluster.register(name)  # has its partitions looked at
+        cluster.register(name)  # has its partitions checked
     cluster.pass_ms(2_000)
     assert cluster.open().number == 0
     cluster.pass_ms(3_000)
@@ -460,7 +466,7 @@ def test_a_broker_that_only_was_cut_off_goes_on() -> None:
 def test_heartbeats_cost_no_look_at_partitions() -> None:
     cluster = Cluster(brokers=1)
     cluster.topic(replicas=1, partitions=2_000)
-    cluster.active.machine.image.topics.clear()  # whoever looked would find nothing, or fail
+    cluster.active.machine.image.topics.clear()  # a check would find nothing, or fail
     cluster.pass_ms(3_000)
     shown = cluster.ask(DescribeCluster)
     assert [(b.alive, b.leads) for b in shown.brokers] == [(True, 2_000)]
@@ -480,7 +486,7 @@ def test_decommissioning_moves_what_is_open_and_places_nothing_there() -> None:
     image = cluster.image
     assert image.brokers["b0"].is_draining
     assert image.hosting.opened("b0") == ()
-    assert len(image.hosting.hosted("b0")) == count  # the blocks before stay where they are
+    assert len(image.hosting.hosted("b0")) == count  # the earlier blocks stay where they are
     cluster.topic(replicas=3, partitions=4, name="u")
     assert cluster.image.hosting.opened("b0") == ()
     with pytest.raises(NotEnoughBrokers):
@@ -584,7 +590,9 @@ def test_a_topic_that_nobody_hosts_leaves_nothing() -> None:
 
 
 def test_who_hosts_no_block_any_more_is_told_to_remove_his_files() -> None:
-    """By retention, the last block of a broker goes; it may be down when that happens (K7)."""
+    """A broker without blocks after retention is told to remove its files, also if it was down
+    (K7).
+    """
     cluster = Cluster(brokers=4)
     cluster.topic(replicas=2)
     cluster.write(5)
@@ -629,7 +637,7 @@ def test_states_are_sent_until_they_are_confirmed() -> None:
     broker.is_mute = True
     cluster.topic(replicas=2)
     assert len(broker.all(LeaderAndIsr)) == 2
-    for _ in range(40):  # it says that it is alive, and nothing else
+    for _ in range(40):  # it sends only heartbeats
         cluster.to_active("b1", BrokerHeartbeat("b1", 1))
         cluster.pass_ms(200)
     sent = broker.all(LeaderAndIsr)
@@ -644,7 +652,9 @@ def test_states_are_sent_until_they_are_confirmed() -> None:
 
 
 def test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before() -> None:
-    """Else its heartbeats and elections would wait while it takes in all of it."""
+    """A broker confirms updates before it gets the next ones, so that its heartbeats need
+    not wait.
+    """
     count = 1_000
     cluster = Cluster(brokers=1)
     broker = cluster.brokers["b0"]
@@ -661,7 +671,7 @@ def test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before(
         assert len(new) == 1
         assert len(new[0].partitions) <= STATES_MAX
         untold -= {state.partition for state in new[0].partitions}
-        # Others are told about at once what is little.
+        # Brokers with few updates get them at once.
         if len(untold) < count // 2 and "little" not in cluster.image.topics:
             cluster.send(lambda i: CreateTopic(i, "little", ("0",), 1, AckMode.LEADER, {}))
             (little,) = broker.heard[before:]
@@ -670,14 +680,16 @@ def test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before(
             before = len(broker.heard)
         errors = tuple((state.topic, state.partition, None) for state in new[0].partitions)
         cluster.to_active("b0", LeaderAndIsrAnswer(new[0].id, "b0", errors))
-        cluster.now += 400  # Who gets on is not told again.
+        cluster.now += 400  # A broker that makes progress is not told again.
         cluster.to_active("b0", BrokerHeartbeat("b0", broker.incarnation))
         cluster.active.machine.tick(cluster.now)
     assert not untold
 
 
 def test_what_a_broker_does_not_answer_it_is_told_again_ever_more_seldom() -> None:
-    """Of a thousand states just the first ones, and again 0.5, 1.5, 3.5 s later."""
+    """Of a thousand states a silent broker gets only the first, and again 0.5, 1.5 and 3.5
+    s later.
+    """
     cluster = Cluster(brokers=1)
     broker = cluster.brokers["b0"]
     broker.is_mute = True
@@ -693,7 +705,7 @@ def test_what_a_broker_does_not_answer_it_is_told_again_ever_more_seldom() -> No
 
 
 def test_who_registers_while_he_is_being_told_is_not_told_twice() -> None:
-    """He asks every second, and takes longer for what he has been sent."""
+    """A broker that registers each second gets its updates once, though they take it longer."""
     cluster = full_cluster()
     broker = cluster.brokers["b1"]
     broker.incarnation, broker.is_mute = 2, True
@@ -737,7 +749,7 @@ def test_a_late_answer_confirms_only_what_it_answers() -> None:
 
 
 def test_the_first_answer_of_a_restarted_broker_is_what_counts() -> None:
-    """An answer to what the incarnation before was told confirms nothing."""
+    """An answer to the updates of the incarnation before confirms nothing."""
     cluster = Cluster(brokers=2)
     cluster.brokers["b1"].is_mute = True
     cluster.topic(replicas=2)
@@ -794,7 +806,9 @@ def test_a_new_broker_is_used_by_new_blocks() -> None:
 
 
 def test_coordinators_hear_of_a_deleted_topic_wherever_they_are() -> None:
-    """Else a later topic of its name would be read from where the old one's groups were."""
+    """Every coordinator learns of a deletion, so that no later topic of the name gets old
+    offsets.
+    """
     cluster = Cluster(brokers=1, offsets_partitions=1, offsets_replicas=1)
     cluster.ask(lambda i: GetMetadata(i, OFFSETS_TOPIC))
     cluster.start_broker("b9")

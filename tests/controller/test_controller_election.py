@@ -1,4 +1,4 @@
-"""Several zkservers: one decides, and whoever it is goes on where the last one stopped."""
+"""Several zkservers: one is active, and its successor continues its work."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ def test_a_standby_takes_over_at_the_next_epoch() -> None:
     assert cluster.active.name == "zk-1"
     assert cluster.image.controller_epoch == 2
     assert cluster.ask(ListTopics) == ("t",)
-    cluster.pass_ms(200)  # brokers hear that they are not registered
+    cluster.pass_ms(200)  # brokers learn that they are not registered
     full = cluster.brokers["b0"].last(LeaderAndIsr)
     assert (full.full, full.controller, full.controller_epoch) == (True, "zk-1", 2)
     assert full.incarnation == 1
 
 
 def test_a_lost_hint_costs_time_only() -> None:
-    """K4: the standby looks by itself, now and then."""
+    """K4: after a lost hint the standby still finds the change, by its own checks of the tree."""
     cluster = Cluster(zks=2, standby_ms=500)
     standby = cluster.zks["zk-1"]
     cluster.zks["zk-0"].is_up = False
     cluster.zks["zk-0"].coordinator.close()
-    standby.coordinator.poll()  # whatever it hinted at
+    standby.coordinator.poll()  # drops its hints
     cluster.run()
     assert not cluster.is_active("zk-1")
     cluster.pass_ms(600)
@@ -90,7 +90,7 @@ def test_a_lost_hint_costs_time_only() -> None:
 
 
 def test_every_commit_is_fenced() -> None:
-    """K1: after the first one, which claims, all depend on the controller epoch."""
+    """K1: the first commit claims the controller epoch, and all others depend on it."""
     cluster = Cluster()
     cluster.topic()
     cluster.write(3)
@@ -114,7 +114,7 @@ def test_a_replaced_controller_can_commit_nothing() -> None:
     assert cluster.is_active("zk-0")  # it has not noticed
     before = cluster.tree.entries(paths.topics())
     request = cluster.send(lambda i: CreateTopic(i, "late", ("0",), 1, AckMode.LEADER, {}), "zk-0")
-    # It goes on: its commit leaves before it hears that the session is gone.
+    # Its commit leaves before it learns that the session has ended.
     ready = old.machine.ready(cluster.now)
     assert ready is not None
     for sent in ready.meta:
@@ -129,7 +129,7 @@ def test_a_replaced_controller_can_commit_nothing() -> None:
 
 
 def test_nobody_who_was_cut_off_decides() -> None:
-    """K3: from the moment the connection is lost until it is back."""
+    """K3: a zkserver decides nothing from the loss of the connection until it is back."""
     cluster = Cluster(zks=2)
     cluster.topic()
     zk = cluster.active
@@ -212,7 +212,7 @@ def test_a_tree_that_cannot_be_written_is_said_to_be() -> None:
 
 
 def meddle(cluster: Cluster) -> None:
-    """Somebody changes the partition by hand."""
+    """Change the partition in the tree by hand."""
     path = paths.partition(*T0)
     image = cluster.image
     node = image.partition(*T0).node
@@ -248,9 +248,9 @@ def test_a_lost_race_is_planned_again_on_what_the_tree_is() -> None:
 
 
 def test_nothing_is_committed_on_what_is_known_to_be_out_of_date() -> None:
-    """A connection that was lost and is back meanwhile does not change that.
+    """No commit is planned on an old tree, also if a lost connection is back meanwhile.
 
-    Such a commit was refused, and taken for done if its answer before that was lost.
+    Otherwise a refused commit could count as done if its answer was lost before.
     """
     cluster = Cluster()
     cluster.topic()
@@ -308,7 +308,7 @@ def test_a_race_that_is_lost_again_and_again_is_given_up() -> None:
 
 @pytest.mark.parametrize("was_done", [False, True])
 def test_a_commit_of_which_nobody_knows_is_looked_up(was_done: bool) -> None:
-    """It is answered as what it was, and not as a topic that exists already."""
+    """After an uncertain commit the client gets its result, not the error that the topic exists."""
     cluster = Cluster()
     zk = cluster.active
     cut = False
@@ -336,7 +336,9 @@ def test_a_commit_of_which_nobody_knows_is_looked_up(was_done: bool) -> None:
 
 
 def loses_answers(zk: Zk, count: int, *, is_done: bool = True) -> list[Load]:
-    """The next *count* commits of *zk* are done, or not, and not answered; what it reads then."""
+    """Carry out the next *count* commits of *zk*, or not, without an answer; then return
+    its reads.
+    """
     read: list[Load] = []
     left = count
 
@@ -361,7 +363,7 @@ def loses_answers(zk: Zk, count: int, *, is_done: bool = True) -> list[Load]:
 
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_commit_whose_answer_is_lost_costs_no_reading_of_the_tree(is_done: bool) -> None:
-    """All of it was read again, 3,000 nodes a second, and nothing was committed meanwhile."""
+    """After a lost answer the zkserver does not read the tree again, at 3,000 nodes a second."""
     cluster = Cluster()
     names = tuple(str(index) for index in range(1_000))
     assert cluster.ask(lambda i: CreateTopic(i, "large", names, 3, AckMode.LEADER, {})) is True
@@ -378,7 +380,7 @@ def test_a_commit_whose_answer_is_lost_costs_no_reading_of_the_tree(is_done: boo
 
 
 def test_the_tree_tells_what_became_of_a_commit_that_is_never_answered() -> None:
-    """A coordinator that takes it each time and says nothing is not asked for ever."""
+    """The tree shows whether an unanswered commit was done, so it is not retried forever."""
     cluster = Cluster()
     read = loses_answers(cluster.active, 1 + REPEATS_MAX)
     with counting() as marks:
@@ -389,7 +391,7 @@ def test_the_tree_tells_what_became_of_a_commit_that_is_never_answered() -> None
 
 
 def test_a_commit_that_is_refused_when_it_is_repeated_may_have_been_done_before() -> None:
-    """The backend says that it did nothing now, which says nothing of the time before."""
+    """A commit refused on its repetition may have been done the first time, so the tree decides."""
     cluster = Cluster()
     zk = cluster.active
     read = loses_answers(zk, 1)
@@ -411,7 +413,7 @@ def test_a_commit_that_is_refused_when_it_is_repeated_may_have_been_done_before(
 
 
 def test_a_commit_is_not_repeated_by_a_zkserver_that_another_has_replaced() -> None:
-    """It learns that from the refusal, and does not read the tree for it."""
+    """A replaced zkserver learns so from the refusal, and does not read the tree for it."""
     cluster = Cluster(zks=2)
     old = next(zk for zk in cluster.zks.values() if zk.machine.is_active)
     other = next(zk for zk in cluster.zks.values() if zk is not old)
@@ -467,10 +469,11 @@ def test_a_claim_of_which_nobody_knows_is_looked_up() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_claim_that_is_made_in_the_next_session(times: int) -> None:
-    """The session ends, unknown to the zkserver, before its claim leaves: the new one's it is.
+    """The session ends, unknown to the zkserver, before its claim leaves; the new session owns the
+    claim.
 
-    Nobody else would be elected as long as that session lasts. Simulated: seed 10969 of
-    --profile all --seconds 4.
+    No other zkserver could be elected while that session lasts. Simulated: seed 10969 of --profile
+    all --seconds 4.
     """
     cluster = Cluster(brokers=0, zks=0)
     zk = cluster.zks["zk-0"] = Zk(cluster, "zk-0", cluster.config)
@@ -492,7 +495,7 @@ def test_a_claim_that_is_made_in_the_next_session(times: int) -> None:
 def test_a_zkserver_that_is_refused_says_why_and_tries_again(
     refused: type[Load] | type[Commit],
 ) -> None:
-    """A coordinator elsewhere may have rules of its own, such as ACLs."""
+    """A zkserver that a coordinator refuses, for example by ACLs, logs the reason and retries."""
     cluster = Cluster(brokers=0, zks=0)
     zk = cluster.zks["zk-0"] = Zk(cluster, "zk-0", cluster.config)
     why = AuthorizationFailed("not yours")
@@ -516,7 +519,7 @@ def test_a_zkserver_that_is_refused_says_why_and_tries_again(
         zk.on_submit = lambda request: True
         cluster.topic(AckMode.UNSET)
     else:
-        # It looks at the tree again after a doubt, and goes on looking until it is let.
+        # After a doubt it reads the tree again, and retries until it is allowed to.
         zk.machine.decided(Suspended(), cluster.now)
         zk.machine.decided(Resumed(), cluster.now)
         cluster.run()
@@ -527,7 +530,9 @@ def test_a_zkserver_that_is_refused_says_why_and_tries_again(
 
 
 def test_a_large_change_takes_no_other_down_with_it() -> None:
-    """Changes share a commit while they are small; a backend refuses a large one as a whole."""
+    """A large change fails alone: small changes share a commit, which a backend refuses as
+    a whole.
+    """
     cluster = Cluster(brokers=0)
     zk = cluster.active
     commits = zk.machine._commits
@@ -559,7 +564,7 @@ def crash_at_every_point(
     start: Callable[[Cluster], Callable[[int], Message]],
     check: Callable[[Cluster], None],
 ) -> int:
-    """Crash the active zkserver before each thing that it does in turn; returns how many."""
+    """Crash the active zkserver before each of its effects in turn; returns how many there were."""
     points = 0
     for cluster, make, request in crashes(start):
         if cluster.zks["zk-0"].is_up:
@@ -576,7 +581,7 @@ def crash_at_every_point(
 
 @pytest.mark.parametrize("before", [AckMode.LEADER, AckMode.RAFT])
 def test_a_roll_survives_its_zkserver(before: AckMode) -> None:
-    """Before Seal, after Sealed, after the commit, before LeaderAndIsr: offsets are never lost."""
+    """Before Seal, after Sealed, after the commit, before LeaderAndIsr: no offset is lost."""
     after = AckMode.RAFT if before is AckMode.LEADER else AckMode.LEADER
 
     def start(cluster: Cluster) -> Callable[[int], Message]:
@@ -600,7 +605,7 @@ def test_a_roll_survives_its_zkserver(before: AckMode) -> None:
 
 
 def test_a_deletion_survives_its_zkserver() -> None:
-    """Once it is committed, everybody hears of it, whoever tells."""
+    """Once the deletion is committed, every broker gets it, from any zkserver."""
 
     def start(cluster: Cluster) -> Callable[[int], Message]:
         cluster.topic()

@@ -1,4 +1,6 @@
-"""Rolls and take-overs: which end counts, who leads next, and what leaders report meanwhile."""
+"""Rolls and take-overs: the end that counts, the next leader, and the leaders' reports
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,7 @@ def test_a_trouble_of_a_raft_follower_is_no_reason_to_give_up() -> None:
 def test_a_block_that_was_sealed_for_somebody_else_is_rolled() -> None:
     cluster = led()
     leader = cluster.leader()
-    cluster.to_active(leader, Sealed(*T0, 0, 2, leader, 5))  # nobody asked
+    cluster.to_active(leader, Sealed(*T0, 0, 2, leader, 5))  # without a request
     assert cluster.part().blocks[0].end == 5
     assert cluster.open().number == 1
 
@@ -151,7 +153,7 @@ def test_a_full_coordinator_leaves_the_roll_going_on() -> None:
     def full(request: object) -> bool:
         commits.append(request)
         if len(commits) == 1:
-            return True  # what is wanted is noted
+            return True  # the intention is committed
         zk.machine.commit_failed(getattr(request, "tag", 0), StoreFull("full"), cluster.now)
         return False
 
@@ -160,14 +162,16 @@ def test_a_full_coordinator_leaves_the_roll_going_on() -> None:
         cluster.set_state(AckMode.RAFT)
     zk.on_submit = lambda request: True
     cluster.pass_ms(5_000)
-    # It is not what was asked for, but the block was sealed, and producers wait for the next.
+    # The epoch is not the requested one, but the block is sealed, and producers wait for the next.
     assert cluster.open().number == 1
     assert cluster.part().node.acks is AckMode.LEADER
     assert cluster.part().node.wanted is None
 
 
 def test_an_answer_to_an_earlier_roll_does_not_end_this_one() -> None:
-    """Between the two the block was not sealed, and more was taken in."""
+    """An answer to an earlier roll does not count, since the block took in more records
+    after it.
+    """
     cluster = led()
     leader = cluster.leader()
     cluster.brokers[leader].seals = False
@@ -196,7 +200,7 @@ def test_the_longest_copy_is_the_end() -> None:
     assert part.blocks[0].leader == part.open_block.leader == one
     assert set(part.open_block.replicas) == {one, two}
     assert not part.blocks[0].is_unclean
-    # The old leader comes back, hears where the block ended, and is a replica again.
+    # The old leader returns, learns the block's end, and is a replica again.
     broker = cluster.restart(leader)
     assert broker.last(LeaderAndIsr).partitions[0].blocks[0].end == 8
     assert set(cluster.open().replicas) == {leader, one, two}
@@ -215,7 +219,7 @@ def test_those_that_do_not_answer_are_waited_for_only_so_long() -> None:
 
 
 def test_a_clock_that_jumps_does_not_end_the_wait() -> None:
-    """Its time was over at once, and the shorter copy was the end."""
+    """A jump must not end the wait at once, or a shorter copy would define the end."""
     cluster = led(takeover_ms=2_000)
     leader, (one, two) = cluster.leader(), cluster.followers()
     cluster.write(7, one)
@@ -225,13 +229,15 @@ def test_a_clock_that_jumps_does_not_end_the_wait() -> None:
     cluster.pass_ms(60_000, step=60_000)
     assert cluster.open().number == 0
     cluster.brokers[two].seals = True
-    cluster.pass_ms(1_500)  # it is asked again meanwhile
+    cluster.pass_ms(1_500)  # the request is repeated meanwhile
     assert cluster.part().blocks[0].end == 9
     assert set(cluster.open().replicas) == {one, two}
 
 
 def test_whoever_may_have_all_is_waited_for_while_the_zkserver_is_new() -> None:
-    """Also if its clock jumps meanwhile: nobody is dead before it has listened for a session."""
+    """A new zkserver counts no broker as dead before it has listened for a session, on any
+    clock.
+    """
     cluster = Cluster(brokers=3, zks=2, takeover_ms=100)
     cluster.topic()
     leader, (one, two) = cluster.leader(), cluster.followers()
@@ -259,7 +265,8 @@ def test_only_those_in_sync_are_enough() -> None:
     cluster.pass_ms(20_000)
     assert cluster.open().number == 0
     assert not cluster.brokers[two].all(Seal)
-    cluster.restart(one)  # leaves the set, for it may have lost its tail: the old leader is the one
+    # leaves the set, since it may have lost its tail: only the old leader is left
+    cluster.restart(one)
     cluster.pass_ms(5_000)
     assert cluster.open().number == 0
     cluster.write(4, leader)
@@ -294,7 +301,7 @@ def test_a_leader_that_comes_back_during_its_take_over_is_asked_too() -> None:
         cluster.brokers[name].seals = False
     cluster.kill(leader)
     cluster.brokers[leader].is_up = True
-    cluster.pass_ms(200)  # the same process: it was only cut off
+    cluster.pass_ms(200)  # the same process, which was only cut off
     assert cluster.brokers[leader].last(Seal).takeover
     for name in (one, two):
         cluster.brokers[name].seals = True
@@ -361,7 +368,7 @@ def test_the_in_sync_set_shrinks_and_grows() -> None:
 
 
 def test_a_wish_that_is_not_granted_is_answered_with_what_is() -> None:
-    """So that no leader is stuck with what it takes for the truth (KAFKA-2729)."""
+    """A refused leader gets the current state, so that it does not keep an old one (KAFKA-2729)."""
     cluster = led()
     leader, (one, two) = cluster.leader(), cluster.followers()
     before, told = cluster.open(), cluster.brokers[leader]
@@ -393,10 +400,7 @@ def test_a_dead_broker_is_not_taken_in() -> None:
 
 
 def test_what_was_asked_for_is_void_once_it_was_refused() -> None:
-    """A leader counts on whom it asks for, so it must learn that nobody will grant it any more.
-
-    Simulated: --profile wipe --brokers 3 --zkservers 2 --seconds 6 --seeds 20000.
-    """
+    """A leader learns that its refused request is void, since it counts on the replicas in it."""
     cluster = led()
     leader, (one, two) = cluster.leader(), cluster.followers()
     cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, two)))
@@ -407,12 +411,12 @@ def test_what_was_asked_for_is_void_once_it_was_refused() -> None:
     cluster.to_active(leader, wish)
     assert told.states[T0].version > version
     cluster.restart(one)
-    cluster.to_active(leader, wish)  # It was on its way twice.
+    cluster.to_active(leader, wish)  # The request arrives a second time.
     assert set(cluster.open().in_sync) == {leader, two}
 
 
 def test_a_wish_that_is_taken_back_voids_the_one_on_its_way() -> None:
-    """Whoever asks for what is there already counts on it again once nothing else can come."""
+    """A new request for the present in-sync set makes the earlier request in flight void."""
     cluster = led()
     leader = cluster.leader()
     told, before = cluster.brokers[leader], cluster.open()
@@ -441,7 +445,7 @@ def test_an_elected_leader_is_committed_and_everybody_told() -> None:
     part = cluster.part()
     assert (part.node.epoch, part.open_block.epoch, part.open_block.leader) == (3, 3, one)
     assert all(cluster.brokers[name].states[T0].leader == one for name in part.hosts)
-    # Again, and late, and nonsense: nothing changes, but whoever repeats himself is told.
+    # Repeated, late and senseless reports change nothing, but a repeated one is answered.
     before, told = cluster.tree.entries(), len(cluster.brokers[one].all(LeaderAndIsr))
     cluster.to_active(one, BecomeLeader(*T0, 0, 3, one))
     assert len(cluster.brokers[one].all(LeaderAndIsr)) == told + 1
@@ -483,7 +487,7 @@ def test_progress_is_one_commit_a_message() -> None:
         assert cluster.part(name).replicas[0, "b0"].end == 5
     cluster.to_active("b0", Progress("b0", whole, 1))
     assert len(cluster.active.commits) == before + 1
-    # It lost a part; what is open, unknown or somebody else's is left alone.
+    # It lost a part; the zkserver ignores blocks that are open, unknown or of others.
     lost = ((*names[0], 0, 4), (*names[1], 1, 9), ("gone", "0", 0, 1), (*names[1], 7, 1))
     cluster.to_active("b0", Progress("b0", lost, 1))
     cluster.to_active("b9", Progress("b9", whole))
@@ -526,7 +530,7 @@ def test_locate_names_who_has_it() -> None:
     assert where(0) == ("Block_0", one)
     cluster.pass_ms(2_000)
     cluster.kill(one)
-    assert where(0) == ("Block_0", two)  # has a part of it, perhaps
+    assert where(0) == ("Block_0", two)  # perhaps has a part of it
     cluster.kill(two)
     assert where(0) == ("Block_0", "")
     ((gone),) = cluster.ask(lambda i: Locate(i, "s", "t", (("x", 0),)))
@@ -537,7 +541,7 @@ def test_locate_names_who_has_it() -> None:
 
 
 def check_image(image: Image, versions: dict[TopicPartition, int]) -> None:
-    """What holds of the tree at all times."""
+    """Check the invariants of the tree."""
     for topic in image.topics.values():
         for part in topic.partitions.values():
             name = TopicPartition(topic.node.name, part.node.name)
@@ -570,7 +574,7 @@ def set_state(name: TopicPartition, acks: AckMode, request: int) -> SetPartition
 def test_whatever_happens_the_tree_is_sound(seed: int) -> None:
     """Brokers and zkservers die and restart, tails are lost, modes change; in the end all is well.
 
-    What all in-sync replicas had is never cut off, as long as one of them has kept it.
+    A record that all in-sync replicas had is never cut off, as long as one of them has kept it.
     """
     rng = random.Random(seed)
     cluster = Cluster(brokers=4, zks=2, replace_ms=2_000, check_ms=5_000)
@@ -597,7 +601,7 @@ def test_whatever_happens_the_tree_is_sound(seed: int) -> None:
                 if not shown[opened.leader].alive:
                     continue  # it may have been fenced
                 if any(opened.number in b.unrolled.values() for b in cluster.brokers.values()):
-                    continue  # it has been sealed, perhaps
+                    continue  # it may have been sealed
                 end = max(opened.start, cluster.brokers[opened.leader].ends.get(name, 0))
                 end += rng.randrange(1, 5)
                 cluster.write(end, *opened.in_sync, name=name)
@@ -644,7 +648,7 @@ def test_whatever_happens_the_tree_is_sound(seed: int) -> None:
         assert len(part.open_block.replicas) == 3
         for broker in part.hosts:
             assert cluster.brokers[broker].states[name] == image.topics["t"].state(name.partition)
-    # Nobody is owed anything, and the index is what the tree says.
+    # No message is pending, and the index equals the tree.
     machine = cluster.active.machine
     assert machine.image.hosting.leads == image.hosting.leads
     for broker in brokers:

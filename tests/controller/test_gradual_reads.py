@@ -1,4 +1,4 @@
-"""What a client asks about very many partitions is answered from some of them in each turn."""
+"""Requests about very many partitions are answered over several turns."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pymq.core.message import (
     GetMetadata,
     Message,
 )
-from pymq.core.metadata.nodes import ClusterDescription, TopicDescription, TopicMetadata
+from pymq.core.metadata.descriptions import ClusterDescription, TopicDescription, TopicMetadata
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import UnknownTopic
 from tests.controller.cluster import Cluster
 
 COUNT = 100
-MOST = 10  # in a turn, of these tests
+MOST = 10  # partitions a turn, in these tests
 NAMES = tuple(str(index) for index in range(COUNT))
 
 
@@ -42,7 +42,7 @@ def large() -> Cluster:
 def most_looks(
     cluster: Cluster, make: Callable[[int], Message], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, object]:
-    """How many partitions the zkserver looks at in one call, at most; and what it answers."""
+    """Return the most partitions that the zkserver visits in one call, and its answer."""
     most = count = 0
     find, machine = Image.find, cluster.active.machine
 
@@ -72,7 +72,7 @@ def most_looks(
 
 
 def test_metadata_is_of_all_partitions_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 10,000 it took a turn of 41 ms."""
+    """Of 10,000 partitions, a turn answers some; all in one turn took 41 ms."""
     most, found = most_looks(large(), lambda i: GetMetadata(i, "t"), monkeypatch)
     assert isinstance(found, TopicMetadata)
     assert [partition.partition for partition in found.partitions] == list(NAMES)
@@ -83,7 +83,7 @@ def test_metadata_is_of_all_partitions_in_order(monkeypatch: pytest.MonkeyPatch)
 def test_a_cluster_is_described_some_partitions_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of 10,000 it took a turn of 50 ms."""
+    """Of 10,000 partitions, a turn answers some; all in one turn took 50 ms."""
     cluster = large()
     for name in ("b0", "b1", "b2"):
         cluster.brokers[name].is_up = False
@@ -111,7 +111,7 @@ def test_of_a_topic_that_is_deleted_meanwhile_there_is_nothing_to_tell(
     cluster = large()
     machine = cluster.active.machine
     machine.step("client", make(71, "t"), cluster.now)
-    machine.tick(cluster.now + 2_500)  # Nobody has told more of it.
+    machine.tick(cluster.now + 2_500)  # The answer is not complete yet.
     machine.step("client", DeleteTopic(72, "t"), cluster.now + 2_500)
     cluster.pass_ms(5_000)
     assert cluster.answers[72] == Answer(72, None)

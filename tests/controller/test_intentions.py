@@ -1,4 +1,4 @@
-"""What was asked of a zkserver is done by the next one if it dies, once, and nobody asks again."""
+"""An accepted request is carried out once by the next zkserver, without another request."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Start = Callable[[Cluster], Callable[[int], Message]]
 def crash_everywhere(
     start: Start, is_promised: Callable[[Cluster], bool], check: Callable[[Cluster, bool], None]
 ) -> None:
-    """Crash the active zkserver before each thing that it does; *check* is told what it must find.
+    """Crash the active zkserver before each of its effects; *check* gets the expected state.
 
-    That is the old state or the new one: the new one as soon as it is promised.
+    That is the old state or the new one: the new one as soon as the answer has left.
     """
     outcomes: set[bool] = set()
     for cluster, _, _ in crashes(start):
@@ -57,7 +57,7 @@ def noted(cluster: Cluster) -> bool:
 
 @pytest.mark.parametrize(("before", "after"), list(permutations(MODES, 2)))
 def test_ack_modes(before: AckMode, after: AckMode) -> None:
-    """Every ordered pair."""
+    """Every ordered pair of modes."""
     is_rolled = AckMode.RAFT in (before, after) and before is not AckMode.UNSET
 
     def start(cluster: Cluster) -> Callable[[int], Message]:
@@ -115,7 +115,7 @@ def test_another_number_of_replicas(count: int) -> None:
 
 
 def test_a_decommission() -> None:
-    """All partitions of the broker are drained, whoever goes on."""
+    """The broker loses all its partitions, whichever zkserver continues."""
     names = [TopicPartition("t", str(index)) for index in range(6)]
 
     def start(cluster: Cluster) -> Callable[[int], Message]:
@@ -181,7 +181,9 @@ def test_a_dead_broker_is_replaced_by_the_next_zkserver_too() -> None:
 
 
 def test_a_recovery_that_was_not_carried_out_is_asked_for_again() -> None:
-    """It is the one wish that is not noted: whoever asked must hear what was lost."""
+    """An unclean recovery leaves no intention, so the client repeats it and learns what
+    was lost.
+    """
     point = 0
     while True:
         point += 1
@@ -204,7 +206,7 @@ def test_a_recovery_that_was_not_carried_out_is_asked_for_again() -> None:
 
 
 def test_the_later_word_holds() -> None:
-    """What the zkserver before was asked for gives way to what is asked for now."""
+    """A new request replaces the one that an earlier zkserver had accepted."""
     cluster = Cluster(zks=2)
     cluster.topic(AckMode.LEADER)
     cluster.write(5)
@@ -278,7 +280,7 @@ def test_new_blocks_use_a_broker_that_was_added() -> None:
     assert all(len(image.partition(*name).open_block.replicas) == 2 for name in names[:6])
     moved = sum("b2" in image.partition(*name).open_block.replicas for name in names)
     settled = [image.partition(*name).open_block.replicas for name in names]
-    for name in names:  # Once all carry as much, nobody moves any more.
+    for name in names:  # Once the load is even, no partition moves any more.
         block = cluster.open(name)
         assert block.leader is not None
         cluster.write(block.start + 5, name=name)

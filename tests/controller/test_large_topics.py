@@ -1,4 +1,4 @@
-"""A topic of any size is made and deleted as a whole, by commits of bounded size."""
+"""A topic of any size is created and deleted as a whole, by commits of bounded size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def create(request: int, name: str = "large", *, exist_ok: bool = False) -> Mess
 
 
 def check_whole(cluster: Cluster, name: str = "large") -> None:
-    """It is there, with all that belongs to it, and all of its brokers know it."""
+    """Check that the topic is complete, and that all of its brokers know it."""
     topic = cluster.image.topics[name]
     assert list(topic.partitions) == list(NAMES)
     assert [part.node.index for part in topic.partitions.values()] == list(range(COUNT))
@@ -49,7 +49,7 @@ def check_whole(cluster: Cluster, name: str = "large") -> None:
 
 
 def check_gone(cluster: Cluster, name: str = "large") -> None:
-    """Nothing is left of it, anywhere."""
+    """Check that nothing is left of it, anywhere."""
     assert not [e.path for e in cluster.tree.entries() if f"/topics/{name}" in e.path]
     assert not cluster.image.deleted
     for broker in cluster.brokers.values():
@@ -57,7 +57,7 @@ def check_gone(cluster: Cluster, name: str = "large") -> None:
 
 
 def check_unseen(cluster: Cluster) -> None:
-    """It is not there for anybody."""
+    """Check that no client and no broker sees it."""
     image = cluster.active.machine.image
     assert not image.topics
     assert image.hidden
@@ -90,7 +90,7 @@ def test_a_large_topic_is_deleted_in_slices() -> None:
 
 
 def test_nobody_sees_a_topic_that_is_being_made() -> None:
-    """Not even a broker that registers meanwhile."""
+    """No broker sees a topic before it is complete, not even one that registers meanwhile."""
     cluster = Cluster()
     paused = Paused(cluster)
     cluster.to_active("client", create(77))
@@ -123,7 +123,7 @@ def test_a_topic_that_is_being_deleted_is_gone_with_the_first_commit() -> None:
 
 
 def test_a_name_is_free_once_all_is_gone() -> None:
-    """A request for it waits so long, and is answered once."""
+    """A request for the name waits until then, and is answered once."""
     cluster = Cluster()
     cluster.ask(create)
     paused = Paused(cluster)
@@ -151,7 +151,7 @@ def test_two_who_make_the_same_topic_at_once_get_what_they_would_one_after_the_o
 
 
 def crashed_at_each_commit(is_made: bool) -> Iterator[tuple[Cluster, Zk, Message]]:
-    """The active zkserver dies before each commit in turn, until there is none to die before."""
+    """Crash the active zkserver before each commit in turn."""
     for point in range(100):
         cluster = Cluster(zks=2)
         if is_made:
@@ -176,7 +176,9 @@ def crashed_at_each_commit(is_made: bool) -> Iterator[tuple[Cluster, Zk, Message
 
 
 def test_a_topic_is_whole_or_not_there_after_a_crash_between_any_two_slices() -> None:
-    """The client asks the next zkserver, and gets what it asked for."""
+    """After a crash between two slices the next zkserver carries out the client's repeated
+    request.
+    """
     for cluster, zk, request in crashed_at_each_commit(is_made=False):
         assert 77 not in cluster.answers
         cluster.crash_zk(zk.name)
@@ -199,7 +201,7 @@ def test_a_name_may_be_asked_for_while_what_a_crash_has_left_is_removed() -> Non
 
 
 def test_a_deletion_is_completed_by_the_next_zkserver() -> None:
-    """It is as if it had not begun, or is completed although nobody asks again."""
+    """The deletion has not begun, or the next zkserver completes it without a request."""
     outcomes = []
     for cluster, zk, _ in crashed_at_each_commit(is_made=True):
         is_begun = "large" not in cluster.image.topics
@@ -217,7 +219,9 @@ def test_a_deletion_is_completed_by_the_next_zkserver() -> None:
 
 
 def test_a_disk_that_is_replaced_while_a_topic_is_made_takes_the_topic_with_it() -> None:
-    """Its partitions would wait for a disk that is no more."""
+    """A topic in creation fails if a disk is replaced, since its partitions would wait for that
+    disk.
+    """
     cluster = Cluster()
     paused = Paused(cluster)
     cluster.to_active("client", create(77))
@@ -284,7 +288,7 @@ def test_whoever_waits_for_a_name_is_told_that_the_zkserver_is_active_no_more() 
 
 
 def test_a_partition_is_added_however_small_a_slice_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes with it, its topic's node, fills the slice."""
+    """A slice may be as small as the node of the partition's topic."""
     monkeypatch.setattr("pymq.controller.state.image.SLICE_OPS", 1)
     cluster = Cluster()
     cluster.ask(lambda i: CreateTopic(i, "t", ("0",), 3, AckMode.LEADER, {}))
@@ -293,7 +297,7 @@ def test_a_partition_is_added_however_small_a_slice_is(monkeypatch: pytest.Monke
 
 
 def test_a_topic_that_cannot_be_made_in_full_leaves_nothing_behind() -> None:
-    """Brokers die, and there are too few for the rest."""
+    """If brokers die and too few are left, no part of the topic stays."""
     cluster = Cluster()
     paused = Paused(cluster)
     cluster.to_active("client", create(77))
@@ -334,7 +338,7 @@ def test_a_topic_of_many_blocks_is_deleted_and_retention_lets_go_of_many_at_once
 
 
 class Words:
-    """What a client hears that asks for the same once more."""
+    """The answers to a client that repeats its request."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.heard: list[Message] = []
@@ -353,18 +357,20 @@ class Words:
 
 
 def test_who_asks_again_for_what_takes_many_commits_hears_that_it_is_under_way() -> None:
-    """Clients gave it up after ten seconds, and said that no zkserver is active."""
+    """A repeated request is answered "under way", so that clients do not give up after ten
+    seconds.
+    """
     cluster = Cluster()
     paused, words = Paused(cluster), Words(cluster)
     assert words.ask(create(1)) == []
-    assert words.ask(create(1)) == []  # Nothing was committed yet.
+    assert words.ask(create(1)) == []  # No commit was done yet.
     paused.do()
     assert words.ask(create(1)) == [UnderWay(1)]
     assert words.ask(create(2, "other")) == []
     words.heard.clear()
     paused.do_all()
     assert [type(m) for m in words.heard] == [Answer, Answer]
-    (answer,) = words.ask(create(1))  # What is over is not under way.
+    (answer,) = words.ask(create(1))  # The request is finished.
     assert isinstance(answer, Answer)
     assert isinstance(answer.error, TopicExists)
 

@@ -1,7 +1,7 @@
-"""What is said of a topic that was deleted comes when another one has its name.
+"""Late reports about a deleted topic do not concern a new topic of its name.
 
-A connection that was broken for a while delivers what waited in it. Blocks and epochs of the new
-topic have the numbers of the old one, so it must not be taken for word of the new one.
+A broken connection delivers its messages late. The new topic's blocks and epochs have the old one's
+numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def topic_id(cluster: Cluster) -> str:
 
 
 def asked_to_seal(cluster: Cluster, end: int) -> tuple[str, Sealed]:
-    """The leader is asked to seal a block that ends at *end*; returns it and its answer."""
+    """Have the leader seal a block that ends at *end*; returns the leader and its answer."""
     cluster.write(end)
     leader = cluster.leader()
     broker = cluster.brokers[leader]
@@ -61,7 +61,9 @@ def test_where_the_old_block_ends_is_not_where_the_new_one_does(is_asked: bool) 
 
 
 def test_it_may_be_made_anew_while_the_end_waits_to_be_committed() -> None:
-    """What is urgent and what is not take turns; each of these is a commit of its own."""
+    """The topic may be recreated before the block's end is committed: urgent commits take turns
+    with others.
+    """
     cluster = Cluster(brokers=5)
     cluster.topic(AckMode.RAFT)
     source, end = asked_to_seal(cluster, 70)
@@ -113,7 +115,7 @@ def test_a_report_on_the_old_topic_changes_nothing(
     before = topic_id(cluster)
     cluster.ask(lambda i: DeleteTopic(i, "t"))
     cluster.topic(acks)
-    if report in (complete, retire, resize):  # They are about a block that is sealed.
+    if report in (complete, retire, resize):  # They concern a sealed block.
         cluster.write(3)
         leader = cluster.leader()
         cluster.brokers[leader].holders[T0] = (leader, cluster.followers()[0])

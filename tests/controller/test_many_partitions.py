@@ -1,4 +1,4 @@
-"""What concerns very many partitions at once is done a little in each turn."""
+"""Work on very many partitions is spread over turns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from pymq.controller.operations.broker_updates import STATES_MAX, STOPS_MAX, TOLD_MAX
-from pymq.controller.operations.roll_candidates import TURN_MAX
 from pymq.controller.state.broker_liveness import BrokerLiveness
 from pymq.controller.state.image import Draft, Image
+from pymq.controller.state.roll_candidates import TURN_MAX
 from pymq.controller.transitions import broker_restarts
 from pymq.core.message import (
     ControlledShutdown,
@@ -32,7 +32,7 @@ from tests.controller.test_large_topics import COUNT, NAMES, create
 
 
 def large(**config: int) -> Cluster:
-    """Four brokers, and a topic of which all partitions are told."""
+    """Return four brokers, and a topic whose partitions they all know."""
     cluster = Cluster(brokers=4, **config)
     cluster.ask(lambda i: create(i, "t"))
     cluster.pass_ms(2_000)
@@ -43,7 +43,7 @@ def large(**config: int) -> Cluster:
 
 
 def most_in_a_turn(cluster: Cluster, act: Callable[[], object], kind: type[Message]) -> int:
-    """The most messages of that kind that leave in one turn of the zkserver after *act*."""
+    """Return the most messages of that kind that leave in one turn of the zkserver after *act*."""
     found = 0
     ready = cluster.active.machine.ready
 
@@ -60,7 +60,7 @@ def most_in_a_turn(cluster: Cluster, act: Callable[[], object], kind: type[Messa
 
 
 class Looks:
-    """How many partitions the zkserver looks at in one call, at most."""
+    """The most partitions that the zkserver visits in one call."""
 
     def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = self._count = 0
@@ -83,26 +83,26 @@ class Looks:
         return around
 
 
-LOOKS = 40  # in a turn, of these tests
+LOOKS = 40  # a turn, in these tests
 
 
 @pytest.fixture
 def few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few hundred partitions are very many."""
+    """Lower the limit, so that a few hundred partitions are very many."""
     for module in (
         "transitions.partition_sweep",
         "operations.departures",
         "operations.broker_registry",
     ):
         monkeypatch.setattr(f"pymq.controller.{module}.LOOKS_MAX", LOOKS)
-    monkeypatch.setattr("pymq.controller.operations.roll_candidates.TURN_MAX", TURN_MAX // 4)
+    monkeypatch.setattr("pymq.controller.state.roll_candidates.TURN_MAX", TURN_MAX // 4)
 
 
 @pytest.mark.usefixtures("few_looks")
 def test_a_broker_that_comes_back_unchanged_is_looked_at_some_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing of its Raft blocks changes; all of them were looked at in one turn, and once more."""
+    """The Raft blocks of an unchanged broker are checked over several turns."""
     cluster = Cluster(brokers=4)
     cluster.ask(lambda i: CreateTopic(i, "t", NAMES, 3, AckMode.RAFT, {}))
     cluster.pass_ms(2_000)
@@ -132,7 +132,7 @@ def test_others_are_answered_while_very_many_partitions_are_looked_at() -> None:
 def test_a_broker_of_many_partitions_stops_some_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it leads was found, and rolled, in one turn."""
+    """The partitions that it leads are found and rolled over several turns."""
     cluster = large()
     looks = Looks(cluster, monkeypatch)
     names = [TopicPartition("t", name) for name in NAMES]
@@ -150,7 +150,7 @@ def test_a_broker_of_many_partitions_stops_some_in_each_turn(
 def test_replicas_on_a_failed_disk_leave_the_in_sync_sets_some_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each slice looked at all of them again."""
+    """Replicas on a failed disk leave the in-sync sets slice by slice, each visited once."""
     cluster = large()
     names = cluster.image.hosting.opened("b1")
     topic = cluster.image.topics["t"].node.id
@@ -180,7 +180,9 @@ def test_replicas_on_a_failed_disk_leave_the_in_sync_sets_some_in_each_turn(
 
 
 def test_a_broker_of_many_partitions_is_decommissioned_some_in_each_turn() -> None:
-    """All of its blocks were sealed in one turn, and nobody else was answered meanwhile."""
+    """A broker's blocks are sealed over several turns, so that other requests are answered
+    meanwhile.
+    """
     cluster = large()
     with counting() as marks:
         most = most_in_a_turn(cluster, lambda: cluster.ask(lambda i: Decommission(i, "b1")), Seal)
@@ -214,7 +216,9 @@ def test_a_large_topic_is_told_some_partitions_in_each_turn() -> None:
 
 
 def emptied() -> Cluster:
-    """A broker was dead for so long that others have all that it hosted, and it has the files."""
+    """Return a broker that was dead until others had copies of all its blocks, and still has the
+    files.
+    """
     cluster = large()
     cluster.kill("b1")
     cluster.pass_ms(40 * SESSION_MS)
@@ -223,7 +227,7 @@ def emptied() -> Cluster:
 
 
 def test_a_broker_that_comes_back_is_told_of_few_removals_at_a_time() -> None:
-    """It was told of all of them in one turn."""
+    """A broker that comes back gets few removals at a time."""
     cluster = emptied()
     with counting() as marks:
         most = most_in_a_turn(cluster, lambda: cluster.restart("b1"), StopReplica)
@@ -251,7 +255,7 @@ def test_removals_that_a_broker_does_not_confirm_let_others_pass() -> None:
 
 
 def test_a_broker_that_removes_slowly_is_not_told_again() -> None:
-    """It would only have the more to do."""
+    """A broker that removes slowly gets no second request, which would only add work."""
     cluster = emptied()
     waiting: list[Message] = []
 
@@ -275,7 +279,7 @@ def test_a_partition_that_is_given_back_before_its_removal_was_told_is_not_remov
     cluster = emptied()
     cluster.dropped = lambda source, peer, m: isinstance(m, StopReplica)
     broker = cluster.restart("b1")
-    name = cluster.image.hosting.leaving("b1")[-1]  # of those that wait
+    name = cluster.image.hosting.leaving("b1")[-1]  # of the waiting ones
     replicas = ["b1", *cluster.part(name).open_block.replicas[:2]]
     cluster.ask(lambda i: Reassign(i, *name, tuple(replicas)))
     assert "b1" in cluster.part(name).open_block.replicas

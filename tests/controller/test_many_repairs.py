@@ -1,4 +1,4 @@
-"""A broker with an empty disk is given thousands of sealed blocks, by others that do other work."""
+"""A broker with an empty disk gets thousands of sealed blocks, from brokers with other work."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from pymq.store.memory import MemoryStore
 
 CONFIG = ReplicationConfig()
 PARTITIONS = 2
-BLOCKS = 1_000  # of each, sealed
+BLOCKS = 1_000  # of each partition, sealed
 ZK = "zk"
-TELL_MS = 100  # what is whole is told so late to those whom it concerns
+TELL_MS = 100  # so late do the other nodes learn of complete copies
 
 
 class World:
-    """Three brokers, of which b0 has nothing, and the others have all sealed blocks.
+    """Three brokers: b0 has nothing, the others have all sealed blocks.
 
-    A message takes a millisecond, and a disk no time. Who is in *down* hears and says nothing.
+    A message takes a millisecond, and a disk no time. A broker in *down* neither receives nor
+    sends.
     """
 
     def __init__(self) -> None:
@@ -46,11 +47,11 @@ class World:
         self.down: set[str] = set()
         self.stores = {name: MemoryStore() for name in ("b0", "b1", "b2")}
         self.wire: list[tuple[str, str, Message]] = []
-        self.out: dict[BlockId, str] = {}  # of b0's asks that were not answered: who is to
+        self.out: dict[BlockId, str] = {}  # b0's unanswered requests, with the broker asked
         self.most_out = 0
         self.asks = 0
         self.most_read = 0  # bytes of sealed blocks, in one turn
-        self.whole: dict[tuple[str, int], int] = {}  # as the zkserver was told, with the end
+        self.whole: dict[tuple[str, int], int] = {}  # as reported to the zkserver, with the end
         self.tell_at: int | None = None
         self.states = [self.state(index) for index in range(PARTITIONS)]
         for name in ("b1", "b2"):
@@ -89,7 +90,7 @@ class World:
     # --- what happens ---------------------------------------------------------------------------
 
     def run(self, ms: int) -> bool:
-        """Let *ms* milliseconds pass, or less if b0 has all; returns whether it has."""
+        """Let *ms* milliseconds pass, or fewer if b0 has everything; returns whether it has."""
         for _ in range(ms):
             self.now += 1
             arrived, self.wire = self.wire, []
@@ -122,7 +123,7 @@ class World:
             self.brokers[to].step(source, message, self.now)
 
     def tell(self) -> None:
-        """The zkserver tells b0 what it knows of its blocks."""
+        """Send b0 the zkserver's state of its blocks."""
         self.tell_at = None
         for index, state in enumerate(self.states):
             blocks = tuple(
@@ -165,7 +166,7 @@ class World:
         return found
 
     def check(self) -> None:
-        """What b0 has is what the others have."""
+        """Check that b0 has the same records as the others."""
         mine, theirs = self.stores["b0"], self.stores["b2"]
         for state in self.states:
             for block in state.blocks[:-1]:
@@ -181,7 +182,7 @@ def world() -> World:
 
 
 def test_a_broker_with_an_empty_disk_asks_for_a_few_blocks_at_a_time(world: World) -> None:
-    """It asked for all at once, and who holds them read all of them in one turn."""
+    """A broker requests few blocks at a time, so their holders read a bounded part in each turn."""
     assert world.run(5_000)
     world.check()
     assert world.most_out == CONFIG.repairs
@@ -190,7 +191,9 @@ def test_a_broker_with_an_empty_disk_asks_for_a_few_blocks_at_a_time(world: Worl
 
 
 def test_who_holds_the_blocks_dies_meanwhile(world: World) -> None:
-    """The others are asked, and not by way of the one that is dead for each block."""
+    """If a holder dies, other holders are asked, without a timeout at the dead one for
+    each block.
+    """
     assert not world.run(200)
     assert 0 < len(world.whole) < PARTITIONS * BLOCKS
     world.down = {"b1"}
@@ -200,7 +203,7 @@ def test_who_holds_the_blocks_dies_meanwhile(world: World) -> None:
 
 
 def test_nobody_who_holds_the_blocks_is_there_for_a_while(world: World) -> None:
-    """They are asked less and less often, and all goes on when one is back."""
+    """Absent holders are asked with growing pauses, and the repair continues when one is back."""
     world.run(100)
     world.down = {"b1", "b2"}
     world.run(10_000)
@@ -226,7 +229,7 @@ def test_a_partition_that_is_given_up_leaves_its_slots_to_others(world: World) -
 
 
 def test_who_is_asked_for_much_at_once_reads_it_turn_by_turn(world: World) -> None:
-    """Also when those who ask are more, or ask for more, than those of this version would."""
+    """A holder reads a bounded part in each turn, for any number and size of requests."""
     world.run(5)
     world.most_read = 0
     fetches = [ReplicaFetch(1, BlockId("id", 0, n), n, 0, 0, 1 << 20, 0) for n in range(100)]
@@ -248,7 +251,7 @@ def test_who_is_asked_for_much_at_once_reads_it_turn_by_turn(world: World) -> No
 
 
 def test_who_does_not_host_the_partition_says_so(world: World) -> None:
-    """Who asks went on waiting."""
+    """A broker answers at once that it does not host the partition."""
     world.run(5)
     world.wire.append(("b1", "b9", ReplicaFetch(1, BlockId("other", 0, 0), 0, 0, 0, 1, 0)))
     world.run(1)

@@ -1,4 +1,4 @@
-"""What concerns many partitions or blocks is done in slices, and no commit grows with them."""
+"""Work on many partitions or blocks is done in slices, so no commit grows with their number."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import NotRegistered
 from tests.controller.cluster import SESSION_MS, Broker, Cluster, Zk
 
-PAGE = 100  # partitions that a topic is made with at a time
+PAGE = 100  # partitions created at a time
 
 
 def hosting(partitions: int, acks: AckMode = AckMode.LEADER, zks: int = 1) -> Cluster:
-    """A cluster of three brokers that all host so many partitions; a commit may have 1 MiB."""
+    """Return a cluster of three brokers that all host so many partitions; a commit may
+    have 1 MiB.
+    """
     cluster = Cluster(zks=zks)
     cluster.tree.request_bytes = REQUEST_BYTES
     for start in range(0, partitions, PAGE):
@@ -43,15 +45,17 @@ def check_sizes(cluster: Cluster) -> None:
 
 
 def check_restarted(cluster: Cluster, broker: Broker) -> None:
-    """Nobody counts on what a broker may have lost, and the broker has heard that."""
+    """Check that no node relies on data that a broker may have lost, and that the broker
+    knows it.
+    """
     image = cluster.image
     assert image.brokers[broker.name].incarnation == broker.incarnation
     assert broker.name in cluster.active.machine.members
     for name in image.hosting.hosted(broker.name):
         if name.topic == "between":
-            continue  # It was made while the broker registered.
+            continue  # It was created while the broker registered.
         block = image.partition(*name).open_block
-        # What it led was rolled, and of the next block it has lost nothing.
+        # The partition that it led was rolled, and it has lost nothing of the next block.
         assert broker.name not in block.in_sync or (block.number, block.start) == (1, 0)
         assert block.leader is not None
         assert broker.states[name].version == image.topics[name.topic].state(name.partition).version
@@ -59,7 +63,7 @@ def check_restarted(cluster: Cluster, broker: Broker) -> None:
 
 
 def with_sealed_blocks(cluster: Cluster, count: int) -> None:
-    """Give partition t0/0 so many sealed blocks, which all of its replicas hold whole."""
+    """Give partition t0/0 so many sealed blocks, complete on all of its replicas."""
     name = TopicPartition("t0", "0")
     image, coordinator = cluster.image, MemoryCoordinator(cluster.tree)
     for number in range(count):
@@ -83,7 +87,7 @@ def with_sealed_blocks(cluster: Cluster, count: int) -> None:
 
 
 def rebuild(partitions: int, blocks: int, zks: int = 1) -> Cluster:
-    """As :func:`hosting`, with sealed blocks that another zkserver made."""
+    """Return a cluster as :func:`hosting` does, with sealed blocks, under a new zkserver."""
     cluster = hosting(partitions, zks=zks)
     with_sealed_blocks(cluster, blocks)
     cluster.crash_zk("zk-0")
@@ -96,7 +100,7 @@ def rebuild(partitions: int, blocks: int, zks: int = 1) -> Cluster:
 
 
 def test_a_broker_that_hosts_very_many_partitions_is_registered_again() -> None:
-    """2,000 of them made one commit of 1.2 MiB, which ZooKeeper refused each second for ever."""
+    """The registration of 2,000 partitions is split: ZooKeeper refuses its commit of 1.2 MiB."""
     cluster = hosting(2_000)
     broker = cluster.restart("b1")
     assert len(cluster.active.commits) >= 8
@@ -105,7 +109,7 @@ def test_a_broker_that_hosts_very_many_partitions_is_registered_again() -> None:
 
 
 def test_a_broker_with_a_new_disk_is_registered_whatever_it_held() -> None:
-    """A slice may end within a partition."""
+    """A broker with a new disk is registered in slices, also if one ends within a partition."""
     cluster = rebuild(20, 600)
     broker = cluster.restart("b1", storage="other")
     check_sizes(cluster)
@@ -130,9 +134,9 @@ def test_a_broker_that_is_dead_leaves_all_in_sync_sets() -> None:
 
 
 def test_a_failed_attempt_to_let_the_dead_go_is_made_again() -> None:
-    """Nobody else would: the leaders of idle partitions have nothing to miss it for."""
+    """Removing a dead broker is retried: leaders of idle partitions have no reason to report it."""
     cluster = hosting(100, zks=1)
-    cluster.tree.request_bytes = 1  # Nothing can be changed.
+    cluster.tree.request_bytes = 1  # No change is possible.
     cluster.kill("b1")
     cluster.tree.request_bytes = REQUEST_BYTES
     cluster.pass_ms(31_000)
@@ -144,7 +148,7 @@ def test_a_failed_attempt_to_let_the_dead_go_is_made_again() -> None:
 
 
 def crash_after(cluster: Cluster, commits: int) -> Zk:
-    """The active zkserver dies when it is about to ask for one commit more."""
+    """Crash the active zkserver when it wants more than *commits* further commits."""
     zk = cluster.active
     seen = len(zk.commits)
 
@@ -159,7 +163,9 @@ def crash_after(cluster: Cluster, commits: int) -> Zk:
 
 
 def test_a_zkserver_that_dies_between_two_slices_is_followed_by_one_that_goes_on() -> None:
-    """At each of them. The broker is not registered before all of them are done."""
+    """After a crash between any two slices the next zkserver does the rest, and then registers the
+    broker.
+    """
     for commits in range(100):
         cluster = hosting(800, zks=2)
         zk = crash_after(cluster, commits)
@@ -212,7 +218,7 @@ def test_others_are_served_between_two_slices() -> None:
 
 
 def test_what_a_broker_was_before_is_heard_no_more_once_a_slice_is_done() -> None:
-    """It would bring the broker back into an in-sync set that a slice has put it out of."""
+    """A late message of the old incarnation does not return the broker to an in-sync set."""
     cluster = hosting(1_500)
     before = cluster.brokers["b1"].incarnation
     paused = Paused(cluster)
@@ -240,7 +246,7 @@ def test_what_a_broker_was_before_is_heard_no_more_once_a_slice_is_done() -> Non
 
 
 def test_slices_of_a_life_that_is_over_are_not_applied() -> None:
-    """The broker starts once more while its first start is being noted."""
+    """Slices of an earlier incarnation are dropped when the broker restarts meanwhile."""
     cluster = hosting(1_500)
     paused = Paused(cluster)
     cluster.restart("b1")
@@ -257,7 +263,7 @@ def test_slices_of_a_life_that_is_over_are_not_applied() -> None:
 
 
 def test_what_changed_after_its_slice_is_looked_at_again() -> None:
-    """A broker registers with a new disk, and is given a partition on the one that it had."""
+    """A partition that the broker gets after its slice, on its old disk, is visited again."""
     cluster = hosting(1_500)
     paused = Paused(cluster)
     cluster.restart("b1", storage="other")
@@ -273,7 +279,7 @@ def test_what_changed_after_its_slice_is_looked_at_again() -> None:
 
 
 def test_slices_fit_a_coordinator_that_takes_less() -> None:
-    """What it says that it takes is taken at its word, once; and it is in the log."""
+    """The zkserver adopts the limit that the coordinator reports, and logs it once."""
     cluster = hosting(500)
     cluster.tree.request_bytes = 100_000
     broker = cluster.restart("b1")
@@ -295,7 +301,7 @@ def test_a_broker_whose_registration_is_refused_is_told_why() -> None:
 
 
 def test_a_slice_that_loses_a_race_is_planned_again() -> None:
-    """It is the same one, and not the next."""
+    """After a lost race the zkserver plans the same slice again, and not the next."""
     cluster = hosting(1_500)
     paused = Paused(cluster)
     broker = cluster.restart("b1")

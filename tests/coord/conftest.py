@@ -1,4 +1,4 @@
-"""A real ZooKeeper for the tests that need one, started once for all tests of a process."""
+"""A real ZooKeeper for the tests that need one, started once for each process."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ if TYPE_CHECKING:
 def zookeeper(
     needs_zookeeper: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ZooKeeper]:
-    """One server for tests that do not stop it; each uses a root of its own."""
+    """Start a server for tests that do not stop it; each uses a root of its own."""
     with ZooKeeper(tmp_path_factory.mktemp("zookeeper")) as running:
         yield running

@@ -1,4 +1,4 @@
-"""A way to ZooKeeper that breaks after so many answers."""
+"""A relay to ZooKeeper that cuts its connection after a number of answers."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from types import TracebackType
 
 
 class Relay:
-    """Hands on what a server and its clients say; :meth:`cut_after` ends the connection."""
+    """Forwards the bytes of a server and its clients; :meth:`cut_after` ends the connection."""
 
     def __init__(self, hosts: str) -> None:
         host, _, port = hosts.rpartition(":")
         self._server = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
-        self._left: int | None = None  # answers until the connection is cut, if it is to be
+        self._left: int | None = None  # answers until the cut, if there is one
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
     @property
     def hosts(self) -> str:
-        """Where clients find the server."""
+        """The address for clients."""
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     @property
     def is_cut(self) -> bool:
-        """Whether what was asked for was done."""
+        """Whether the cut has happened."""
         with self._lock:
             return self._left is None
 
     def cut_after(self, answers: int) -> None:
-        """Let so many more answers through; then end the connection, once."""
+        """Forward so many more answers, then end the connection, once."""
         with self._lock:
             self._left = answers
 
@@ -46,8 +46,8 @@ class Relay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)  # a thread that waits in accept() is waked
-        self._threads[0].join()  # from here on nothing is opened any more
+        self._listener.shutdown(socket.SHUT_RDWR)  # this wakes a thread that waits in accept()
+        self._threads[0].join()  # no new connection from here on
         self._listener.close()
         for each in self._open:
             _end(each)
@@ -78,7 +78,7 @@ class Relay:
                 while data := asked.read(65536):
                     server.sendall(data)
             except OSError:
-                pass  # the other way has ended both
+                pass  # the other direction has ended both
         _end(client, server)
 
     def _answer(self, client: socket.socket, server: socket.socket) -> None:
@@ -89,7 +89,7 @@ class Relay:
                         break
                     client.sendall(head + answers.read(int.from_bytes(head, "big")))
             except OSError:
-                pass  # the other way has ended both
+                pass  # the other direction has ended both
         _end(client, server)
 
     def _is_over(self) -> bool:

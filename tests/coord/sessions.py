@@ -1,4 +1,4 @@
-"""A coordinator's session whose events can be waited for."""
+"""A coordinator session whose events a test can wait for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pymq.core.metadata.coordination import (
 )
 
 WAIT_S = 20.0
-SESSION_MS = 1_000  # where sessions are to expire; else nobody's slowness is to end one
+SESSION_MS = 1_000  # for tests of expiry; in others no slow machine may end a session
 
 E = TypeVar("E")
 
@@ -38,7 +38,7 @@ class Session:
         self._tag = 0
 
     def poll(self) -> list[CoordEvent]:
-        """Take what has come."""
+        """Take the events that have come."""
         events = list(self.backend.poll())
         self.seen += events
         return events
@@ -63,7 +63,7 @@ class Session:
         return found[0]
 
     def until_changed(self, path: str, since: int) -> None:
-        """Wait until a change of *path* is told, after the first *since* events."""
+        """Wait until a change of *path* is reported, after the first *since* events."""
         self.until(lambda: Changed(path) in self.seen[since:], f"change of {path}")
 
     def start(self, *ops: Op) -> int:
@@ -112,7 +112,7 @@ def session(
     session_ms: int = 10_000,
     timeout_s: float = WAIT_S,
 ) -> Iterator[Session]:
-    """A session below *root*, closed afterwards."""
+    """Open a session below *root*; it is closed afterwards."""
     url = f"zookeeper://{hosts}{root}?session_ms={session_ms}{options}"
     backend = pymq.coord.open(url, timeout_s=timeout_s)
     assert isinstance(backend, ZookeeperCoordinator)
@@ -124,7 +124,7 @@ def session(
 
 @contextmanager
 def kazoo(hosts: str, **options: object) -> Iterator[KazooClient]:
-    """Another client of the same ensemble."""
+    """Open another client of the same ensemble."""
     client = KazooClient(hosts, timeout=10.0, **options)
     client.start(timeout=WAIT_S)
     try:
@@ -135,7 +135,9 @@ def kazoo(hosts: str, **options: object) -> Iterator[KazooClient]:
 
 
 def expire(one: Session, hosts: str) -> None:
-    """Have the ensemble end the session of *one*: another connection of the same closes it."""
+    """Have the ensemble end the session of *one*: another connection of the same session
+    closes it.
+    """
     client = one.backend._link._client
     with kazoo(hosts, client_id=(client._session_id, client._session_passwd)):
         pass
@@ -143,12 +145,12 @@ def expire(one: Session, hosts: str) -> None:
 
 @contextmanager
 def cut_off(one: Session, hosts: str) -> Iterator[None]:
-    """While this lasts, *one* has no connection and gets none."""
+    """Keep *one* without a connection during the ``with``."""
     client = one.backend._link._client
     since = len(one.seen)
     client.set_hosts("127.0.0.1:1")
     one.backend._link.drop()
-    one.start_load("/")  # so that something happens at once
+    one.start_load("/")  # so that the loss is noticed at once
     one.wait(Suspended, since)
     yield
     client.set_hosts(hosts)

@@ -1,4 +1,4 @@
-"""An address is understood or refused with the reason; passwords come from files only."""
+"""An address is parsed, or refused with the reason; passwords come from files only."""
 
 from pathlib import Path
 

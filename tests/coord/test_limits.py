@@ -1,4 +1,4 @@
-"""How large a commit may be."""
+"""The limit on the size of a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory backend keeps the contract, and the contract's checks notice who does not."""
+"""The memory backend keeps the contract, and the contract's checks find backends that do not."""
 
 import hashlib
 import os
@@ -35,18 +35,20 @@ from pymq.testing import check_coordinator
 def maker(
     kind: type[MemoryCoordinator] = MemoryCoordinator, hub: type[MemoryTree] = MemoryTree
 ) -> Callable[[str], Coordinator]:
-    """A function that opens sessions on trees by name."""
+    """Return a function that opens sessions on trees by name."""
     trees: dict[str, MemoryTree] = {}
     return lambda name: kind(trees.setdefault(name, hub()))
 
 
 def test_contract() -> None:
-    """All of it."""
+    """The backend passes all checks."""
     check_coordinator(maker())
 
 
 def test_expired_session() -> None:
-    """Its nodes go, others hear of it, and it goes on under a new name, watching nothing."""
+    """An expired session loses its nodes and watches, others are notified, and it gets a
+    new name.
+    """
     hub = MemoryTree()
     one, two = MemoryCoordinator(hub, session="one"), MemoryCoordinator(hub, session="two")
     for client in (one, two):
@@ -66,7 +68,9 @@ def test_expired_session() -> None:
 
 
 def test_suspended_session_survives() -> None:
-    """Lost answers are uncertain, requests wait; what may have changed is told after Resumed."""
+    """Unanswered commits are uncertain, requests wait; possible changes are reported after
+    Resumed.
+    """
     hub = MemoryTree()
     one, two = MemoryCoordinator(hub), MemoryCoordinator(hub)
     one.submit(Load(1, "/"))
@@ -90,7 +94,9 @@ def test_suspended_session_survives() -> None:
 
 
 def test_suspended_session_expires() -> None:
-    """It hears of it on its return; what it had asked for is uncertain, loads are carried out."""
+    """After its return the session is expired; its commits are uncertain, and its loads
+    are done.
+    """
     hub = MemoryTree()
     one, two = MemoryCoordinator(hub, session="one"), MemoryCoordinator(hub, session="two")
     one.submit(Load(1, "/"))
@@ -112,7 +118,7 @@ def test_suspended_session_expires() -> None:
 
 
 def test_closed_session() -> None:
-    """Closing twice is allowed, also after an expiry; nothing can be asked any more."""
+    """Closing twice is allowed, also after an expiry; later requests raise."""
     hub = MemoryTree()
     one = MemoryCoordinator(hub, session="one")
     with pytest.raises(InvalidRequest):
@@ -130,7 +136,7 @@ def test_closed_session() -> None:
 
 
 def test_threads_share_a_tree() -> None:
-    """Counting up with conditional writes in four threads loses no count and no event."""
+    """Four threads that count with conditional writes lose no count and no event."""
     hub = MemoryTree()
     first = MemoryCoordinator(hub)
     first.submit(Commit(1, (Create("/n", b""),)))
@@ -156,7 +162,7 @@ def test_threads_share_a_tree() -> None:
 
 
 def trace() -> str:
-    """A digest of all events of a fixed course of actions."""
+    """Return a digest of all events of a fixed course of actions."""
     hub = MemoryTree()
     clients = [MemoryCoordinator(hub) for _ in range(3)]
     events: list[CoordEvent] = []
@@ -190,14 +196,14 @@ def test_events_do_not_depend_on_the_hash_seed() -> None:
 
 
 class ForgetsConflict(MemoryCoordinator):
-    """Claims that every commit was done."""
+    """Reports every commit as done."""
 
     def poll(self) -> Sequence[CoordEvent]:
         return [Committed(e.tag, (0,)) if isinstance(e, Conflicted) else e for e in super().poll()]
 
 
 class WrongIndex(MemoryCoordinator):
-    """Blames the first op."""
+    """Names the first op as the refused one."""
 
     def poll(self) -> Sequence[CoordEvent]:
         return [
@@ -207,17 +213,17 @@ class WrongIndex(MemoryCoordinator):
 
 
 class HalfDone(MemoryCoordinator):
-    """Leaves what it did of a commit before the op that did not hold."""
+    """Keeps the changes of a refused commit before its refused op."""
 
     def submit(self, request: CoordRequest) -> None:
         super().submit(request)
-        answer = self._events[-1]
+        answer = self.arrivals[-1]
         if isinstance(request, Commit) and isinstance(answer, Conflicted):
             self._hub._tree.apply(Commit(0, request.ops[: answer.index]), self.session)
 
 
 class Unordered(MemoryCoordinator):
-    """Loads in no good order."""
+    """Loads in a wrong order."""
 
     def poll(self) -> Sequence[CoordEvent]:
         return [
@@ -233,7 +239,7 @@ class Hasty(MemoryCoordinator):
 
 
 class Gossip(MemoryCoordinator):
-    """Reports changes of everything, wanted or not."""
+    """Reports all changes, watched or not."""
 
     def submit(self, request: CoordRequest) -> None:
         self._hub._watches.add(self.session, "/")
@@ -262,13 +268,13 @@ class Undead(MemoryTree):
 
 
 class Lenient(MemoryCoordinator):
-    """Takes any request."""
+    """Accepts any request."""
 
     def submit(self, request: CoordRequest) -> None:
         try:
             super().submit(request)
         except InvalidRequest:
-            self._events.append(Conflicted(request.tag, 0, "missing"))
+            self.arrivals.append(Conflicted(request.tag, 0, "missing"))
 
 
 class Namesake(MemoryCoordinator):
@@ -296,7 +302,7 @@ class Namesake(MemoryCoordinator):
     ],
 )
 def test_checks_notice(make: Callable[[str], Coordinator], words: str) -> None:
-    """A backend that breaks a rule is told which."""
+    """The checks name the rule that a backend breaks."""
     with pytest.raises(AssertionError, match=words):
         check_coordinator(make, timeout_s=0.05)
 

@@ -1,4 +1,4 @@
-"""Paths are built from names, are taken apart again, and nothing foreign is taken for one."""
+"""Paths are built from names and parsed back; foreign paths are not recognized."""
 
 import ast
 from pathlib import Path
@@ -47,7 +47,7 @@ EVERY = [
 
 @pytest.mark.parametrize(("built", "text", "parsed"), EVERY)
 def test_parse_undoes_build(built: str, text: str, parsed: paths.MetaPath) -> None:
-    """Each path reads as documented, is valid, and means what it was built from."""
+    """Each path reads as documented, is valid, and parses to its names."""
     assert built == text
     assert paths.parse(built) == parsed
     validate(Load(1, built))
@@ -73,7 +73,7 @@ def test_bad_names_are_refused(name: str) -> None:
 
 
 def test_negative_block_is_refused() -> None:
-    """Blocks count from 0."""
+    """A negative block number is refused."""
     with pytest.raises(InvalidName):
         paths.block("t", "p", -1)
 
@@ -89,13 +89,13 @@ def test_negative_block_is_refused() -> None:
     ],
 )
 def test_foreign_paths_mean_nothing(path: str) -> None:
-    """What this version does not know is None, so that a newer one may add nodes."""
+    """Unknown paths parse to None, so that a newer version may add nodes."""
     assert paths.parse(path) is None
 
 
 @pytest.mark.parametrize("module", [paths, tree])
 def test_tree_and_paths_are_pure(module: ModuleType) -> None:
-    """The controller imports them; they must not bring in any I/O."""
+    """Trees and paths import no I/O, since the controller imports them."""
     parsed = ast.parse(Path(module.__file__ or "").read_text())
     found = {
         name.partition(".")[0]

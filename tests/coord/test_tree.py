@@ -1,4 +1,4 @@
-"""The pure tree: what commits mean, that a plan changes nothing, and that it is quick."""
+"""The pure tree: the meaning of commits, plans without side effects, and speed."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from pymq.errors import CorruptMetadata, InvalidRequest
 
 
 def commit(tree: Tree, *ops: Op, session: str = "s") -> tuple[int, ...] | tuple[int, str]:
-    """The versions, or the index and reason of the refusal."""
+    """Commit; returns the versions, or the index and reason of the refusal."""
     answer = tree.apply(Commit(1, ops), session)
     if isinstance(answer, Conflicted):
         return (answer.index, answer.reason)
@@ -28,7 +28,7 @@ def commit(tree: Tree, *ops: Op, session: str = "s") -> tuple[int, ...] | tuple[
 
 
 def test_ops_see_the_ops_before_them() -> None:
-    """A commit may make a node and its children, change them and take them away again."""
+    """A commit may create a node and its children, change them and delete them again."""
     tree = Tree()
     assert commit(
         tree,
@@ -54,7 +54,7 @@ def test_ops_see_the_ops_before_them() -> None:
     ],
 )
 def test_refused_commit_changes_nothing(op: Op, reason: str) -> None:
-    """The index names the op that did not hold; what came before it is undone."""
+    """The index names the refused op; the ops before it are undone."""
     tree = Tree()
     commit(tree, Create("/a", b""), Create("/a/b", b""), Create("/e", b"", ephemeral=True))
     before = tree.load("/")
@@ -63,7 +63,7 @@ def test_refused_commit_changes_nothing(op: Op, reason: str) -> None:
 
 
 def test_plan_changes_nothing_until_adopted() -> None:
-    """A backend may fail between the two steps and has nothing to undo."""
+    """A backend may fail between the two steps, and has nothing to undo."""
     tree = Tree()
     plan = tree.plan(Commit(1, (Create("/a", b""), Create("/a/b", b"", ephemeral=True))), "s")
     assert isinstance(plan, CommitPlan)
@@ -93,14 +93,14 @@ def test_nodes_that_go_and_come_within_one_commit(ops: tuple[Op, ...]) -> None:
     for op in ops:
         commit(steps, op)
     assert whole.load("/") == steps.load("/")
-    # The index of children is right as well: everything can be taken away again.
+    # The index of children is right as well: everything can be deleted again.
     for entry in reversed(whole.load("/")):
         assert commit(whole, Delete(entry.path, entry.version)) == (-1,)
     assert len(whole) == 0
 
 
 def test_expiry_takes_the_ephemeral_nodes_of_one_session() -> None:
-    """A Put by another session changes no owner; a deleted node is nobody's."""
+    """A Put by another session changes no owner; a deleted node has none."""
     tree = Tree()
     commit(tree, Create("/a", b"", ephemeral=True), Create("/b", b"", ephemeral=True), session="1")
     commit(tree, Create("/c", b"", ephemeral=True), session="2")
@@ -112,7 +112,9 @@ def test_expiry_takes_the_ephemeral_nodes_of_one_session() -> None:
 
 
 def test_load_is_ordered_by_path() -> None:
-    """As plain text, so that ``/a-b`` is before ``/a/b``; a root is no prefix of its neighbour."""
+    """A load is ordered as plain text, ``/a-b`` before ``/a/b``; a root is no prefix of its
+    neighbour.
+    """
     tree = Tree()
     paths = ["/a", "/a/b", "/a-b", "/ab", "/a/b/c", "/B"]
     commit(tree, *(Create(path, b"") for path in paths))
@@ -122,7 +124,7 @@ def test_load_is_ordered_by_path() -> None:
 
 
 def test_restore_gives_the_same_tree() -> None:
-    """What was loaded can be filled in again, ephemeral owners included."""
+    """The result of a load can be restored, owners of ephemeral nodes included."""
     tree, copy = Tree(), Tree()
     commit(tree, Create("/a", b"1"), Create("/a/b", b"2"), Create("/e", b"", ephemeral=True))
     copy.restore(tree.load("/"))
@@ -134,7 +136,7 @@ def test_restore_gives_the_same_tree() -> None:
 
 
 def test_watches_match_roots_and_what_is_below() -> None:
-    """Each change once, in order, and only below the roots of that session."""
+    """Each change is reported once, in order, and only below the roots of that session."""
     watches = TreeWatches()
     for root in ("/a", "/a/b", "/none"):
         watches.add("s", root)
@@ -148,14 +150,14 @@ def test_watches_match_roots_and_what_is_below() -> None:
 
 @pytest.mark.parametrize("path", ["", "a", "/a/", "//", "/a//b", "/.", "/a/..", "/a\n", "/\x7f"])
 def test_bad_paths_are_the_callers_bug(path: str) -> None:
-    """They are refused before any backend sees them."""
+    """Invalid paths are refused before any backend gets them."""
     for request in (Load(1, path), Commit(1, (Create(path, b""),)), Commit(1, (Check(path, 0),))):
         with pytest.raises(InvalidRequest):
             validate(request)
 
 
 def test_limits() -> None:
-    """512 KiB fit, a byte more does not; the root is only there to be loaded."""
+    """512 KiB fit, a byte more does not; the root can only be loaded."""
     validate(Load(1, "/"))
     validate(Commit(1, (Create("/a.b-c_D/..x/ü", bytes(MAX_DATA_BYTES)),)))
     for op in (

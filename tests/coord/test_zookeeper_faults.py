@@ -1,4 +1,4 @@
-"""The coordinator on a ZooKeeper that is killed, stopped, restarted, and forgets sessions."""
+"""The coordinator on a ZooKeeper that is killed, stopped or restarted, or that ends sessions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ session = partial(sessions.session, session_ms=SESSION_MS)
 
 @pytest.fixture
 def own(tmp_path: Path, needs_zookeeper: None) -> ZooKeeper:
-    """A server of a test's own, not started."""
+    """Return a server for one test, not started."""
     return ZooKeeper(tmp_path)
 
 
@@ -51,7 +51,9 @@ def kinds(one: Session, since: int) -> list[type]:
 
 
 def test_a_session_that_expires(zookeeper: ZooKeeper) -> None:
-    """Its ephemeral nodes and its watches go, a new one is named, and all works again in it."""
+    """An expired session loses its ephemeral nodes and watches; the next one has a new name and
+    works.
+    """
     hosts = zookeeper.hosts
     with session(hosts, "/expires") as one, session(hosts, "/expires") as witness:
         witness.load("/")
@@ -65,7 +67,7 @@ def test_a_session_that_expires(zookeeper: ZooKeeper) -> None:
         assert expired.session == one.backend.session != before
         since = len(one.seen)
         witness.must(Put("/kept", b"1", 0))
-        one.must(Create("/mine", b"", ephemeral=True))  # its answer would be behind a change
+        one.must(Create("/mine", b"", ephemeral=True))  # its answer would come after a change
         assert not [event for event in one.seen[since:] if isinstance(event, Changed)]
         assert [entry.owner for entry in one.load("/")] == [None, one.backend.session]
 
@@ -84,7 +86,9 @@ def test_what_was_kept_for_a_session_that_expired_is_uncertain(zookeeper: ZooKee
 
 
 def test_no_request_of_one_session_is_sent_in_the_next(zookeeper: ZooKeeper) -> None:
-    """Also when the next has begun already, and its owner has not heard of it."""
+    """A request of one session is not sent in the next, even if that has begun unknown to its
+    owner.
+    """
     with session(zookeeper.hosts, "/late") as one:
         one.must(Create("/a", b""))
         old = one.backend.session
@@ -103,7 +107,7 @@ def test_no_request_of_one_session_is_sent_in_the_next(zookeeper: ZooKeeper) -> 
 def test_a_client_that_was_stopped_knows_that_its_session_may_be_gone(
     zookeeper: ZooKeeper,
 ) -> None:
-    """The first thing it hears afterwards is that it knows nothing, before any answer."""
+    """A stopped client reports its uncertain state first, before any answer."""
     script = """
         import sys, time
         from tests.coord.sessions import *
@@ -146,7 +150,7 @@ def test_a_client_that_was_stopped_knows_that_its_session_may_be_gone(
 
 
 def test_a_server_that_is_restarted(own: ZooKeeper) -> None:
-    """The session survives; what was asked meanwhile is done; what happened meanwhile is told."""
+    """The session survives; waiting requests are carried out, and missed changes are reported."""
     with own, session(own.hosts, "/x") as one:
         one.must(Create("/a", b""), Create("/mine", b"", ephemeral=True))
         one.load("/a")
@@ -185,7 +189,7 @@ def test_nobody_waits_for_a_zookeeper_that_comes_later(own: ZooKeeper) -> None:
 
 
 def test_a_commit_without_an_answer_is_uncertain_and_settled(own: ZooKeeper) -> None:
-    """A server dies with commits in its hands; a load tells of each, and nothing comes after it."""
+    """A server dies with pending commits; a load shows which were done, and none is done later."""
     with own, session(own.hosts, "/x") as one:
         one.must(Create("/a", b""))
         outcomes = set()
@@ -207,7 +211,7 @@ def test_a_commit_without_an_answer_is_uncertain_and_settled(own: ZooKeeper) -> 
 
 
 def test_a_load_whose_connection_ends_tells_all_or_nothing(zookeeper: ZooKeeper) -> None:
-    """Wherever it ends: what was asked for and not answered does not pass for what is not there."""
+    """After a cut of a load at any point, an unanswered part is never reported as missing."""
     topics = [f"/a/{n}" for n in range(3)]
     nodes = ["/a", *(path for topic in topics for path in (topic, f"{topic}/b", f"{topic}/b/c"))]
     with (
@@ -224,7 +228,9 @@ def test_a_load_whose_connection_ends_tells_all_or_nothing(zookeeper: ZooKeeper)
 
 
 def test_a_server_that_hangs_is_noticed_before_the_session_ends(own: ZooKeeper) -> None:
-    """Also while requests go out all the time, which kazoo takes for signs of life."""
+    """A hanging server is noticed, also during constant requests, which kazoo counts as signs of
+    life.
+    """
     with own, session(own.hosts, "/x") as one:
         one.must(Create("/a", b""))
         for is_busy in (False, True):
@@ -265,7 +271,7 @@ def test_an_ensemble_loses_its_leader_and_its_majority(
 
 
 def lose_the_leader(ensemble: ZooKeeper) -> None:
-    """Nothing acknowledged is lost, nothing is done twice, sessions survive."""
+    """No acknowledged commit is lost, none is done twice, and sessions survive."""
     with session(ensemble.hosts, "/leader") as one:
         one.must(Create("/n", b"0"), Create("/mine", b"", ephemeral=True))
         version, gaps = 0, []
@@ -273,7 +279,7 @@ def lose_the_leader(ensemble: ZooKeeper) -> None:
         leader.kill()
         began = time.monotonic()
         for _ in range(50):
-            # Whoever does not know whether it was done looks, and does it if it was not.
+            # After an uncertain commit, read the node, and repeat the commit if it was not done.
             answer = one.commit(Put("/n", b"%d" % (version + 1), version))
             if isinstance(answer, Uncertain):
                 (entry,) = one.load("/n")

@@ -1,4 +1,4 @@
-"""A topic that a real ZooKeeper would not take in one request is made and deleted as a whole."""
+"""A topic too large for one ZooKeeper request is created and deleted as a whole."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.zookeeper
 
 COUNT = 1_000
 NAMES = tuple(f"a-partition-{index}" for index in range(COUNT))
-BYTES = 100_000  # that a request may have, at the server and the client
+BYTES = 100_000  # of a request, at the server and the client
 
 
 @pytest.fixture(scope="module")
 def small(needs_zookeeper: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
-    """A server that takes a tenth of what others take, so that few partitions are many."""
+    """Return a server with a tenth of the usual limit, so that few partitions are many."""
     java = (f"-Djute.maxbuffer={BYTES}",)
     with ZooKeeper(tmp_path_factory.mktemp("small"), java=java) as running:
         yield running
@@ -39,11 +39,13 @@ def zkservers(hosts: str, root: str) -> Iterator[Pair]:
 
 def ask_for(zkserver: Zkserver, number: int) -> None:
     make = CreateTopic(number, "large", NAMES, 1, AckMode.UNSET, {})
-    zkserver.loop.deliver(zkserver.name, "client", make)
+    zkserver.loop.take([(zkserver.name, "client", make)])
 
 
 def in_the_tree(hosts: str, root: str) -> tuple[bool | None, int]:
-    """Whether the topic is hidden, None if it is not there; and how many partitions it has."""
+    """Return whether the topic is hidden (None if it is missing), and how many partitions
+    it has.
+    """
     with session(hosts, root) as reader:
         found = {entry.path: entry for entry in reader.load("/")}
     count = sum(isinstance(paths.parse(path), paths.PartitionPath) for path in found)
@@ -57,12 +59,12 @@ def test_a_topic_larger_than_a_request_is_made_and_deleted(small: ZooKeeper) -> 
         ask_for(active, 1)
         assert two.answer(active, 1).result is True
         assert in_the_tree(small.hosts, "/larger") == (False, COUNT)
-        active.loop.deliver(active.name, "client", DeleteTopic(2, "large"))
+        active.loop.take([(active.name, "client", DeleteTopic(2, "large"))])
         assert two.answer(active, 2).error is None
         assert in_the_tree(small.hosts, "/larger") == (None, 0)
 
 
-@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize("is_made", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_topic_is_whole_or_gone_when_its_zkserver_is_lost_midway(
     small: ZooKeeper, is_made: bool
 ) -> None:
@@ -72,7 +74,7 @@ def test_a_topic_is_whole_or_gone_when_its_zkserver_is_lost_midway(
         ask_for(old, 1)
         if is_made:
             two.answer(old, 1)
-            old.loop.deliver(old.name, "client", DeleteTopic(2, "large"))
+            old.loop.take([(old.name, "client", DeleteTopic(2, "large"))])
 
         def is_half_way() -> bool:
             hidden = old.machine.image.hidden.get("large")

@@ -1,4 +1,4 @@
-"""Two zkservers on a real ZooKeeper: one decides, whatever happens to sessions and servers."""
+"""Two zkservers on a real ZooKeeper: one is active through any fault of sessions and servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def clock() -> int:
 
 
 class Zkserver:
-    """A real one, on a real loop; its messages to others are kept."""
+    """A real zkserver on a real loop that keeps its outgoing messages."""
 
     def __init__(self, name: str, one: Session) -> None:
         self.one = one
@@ -39,7 +39,7 @@ class Zkserver:
         self.loop = Loop(clock, self._far)
         self.loop.add_zkserver(name, self.machine, one.backend)
         self.name = name
-        self.turns = True  # else it stands still
+        self.turns = True  # False: it stands still
 
     def _far(self, peer: str, source: str, message: Message) -> None:
         if isinstance(message, Answer):
@@ -47,11 +47,11 @@ class Zkserver:
 
     def create(self, number: int) -> None:
         ask = CreateTopic(number, f"t{number}", ("0",), 1, AckMode.UNSET, {})
-        self.loop.deliver(self.name, "client", ask)
+        self.loop.take([(self.name, "client", ask)])
 
 
 class Pair:
-    """Two of them on one tree."""
+    """Two zkservers on one tree."""
 
     def __init__(self, *zkservers: Zkserver) -> None:
         self.all = zkservers
@@ -82,13 +82,14 @@ class Pair:
         self.until(lambda: not zkserver.machine.is_active, "resignation")
 
     def create(self) -> None:
-        """Make a topic, asking whoever is active until it is done."""
+        """Create a topic by requests to the active zkserver, until it is done."""
         number = next(self.numbers)
         while True:
             zkserver = self.active()
             zkserver.create(number)
             answer = self.answer(zkserver, number)
-            # Whoever lost its connection says so; the topic may be there, and asking again is safe.
+            # A zkserver without its connection refuses; the topic may be there, and a retry is
+            # safe.
             if answer.error is None or type(answer.error).__name__ == "TopicExists":
                 self.acknowledged.append(number)
                 return
@@ -129,7 +130,9 @@ def test_a_zkserver_whose_session_ends_is_followed_by_the_other(zookeeper: ZooKe
 
 
 def test_a_zkserver_that_was_replaced_unawares_can_change_nothing(zookeeper: ZooKeeper) -> None:
-    """Its session lives, so only the version of the controller epoch stands in its way."""
+    """The replaced zkserver's session lives, so only the version of the controller epoch refuses
+    it.
+    """
     hosts, root = zookeeper.hosts, "/fenced"
     with pair(hosts, root) as two, kazoo(hosts) as raw:
         two.create()
@@ -139,7 +142,7 @@ def test_a_zkserver_that_was_replaced_unawares_can_change_nothing(zookeeper: Zoo
         new = two.active()
         assert new is not old
         two.create()
-        # It has not heard of anything, and what it is told first is to make a topic.
+        # It knows nothing yet, and its first message is a request to create a topic.
         old.machine.step("client", CreateTopic(999, "t999", ("0",), 1, AckMode.UNSET, {}), clock())
         old.turns = True
         answer = two.answer(old, 999)
@@ -151,15 +154,15 @@ def test_a_zkserver_that_was_replaced_unawares_can_change_nothing(zookeeper: Zoo
 def test_what_was_acknowledged_outlives_zookeepers_deaths(
     tmp_path: Path, needs_zookeeper: None
 ) -> None:
-    """A commit without an answer is looked up, whether it was done or not; both happen here."""
+    """After ZooKeeper's deaths every acknowledged commit is there; uncertain ones are checked."""
     with ZooKeeper(tmp_path) as own, pair(own.hosts, "/killed") as two:
         two.create()
         for kill in range(3):
             active, number = two.active(), next(two.numbers)
             active.create(number)
-            active.loop.run()  # the commit is on its way
+            active.loop.run()  # the commit is in flight
             if kill == 2:
-                own.servers[0].pause()  # it gets there, but no answer comes
+                own.servers[0].pause()  # it arrives, but no answer comes
             own.servers[0].kill()
             own.servers[0].start()
             two.create()

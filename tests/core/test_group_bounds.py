@@ -1,4 +1,6 @@
-"""A coordinator keeps a bounded number of members, groups and offsets, and each member's is its."""
+"""A coordinator keeps a bounded number of members, groups and offsets, and each member only its
+own.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pymq.core.group import membership
+from pymq.core.group import consumer_group
 from pymq.core.group.coordinator import GroupCoordinator
 from pymq.core.group.group_limits import GroupLimits
 from pymq.core.group.leases import AVAILABLE, Leases
@@ -40,7 +42,7 @@ from tests.core.group.test_leases import Watched
 def bounded(limits: GroupLimits) -> Host:
     host = Host()
     host.coordinator = GroupCoordinator(0, host, assignor, 0, limits=limits)
-    host.coordinator.begin(0)
+    host.coordinator.offsets.begin(0)
     host.load()
     return host
 
@@ -63,7 +65,7 @@ def test_a_group_has_a_largest_number_of_members() -> None:
         host.join("m3")
     assert refused.value.code == "GROUP_LIMIT_REACHED"
     assert not refused.value.retriable
-    host.join("m1")  # who is in it may join again
+    host.join("m1")  # a member may join again
     host.join("m3", group="other")
     host.send("m2", Leave(host.id(), "g", "m2"))
     assert host.join("m3") == ("0",)
@@ -78,7 +80,7 @@ def test_a_coordinator_has_a_largest_number_of_groups() -> None:
     with pytest.raises(GroupLimitReached):
         commit(host, "c", "0")
     commit(host, "b", "1")
-    host.send("m1", Leave(host.id(), "a", "m1"))  # without offsets, it is none any more
+    host.send("m1", Leave(host.id(), "a", "m1"))  # a group without offsets ends here
     commit(host, "c", "0")
 
 
@@ -105,7 +107,7 @@ def test_what_was_kept_under_other_bounds_stays() -> None:
     after = Host(host.log, loads=False)
     after.coordinator = GroupCoordinator(0, after, assignor, 0, limits=GroupLimits(offsets=1))
     after.fetches.clear()
-    after.coordinator.begin(0)
+    after.coordinator.offsets.begin(0)
     after.load()
     assert len(after.offsets()) == 3
 
@@ -162,7 +164,7 @@ def crowd(host: Host, count: int) -> int:
         name = f"m{number}"
         join = Join(host.id(), "g", name, "t", ("0", "1"), "sticky", 1_000_000, ACK_WAIT, 0, BEGIN)
         host.coordinator.step(name, join, host.now)
-    host.at(host.now + membership.PAUSE_MAX_MS)
+    host.at(host.now + consumer_group.PAUSE_MAX_MS)
     return host.coordinator.groups["g"].generation
 
 
@@ -205,7 +207,7 @@ def test_a_record_for_a_member_that_has_left_waits_for_the_next_assignment() -> 
     host.at(10)
     mine = host.join("m2", names)[0]
     host.send("m2", Leave(host.id(), "g", "m2"))
-    host.ask("m1", dict.fromkeys(names, 0) | {mine: 4})  # news of what is nobody's for now
+    host.ask("m1", dict.fromkeys(names, 0) | {mine: 4})  # a report of partitions without an owner
     host.at(100)
     assert host.beat("m1", names) == names
     assert host.poll("m1", {mine: 4}) == [(mine, 0, 4, 1)]
@@ -223,7 +225,7 @@ def test_a_deleted_group_and_its_offsets_are_gone_for_good() -> None:
     for partition in "01":
         commit(host, "g", partition)
     commit(host, "other", "0")
-    assert delete(host) == []  # answered when it is written
+    assert delete(host) == []  # answered once the write is durable
     host.settle_all()
     (answer,) = host.take("admin")
     assert isinstance(answer, Settled)
@@ -262,14 +264,16 @@ def test_a_deletion_that_was_not_written_is_not_said_to_be_done() -> None:
 
 @pytest.mark.parametrize("verb", ["acks", "nacks", "renewals", "unread"])
 def test_what_a_member_names_many_times_is_looked_at_once(verb: str) -> None:
-    """One message of a megabyte has a hundred thousand ranges, each of which may be everything."""
+    """Repeated ranges are checked once: a megabyte has a hundred thousand, each of which may cover
+    all.
+    """
     host = bounded(GroupLimits())
     host.join("m1")
     leases = Leases(0)
     for at in range(0, 1_000, 2):
         leases.acquire("m2", at + 2, 2, 1_000, 0, 0)
         leases.acknowledge("m2", [(at + 1, at + 2)])
-    host.coordinator.groups["g"].leases["t", "0"] = leases
+    host.coordinator.groups["g"].offsets.leases["t", "0"] = leases
     leases._spans = watched = Watched(leases._spans)
     wide = tuple(("0", (n % 7, 1 << 60)) for n in range(2_000))
     told: dict[str, Any] = {verb: wide}
@@ -282,7 +286,7 @@ def test_what_a_member_names_many_times_is_looked_at_once(verb: str) -> None:
 def test_of_a_record_that_is_refused_twice_the_rest_is_refused() -> None:
     host = bounded(GroupLimits())
     host.join("m1")
-    leases = host.coordinator.groups["g"].leases["t", "0"] = Leases(0)
+    leases = host.coordinator.groups["g"].offsets.leases["t", "0"] = Leases(0)
     leases.acquire("m1", 10, 10, 1_000, 0, 0)
     nacks = (("0", (2, 5), 50), ("0", (4, 8), 20), ("0", (3, 4), 10))
     host.send("m1", Settle(host.id(), "g", "m1", nacks=nacks))

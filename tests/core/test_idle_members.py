@@ -1,4 +1,4 @@
-"""What has no order to keep goes to any member that is free; what has keys stays with its owner."""
+"""Records without an order go to any free member; records with keys stay with their owner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from pymq.core.batch.offset_ranges import Ranges
-from pymq.core.group.coordinator import IDLE_TRIES
+from pymq.core.group.consumer_group import PAUSE_MAX_MS
+from pymq.core.group.lease_manager import IDLE_TRIES
 from pymq.core.message import BEGIN, Acquire, Acquired, Join, Leave, Message, Settle
 from tests.core.group.test_coordinator import ACK_WAIT, SESSION, Host, leases
 
@@ -20,9 +21,9 @@ def host() -> Host:
 
 
 def join(host: Host, *members: str, ordered: bool | None = None) -> None:
-    """Members of a topic of as many partitions, in turn; the first one has partition 0."""
+    """Return members of a topic of as many partitions; the first one has partition 0."""
     partitions = tuple(map(str, range(len(members))))
-    for member in (*members, *members):  # a second time: all know the last generation
+    for member in (*members, *members):  # twice, so that all know the last generation
         request = (host.id(), "g", member, "t", partitions, "sticky", SESSION, ACK_WAIT, 0, BEGIN)
         host.send(member, Join(*request, "", ordered))
     for member in members:
@@ -37,7 +38,7 @@ def ask(
     limit: int = 1,
     wait_ms: int = 5_000,
 ) -> Grants | None:
-    """Acquire as a member that takes what others have; None while it waits."""
+    """Acquire as a member that takes records of others; returns None while the request waits."""
     known = (("0", 0, end),) if end >= 0 else ()
     spans = tuple(("0", *span) for span in unkeyed)
     acquire = Acquire(host.id(), "g", member, known, limit, wait_ms, spans, shares=True)
@@ -178,6 +179,9 @@ def test_what_a_silent_member_held_goes_to_a_member_that_waits(host: Host) -> No
 def test_many_members_that_wait_get_one_each(host: Host) -> None:
     members = [f"m{i}" for i in range(IDLE_TRIES // 2)]
     join(host, *members)
+    host.at(host.now + PAUSE_MAX_MS)  # Members that joined last share an assignment.
+    for member in members:
+        host.beat(member)
     for member in members[1:]:
         assert ask(host, member) is None
     ask(host, "m0", 100, (0, 100))

@@ -1,4 +1,4 @@
-"""What a partition remembers of its producers."""
+"""The producer table of a partition: duplicates, snapshots and expiry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRODUCER = 7
 
 
 def header(sequence: int, offset: int) -> Header:
-    """Of a batch of one record."""
+    """Return the header of a batch of one record."""
     batch = EncodedBatch.encode(
         [b"x"], timestamp_ms=0, producer_id=PRODUCER, producer_epoch=0, base_sequence=sequence
     )
@@ -31,7 +31,7 @@ def header(sequence: int, offset: int) -> Header:
 
 
 def test_what_could_not_be_written_is_no_repeat() -> None:
-    """Else it would be answered, when it is sent again, with an offset that is somebody else's."""
+    """A failed write leaves no sequence behind: a retry would get the offset of another batch."""
     table = ProducerTable()
     table.propose(header(0, 0))
     table.write()
@@ -49,7 +49,7 @@ def test_what_could_not_be_written_is_no_repeat() -> None:
     "item", [5, [[1, 0, 5]], [[float("inf"), 0, 5, []]], [[1, 0, 5, [[0, 0, "x", 0]]]], {"a": 1}]
 )
 def test_what_is_no_snapshot_is_refused(item: object) -> None:
-    """Whoever keeps a checkpoint goes by what it raises, and does without."""
+    """Bytes that are no snapshot are refused, and recovery works without the checkpoint."""
     with pytest.raises(CorruptMetadata):
         ProducerTable.restore(cbor.dumps(item))
 
@@ -58,7 +58,9 @@ def test_what_is_no_snapshot_is_refused(item: object) -> None:
 
 
 def table_of(count: int, batches: int, now_ms: int = 0, *, first: int = 0) -> ProducerTable:
-    """A table of so many producers, each with so many batches; random ids, as real ones have."""
+    """Return a table of so many producers with so many batches each, and random ids as in
+    production.
+    """
     table, rng = ProducerTable(), Random(first)
     ids = [rng.getrandbits(62) for _ in range(count)]
     head = header(0, 0)
@@ -84,7 +86,7 @@ def known(table: ProducerTable) -> set[int]:
 def test_a_table_of_ten_thousand_goes_with_a_roll() -> None:
     """A node of the tree must not be too large for ZooKeeper, or the partition never rolls again.
 
-    Nobody of them is forgotten, and all of what may still be sent again is known.
+    No producer is forgotten, and every batch that may be sent again is known.
     """
     table = table_of(PRODUCERS_MAX, 5)
     assert len(table.snapshot()) > PAST_BYTES
@@ -93,9 +95,17 @@ def test_a_table_of_ten_thousand_goes_with_a_roll() -> None:
     assert ProducerTable.restore(packed).snapshot() == table.snapshot()
 
 
-@pytest.mark.parametrize("bytes_max", [PAST_BYTES, 100_000, 5_000, 200])
+@pytest.mark.parametrize(
+    "bytes_max",
+    [
+        pytest.param(PAST_BYTES, marks=pytest.mark.slow),
+        pytest.param(100_000, marks=pytest.mark.slow),
+        5_000,
+        pytest.param(200, marks=pytest.mark.slow),
+    ],
+)
 def test_no_table_is_larger_than_a_roll_can_take(bytes_max: int) -> None:
-    """Those that were silent longest are left out first, and those with names last."""
+    """The snapshot omits the producers that were silent longest first, and named ones last."""
     table = table_of(9_990, 5)
     names = [NAMED | number for number in range(10)]
     early = ProducerTable()
@@ -117,7 +127,9 @@ def test_no_table_is_larger_than_a_roll_can_take(bytes_max: int) -> None:
 
 
 def test_of_those_that_are_long_silent_only_the_last_batch_goes_along() -> None:
-    """They wait for no answer any more; but where they go on is known."""
+    """Of a long silent producer only the next sequence is kept, since it waits for no answer any
+    more.
+    """
     late, busy = table_of(5_000, 5, 0), table_of(1_000, 5, UNDER_WAY_MS, first=1)
     table = ProducerTable.restore(
         cbor.dumps([*cbor.loads(late.snapshot()), *cbor.loads(busy.snapshot())])
@@ -146,7 +158,9 @@ def test_who_was_silent_too_long_is_forgotten_but_a_name_is_not() -> None:
 
 
 def test_silence_is_counted_only_once_it_is_known_since_when() -> None:
-    """After a restart, of a table of before, or of a clock that was ahead: none goes too early."""
+    """No producer expires early after a restart, with an older table, or after a clock that was
+    ahead.
+    """
     old = ProducerTable.restore(cbor.dumps([[7, 0, 1, [[0, 0, 1, 5]]]]))
     replayed = ProducerTable()
     replayed.replay(header(0, 5))
@@ -171,7 +185,7 @@ def test_a_snapshot_that_unpacks_to_too_much_is_refused() -> None:
 
 
 def _wrote(*times_ms: int) -> ProducerTable:
-    """A table of producers 0, 1 and so on, each of which wrote once, at its time."""
+    """Return a table of producers 0, 1 and so on, each of which wrote once, at its time."""
     table = ProducerTable()
     for producer, at in enumerate(times_ms):
         table.propose(header(0, producer)._replace(producer_id=producer))
@@ -186,9 +200,9 @@ DAY_MS = 24 * 3600 * 1000
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("set_by", [3 * DAY_MS, -3 * DAY_MS])
 def test_a_clock_that_is_set_makes_nobody_silent(set_by: int, moved: bool) -> None:
-    """Else a producer that is at work is forgotten, and what it sends again is written twice.
+    """A change of the clock expires no active producer, whose retry would be written twice.
 
-    Nor does the clock of the broker that leads next, if it is days away from that of the last.
+    This holds also if the next leader's clock differs by days from the last one's.
     """
     began = 10 * DAY_MS
     table = _wrote(began, began + 10)
@@ -197,7 +211,7 @@ def test_a_clock_that_is_set_makes_nobody_silent(set_by: int, moved: bool) -> No
     now = began + 30 + set_by
     table.expire(now, DAY_MS)
     assert known(table) == {0, 1}
-    for minute in range(1, 24 * 60 + 2):  # and silence counts on from there
+    for minute in range(1, 24 * 60 + 2):  # and the silence counts on from there
         table.tell(now + minute * 60_000)
         if minute == 24 * 60 - 2:
             table.expire(now + minute * 60_000, DAY_MS)

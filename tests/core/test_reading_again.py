@@ -1,4 +1,4 @@
-"""An open block that the store could not read, and may the next time: it is asked again."""
+"""An open block that the store could not read is read again later."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.block.idempotence import ProducerTable
+from pymq.core.block.recovery import READ_AGAIN_MAX_MS
 from pymq.core.message import (
     Fetch,
     Fetched,
@@ -22,7 +23,6 @@ from pymq.core.message import (
     Sequence,
 )
 from pymq.core.metadata.nodes import PartitionState
-from pymq.core.partition.open_block import READ_AGAIN_MAX_MS
 from pymq.core.partition.partition import Partition
 from pymq.core.ready import Recover, Recovered, RecoverFailed, RemoveBlock
 from pymq.core.types import NEVER, AckMode
@@ -35,7 +35,7 @@ from pymq.errors import (
     StoreError,
 )
 from pymq.replication.factory import replicator
-from pymq.replication.raft.election import HardState
+from pymq.replication.raft.persistent_state import HardState
 from tests.core.block import test_recovery
 from tests.core.block.test_recovery import COUNT, PRODUCER, header, states
 
@@ -44,14 +44,14 @@ NAMES = ("me", "b", "c")
 
 
 class Host(test_recovery.Host):
-    """A broker that writes down what its partition says and is."""
+    """A broker that records its partition's reports and state."""
 
     def __init__(self) -> None:
         super().__init__()
         self.replies: list[Message] = []
         self.told: list[Message] = []
         self.led: list[bool] = []
-        self.unable: list[bool] = []  # as its peers hear it
+        self.unable: list[bool] = []  # as reported to its peers
         self.peers: tuple[str, ...] = ()
 
     def reply(self, source: str, message: Message, now: int) -> None:
@@ -73,7 +73,7 @@ class Host(test_recovery.Host):
 
 
 class Bench:
-    """A partition with one open block of ten records, which this broker has just begun with."""
+    """A partition with one open block of ten records, just opened by this broker."""
 
     def __init__(self, state: PartitionState | None = None) -> None:
         self.host = Host()
@@ -82,12 +82,12 @@ class Bench:
         self.now = 0
 
     def asks(self) -> list[Recover]:
-        """What the store is asked, once."""
+        """Return the store's pending request, once."""
         found, self.host.out.ask = self.host.out.ask, []
         return [ask for ask in found if isinstance(ask, Recover)]
 
     def refuse(self, error: Exception | None = None) -> None:
-        """Let the store be unable to read what it is asked for."""
+        """Fail the store's pending reads."""
         (ask,) = self.asks()
         failed = RecoverFailed(ask.block, error or StoreError("cannot read"))
         self.partition.recover_failed(failed, self.now)
@@ -100,17 +100,17 @@ class Bench:
         self.partition.recovered(found, self.now)
 
     def wait(self) -> int:
-        """Let what is due come; returns how long that took."""
+        """Let due work run; returns how long that took."""
         before, self.now = self.now, self.partition.deadline
         self.partition.tick(self.now)
         return self.now - before
 
     def problem(self) -> str | None:
-        """Why nothing can be read or written, if so."""
+        """Return the error of reads and writes, if any."""
         return str(self.partition.problem) if self.partition.problem is not None else None
 
     def acts(self) -> bool:
-        """Whether the replica says anything to the others."""
+        """Return whether the replica sends messages to the others."""
         return self.partition.opened.acting is not None
 
     def fetch(self) -> PymqError | None:
@@ -120,30 +120,32 @@ class Bench:
 
     def produce(self) -> PymqError | None:
         batch = EncodedBatch.encode([b"x"], timestamp_ms=0)
-        self.partition.produce("sender", Produce(1, "t", "0", AckMode.LEADER, batch), self.now)
+        self.partition.produces.produce(
+            "sender", Produce(1, "t", "0", AckMode.LEADER, batch), self.now
+        )
         found = self.host.replies.pop() if self.host.replies else None
         return found.error if isinstance(found, Produced) else None
 
     def sequence(self) -> PymqError | None:
-        self.partition.sequence("sender", GetSequence(1, "t", "0", PRODUCER), self.now)
+        self.partition.produces.sequence("sender", GetSequence(1, "t", "0", PRODUCER), self.now)
         found = self.host.replies.pop()
         return found.error if isinstance(found, Sequence) else None
 
     def find(self) -> PymqError | None:
-        assert not self.partition.find("reader", FindOffset(1, "t", "0", 0), self.now, 1)
+        assert not self.partition.fetches.find("reader", FindOffset(1, "t", "0", 0), self.now, 1)
         found = self.host.replies.pop()
         return found.error if isinstance(found, OffsetFound) else None
 
 
 def shared(acks: AckMode, leader: str = "b") -> PartitionState:
-    """The open block has three replicas."""
+    """Return a bench whose open block has three replicas."""
     before, _ = states()
     block = attrs.evolve(before.blocks[0], acks=acks, leader=leader, replicas=NAMES, in_sync=NAMES)
     return attrs.evolve(before, acks=acks, leader=leader, blocks=(block,))
 
 
 def test_what_could_not_be_read_once_is_read_again() -> None:
-    """Its broker had to be restarted: a disk that failed once cost a replica for ever."""
+    """The broker needs no restart: a single disk error does not cost a replica."""
     bench = Bench()
     partition, host = bench.partition, bench.host
     bench.refuse()
@@ -165,7 +167,7 @@ def test_what_could_not_be_read_once_is_read_again() -> None:
     partition.flush(host.out, bench.now)
     partition.advance(bench.now)
     assert [type(reply) for reply in host.replies] == [Produced]
-    assert bench.partition.opened.end == COUNT + 1
+    assert bench.partition.opened.offsets.end == COUNT + 1
     log = partition.opened.log
     assert log is not None
     assert log.producers.next_sequence(PRODUCER) == COUNT
@@ -192,7 +194,7 @@ def test_what_can_never_be_read_is_tried_ever_more_seldom() -> None:
 
 
 def test_it_is_tried_again_soon_when_it_was_readable_meanwhile() -> None:
-    """How often it failed before says nothing any more."""
+    """A success resets the pause that failures had lengthened."""
     bench = Bench(shared(AckMode.LEADER))
     for _ in range(5):
         bench.refuse()
@@ -208,7 +210,9 @@ def test_it_is_tried_again_soon_when_it_was_readable_meanwhile() -> None:
 
 @pytest.mark.parametrize("acks", [AckMode.LEADER, AckMode.RAFT])
 def test_a_replica_that_waits_takes_no_part(acks: AckMode) -> None:
-    """It neither votes nor follows nor seals, and its peers know; then it does as after a start."""
+    """A waiting replica neither votes nor follows nor seals, and its peers know; later it starts
+    anew.
+    """
     bench = Bench(shared(acks))
     partition, host = bench.partition, bench.host
     bench.refuse()
@@ -237,7 +241,9 @@ def test_a_replica_that_waits_takes_no_part(acks: AckMode) -> None:
 
 @pytest.mark.parametrize("error", [StoreError("cannot read"), CorruptBlock("bad")])
 def test_what_was_under_way_when_it_failed(error: StoreError) -> None:
-    """A log that was cut cannot be read again: of a take-over only what is final is told."""
+    """Pending work fails with the log: a truncated one is not read again, a take-over reports final
+    results.
+    """
     bench = Bench(shared(AckMode.LEADER))
     bench.answer()
     partition, host = bench.partition, bench.host
@@ -252,7 +258,9 @@ def test_what_was_under_way_when_it_failed(error: StoreError) -> None:
 
 
 def test_a_take_over_asks_until_it_can_be_read() -> None:
-    """The zkserver does not ask again who has refused, and waited for ever for the only one."""
+    """The zkserver does not repeat a refused request, so the replica answers later instead of
+    refusing.
+    """
     bench = Bench(shared(AckMode.LEADER, leader="me"))
     partition, host = bench.partition, bench.host
     bench.refuse()
@@ -283,7 +291,7 @@ def test_it_is_removed_while_it_waits(delete: bool) -> None:
 
 
 def test_it_is_removed_while_the_store_reads_again() -> None:
-    """What the store says then is nobody's."""
+    """A store's late answer for a removed partition is ignored."""
     bench = Bench()
     bench.refuse()
     bench.wait()
@@ -301,7 +309,7 @@ def test_it_is_removed_while_the_store_reads_again() -> None:
 )
 @pytest.mark.parametrize("tries", [0, 1])
 def test_damage_is_final(error: Exception, tries: int) -> None:
-    """Reading it again does not mend it."""
+    """Damage is final, since a second read does not mend it."""
     bench = Bench()
     for _ in range(tries):
         bench.refuse()
@@ -314,7 +322,7 @@ def test_damage_is_final(error: Exception, tries: int) -> None:
 
 
 def test_after_a_failed_sync_nothing_is_tried_again() -> None:
-    """Nobody knows what is on the disk then."""
+    """After a failed sync the block is not retried, since the state of the disk is unknown."""
     bench = Bench()
     (ask,) = bench.asks()
     bench.partition.recover_failed(RecoverFailed(ask.block, StoreError("no"), fatal=True), 0)
@@ -323,18 +331,20 @@ def test_after_a_failed_sync_nothing_is_tried_again() -> None:
 
 
 def test_votes_that_are_missing_are_final() -> None:
-    """It could be read, and is not enough."""
+    """Missing votes are final: the block can be read, but is not enough without them."""
     bench = Bench(shared(AckMode.RAFT))
     bench.refuse()
     bench.wait()
     bench.answer(None)
-    assert "voted on is missing" in str(bench.problem())
+    assert "saved vote is missing" in str(bench.problem())
     assert bench.partition.deadline == NEVER
     assert bench.partition.opened.replicator is None
 
 
 def test_what_was_durable_is_not_forgotten_while_it_waits() -> None:
-    """The disk said once that it has it; without it, when it can be read, it is damaged."""
+    """A durable end is remembered while the block cannot be read, so a later read without it finds
+    damage.
+    """
     bench = Bench(shared(AckMode.LEADER))
     bench.answer()
     log = bench.partition.opened.log
@@ -351,7 +361,7 @@ def test_what_was_durable_is_not_forgotten_while_it_waits() -> None:
 @pytest.mark.parametrize("has_past", [False, True])
 @pytest.mark.parametrize("is_asked", [False, True], ids=["it waits", "the store reads again"])
 def test_a_roll_while_it_waits(is_asked: bool, has_past: bool) -> None:
-    """The next block is another one: that this could not be read is the sealed one's affair."""
+    """A roll opens the next block; the failure to read belongs to the sealed one."""
     bench = Bench()
     partition, host = bench.partition, bench.host
     bench.refuse()
@@ -371,7 +381,7 @@ def test_a_roll_while_it_waits(is_asked: bool, has_past: bool) -> None:
         partition.flush(host.out, bench.now)
         partition.advance(bench.now)
     assert partition.leads
-    assert partition.has(after.blocks[0])
+    assert partition.blocks.has(after.blocks[0])
     log = partition.opened.log
     assert log is not None
     assert log.name.number == 1
@@ -379,7 +389,7 @@ def test_a_roll_while_it_waits(is_asked: bool, has_past: bool) -> None:
 
 
 def test_a_roll_to_a_block_that_others_hold() -> None:
-    """This broker still brings the sealed one to its end, and is not unable to do anything."""
+    """This broker still completes the sealed block, and does not report an error."""
     bench = Bench(shared(AckMode.LEADER))
     bench.refuse()
     sealed = attrs.evolve(bench.state.blocks[0], end=COUNT, in_sync=("b", "c"))
@@ -407,7 +417,9 @@ def test_damage_outlasts_rolls() -> None:
 
 
 def after_a_roll() -> Bench:
-    """The open block has no records, and only the one before knows the producers."""
+    """Return a bench after a roll; the open block is empty, so only the block before knows
+    producers.
+    """
     _, state = states()
     return Bench(state)
 
@@ -421,7 +433,7 @@ def found_nothing(bench: Bench) -> None:
 
 
 def test_the_block_before_cannot_be_read() -> None:
-    """All of it is asked for again, from the open one on."""
+    """If the block before cannot be read, all blocks are read again, from the open one on."""
     bench = after_a_roll()
     found_nothing(bench)
     bench.refuse()
@@ -438,7 +450,7 @@ def test_the_block_before_cannot_be_read() -> None:
 
 @pytest.mark.parametrize("is_readable", [False, True])
 def test_a_block_that_is_to_be_read_for_two(is_readable: bool) -> None:
-    """Of an unsealed block before, its repair took the answer that the open one waited for."""
+    """The repair of the unsealed block before and the open block both get the store's answer."""
     host = Host()
     _, state = states()
     partition = Partition(state, host, replicator, frozenset({0}), 0)
@@ -446,7 +458,7 @@ def test_a_block_that_is_to_be_read_for_two(is_readable: bool) -> None:
     bench.host, bench.partition, bench.now, bench.state = host, partition, 0, state
     sealed, opened = bench.asks()
     partition.recover_failed(RecoverFailed(sealed.block, StoreError("cannot read")), 0)
-    assert bench.problem() is None  # Only whoever wants to read that block misses it.
+    assert bench.problem() is None  # Only reads of that block fail.
     host.out.ask = [opened]
     found_nothing(bench)
     if is_readable:
@@ -463,7 +475,7 @@ def test_a_block_that_is_to_be_read_for_two(is_readable: bool) -> None:
 
 
 def test_an_empty_block_that_could_not_be_read_is_rolled() -> None:
-    """It is gone then, and what it would have known of producers is still in the one before."""
+    """A roll removes an unreadable empty block; its producers are known from the block before."""
     bench = after_a_roll()
     bench.refuse()
     first, second = bench.state.blocks

@@ -1,4 +1,4 @@
-"""How classes are made by `define` and `value`: what attrs gives, only later."""
+"""Classes made by `define` and `value` equal those of attrs, but are completed on first use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Base:
 
 @value
 class More(Base):
-    """Fields of its own, one of which takes the place of the base's."""
+    """Fields of its own, one of which replaces the base's."""
 
     tags: list[str] = Factory(list)
     size: int = 4
@@ -40,7 +40,7 @@ class More(Base):
 
 @define
 class Alive:
-    """A thing that lives."""
+    """A class that changes."""
 
     _hidden: int
     shown: str = field(default="-", alias="seen")
@@ -55,7 +55,7 @@ class Alive:
 
 
 def fresh() -> type[Base]:
-    """A class that nobody has used."""
+    """Return a class that was never used."""
 
     @value
     class Fresh:

@@ -1,4 +1,4 @@
-"""What the fault tests share: a place for reports."""
+"""Shared by the fault tests: the collection of reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Takes a report, which is shown when all tests have ended."""
+    """Collect a report; it is printed when all tests have ended."""
 
     def told(report: str) -> None:
         request.node.user_properties.append(("faults", f"{request.node.name}: {report}"))

@@ -1,4 +1,4 @@
-"""Producers and consumers that go on through everything, and write down what they see."""
+"""Producers and consumers that work through all faults, and record what they see."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.simulator.history import Delivered, Part, RecordedHistory, RecordedSe
 
 GROUP = "workers"
 EVERY_S = 0.02  # a record to each partition
-DRAIN_S = 120.0  # for what is under way when all is over, on a machine that others use too
+DRAIN_S = 120.0  # for the last records, on a machine that others use too
 COMMIT_S = 60.0
 
 
 class Load:
     """A producer for each topic, two members of a group and a reader on the first of them.
 
-    *topics* are names and their partitions; the first is made with ``raft``.
+    *topics* are names and their partitions; the first has ack mode ``raft``.
     """
 
     def __init__(self, url: str, topics: dict[str, Sequence[str]]) -> None:
@@ -35,7 +35,8 @@ class Load:
         self._shared = next(iter(topics))
         self._is_sending = threading.Event()
         self._is_sending.set()
-        self._ends: dict[str, int] | None = None  # of the shared topic, once nothing is sent
+        # of the shared topic, once no record is sent any more
+        self._ends: dict[str, int] | None = None
         self._is_over = threading.Event()
         self._threads = [
             *self._senders(),
@@ -72,7 +73,7 @@ class Load:
             thread.join()
 
     def finish(self) -> None:
-        """Send no more, and wait until all is answered, and given to whom it belongs."""
+        """Stop sending, and wait until all records are answered and delivered."""
         self._is_sending.clear()
         for thread in self._threads[: len(self.topics)]:
             thread.join()
@@ -91,7 +92,7 @@ class Load:
                 for partition in self.topics[topic]:
                     self._send_one(producer, topic, partition, number)
                 number += 1
-                time.sleep(EVERY_S)  # the pace, not a wait for anything
+                time.sleep(EVERY_S)  # the pace, not a wait
             self._flush(producer)
 
     def _send_one(self, producer: pymq.Producer, topic: str, partition: str, number: int) -> None:
@@ -128,7 +129,7 @@ class Load:
         try:
             records = consumer.poll(timeout=0.25)
         except StoreFull:
-            return  # A coordinator that has just taken over cannot write down who its members are.
+            return  # The disk of a new coordinator is full, so it could not save its members.
         at = time.monotonic()
         for r in records:
             part = (r.topic, r.partition)
@@ -141,16 +142,17 @@ class Load:
             consumer.ack(records)
             consumer.commit(COMMIT_S)
         except FencedMember:
-            return  # A new coordinator knows no members: they join again, and get all again.
+            # A new coordinator knows no members: they join again, and get all records again.
+            return
         except StoreFull:
-            return  # Where the group's offsets are kept; they are tried again.
+            return  # The disk of the group's offsets is full; the commit is retried.
         at = time.monotonic()
-        # Of a lease that had run out, or of a member that had been given up, nothing is settled.
+        # Acknowledgements of an expired lease or a removed member settle nothing.
         if consumer.status().unacknowledged_refused == refused:
             self.history.settled += [((r.topic, r.partition), r.offset, at) for r in records]
 
     def _is_worked(self, consumer: Consumer) -> bool:
-        """Whether all is over, or the group has settled all that was sent."""
+        """Return whether the load has ended, or the group has settled all records."""
         if self._is_over.is_set() or self._ends is None:
             return self._is_over.is_set()
         committed = consumer.committed()
@@ -171,7 +173,7 @@ class Load:
 
 
 def whole_log(url: str, topics: dict[str, Sequence[str]]) -> dict[Part, list[pymq.Record]]:
-    """All records of all partitions, as whoever comes now reads them from the beginning."""
+    """Read all records of all partitions, as a new reader does from the beginning."""
     found: dict[Part, list[pymq.Record]] = {(t, p): [] for t, ps in topics.items() for p in ps}
     with pymq.open(url) as mq:
         for topic in topics:

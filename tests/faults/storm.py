@@ -1,4 +1,4 @@
-"""What befalls a cluster of processes, round by round, and what came of it."""
+"""Faults of a cluster of processes, round by round, and their results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.simulator.processes import NodeFailed, NodeProcess, ProcessCluster
 SAFE, QUICK = "safe", "quick"  # topics with ack mode raft and leader
 TOPICS: dict[str, Sequence[str]] = {SAFE: ("0", "1", "2"), QUICK: ("0", "1")}
 SCRIPTS = ROOT / "examples"
-WHOLE_S = 180.0  # for repairs; to look at what a hundred rounds have written takes a while, too
-AFTER_S = 1.0  # of load after each round, so that all is as it was before the next
+WHOLE_S = 180.0  # for repairs; reading the records of a hundred rounds takes a while, too
+AFTER_S = 1.0  # of load after each round, so that the next one starts without faults
 DISK = 64 << 20  # bytes, of the broker whose disk is filled up
 FULL = "broker-2"
 
@@ -68,7 +68,7 @@ class Storm:
         self._stack.close()
 
     def round(self, cause: str, befall: Callable[[], str]) -> None:
-        """Let something happen; all is well again at its end, and some load follows."""
+        """Run a fault; at its end it is healed, and some load follows."""
         began = time.monotonic()
         befall()
         self.cluster.calm()
@@ -76,25 +76,25 @@ class Storm:
         self._rounds.append((cause, began, time.monotonic()))
 
     def go_on(self, seconds: float) -> None:
-        """Let the load go on for a while."""
-        time.sleep(seconds)  # the duration of a fault, not a wait for anything
+        """Let the load run for a while."""
+        time.sleep(seconds)  # the duration of a fault, not a wait
 
     def pause_s(self, low: float, high: float) -> float:
-        """A random duration."""
+        """Return a random duration."""
         return self._dice.uniform(low, high)
 
     def any_node(self) -> NodeProcess:
-        """A random broker or zkserver."""
+        """Return a random broker or zkserver."""
         return self.cluster.nodes[self._dice.choice(sorted(self.cluster.nodes))]
 
     def any_broker(self) -> NodeProcess:
-        """A random broker."""
+        """Return a random broker."""
         return self.cluster.nodes[self._dice.choice(self.cluster.brokers)]
 
     # --- faults ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """kill -9 of a random node, which comes back after a random while."""
+        """kill -9 of a random node, which is restarted after a random time."""
         self.any_node().kill()
         self.go_on(self.pause_s(0.1, 3.0))
 
@@ -106,7 +106,7 @@ class Storm:
         node.resume()
 
     def cut(self) -> None:
-        """A broker loses another one, or all of them; or what it sends to another gets lost."""
+        """Cut a broker off from another one or from all; or lose its messages to another one."""
         assert self._wires is not None
         victim, other = self._dice.sample(self.cluster.brokers, 2)
         match self._dice.randrange(3):
@@ -121,16 +121,16 @@ class Storm:
         self.go_on(self.pause_s(1.0, 5.0))
 
     def fill_disk(self) -> None:
-        """The disk of one broker is full to the last byte for a while."""
+        """Fill the disk of one broker to the last byte for a while."""
         self.cluster.disks[FULL].fill()
         self.go_on(self.pause_s(2.0, 4.0))
 
     def without_zookeeper(self) -> None:
-        """All of ZooKeeper is gone for longer than a session; records go on as before."""
+        """Stop all of ZooKeeper for longer than a session; records are still served."""
         assert self.cluster.zookeeper is not None
         for server in self.cluster.zookeeper.servers:
             server.kill()
-        self.go_on(1.0)  # what it did by itself is over
+        self.go_on(1.0)  # its own recovery is over
         sent, given = self._answers(), len(self.load.history.delivered)
         self.go_on(3.0)
         self.cluster.wait_for(lambda: self._goes_on(sent), "every partition takes records")
@@ -139,13 +139,13 @@ class Storm:
         )
 
     def kill_zookeeper_leader(self) -> None:
-        """The leader of an ensemble is gone; the others elect another."""
+        """Stop the leader of an ensemble; the others elect another."""
         assert self.cluster.zookeeper is not None
         self.cluster.zookeeper.leader().kill()
         self.go_on(self.pause_s(1.0, 3.0))
 
     def restart_everything(self) -> None:
-        """Each node is stopped in order and started again, one after the other."""
+        """Stop each node in order and start it again, one after the other."""
         for name in (*self.cluster.brokers, *self.cluster.zkservers):
             self._wait_in_sync()
             node = self.cluster.nodes[name]
@@ -154,7 +154,7 @@ class Storm:
             node.wait_ready()
 
     def wipe(self) -> None:
-        """kill -9 of a broker that comes back with an empty folder."""
+        """kill -9 of a broker, which restarts with an empty folder."""
         self._wait_in_sync()
         node = self.any_broker()
         node.kill()
@@ -165,7 +165,7 @@ class Storm:
         self._wait_in_sync()
 
     def _answers(self) -> dict[Part, int]:
-        """How many records of each partition are answered."""
+        """Return how many records of each partition are acknowledged."""
         counts = dict.fromkeys(self.load.parts, 0)
         for sent in tuple(self.load.history.sent):
             counts[sent.part] += sent.answered_at is not None
@@ -175,7 +175,7 @@ class Storm:
         return all(count > since[part] for part, count in self._answers().items())
 
     def _wait_in_sync(self) -> None:
-        """Wait until every partition has all of its replicas."""
+        """Wait until every partition has all of its replicas in sync."""
         with pymq.open(self.cluster.url) as mq:
 
             def is_whole() -> bool:
@@ -195,7 +195,7 @@ class Storm:
     # --- the end --------------------------------------------------------------------------------
 
     def check(self) -> str:
-        """End the load, compare all that was seen with all that is there; returns the report."""
+        """End the load and compare all that the clients saw with the log; returns the report."""
         self.load.finish()
         history = self.load.history
         log = whole_log(self.cluster.url, TOPICS)
@@ -208,7 +208,7 @@ class Storm:
         return report
 
     def _wait_whole(self) -> None:
-        """What a disk has missed of a sealed block is copied from others, sooner or later."""
+        """Wait until the parts of sealed blocks that a disk misses are copied from others."""
         broken: list[str] = []
 
         def is_whole() -> bool:
@@ -222,7 +222,9 @@ class Storm:
             raise NodeFailed(f"{error}; {broken}") from None
 
     def _check_disks(self, log: dict[Part, list[pymq.Record]]) -> list[str]:
-        """Damage of any disk, and offsets that are neither records nor pymq's own batches."""
+        """Check for damage of any disk, and for offsets without a record or a batch of
+        pymq's own.
+        """
         found, control = [], {part: set[int]() for part in log}
         for broker in self.cluster.brokers:
             report = verify(str(self.cluster.data(broker)))
@@ -265,7 +267,7 @@ def _row(cause: str, topic: str, away: Sequence[Outage]) -> str:
 
 
 def control_offsets(block: bytes) -> set[int]:
-    """The offsets of pymq's own batches in the file of a block."""
+    """Return the offsets of pymq's own batches in the file of a block."""
     found = set()
     position = block.find(MAGIC)
     while position >= 0 and block[position : position + len(MAGIC)] == MAGIC:

@@ -1,4 +1,4 @@
-"""The disk of a real broker fails to sync: how long until its partitions can be written again."""
+"""A real broker's disk fails to sync: how long its partitions stay unwritable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ pytestmark = [
 
 @pytest.fixture
 def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file; syncs of all processes that are started now fail below the folder that it names."""
+    """Return the path of a file; syncs of all processes started now fail below the folder
+    it names.
+    """
     shim, flag = tmp_path / "fail_sync.so", tmp_path / "fail_sync"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, str(SHIM), "-ldl"], check=True)
     monkeypatch.setenv("LD_PRELOAD", str(shim))
@@ -46,11 +48,12 @@ def round_of(
 ) -> float:
     """Fail the disk of the leader and send; returns how long that took, in seconds.
 
-    The broker is killed and started again afterwards, as an operator does who has mended the disk.
+    The broker is killed and restarted afterwards, as after an operator has mended the disk.
     """
     before = producer.send(topic, b"before").result(WAIT_S)
     with mq.consumer(topic, mode="psb", partition="0", offset=before.offset) as reader:
-        # Seen is what all in sync have: with acks "leader" the disk of the leader may be alone.
+        # Readers see records that all in-sync replicas have; with acks "leader" the leader may be
+        # alone.
         assert [bytes(record.value) for record in reader.poll(timeout=WAIT_S)] == [b"before"]
     failed = leader_of(mq, topic)
     assert failed is not None
@@ -60,7 +63,7 @@ def round_of(
     os.replace(whole, flag)
     assert producer.send(topic, b"meanwhile").exception(WAIT_S) is None
     took = time.monotonic() - began
-    assert cluster.nodes[failed].is_running  # Nobody has restarted it.
+    assert cluster.nodes[failed].is_running  # It was not restarted.
     cluster.wait_for(lambda: leader_of(mq, topic) not in (None, failed), "another leads")
     cluster.wait_for(
         lambda: (
@@ -91,7 +94,7 @@ def measure(folder: Path, flag: Path, rounds: int, tell: Tell) -> None:
         pymq.open(cluster.url) as mq,
     ):
         for topic in LIMITS_S:
-            mq.create_topic(topic, replicas=3, acks=topic, fsync="always")
+            mq.create_topic(topic, replicas=3, acks=pymq.AckMode.of(topic), fsync="always")
         with mq.producer(linger_ms=0, delivery_timeout_s=WAIT_S) as producer:
             for topic, limit in LIMITS_S.items():
                 took = [round_of(cluster, mq, producer, topic, flag) for _ in range(rounds)]
@@ -107,7 +110,7 @@ def measure(folder: Path, flag: Path, rounds: int, tell: Tell) -> None:
 
 
 def test_a_disk_that_fails_to_sync(tmp_path: Path, flag: Path, tell: Tell) -> None:
-    """The broker lives, and another one takes over as soon as after kill -9."""
+    """A broker survives a failed sync, and another one leads as soon as after kill -9."""
     measure(tmp_path / "cluster", flag, 2, tell)
 
 

@@ -1,13 +1,13 @@
-"""Let everything that reads bytes of strangers read a great many that are bad.
+"""Feeds damaged bytes to everything that reads bytes of others.
 
 ::
 
     python -m tests.fuzz --inputs 5000000               shared out among all targets
     python -m tests.fuzz --only packets --from 17 --inputs 1    one of them again
 
-Each input is made from its number, so a number is all that it takes to see a failure again. A
-reader that does not come back within a minute is a failure, with a traceback of where it is; and so
-is one that lets the process grow.
+Each input is made from its number, so a number is enough to reproduce a failure. A reader that does
+not return within a minute fails, with a traceback of its position; so does one that lets the
+process grow.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ TARGETS: dict[str, tuple[type[Target], int]] = {  # with the share in a hundred 
 }
 HANG_S = 60.0
 GROWTH_MAX = 32 << 20
-WARM = 300  # inputs in which caches fill, which is no growth
-WATCH_S = 5.0  # after which the alarm is set anew
+WARM = 300  # inputs that fill caches, which is no growth
+WATCH_S = 5.0  # after which the alarm is set again
 
 
 def main() -> int:
-    """Run what the command line says; 1 if something was harmed."""
+    """Run the command line; returns 1 if any input did harm."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="how many, in all")
     parser.add_argument("--from", type=int, default=0, dest="first", help="number of the first")
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def attempt(name: str, target: Target, first: int, inputs: int) -> tuple[int, int]:
-    """Give *target* so many inputs; returns how many those were, and how many did harm."""
+    """Run so many inputs on *target*; returns their number, and how many did harm."""
     each = getattr(target, "inputs", 1)
     count = max(-(-inputs // each), 1)
     taken = harmed = 0
@@ -94,7 +94,7 @@ def attempt(name: str, target: Target, first: int, inputs: int) -> tuple[int, in
 
 
 def resident() -> int:
-    """The most that the process ever had in memory, in bytes."""
+    """Return the peak memory of the process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

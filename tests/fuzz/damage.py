@@ -1,4 +1,4 @@
-"""What may become of bytes on their way: by accident, and by the hand of someone who knows them."""
+"""Damage to bytes: by accident, and by an attacker who knows the format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.transport import cbor
 
-# Lengths, counts and offsets at which something often goes wrong.
+# Lengths, counts and offsets at which bugs often lie.
 NUMBERS = (
     *(0, 1, 2, 15, 16, 23, 24, 127, 128, 255, 256, 2_048, 2_049, 4_096, 65_535, 65_536),
     *(1 << 20, (1 << 24) + 1, 1 << 26, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 53),
@@ -19,14 +19,15 @@ INTEGERS = (*NUMBERS, *(-number for number in NUMBERS[1:-2]), -(1 << 63), -(1 <<
 
 
 class Raw(bytes):
-    """Bytes that stand in CBOR as they are, whatever they mean there."""
+    """Bytes that are inserted into CBOR unchanged."""
 
 
 RAW = (
     Raw(b"\xc0\x60"),  # tags: a time, ...
     Raw(b"\xc2\x58\x20" + b"\xff" * 32),  # a large integer, ...
-    Raw(b"\xc4\x82\x1a\x3b\x9a\xca\x00\x01"),  # a decimal that explodes when it is printed, ...
-    Raw(b"\xd8\x1c\x81\xd8\x1d\x00"),  # a list that holds itself, ...
+    # a decimal that takes endless space when printed, ...
+    Raw(b"\xc4\x82\x1a\x3b\x9a\xca\x00\x01"),
+    Raw(b"\xd8\x1c\x81\xd8\x1d\x00"),  # a list that contains itself, ...
     Raw(b"\xd8\x23\x68(a+)+$ab"),  # a regular expression, ...
     Raw(b"\xd9\x01\x02\x81\x00"),  # a set, ...
     Raw(b"\xd9\x01\x00\x81\x61a"),  # and references to texts
@@ -36,14 +37,14 @@ RAW = (
     Raw(b"\xf9\x7e\x00"),  # not a number
     Raw(b"\xfb\x7f\xf0" + bytes(6)),  # infinite
     Raw(b"\xf7"),  # undefined
-    Raw(b"\xf8\xff"),  # a simple value that nobody knows
+    Raw(b"\xf8\xff"),  # an unknown simple value
     Raw(b"\xff"),
     Raw(b"\x1c"),
-    Raw(b"\x9b" + b"\x7f" + b"\xff" * 7),  # lengths that are not there
+    Raw(b"\x9b" + b"\x7f" + b"\xff" * 7),  # missing bytes
     Raw(b"\x5b" + b"\x7f" + b"\xff" * 7),
     Raw(b"\xbb" + b"\x7f" + b"\xff" * 7),
     Raw(b"\x7a\xff\xff\xff\xff"),
-    Raw(b"\x1b" + bytes(7) + b"\x01"),  # longer than it need be
+    Raw(b"\x1b" + bytes(7) + b"\x01"),  # not the shortest form
     Raw(b"\x61\xff"),  # not UTF-8
     Raw(b"\xa2\x61a\x01\x61a\x02"),  # a key twice
     Raw(b"\xa1\x80\x01"),  # a key that is a list
@@ -51,7 +52,7 @@ RAW = (
 
 
 def write(item: Any) -> bytes:
-    """The CBOR of an item that may have something raw in it."""
+    """Return the CBOR of an item that may contain raw bytes."""
     if type(item) is Raw:
         return item
     if type(item) is list:
@@ -65,7 +66,7 @@ def write(item: Any) -> bytes:
 
 
 def scramble(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
-    """Damage that knows nothing of what the bytes mean, one to four times."""
+    """Damage bytes one to four times, without knowledge of the format."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         size = len(changed)
@@ -85,13 +86,13 @@ def scramble(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
                 piece = changed[at : at + rng.choice((1, 4, 16, 96, 512))]
                 to = rng.randrange(size + 1)
                 changed[to:to] = piece
-            case 6:  # a length lies
+            case 6:  # a wrong length
                 kind = rng.choice("BHIQ")
                 order = rng.choice("<>")
                 number = rng.choice(NUMBERS) & ((1 << 8 * struct.calcsize(kind)) - 1)
                 lie = struct.pack(order + kind, number)
                 changed[at : at + len(lie)] = lie
-            case 7 if others:  # the rest is another one's
+            case 7 if others:  # the rest is of another input
                 other = rng.choice(others)
                 changed[at:] = other[min(at, len(other)) if rng.random() < 0.5 else 0 :]
             case _:
@@ -100,7 +101,7 @@ def scramble(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
 
 
 def distort(rng: Random, item: Any, others: Sequence[Any]) -> Any:
-    """Another item, that is like the one given except in one to three places."""
+    """Return another item that differs from the given one in one to three places."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         item = _distort(rng, item, others)
     return item
@@ -116,7 +117,7 @@ def _distort(rng: Random, item: Any, others: Sequence[Any]) -> Any:
             case 1:
                 items.insert(at, _strange(rng, items[at], others))
             case 2:
-                # It is not the damage that is to take memory.
+                # The damage itself must not take much memory.
                 many = len(items) > 40 or any(type(part) is list for part in items)
                 items[at:] = items[at:] * rng.choice((2, 2 if many else 40))
             case 3:
@@ -140,7 +141,7 @@ def _distort(rng: Random, item: Any, others: Sequence[Any]) -> Any:
 
 
 def _strange(rng: Random, item: Any, others: Sequence[Any]) -> Any:
-    """Something to stand in the place of *item*."""
+    """Return a replacement for *item*."""
     match rng.randrange(10):
         case 0:
             return rng.choice(RAW)

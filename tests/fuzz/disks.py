@@ -1,4 +1,4 @@
-"""What reads the files of a store: blocks, what is kept beside them, and small states."""
+"""Readers of a store's files: blocks, the files beside them, and small states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pymq.core.metadata import nodes as metadata
 from pymq.core.ready import Append, Checkpoint, CreateBlock, RecoverFailed, SaveState, SealBlock
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, CorruptBlock, CorruptMetadata, PymqError, StoreError
-from pymq.replication.raft.election import HardState
+from pymq.replication.raft.persistent_state import HardState
 from pymq.store.block.block_file import FileHead, Known
 from pymq.store.file import states
 from pymq.store.file.file_store import FileStore
@@ -30,13 +30,13 @@ FOLDER = "/store"
 
 
 class Blocks:
-    """The block reader: recovery of a folder in which one file was damaged, then reading it."""
+    """The block reader: recovers a folder with one damaged file, then reads it."""
 
     def __init__(self) -> None:
         self.disks = [_disk(Random(f"disk {number}"), number % 3) for number in range(12)]
 
     def attempt(self, rng: Random) -> bool:
-        """An open or a sealed block, with a bad file or with a batch that is forged."""
+        """Read an open or a sealed block with a damaged file or a forged batch."""
         kept, batches, is_open = rng.choice(self.disks)
         disk = kept.fork()
         paths = [path for path in disk.paths() if not path.endswith("LOCK")]
@@ -81,12 +81,12 @@ class Blocks:
         while at < end:
             data = store.read(BLOCK, at, end, rng.choice((1, 5_000, 1 << 20)))
             if not data:
-                # A sealed block that has lost its end, and its index, is as if it were shorter;
-                # that it is not is for the tree to say.
+                # A sealed block that has lost its end and its index looks shorter; only the tree
+                # proves that it is not.
                 assert not is_recovered, "reading does not get on"
                 return False
             for batch in split(data):
-                # In what has a checkpoint or an index, it is the reader who checks bodies.
+                # With a checkpoint or an index, the reader checks the bodies.
                 batch.verify()
                 assert is_forged or as_bytes(batch) in sound, "something was read that never was"
                 assert batch.end_offset > at, "reading does not get on"
@@ -95,7 +95,7 @@ class Blocks:
 
 
 def _disk(rng: Random, kind: int) -> tuple[SimDisk, list[EncodedBatch], bool]:
-    """A store with one block, open or sealed, with and without a checkpoint."""
+    """Return a store with one block, open or sealed, with and without a checkpoint."""
     disk = SimDisk()
     store = FileStore(FOLDER, files=disk)
     small = [batch for batch in sound_batches() if batch.size < 2_000]
@@ -117,7 +117,7 @@ def _disk(rng: Random, kind: int) -> tuple[SimDisk, list[EncodedBatch], bool]:
 
 
 class Notes:
-    """The small things that are kept: indexes, checkpoints, votes, producers, metadata."""
+    """Small stored items: indexes, checkpoints, votes, producers, metadata."""
 
     def __init__(self) -> None:
         rng = Random("notes")
@@ -144,7 +144,7 @@ class Notes:
             self.readers.append((nodes, _node_reader(cls)))
 
     def attempt(self, rng: Random) -> bool:
-        """One of them damaged, as bytes or as the CBOR that it is."""
+        """Damage one of them, as bytes or as CBOR, and read it."""
         made, read = rng.choice(self.readers)
         data = rng.choice(made)
         try:

@@ -1,26 +1,26 @@
-"""A stranger who may write to a topic sends forged batches between those of somebody else."""
+"""A hostile client with the right to write sends forged batches between those of another client."""
 
 from __future__ import annotations
 
 from random import Random
 
+from pymq.client.admin.appends import append
 from pymq.core.batch.header import parse_header
 from pymq.core.batch.record import EncodedBatch
 from pymq.errors import CorruptBatch, PymqError
-from pymq.spark.write.appends import append
 from pymq.testing import Cluster
 from pymq.testing.simulation.world import WALL_MS
 from tests.fuzz.damage import scramble
 from tests.fuzz.targets import forged, sound_batches
 
-BATCHES = 12  # that the stranger sends
+BATCHES = 12  # of the hostile client
 
 
 class Entry:
-    """A broker on a simulated disk, which is killed in the end and started again.
+    """A broker on a simulated disk, which is killed in the end and restarted.
 
-    What was acknowledged to the other client is there afterwards, and all that was taken in can be
-    read by everybody.
+    The other client's acknowledged records are there afterwards, and every reader can read all
+    accepted batches.
     """
 
     inputs = BATCHES
@@ -29,7 +29,7 @@ class Entry:
         self.batches = sound_batches()
 
     def attempt(self, rng: Random) -> bool:
-        """Returns whether any batch of the stranger was taken in."""
+        """Run one input; returns whether any forged batch was accepted."""
         with Cluster(brokers=1, seed=rng.randrange(1 << 30)) as cluster:
             mq = cluster.client()
             mq.create_topic("t", fsync="always")
@@ -41,7 +41,7 @@ class Entry:
                     append(mq.questions, topic, {"0": self._batch(rng)}, 10.0)
                     taken += 1
                 except PymqError:
-                    pass  # It is refused, for whatever reason.
+                    pass  # It is refused for any reason.
                 mine = EncodedBatch.encode([b"mine %d" % number], timestamp_ms=WALL_MS)
                 told[append(mq.questions, topic, {"0": mine}, 10.0)["0"]] = b"mine %d" % number
             cluster.crash("broker-0")
@@ -53,7 +53,9 @@ class Entry:
         return taken > 0
 
     def _batch(self, rng: Random) -> EncodedBatch:
-        """As the decoder of a broker lets it in: its header holds, and has the body's length."""
+        """Return a batch as a broker's decoder admits it: its header is sound, and has the body's
+        length.
+        """
         batch = rng.choice(self.batches)
         header = batch.header._replace(producer_id=-1, base_sequence=-1)
         batch = EncodedBatch._seal(header, batch.body)

@@ -1,4 +1,4 @@
-"""A broker and a zkserver that are asked what is well-typed and makes no sense."""
+"""A broker and a zkserver get well-typed requests that make no sense."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from pymq.store.memory import MemoryStore
 from tests.fuzz.damage import INTEGERS
 from tests.fuzz.targets import forged, sound_batches
 
-MESSAGES = 25  # that one node is asked
+MESSAGES = 25  # for one node
 BROKER, ZKSERVER, CLIENT = "broker-0", "zkserver-0", "client-1"
-TURNS = 5  # of 200 each, in which everything that was asked must have come to rest
-CLASSES = [  # all that clients ask: what may hold an error is an answer
+TURNS = 5  # of 200 each, in which all requests must come to rest
+CLASSES = [  # all requests of clients; a message with an error field is an answer
     cls
     for cls in get_args(Message)
     if not cls.__module__.endswith((".control", ".replicas"))
@@ -53,7 +53,7 @@ _OPTIONS = ("retention_ms", "block_bytes", "fsync", "max_record_bytes", "min_in_
 
 
 class Nodes:
-    """The machines themselves, behind a decoder that has let everything in."""
+    """The machines themselves, behind a decoder that admits everything."""
 
     inputs = MESSAGES
 
@@ -61,12 +61,12 @@ class Nodes:
         self.batches = sound_batches()
 
     def attempt(self, rng: Random) -> bool:
-        """Ask what an authenticated client may ask, with any values that have the right type."""
+        """Send what an authenticated client may send, with any values of the right types."""
         node = _Node(rng)
         for _ in range(MESSAGES):
             message = self._message(rng)
             if CLUSTER_ACTION in requirements(message):
-                continue  # A guard has refused it.
+                continue  # The guard has refused it.
             to = ZKSERVER if isinstance(message, get_args(msg.AdminMessage)) else BROKER
             node.tell(to if rng.random() < 0.97 else rng.choice((BROKER, ZKSERVER)), message)
         assert node.is_well()
@@ -88,7 +88,7 @@ class Nodes:
             count = rng.choice((0, 1, 1, 2, 5)) if args[-1] is Ellipsis else len(args)
             kinds = (args[0],) * count if args[-1] is Ellipsis else args
             return tuple(self._value(rng, kind, name) for kind in kinds)
-        if isinstance(hint, type) and issubclass(hint, tuple):  # a named one
+        if isinstance(hint, type) and issubclass(hint, tuple):  # a named tuple
             return hint(*[self._value(rng, kind, f) for f, kind in get_type_hints(hint).items()])
         if hint is int:
             return rng.choice((0, 1, 2, 5, 10, 100, -1, -2, rng.choice(_INT64)))
@@ -123,7 +123,7 @@ class Nodes:
 
 
 class _Node:
-    """One broker and one zkserver in a loop of their own; time is a number."""
+    """One broker and one zkserver in a loop of their own, in virtual time."""
 
     def __init__(self, rng: Random) -> None:
         self.now = 1_000
@@ -161,8 +161,8 @@ class _Node:
             self.heard.append(message)
 
     def tell(self, to: str, message: Message) -> None:
-        """Let the node take in a message, and all that follows from it."""
-        self.loop.deliver(to, CLIENT, message)
+        """Deliver a message to the node, and run all that follows."""
+        self.loop.take([(to, CLIENT, message)])
         self._pass(self._rng.choice((0, 1, 1, 20, 300)))
 
     def _pass(self, ms: int) -> None:
@@ -174,7 +174,7 @@ class _Node:
         raise AssertionError("the node does not come to rest")
 
     def is_well(self) -> bool:
-        """Whether it still takes and gives records."""
+        """Return whether it still takes and serves records."""
         self.tell(ZKSERVER, msg.Recommission(6, BROKER))
         self.tell(ZKSERVER, msg.CreateTopic(7, "after", ("0",), 1, AckMode.LEADER, {}))
         self._pass(300)

@@ -1,7 +1,7 @@
-"""What reads bytes of strangers, each with damaged ones to read and a judgement of what came of it.
+"""Readers of foreign bytes, each with damaged input and a judgement of its result.
 
-What is allowed is the error that its caller expects, or something sound. Where the damage does not
-mend checksums, sound means: just what was there before.
+Allowed results are the error that the caller expects, or sound data. Where the damage does not mend
+checksums, sound data is exactly the original.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tests.transport.samples import plain, sample
 
 
 class Target(Protocol):
-    """Something that reads bytes."""
+    """A reader of bytes."""
 
     def attempt(self, rng: Random) -> bool:
-        """Let it read something damaged; returns whether it took it.
+        """Feed it damaged bytes; returns whether it accepted them.
 
         Raises:
-            Exception: anything at all; it has been harmed.
+            Exception: anything at all; the reader was harmed.
         """
         ...
 
 
 class Packets:
-    """The decoder of packets, and with it that of each kind of message."""
+    """The decoder of packets, and with it that of each message type."""
 
     def __init__(self) -> None:
         rng = Random("packets")
@@ -53,7 +53,7 @@ class Packets:
         self.parts = [row for rows in self.rows for row in rows[1:]]
 
     def attempt(self, rng: Random) -> bool:
-        """A packet whose header was changed, as bytes or as what it says; or its frames."""
+        """Read a packet whose header was changed, as bytes or as CBOR, or whose frames were."""
         number = rng.randrange(len(self.packets))
         header, *frames = self.packets[number]
         if rng.random() < 0.6:
@@ -88,7 +88,7 @@ class Packets:
 
 
 def sound_batches() -> list[EncodedBatch]:
-    """Batches with all that batches may have, stamped."""
+    """Return stamped batches with every feature of batches."""
     rng = Random("batches")
     made: list[EncodedBatch] = []
     for count in (1, 2, 7, 65, 300):
@@ -116,17 +116,17 @@ def sound_batches() -> list[EncodedBatch]:
 
 
 def as_bytes(batch: EncodedBatch) -> bytes:
-    """A batch as it travels and rests."""
+    """Return the bytes of a batch, as on the wire and on the disk."""
     return bytes(batch.head) + bytes(batch.body)
 
 
 _HEADER_FIELDS = Header._fields
 _FIELDS = [name for name in _HEADER_FIELDS if name not in ("magic", "header_crc", "batch_crc")]
-_KINDS = dict(zip(_HEADER_FIELDS, HEADER.format[2:], strict=True))  # the first is of four letters
+_KINDS = dict(zip(_HEADER_FIELDS, HEADER.format[2:], strict=True))  # the first has four letters
 
 
 def mended(head: bytes, body: bytes) -> bytes:
-    """Header and body with checksums that hold, as who knows them would send it."""
+    """Return header and body with valid checksums, as an attacker would send them."""
     signed = bytearray(head)
     CRC.pack_into(signed, HEADER_CRC + 4, crc32(body, crc32(signed[SIGNED:])))
     CRC.pack_into(signed, HEADER_CRC, header_crc(signed))
@@ -134,7 +134,7 @@ def mended(head: bytes, body: bytes) -> bytes:
 
 
 def forged(rng: Random, batch: EncodedBatch, others: Sequence[bytes]) -> bytes:
-    """A batch that lies in its header, in the lengths of its columns or in what they hold."""
+    """Return a batch with wrong values in its header, its columns' lengths or their content."""
     header, body = batch.header, bytes(batch.body)
     codec_number = header.attributes & 7
     if rng.random() < 0.6:
@@ -166,7 +166,7 @@ def forged(rng: Random, batch: EncodedBatch, others: Sequence[bytes]) -> bytes:
 
 
 def _fitting(rng: Random, name: str, number: int) -> int:
-    """Another number for a field, of those that find room there."""
+    """Return another number that fits into a field."""
     kind = _KINDS[name]
     bits = 8 * struct.calcsize("<" + kind)
     if rng.random() < 0.4:
@@ -178,14 +178,14 @@ def _fitting(rng: Random, name: str, number: int) -> int:
 
 
 class Batches:
-    """What a consumer reads: header, checksum, columns, records."""
+    """The reader of a consumer: header, checksum, columns, records."""
 
     def __init__(self) -> None:
         self.batches = sound_batches()
         self.data = [as_bytes(batch) for batch in self.batches]
 
     def attempt(self, rng: Random) -> bool:
-        """A batch that was damaged, or forged by someone who can compute a CRC."""
+        """Read a batch that was damaged, or forged with a valid CRC."""
         number = rng.randrange(len(self.data))
         is_forged = rng.random() < 0.7
         if is_forged:
@@ -208,14 +208,14 @@ class Batches:
 
 
 class Runs:
-    """What a follower, a reader and the file of a block are given: batch behind batch."""
+    """Readers of batches in sequence: a follower, a reader and the file of a block."""
 
     def __init__(self) -> None:
         self.runs = [_run(Random(f"run {number}")) for number in range(20)]
         self.data = [b"".join(map(as_bytes, run)) for run in self.runs]
 
     def attempt(self, rng: Random) -> bool:
-        """A run with damage anywhere, or with one batch that is forged."""
+        """Read a sequence with damage anywhere, or with one forged batch."""
         number = rng.randrange(len(self.runs))
         if rng.random() < 0.6:
             parts = [as_bytes(batch) for batch in self.runs[number]]

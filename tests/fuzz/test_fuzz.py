@@ -1,6 +1,6 @@
-"""Whatever bytes come: an error that says so, or something sound.
+"""Any bytes give an error of the expected kind, or sound data.
 
-The most of it is done by ``python -m tests.fuzz``, in ``make soak``.
+Most of the work is done by ``python -m tests.fuzz``, in ``make soak``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, timeout: float) -> str:
-    """Run the command; its output, if nothing was harmed."""
+    """Run the command; returns its output if no input did harm."""
     command = [sys.executable, "-m", "tests.fuzz", *arguments]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
@@ -41,14 +41,16 @@ def run(*arguments: str, timeout: float) -> str:
 
 
 def test_malformed_inputs_do_no_harm(record_property: Callable[[str, object], None]) -> None:
-    """As many as a few seconds allow, in a process of its own whose memory is watched."""
+    """As many inputs as a few seconds allow, in a process of its own whose memory is watched."""
     told = run("--inputs", "5000", timeout=110)
     record_property("fuzz", told.splitlines()[-1])
 
 
 @pytest.mark.parametrize("make", [Packets, Batches, Runs, Blocks, Notes, Nodes, Entry])
 def test_each_target_takes_some_and_refuses_some(make: type) -> None:
-    """Else the damage would be too little, or too much to get anywhere."""
+    """Each target accepts some inputs and refuses some, so the damage is neither too small nor too
+    large.
+    """
     target = make()
     taken = sum(target.attempt(Random(number)) for number in range(60))
     assert taken > 0
@@ -57,7 +59,7 @@ def test_each_target_takes_some_and_refuses_some(make: type) -> None:
 
 @pytest.mark.parametrize("bug", ["produced-body-unchecked", "produced-form-unchecked"])
 def test_a_broker_that_takes_anything_harms_others(bug: str) -> None:
-    """The oracle of :class:`Entry` sees what one forged batch does to the records of others."""
+    """The oracle of :class:`Entry` detects what one forged batch does to the records of others."""
     target = Entry()
     with planted(bug), pytest.raises((PymqError, AssertionError)):
         all(target.attempt(Random(number)) or True for number in range(30))
@@ -65,7 +67,9 @@ def test_a_broker_that_takes_anything_harms_others(bug: str) -> None:
 
 @pytest.mark.parametrize("rows", [b"\x80", b"\xa0"])
 def test_what_a_client_sends_takes_little_memory(rows: bytes) -> None:
-    """An empty list is a byte in a header and 64 in memory."""
+    """A client's message takes little memory: an empty list is a byte in a header and 64
+    in memory.
+    """
     size = wire.CLIENT_HEADER_BYTES_MAX // len(rows) - 8
     header = b"\x82\x01\x9a" + size.to_bytes(4, "big") + rows * size
     code = (
@@ -83,7 +87,7 @@ def test_what_a_client_sends_takes_little_memory(rows: bytes) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], input=header, capture_output=True, check=True, cwd=ROOT
     )
-    assert int(done.stdout) <= 40 << 10  # KiB: 32 MiB, and what an allocator keeps beside them
+    assert int(done.stdout) <= 40 << 10  # KiB: 32 MiB, and the allocator's overhead
 
 
 @given(st.binary(max_size=300))
@@ -129,7 +133,7 @@ def test_a_header_with_a_sound_checksum_is_read_or_refused(
 
 
 def test_the_tools_do_what_they_say() -> None:
-    """Damage is damage, and what is raw stays so: a fuzzer that does nothing finds nothing."""
+    """Damage changes bytes, and raw bytes stay raw; a fuzzer without effect finds nothing."""
     rng = Random(1)
     batch = as_bytes(sound_batches()[5])
     assert sum(scramble(rng, batch, [batch]) != batch for _ in range(200)) > 150

@@ -1,4 +1,4 @@
-"""The faults H1 to H6 of pymq's ancestor, each of which must not come back."""
+"""The faults H1 to H6 of pymq's ancestor do not return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = [f"topic/{i}" for i in range(2_000)]
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8])
 def test_h1_every_key_finds_its_replicas(count: int) -> None:
-    """With exactly 3 brokers, 16 % of the names ran off the end of the ring."""
+    """Every key finds its replicas (with exactly 3 brokers, 16 % of the names ran off the ring)."""
     brokers = [f"broker{i}" for i in range(count)]
     assert all(len(set(place(key, brokers, 3))) == 3 for key in KEYS)
 
@@ -30,7 +30,7 @@ def test_h1_too_few_brokers_is_an_error_not_a_crash(count: int) -> None:
 
 
 def test_h2_no_replica_has_an_empty_name() -> None:
-    """Two slots that nobody had filled stood for a broker called ''."""
+    """No replica has an empty name (two unfilled slots stood for a broker called '')."""
     brokers = ["x", "y", "z"]
     assert {name for key in KEYS for name in place(key, brokers, 3)} == set(brokers)
     with pytest.raises(InvalidName):
@@ -38,14 +38,14 @@ def test_h2_no_replica_has_an_empty_name() -> None:
 
 
 def test_h3_the_successor_is_right_at_both_ends() -> None:
-    """At the last slot it answered the first, and beyond the last slot the last."""
+    """The successor is right at both ends (the last slot gave the first, beyond it the last)."""
     ring = Ring(["x", "y", "z"])
     points = sorted((p, name) for name in "xyz" for p in member_points(name, 128))
     for key in KEYS:
         point = key_point(key)
         following = next((name for p, name in points if p >= point), points[0][1])
         assert ring.owner(key) == following
-    # Some keys lie beyond the last point and some before the first: both were tried.
+    # Some keys lie beyond the last point and some before the first: the test covers both.
     assert any(key_point(f"end/{i}") > points[-1][0] for i in range(20_000))
     for i in range(20_000):
         if not points[0][0] <= key_point(f"end/{i}") <= points[-1][0]:
@@ -61,7 +61,7 @@ def test_h3_a_key_on_a_point_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_h4_removing_a_broker_takes_nothing_from_the_others() -> None:
-    """Removing one broker of four took 18 slots instead of 10, 8 of them of other brokers."""
+    """Removing a broker moves only its own slots (18 instead of 10 moved, 8 of them of others)."""
     four = Ring({"w": 1, "x": 2, "y": 1, "z": 1})
     three = four.without("x")
     assert three == Ring(["w", "y", "z"])
@@ -75,7 +75,9 @@ def test_h4_weight_counts() -> None:
 
 
 def test_h5_dead_brokers_get_nothing_and_new_ones_their_share() -> None:
-    """A dead broker still got partitions, and a new one got none of the old."""
+    """A dead broker gets no partitions, and a new one gets its share (in the ancestor neither
+    held).
+    """
     placed = place_all(KEYS[:200], ["w", "x", "y"], 2)
     placed |= rebalance(placed, ["x", "y", "z"])  # w died, z joined
     hosting = Counter(name for chosen in placed.values() for name in chosen)
@@ -96,10 +98,12 @@ def test_h5_movement_stays_within_the_budget() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_h6_every_consumer_gets_a_partition_and_keeps_it(name: str) -> None:
-    """The second consumer of a partition was worked out and dropped; counters went below zero."""
+    """Each consumer gets a partition (the second one of a partition was dropped, counters fell
+    below 0).
+    """
     partitions: list[Partition] = [("t", index) for index in range(3)]
     now: dict[str, tuple[Partition, ...]] = {}
-    sizes = [*range(1, 11), *range(9, 0, -1)]  # consumers come one by one and go one by one
+    sizes = [*range(1, 11), *range(9, 0, -1)]  # consumers join one by one and leave one by one
     for size in sizes:
         members = [f"consumer{i}" for i in range(size)]
         now = assignor(name)(members, partitions, now)

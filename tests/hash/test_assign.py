@@ -1,4 +1,4 @@
-"""All registered assignors: everything is assigned, evenly, alike everywhere; sticky stays."""
+"""All registered assignors: complete, even, and deterministic; sticky keeps assignments."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_subscriptions_are_kept(
     previous: dict[str, list[Partition]],
     limits: dict[str, set[str]],
 ) -> None:
-    """Nobody takes more than allowed, all that can be taken is, and who is left out shares."""
+    """No member gets more than it allows, all that is possible is assigned, and the rest share."""
     result = assign(members, partitions, previous, subscriptions=limits)
     able = {p: [m for m in sorted(members) if p[0] in limits.get(m, p[0])] for p in partitions}
     shared = owners(result)
@@ -114,7 +114,7 @@ def test_subscriptions_are_kept(
     for p, q in product(shared, shared):
         if able[p] == able[q]:
             assert len(shared[p]) - len(shared[q]) <= 1
-    # Whoever shares a partition with another would otherwise have none, but for one owner.
+    # A member that shares a partition would have none otherwise, except for one owner.
     for who in shared.values():
         assert sum(len(result[member]) > 1 for member in who) <= 1
 
@@ -131,9 +131,9 @@ def test_nothing_to_do(assign: Assignor) -> None:
 
 @every_assignor
 def test_members_of_few_topics_are_thought_of_first(assign: Assignor) -> None:
-    """Where different limits leave room for balance, it is found."""
+    """Where different limits leave room for balance, the assignor finds it."""
     both = [("a", i) for i in range(20)] + [("z", i) for i in range(20)]
-    if assign is not assignor("range"):  # which looks at one set of topics at a time
+    if assign is not assignor("range"):  # which treats one set of topics at a time
         result = assign(["m", "n"], both, {}, subscriptions={"m": ["a"]})
         assert {member: len(got) for member, got in result.items()} == {"m": 20, "n": 20}
     odd = [("s", 0), ("s", 1), ("s", 2), ("t", 0)]
@@ -146,7 +146,7 @@ def topic(count: int) -> list[Partition]:
 
 
 def moved(before: Mapping[str, Sequence[Partition]], after: Assignment) -> int:
-    """How many partitions some member has to take that it did not have."""
+    """Return how many partitions some member gets that it did not have."""
     return sum(len(set(got) - set(before.get(member, ()))) for member, got in after.items())
 
 
@@ -154,10 +154,10 @@ def moved(before: Mapping[str, Sequence[Partition]], after: Assignment) -> int:
 
 
 def least_moves(kept: Sequence[int], total: int) -> int:
-    """The fewest items that must move so that *total* of them lie level in bins holding *kept*.
+    """Return the fewest moves after which *total* items lie level in bins holding *kept*.
 
-    The remainder of one each goes to the bins that hold most; what a bin holds above its part must
-    go, and what lies nowhere must be put somewhere.
+    The remainder of one each goes to the fullest bins. Items above a bin's share must move, and
+    unplaced items must be placed.
     """
     each, extra = divmod(total, len(kept))
     parts = [each + (i < extra) for i in range(len(kept))]
@@ -169,7 +169,9 @@ def least_moves(kept: Sequence[int], total: int) -> int:
     st.sets(st.integers(0, 5), min_size=1),
 )
 def test_sticky_moves_the_least_there_is(had: list[int], alive: set[int]) -> None:
-    """From any past, level or not: partition i was with member had[i]."""
+    """From any start, level or not, the fewest partitions move (partition i is with member
+    had[i]).
+    """
     members = [f"m{i}" for i in sorted(alive)]
     before = {
         f"m{m}": [("t", i) for i, owner in enumerate(had) if owner == m] for m in sorted(set(had))
@@ -185,7 +187,9 @@ def test_sticky_moves_the_least_there_is(had: list[int], alive: set[int]) -> Non
     st.integers(1, 6),
 )
 def test_sticky_sharers_move_the_least_there_is(sits: list[int], count: int) -> None:
-    """More members than partitions: member i was at partition sits[i], which may be gone."""
+    """With more members than partitions the fewest move (member i is at sits[i], which may be
+    gone).
+    """
     before = {f"m{i:02}": [("t", seat)] for i, seat in enumerate(sits)}
     after = assignor("sticky")(list(before), topic(count), before)
     kept = [sits.count(seat) for seat in range(count)]
@@ -204,7 +208,7 @@ def test_sticky_keeps_any_level_past(
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 11)), max_size=30), st.integers(1, 20))
 def test_sticky_through_a_long_life(changes: list[tuple[bool, int]], count: int) -> None:
-    """Joins and leaves, one at a time: each moves no more than the one member's fair share."""
+    """Each join or leave moves at most one member's fair share."""
     alive, now = {0}, assignor("sticky")(["m0"], topic(count), {})
     for joins, number in changes:
         size = len(alive)
@@ -246,7 +250,7 @@ def test_level_is_as_level_as_trying_everything(bins: list[str], claims: dict[in
 
 
 def test_ring_moves_little_without_knowing_the_past() -> None:
-    """Less than half of what ``range`` moves, and within 2.5 times of what must move."""
+    """The ring moves less than half of ``range``, and at most 2.5 times the necessary moves."""
     total = Counter[str]()
     for trial in range(10):
         members = [f"m{trial}-{i}" for i in range(9)]

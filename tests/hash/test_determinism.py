@@ -1,4 +1,4 @@
-"""The same answers in every process: two hash seeds, one digest; and nothing impure is imported."""
+"""The same answers in every process: two hash seeds, one digest; no impure import."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_hash_seeds_do_not_matter() -> None:
 
 @pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.py")), ids=lambda file: file.stem)
 def test_the_package_is_pure(file: Path) -> None:
-    """Only these modules: no clock, dice, files or the rest of pymq."""
+    """The package imports no clock, no random numbers, no files and no other package of pymq."""
     allowed = {
         "__future__", "bisect", "collections", "collections.abc", "dataclasses", "functools",
         "hashlib", "heapq", "itertools", "typing", "zlib", "pymq.errors",

@@ -1,4 +1,4 @@
-"""Keys to partitions: pinned for ever, in range, and evenly spread for the keys people use."""
+"""Keys to partitions: fixed forever, in range, and evenly spread for usual keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("partitions", GOLDEN)
 def test_golden_values(partitions: int) -> None:
-    """These must never change: records of a key would part from their past."""
+    """The values never change, or a key's records would be split over partitions."""
     assert [key_partition(key, partitions) for key in GOLDEN_KEYS] == GOLDEN[partitions]
 
 
@@ -81,7 +81,7 @@ def test_sequential_keys_spread_like_random_ones(family: str, partitions: int) -
 
 
 def test_keys_that_differ_in_few_bits_leave_no_partition_empty() -> None:
-    """A plain ``crc32 % 16`` leaves half of the partitions empty for many such families."""
+    """No partition stays empty; a plain ``crc32 % 16`` leaves half empty for many such families."""
     plain_gaps = gaps = 0
     for family in range(400):
         # 128 keys of 8 bytes, spanned by 7 single bits at places that depend on the family.

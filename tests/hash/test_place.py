@@ -1,4 +1,4 @@
-"""Where blocks go: distinct live brokers, spread over racks, fair, and repaired step by step."""
+"""Placement of blocks: distinct live brokers, spread over racks, fair, and repaired in steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_without_load_it_is_the_ring() -> None:
 
 @given(brokers, st.integers(1, 3), st.integers(1, 60))
 def test_shares_are_fair(names: list[str], replicas: int, count: int) -> None:
-    """However few there are, brokers differ by one replica at most, and leaders are close."""
+    """With any number of brokers, they differ by one replica at most, and leaders are close."""
     placed = place_all(KEYS[:count], names, replicas)
     assert list(placed) == sorted(KEYS[:count])
     assert all(len(set(chosen)) == replicas for chosen in placed.values())
@@ -112,7 +112,7 @@ def test_rebalance_keeps_racks_apart() -> None:
 
 
 def test_rebalance_does_what_it_can_with_too_few_brokers() -> None:
-    """A replica that nobody can replace stays listed, but its broker does not lead."""
+    """A replica without a replacement stays listed, but its broker does not lead."""
     placed = {"t/0": ("dead", "gone", "a")}
     assert rebalance(placed, ["a", "b"]) in (
         {"t/0": ("a", "b", "gone")},

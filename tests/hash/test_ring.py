@@ -1,4 +1,4 @@
-"""The ring against a dumb twin, and what moves when members come and go."""
+"""The ring compared with a simple model, and the moves when members come and go."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOLDEN_OWNERS = "cbcaacccbbbaaaacaaccaaaa"
 
 
 def twin_order(members: dict[str, float], key: str | bytes) -> list[str]:
-    """The order of members by going over every point there is, twice round the circle."""
+    """Return the order of members by visiting every point, twice round the circle."""
     points = sorted(
         (point, name)
         for name, weight in members.items()
@@ -48,7 +48,7 @@ def test_order_is_that_of_the_twin(members: dict[str, float], key: str | bytes) 
 
 @given(some_members, st.sampled_from(KEYS))
 def test_collisions_go_to_the_smaller_name(members: dict[str, float], key: str) -> None:
-    """With 16 places on the circle nearly every point collides."""
+    """With 16 places on the circle nearly every point collides, and the smaller name wins."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             ring_module,
@@ -116,7 +116,7 @@ def test_shares_are_even_and_follow_weights() -> None:
 
 def test_str_and_bytes_are_the_same_key() -> None:
     assert key_point("grün") == key_point("grün".encode())
-    assert key_point("\udc80") != key_point("\udc81")  # even what UTF-8 cannot hold
+    assert key_point("\udc80") != key_point("\udc81")  # even for what UTF-8 cannot encode
 
 
 def test_too_few_members_is_a_clear_error() -> None:
@@ -150,7 +150,7 @@ def test_bad_names_and_counts_are_refused() -> None:
     st.data(),
 )
 def test_racks_are_used_evenly(racks: dict[str, str | None], key: str, data: st.DataObject) -> None:
-    """No rack is used twice more than another that still had a member to give."""
+    """No rack is used twice more than another with an unused member."""
     n = data.draw(st.integers(1, len(racks)))
     ring = Ring(list(racks))
     picked = ring.pick(key, n, racks=racks)
@@ -159,7 +159,7 @@ def test_racks_are_used_evenly(racks: dict[str, str | None], key: str, data: st.
     used, size = Counter(racks[m] for m in picked), Counter(racks.values())
     for rack in size:
         assert used[rack] == size[rack] or used[rack] >= max(used.values()) - 1
-    assert ring.pick(key, n, racks={}) == ring.pick(key, n)  # all unknown: as if none were given
+    assert ring.pick(key, n, racks={}) == ring.pick(key, n)  # all unknown: as without racks
 
 
 def test_kept_members_count_for_racks_but_are_not_picked_again() -> None:
@@ -177,7 +177,7 @@ def test_cheaper_members_come_first() -> None:
 
 
 def test_golden_points() -> None:
-    """Placement must not change between releases; these numbers never do."""
+    """Placement does not change between releases; these numbers never do."""
     assert key_point("orders/0") == GOLDEN_KEY
     assert member_points("broker-1", 9)[::8] == GOLDEN_POINTS
     assert "".join(Ring("abc").owner(key) for key in KEYS[:24]) == GOLDEN_OWNERS

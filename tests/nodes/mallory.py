@@ -1,4 +1,6 @@
-"""A client with a key that does harm, in a process of its own: it hurries, and others are timed."""
+"""A hostile client with a key, in a process of its own so that its work does not delay the
+others.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ SEED = 7
 def connect(
     context: zmq.Context[Any], endpoint: str, mallory: Pair, broker: str
 ) -> zmq.Socket[Any]:
-    """A connection of mallory, who takes one answer and no more."""
+    """Open a connection of mallory, which takes one answer and no more."""
     socket: zmq.Socket[Any] = context.socket(zmq.DEALER)
     socket.set(zmq.ROUTING_ID, b"client-evil/0123456789abcdef")
     socket.set(zmq.CURVE_PUBLICKEY, mallory.public.encode())
@@ -36,7 +38,7 @@ def connect(
 
 
 def packet(rng: Random, number: int) -> list[bytes]:
-    """One that is damaged, or asks for much and is answered to nobody who reads."""
+    """Return a damaged packet, or one that asks for much and whose answer is never read."""
     kind = rng.randrange(4)
     if kind == 0:
         return [rng.randbytes(rng.randrange(1, 200))]
@@ -52,7 +54,7 @@ def packet(rng: Random, number: int) -> list[bytes]:
 
 
 def main(endpoint: str, public: str, secret: str, broker: str, count: str) -> None:
-    """Send one batch that is sound, then *count* packets; prints how often it was cut."""
+    """Send one sound batch, then *count* packets; prints how often the connection was cut."""
     context, cuts = zmq.Context(), 0
     mallory, rng = Pair("mallory", public, secret), Random(SEED)
     socket = connect(context, endpoint, mallory, broker)
@@ -62,11 +64,11 @@ def main(endpoint: str, public: str, secret: str, broker: str, count: str) -> No
     for number in range(int(count)):
         try:
             socket.send_multipart(packet(rng, number))
-        except zmq.Again:  # Who takes nothing for 10 s is cut, and comes again.
+        except zmq.Again:  # A client that takes nothing for 10 s is cut, and reconnects.
             socket.close(0)
             socket = connect(context, endpoint, mallory, broker)
             cuts += 1
-    time.sleep(1.0)  # for what is on its way
+    time.sleep(1.0)  # for messages in flight
     context.destroy(linger=0)
     sys.stdout.write(f"{cuts}\n")
 

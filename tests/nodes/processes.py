@@ -1,4 +1,4 @@
-"""The nodes of a cluster as processes, started from the examples as a user would."""
+"""A cluster's nodes as processes, started from the examples as a user would."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def processes(folder: Path, brokers: int = 3, keys: Path | None = None) -> ProcessCluster:
-    """A cluster of one zkserver on SQLite and some brokers; *keys* is a folder of keys."""
+    """Start a cluster of one zkserver on SQLite and some brokers; *keys* is a folder of keys."""
     return ProcessCluster(
         folder,
         ROOT / "examples",

@@ -1,4 +1,4 @@
-"""Clients of a cluster elsewhere: forks, restarts, brokers that move."""
+"""Clients of a cluster in other processes: forks, restarts, brokers that move."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def zkserver() -> Iterator[pymq.ZkServer]:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_is_told_to_open_its_own(zkserver: pymq.ZkServer) -> None:
-    """Every handle says so and none hangs; the parent goes on; a client of its own works."""
+    """A forked child must open its own client: every inherited handle raises, and the parent
+    continues.
+    """
     with (
         pymq.Broker("broker-0", zkservers=[zkserver.endpoint]).start(),
         pymq.open("zmq+" + zkserver.endpoint) as mq,
@@ -61,7 +63,8 @@ def _in_the_child(
             (
                 mq.topics,
                 lambda: producer.send("t", b"x").result(5),
-                lambda: [consumer.poll(timeout=1) for _ in range(3)],  # one may be at hand already
+                # one record may be fetched already
+                lambda: [consumer.poll(timeout=1) for _ in range(3)],
                 mq.close,
             )
         ):
@@ -79,7 +82,7 @@ def _in_the_child(
 
 
 def test_a_broker_comes_back_elsewhere(zkserver: pymq.ZkServer, tmp_path: Path) -> None:
-    """Under its name, with its disk, at another endpoint: who was connected finds it."""
+    """Connected clients find a broker that has its name and disk at another endpoint."""
     with pymq.open("zmq+" + zkserver.endpoint) as mq, mq.producer() as producer:
         sent = 0
         for turn in range(3):
@@ -96,7 +99,7 @@ def test_a_broker_comes_back_elsewhere(zkserver: pymq.ZkServer, tmp_path: Path) 
 
 
 def test_nobody_is_asked_where_a_client_is() -> None:
-    """Each one that went before it was answered had zkservers asked for it for five seconds."""
+    """The broker asks no zkserver for the endpoint of a client that left before its answer."""
     directory = Directory("d", ["tcp://127.0.0.1:1"], lambda node, endpoint: None, lambda: 7)
     directory.stranger("client-0123456789abcdef")
     assert directory.due == NEVER
@@ -121,7 +124,7 @@ def test_a_node_that_nobody_needs_any_more_is_asked_for_no_more() -> None:
 
 
 def test_brokers_find_each_other(zkserver: pymq.ZkServer) -> None:
-    """A broker hears the names of the others alone; where they are, it finds out."""
+    """A broker gets only the names of the others, and finds their endpoints itself."""
     url, servers = "zmq+" + zkserver.endpoint, [zkserver.endpoint]
     brokers = [pymq.Broker(f"dc1.rack.{i}", zkservers=servers).start() for i in range(3)]
     try:
@@ -139,7 +142,7 @@ def test_brokers_find_each_other(zkserver: pymq.ZkServer) -> None:
 
 
 def test_a_gate_refuses_for_the_broker(zkserver: pymq.ZkServer) -> None:
-    """The producer is told why; nothing was written; what the gate lets in works."""
+    """A broker's gate refuses a request with a reason and without effect, and admits others."""
 
     def gate(principal: str, source: str, message: Message) -> Sequence[Message] | None:
         if isinstance(message, Produce) and message.topic == "secret":
@@ -161,7 +164,9 @@ def test_a_gate_refuses_for_the_broker(zkserver: pymq.ZkServer) -> None:
 
 @pytest.mark.parametrize("has_keys", [False, True])
 def test_a_cluster_without_tcp(tmp_path: Path, has_keys: bool) -> None:
-    """All of it by names of this machine: zkserver, brokers among each other, clients."""
+    """A whole cluster works without TCP: zkserver, brokers and clients connect inside this
+    machine.
+    """
     names = ("zkserver", "broker-0", "broker-1")
     at = {name: f"ipc://@pymq-{uuid4().hex}" for name in names}
     keys: dict[str, Any] = {}
@@ -219,7 +224,9 @@ def test_what_is_no_url(url: str) -> None:
 
 
 def test_a_brokers_identity(tmp_path: Path) -> None:
-    """The disk's name stays, the incarnation rises; the folder is one broker's; damage is told."""
+    """A disk keeps its broker's name and raises the incarnation; another broker's or a damaged one
+    raises.
+    """
     first = next_identity(tmp_path, "broker-0")
     second = next_identity(tmp_path, "broker-0")
     assert second.storage_id == first.storage_id
@@ -232,7 +239,7 @@ def test_a_brokers_identity(tmp_path: Path) -> None:
 
 
 def test_what_cannot_start_lets_go_of_everything(tmp_path: Path) -> None:
-    """A second try on the same folder and port works."""
+    """A failed start releases everything: a second try on the same folder and port works."""
     with pymq.ZkServer() as zkserver:
         with pytest.raises(PymqError):
             pymq.Broker(

@@ -19,7 +19,7 @@ WAIT_S = 60.0
 
 
 class Seen:
-    """What one consumer was given; *is_all* once that is everything."""
+    """The records of one consumer; *is_all* is set once it has all of them."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -35,7 +35,7 @@ class Seen:
 
 
 def pull(mq: pymq.Client, seen: Seen, **options: Any) -> Callable[[], None]:
-    """Consume in a thread of one's own; returns what ends it."""
+    """Consume in a thread; returns the function that ends it."""
     consumer = mq.consumer("t", **options)
 
     def work() -> None:
@@ -57,7 +57,7 @@ def pull(mq: pymq.Client, seen: Seen, **options: Any) -> Callable[[], None]:
 
 
 def push(mq: pymq.Client, seen: Seen, **options: Any) -> Callable[[], None]:
-    """Be called with each record; returns what ends it."""
+    """Consume by ``on_record``; returns the function that ends it."""
     if options["mode"] == "ptp":
         options["auto_ack"] = True
     return mq.consumer("t", delivery="push", on_record=seen.take, **options).close
@@ -65,7 +65,7 @@ def push(mq: pymq.Client, seen: Seen, **options: Any) -> Callable[[], None]:
 
 @pytest.mark.timeout(240)
 def test_every_kind_of_consumer_goes_on_through_deaths_and_moves(tmp_path: Path) -> None:
-    """The leader dies and comes back, the partition moves; its blocks are small all the while."""
+    """The leader dies and returns, the partition moves, and blocks are small all the while."""
     with processes(tmp_path, brokers=4) as cluster, ExitStack() as stack:
         mq = stack.enter_context(pymq.open(cluster.url))
         mq.create_topic("t", replicas=3, acks="raft", block_bytes=4096)

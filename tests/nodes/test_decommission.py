@@ -1,4 +1,4 @@
-"""A broker is emptied over the network, and switched off for good."""
+"""A broker is emptied over the network, and stopped for good."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ RECORDS = [b"%d " % number + b"x" * 1_000 for number in range(60)]
 
 
 def test_a_broker_is_emptied_over_the_network(tmp_path: Path) -> None:
-    """``pymq cluster decommission --wait`` ends when others have all, and its files are gone."""
+    """``pymq cluster decommission --wait`` ends when the others have all, and its files
+    are gone.
+    """
     with processes(tmp_path) as cluster, pymq.open(cluster.url) as mq:
         mq.create_topic("one", replicas=1, block_bytes=8192)
         mq.create_topic("two", replicas=2, acks="raft", block_bytes=8192)
@@ -33,7 +35,10 @@ def test_a_broker_is_emptied_over_the_network(tmp_path: Path) -> None:
             timeout=120,
             check=True,
         )
-        assert done.stdout.splitlines()[-1] == "it may be stopped: others have all that it had"
+        assert (
+            done.stdout.splitlines()[-1]
+            == "it may be stopped: other brokers have all of its records"
+        )
         assert list(cluster.data(victim).rglob("*.block")) == []
         found = {broker.name: broker for broker in mq.cluster().brokers}
         assert (found[victim].blocks, found[victim].kept_by) == (0, ())

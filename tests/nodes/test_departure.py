@@ -1,4 +1,4 @@
-"""A broker that is stopped in order: others lead what it has led before it is gone."""
+"""A controlled shutdown: other brokers lead a broker's partitions before it is gone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from contextlib import ExitStack
 import pytest
 
 import pymq
+from pymq.client.option_types import Acks
 from pymq.nodes.assembly import Broker, ZkServer
 
-SESSION_MS = 60_000  # Nobody finds out by its silence.
+SESSION_MS = 60_000  # Longer than the test, so that no timeout reveals the stop.
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
-def test_what_it_leads_is_led_by_others(acks: str) -> None:
+def test_what_it_leads_is_led_by_others(acks: Acks) -> None:
     with ExitStack() as nodes:
         zk = nodes.enter_context(ZkServer(session_ms=SESSION_MS).start())
         brokers = {

@@ -1,4 +1,4 @@
-"""What happens to nodes is logged: a line of JSON each, with the fields that are documented."""
+"""Nodes log their events: a line of JSON each, with the documented fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pymq.nodes.service import JsonLines, write_event
 
 
 class Lines(logging.Handler):
-    """Keeps what would be written to stderr."""
+    """A stream that keeps what is written to stderr."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From nothing to real data on three brokers, by the commands of the documentation."""
+"""The documentation's commands bring real data to three brokers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def run(script: str, *options: str) -> str:
 
 @contextmanager
 def local_cluster(folder: Path, *options: str) -> Iterator[list[str]]:
-    """A cluster by one command, until it is told to stop; yields where its zkservers are."""
-    # The zkservers and the three brokers take ports from here on.
+    """Run a cluster by one command until it is stopped; yields the endpoints of its zkservers."""
+    # The zkservers and the three brokers use the ports from here on.
     port = free_ports(1)[0] % 20_000 + 10_000
     command = [sys.executable, str(ROOT / "examples" / "local_cluster.py"), *options]
     command += ["--data", str(folder / "cluster"), "--port", str(port)]
@@ -61,9 +61,10 @@ def local_cluster(folder: Path, *options: str) -> Iterator[list[str]]:
 
 @pytest.mark.zookeeper
 def test_a_local_cluster(tmp_path: Path) -> None:
-    """One command starts it; two more send real data through raft and read all of it; it stops.
+    """One command starts a cluster; two more send real data through raft and read all of it; it
+    stops.
 
-    Started again on the same folder it has what it had, though its ZooKeeper is at another port.
+    Started again on the same folder it has its data, though its ZooKeeper has another port.
     """
     for life in range(2):
         with local_cluster(tmp_path) as zkservers:
@@ -78,7 +79,9 @@ def test_a_local_cluster(tmp_path: Path) -> None:
 
 
 def test_a_local_cluster_with_keys(tmp_path: Path) -> None:
-    """And with SQLite, which takes one zkserver and no ZooKeeper."""
+    """A cluster with keys on SQLite, which needs one zkserver and no ZooKeeper, works the
+    same way.
+    """
     keys = tmp_path / "keys"
     nodes = ("zkserver", "broker-0", "broker-1", "broker-2")
     make_keys(keys, "alice", nodes=nodes)
@@ -96,11 +99,11 @@ def test_a_local_cluster_with_keys(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_does_not_start_is_not_said_to_be_ready(tmp_path: Path) -> None:
-    """A broker whose port was taken was missing in a cluster that was said to be ready."""
+    """A cluster is ready only when all brokers run; here the port of one is taken."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1] - 10  # of the first zkserver; brokers come 10 later
+        port = taken.getsockname()[1] - 10  # the first zkserver's; the brokers' follow 10 later
         command = [sys.executable, str(ROOT / "examples" / "local_cluster.py"), "--brokers", "1"]
         command += ["--data", str(tmp_path / "cluster"), "--port", str(port)]
         command += ["--coordinator", f"sqlite:{tmp_path / 'zkserver.db'}"]

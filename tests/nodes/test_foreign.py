@@ -1,6 +1,6 @@
-"""A client that is not pymq: docs/protocol.md, a socket, and a second reader and writer of CBOR.
+"""A client without pymq: docs/protocol.md, a socket, and a second reader and writer of CBOR.
 
-What nodes really send is decoded here by code that shares nothing with theirs.
+Its code shares nothing with that of the nodes whose messages it decodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Foreign:
         assert hello[0][3:5] == [1, 1]
 
     def exchange(self, row: list[Any], *payload: bytes) -> tuple[list[Any], list[bytes]]:
-        """Send a message; returns the first one that comes back, and the payload frames."""
+        """Send a message; returns the first answer and its payload frames."""
         self.socket.send_multipart([cbor.write([1, row]), *payload])
         assert self.socket.poll(int(WAIT_S * 1000)), f"no answer to {row!r:.100}"
         header, *frames = self.socket.recv_multipart()
@@ -42,7 +42,7 @@ class Foreign:
         return rows[1], frames
 
     def ask(self, kind: int, *fields: Any, payload: tuple[bytes, ...] = ()) -> Any:
-        """Send a request, and again while the error says that it will pass."""
+        """Send a request, and repeat it while its error is retriable."""
         until = time.monotonic() + WAIT_S
         while True:
             self.number += 1
@@ -54,7 +54,7 @@ class Foreign:
                 return found, frames
             assert error[0] in ("NOT_CONTROLLER", "NOT_LEADER", "NO_BROKERS"), error
             assert time.monotonic() < until, error
-            time.sleep(0.05)  # as a client has to: it is told to come again, not when
+            time.sleep(0.05)  # a client has to wait: a retriable error names no time
 
 
 @pytest.fixture
@@ -67,7 +67,9 @@ def cluster() -> Iterator[str]:
 
 
 def test_a_client_from_the_documentation(cluster: str) -> None:
-    """It makes a topic, finds the leader, sends a batch twice, reads it and asks for offsets."""
+    """The client creates a topic, finds the leader, sends a batch twice, reads it and gets its
+    offsets.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         zkserver = Foreign(context, cluster)

@@ -1,11 +1,11 @@
-"""Collections of garbage take as long as what is new, not as what there is."""
+"""A garbage collection takes time for new objects only, not for all objects."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# The collector belongs to the whole process, so each of these has one of its own.
+# The collector belongs to the whole process, so each test has a process of its own.
 BEGIN = """
 import gc, weakref
 from pymq.nodes.garbage import Freezer
@@ -31,7 +31,7 @@ def grow(count):
 
 
 def run(script: str, *, freezer: str = "freezer", least: int = 1 << 30) -> int:
-    """What a process prints in the end."""
+    """Run a process and return its last output."""
     done = subprocess.run(
         [sys.executable, "-c", BEGIN.format(freezer=freezer, least=least) + script],
         capture_output=True,
@@ -48,7 +48,9 @@ print(max(looked))
 
 
 def test_a_collection_goes_through_what_is_new() -> None:
-    """It went through all there is, each time that there was a quarter more of it."""
+    """A collection scans new objects only, not all each time their number has grown by a
+    quarter.
+    """
     assert run(GROW, freezer="note") > 400_000
     assert run(GROW) < 150_000
 

@@ -1,4 +1,4 @@
-"""Nodes over HTTP: metrics of each, the page of a zkserver, and the same policy as everywhere."""
+"""Nodes over HTTP: metrics of each node, the page of a zkserver, and the usual policy."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ resources = ["topic:orders"]
 
 
 def names(text: str) -> dict[str, float]:
-    """The sum of each metric over all labels; of histograms how many were counted."""
+    """Return each metric's sum over all labels; for histograms the count."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.labels.get("topic", "").startswith("__"):
-                continue  # What groups write is counted, too.
+                continue  # Records written by groups count, too.
             name = sample.name.removesuffix("_count")
             found[name] = found.get(name, 0) + sample.value
     return found
 
 
 def test_every_metric_is_told_by_somebody(tmp_path: Path) -> None:
-    """A cluster at work tells of all that is in the catalogue, once."""
+    """A working cluster reports every metric of the catalogue, once."""
     zkserver = pymq.ZkServer(http="127.0.0.1:0", offsets_partitions=1).start()
     brokers = [
         pymq.Broker(
@@ -78,7 +78,7 @@ def test_every_metric_is_told_by_somebody(tmp_path: Path) -> None:
             found = [names(text) for text in (*texts, ask(zkserver.http, "/metrics").text)]
             client = names(str(mq.metrics()))
         told = set().union(*found, client)
-        # Without a policy nothing is refused by one.
+        # Refusals need a policy.
         assert set(METRICS) - told == {"pymq_refused_total"}
 
         def total(name: str) -> float:
@@ -184,32 +184,32 @@ def test_the_page_shows_what_its_viewer_may_see(
     assert see("alice", "/api/records?topic=secret")[0] == 403
     assert "of secret" in see("root", "/api/records?topic=secret")[1]
     assert "AUTHORIZATION_FAILED" in see("bob", "/api/state")[1]
-    # Who has a token and no key here, can be nobody.
+    # A token without a key here identifies no principal.
     assert see("stranger", "/api/state")[0] == 400
-    # What may be changed here may be so by those who may.
+    # An allowed principal may change things here.
     assert see("alice", "/api/create", topic="orders2")[0] == 403
     assert see("alice", "/api/send", topic="orders", value="x")[0] == 200
     assert see("alice", "/api/send", topic="secret", value="x")[0] == 403
     assert see("root", "/api/create", topic="orders2")[0] == 200
-    # A token that others can read proves nothing, and one that is gone neither.
+    # A token that other users can read is not valid, and neither is a removed one.
     (tmp_path / "keys" / "alice.token").chmod(0o644)
     (tmp_path / "keys" / "scraper.token").unlink()
     for who in ("alice", "scraper"):
         until = time.monotonic() + 30
         while see(who, "/metrics")[0] != 401:
             assert time.monotonic() < until
-            time.sleep(0.05)  # The folder is looked at once a second.
+            time.sleep(0.05)  # The node checks the folder once a second.
 
 
 def test_a_token_ends_with_the_key_of_its_principal(
     secured: tuple[pymq.ZkServer, pymq.Broker], tmp_path: Path
 ) -> None:
-    """The key of who was locked out was revoked, and his token still opened the page."""
+    """The token of a principal with a revoked key does not open the page."""
     zkserver, _ = secured
     keys = tmp_path / "keys"
     assert ask(zkserver.http, "/api/state", token="the token of root").status == 200
     key = read_public(keys / "root.pub").key
-    (keys / "root.revoked").write_text(f"public = ['{key}']\n")  # as it is carried to a node
+    (keys / "root.revoked").write_text(f"public = ['{key}']\n")  # as it is copied to a node
     until = time.monotonic() + 60
     while ask(zkserver.http, "/api/state", token="the token of root").status != 401:
         assert time.monotonic() < until
@@ -247,8 +247,8 @@ def test_it_speaks_tls(tmp_path: Path) -> None:
         with urllib.request.urlopen(url, context=trust, timeout=60) as answer:
             assert b"pymq_active_controller 1" in answer.read()
         with pytest.raises(ConnectionError):
-            ask(zkserver.http, "/metrics")  # in the clear
-        # Nor do those keep others out who connect and say nothing.
+            ask(zkserver.http, "/metrics")  # unencrypted
+        # Silent connections do not keep other clients out either.
         port = int(zkserver.http.rstrip("/").rpartition(":")[2])
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * CONNECTIONS_MAX)]
         try:

@@ -1,4 +1,4 @@
-"""A topic of very many partitions is made and deleted on real processes, beside others."""
+"""A topic of very many partitions is created and deleted on real processes, beside others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pymq.testing.child import environment
 from tests.nodes.processes import processes
 from tests.simulator.processes import ProcessCluster
 
-# A process of its own: what it takes in would keep the others here from running.
+# A process of its own, since its work would delay the other threads here.
 LARGE = """
 import sys
 import pymq
@@ -28,11 +28,11 @@ with pymq.open(sys.argv[1]) as mq:
         producer.send("large", b"x", partition=count - 1).result(60)
     mq.delete_topic("large")
 """
-SEND_MAX_S = 1.0  # of a record to another topic; the session of brokers is 2 s
+SEND_MAX_S = 1.0  # for a record to another topic; the session of brokers is 2 s
 
 
 class Others:
-    """Somebody who sends all the time, and looks whether all brokers are alive."""
+    """A producer that always sends, and checks that all brokers are alive."""
 
     def __init__(self, cluster: ProcessCluster) -> None:
         self.slowest_s = 0.0
@@ -83,7 +83,7 @@ class Others:
 def test_nobody_notices_that_very_many_partitions_are_made_and_deleted(
     count: int, tmp_path: Path
 ) -> None:
-    """Brokers were taken for dead, and sends took seconds; of 20,000 the create failed."""
+    """Sends stay fast and brokers keep their sessions meanwhile; creating 20,000 once failed."""
     with processes(tmp_path) as cluster, pymq.open(cluster.url) as mq:
         mq.create_topic("small", replicas=3, acks="raft")
         with Others(cluster) as others:

@@ -17,7 +17,7 @@ from tests.nodes.processes import ROOT, processes
 
 
 def test_kill_9_in_the_middle_loses_nothing(tmp_path: Path) -> None:
-    """A leader dies while records are sent; all that was acknowledged is read, in order, once."""
+    """A leader dies during sends; every acknowledged record is read once and in order."""
     with processes(tmp_path) as cluster, pymq.open(cluster.url) as mq:
         mq.create_topic("t", partitions=2, replicas=3, acks="raft")
         victim = mq.describe_topic("t").partitions[0].leader
@@ -45,7 +45,7 @@ def test_kill_9_in_the_middle_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_everything_is_there_after_an_orderly_end(tmp_path: Path) -> None:
-    """SIGTERM ends each process with status 0; started again they serve what they had."""
+    """SIGTERM ends each process with status 0; restarted, they serve the same records."""
     with processes(tmp_path, brokers=1) as cluster:
         with pymq.open(cluster.url) as mq:
             mq.create_topic("t")
@@ -57,7 +57,7 @@ def test_everything_is_there_after_an_orderly_end(tmp_path: Path) -> None:
             events = [line["event"] for line in node.lines()]
             assert (events[0], events[-1]) == ("ready", "stopped")
             assert events.count("ready") == 1
-        # It has written down where its log ends, so that the next start need not look for it.
+        # The broker saved its log ends, so the next start need not search for them.
         notes = cluster.data("broker-0").rglob("*.ckpt")
         assert max(Known.from_bytes(note.read_bytes()).end for note in notes) >= 1_000
         for node in cluster.nodes.values():
@@ -70,7 +70,7 @@ def test_everything_is_there_after_an_orderly_end(tmp_path: Path) -> None:
 
 
 def test_clients_go_on_when_everything_restarts(tmp_path: Path) -> None:
-    """An open client sees broker and zkserver go, one after the other, and loses nothing."""
+    """An open client sees broker and zkserver restart, one after the other, and loses nothing."""
     with processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
         mq.create_topic("t")
         received: list[int] = []
@@ -94,7 +94,7 @@ def test_clients_go_on_when_everything_restarts(tmp_path: Path) -> None:
                 producer.send("t", b"%d" % number).result(60)
         reader.join(60)
         assert not reader.is_alive()
-        # What was delivered and not yet known to be acknowledged comes again, and nothing else.
+        # Only records without a confirmed acknowledgement are delivered again.
         assert sorted(set(received)) == list(range(300))
 
 
@@ -140,7 +140,7 @@ def test_options_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_nobody_answers() -> None:
-    """The error says who was asked, and it comes in time."""
+    """Without an answer the error names the nodes, and comes in time."""
     with (
         pymq.open("zmq+tcp://127.0.0.1:1,127.0.0.1:2") as mq,
         pytest.raises(pymq.errors.RequestTimeout, match=r"no answer from tcp://127.0.0.1:1, "),

@@ -1,4 +1,4 @@
-"""A cluster with keys and a policy: who is not known, or not allowed, can do nothing at all."""
+"""A cluster with keys and a policy: unknown and unauthorized clients can do nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pymq.access.requirements import requirements
 from pymq.core import message as msg
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Message
-from pymq.core.metadata.nodes import TopicMetadata
+from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.types import AckMode
 from pymq.errors import (
     AuthorizationFailed,
@@ -53,7 +53,7 @@ resources = ["topic:orders*", "group:orders*"]
 
 
 class Secured:
-    """A cluster in this process, over sockets, with everybody's keys in one folder."""
+    """A cluster in this process, over sockets, with all keys in one folder."""
 
     def __init__(self, folder: Path, brokers: int, policy: str = POLICY) -> None:
         self.keys = folder / "keys"
@@ -96,7 +96,7 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
 
 
 class Talker:
-    """A principal with a socket of its own, who says what it likes."""
+    """A principal with a socket of its own that sends any message."""
 
     def __init__(self, to: Node, keys: KeyRing | None, node: str = "client-1") -> None:
         self.to = to
@@ -128,20 +128,22 @@ class Talker:
 
 
 def messages() -> list[Message]:
-    """Some of each kind, such as random ones are; what anybody may ask is left out."""
+    """Return some random messages of each kind, except those that any client may send."""
     found = [sample(cls, Random(seed)) for cls in get_args(Message) for seed in range(5)]
     return [message for message in found if requirements(message)]
 
 
 def state(cluster: Secured) -> Any:
-    """All that there is, as far as an administrator can see it."""
+    """Return everything that an administrator can see."""
     with cluster.open("root") as mq:
         topics = {name: mq.describe_topic(name) for name in sorted(mq.topics())}
         return topics, mq.cluster(), sorted(mq.groups())
 
 
 def test_who_is_allowed_does_everything(tmp_path: Path) -> None:
-    """Administration, producing on a majority, a group, its commits: all of it encrypted."""
+    """Administration, producing on a majority, a group and its commits work, all of them
+    encrypted.
+    """
     cluster = Secured(tmp_path, 3)
     try:
         with cluster.open("root") as mq:
@@ -175,7 +177,7 @@ def test_who_is_allowed_does_everything(tmp_path: Path) -> None:
 
 
 def steal(mq: pymq.Client, producer_id: int, epoch: int, grant: bytes) -> None:
-    """Write what comes next of a producer's numbers, and see what the leader says."""
+    """Send a batch with a producer's next sequence; raises the leader's error."""
     batch = EncodedBatch.encode(
         [b"stolen"],
         timestamp_ms=0,
@@ -191,7 +193,7 @@ def steal(mq: pymq.Client, producer_id: int, epoch: int, grant: bytes) -> None:
 
 
 def test_nobody_writes_as_another_producer(tmp_path: Path) -> None:
-    """With the right to write to the topic, and all that is in a batch's header."""
+    """A principal cannot write as another producer, even with all that is in a batch's header."""
     allow = """
 [[rule]]
 principal = ["alice", "bob"]
@@ -228,7 +230,7 @@ resources = ["producer:teller"]
 
 @pytest.mark.parametrize("at", ["zkserver", "broker-0"])
 def test_who_has_no_rule_can_do_nothing(secured: Secured, at: str) -> None:
-    """Each message there is, to the node and to another machine there: refused, and no effect."""
+    """Each message to the node, or to another machine there, is refused without effect."""
     node = secured.zkserver if at == "zkserver" else secured.brokers[0]
     with secured.open("root") as mq:
         mq.create_topic("orders")
@@ -237,7 +239,8 @@ def test_who_has_no_rule_can_do_nothing(secured: Secured, at: str) -> None:
     with Talker(node, KeyRing(secured.keys, "bob")) as bob:
         for number, message in enumerate(messages()):
             bob.tell(message, "directory" if number % 2 else "")
-            # What is not answered is followed by what is: it came to nothing, and in order.
+            # Some messages have no answer: the refusal of a later request shows that they were
+            # handled, without effect.
             bob.tell(msg.DeleteTopic(1_000_000 + number, "orders"))
             refused = bob.answer(1_000_000 + number)
             assert isinstance(refused, msg.Answer)
@@ -250,7 +253,7 @@ def test_who_has_no_rule_can_do_nothing(secured: Secured, at: str) -> None:
 
 @pytest.mark.parametrize("at", ["zkserver", "broker-0"])
 def test_who_is_not_known_can_do_nothing(secured: Secured, at: str, tmp_path: Path) -> None:
-    """With a key of their own making, or none: what they say is not even decoded."""
+    """Messages of a client with an unknown key, or none, are not even decoded."""
     node = secured.zkserver if at == "zkserver" else secured.brokers[0]
     make_keys(tmp_path / "own", "mallory")
     for path in secured.keys.glob("*.pub"):
@@ -269,7 +272,7 @@ def test_who_is_not_known_can_do_nothing(secured: Secured, at: str, tmp_path: Pa
 
 
 def test_a_client_cannot_say_who_leads(secured: Secured) -> None:
-    """A LeaderAndIsr of whoever is not the cluster is refused for each partition in it."""
+    """A LeaderAndIsr from outside the cluster is refused for each of its partitions."""
     with Talker(secured.brokers[0], KeyRing(secured.keys, "alice")) as alice:
         for seed in range(20):
             message = sample(msg.LeaderAndIsr, Random(seed))
@@ -283,7 +286,9 @@ def test_a_client_cannot_say_who_leads(secured: Secured) -> None:
 
 
 def test_a_stolen_brokers_key_does_no_harm_to_what_others_lead(secured: Secured) -> None:
-    """One key deleted all blocks of all brokers, and moved what others lead."""
+    """With one broker's key a client cannot delete other brokers' blocks or move their
+    partitions.
+    """
     broker = secured.brokers[0]
     with secured.open("root") as mq:
         mq.create_topic("orders")
@@ -379,7 +384,7 @@ def test_the_audit_log_is_for_nobody_else(tmp_path: Path) -> None:
 def test_a_policy_that_could_not_be_read_once_is_read_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What tells that a file has changed may be the same once it is whole."""
+    """A policy is read again after an error, although the file's times and size may be the same."""
     path, now = tmp_path / "policy.toml", 0
     path.write_text('superusers = ["alice"]\n')
     door = NodeSecurity(path, clock=lambda: now)
@@ -432,9 +437,9 @@ def test_a_revoked_client_is_out_within_five_seconds(secured: Secured) -> None:
 
 def test_a_node_without_a_policy_does_not_start(tmp_path: Path) -> None:
     make_keys(tmp_path, nodes=("zkserver", "broker-0"))
-    with pytest.raises(ConfigError, match="'pymq keys policy' writes one"):
+    with pytest.raises(ConfigError, match="'pymq keys policy' writes a first one"):
         pymq.ZkServer(curve_dir=tmp_path)
-    with pytest.raises(ConfigError, match="without curve_dir nobody knows who is who"):
+    with pytest.raises(ConfigError, match="without curve_dir clients have no names"):
         pymq.ZkServer(policy=tmp_path / "policy.toml")
     with pytest.raises(ConfigError, match="exclude each other"):
         pymq.ZkServer(curve_dir=tmp_path, insecure=True)
@@ -476,7 +481,7 @@ def test_how_many_connections_an_address_may_have_is_said(tmp_path: Path) -> Non
                 assert time.monotonic() < until
                 second.tell(msg.ListTopics(2))
                 assert second.transport.poll() == []
-                time.sleep(0.05)  # The audit is a file, which tells nobody that it has grown.
+                time.sleep(0.05)  # The audit log is a file without a notification of growth.
     finally:
         node.close()
 
@@ -501,7 +506,9 @@ def test_urls_name_keys(secured: Secured) -> None:
 
 
 def test_a_frame_that_is_too_large_ends_the_connection_and_nothing_else(secured: Secured) -> None:
-    """It is refused before its body is read; the one who sent it has to connect anew."""
+    """A frame that is too large ends its connection before the node reads the body, and nothing
+    else.
+    """
     node = secured.brokers[0]
     lost: list[bool] = []
     with Talker(node, KeyRing(secured.keys, "bob"), "client-2") as bob:
@@ -521,12 +528,14 @@ def test_a_frame_that_is_too_large_ends_the_connection_and_nothing_else(secured:
             mq.create_topic("after")
             with mq.producer() as producer:
                 assert producer.send("after", b"x").result(WAIT_S).offset == 0
-        # It has taken no more than one frame's worth, on the side that has sent it.
+        # Memory grew by one frame at most, on the sending side.
         assert resident() - memory < 3 * FRAME_BYTES_MAX
 
 
 def test_clients_wait_as_long_as_their_quota_says(tmp_path: Path) -> None:
-    """Nothing fails and nothing is lost, in either direction; it only takes its time."""
+    """Above its quota a client only waits, in either direction: nothing fails and nothing
+    is lost.
+    """
     quota = "[quota.alice]\nproduce_bytes_per_second = 100_000\nfetch_bytes_per_second = 100_000\n"
     secured = Secured(tmp_path, 1, POLICY + quota)
     try:
@@ -537,12 +546,12 @@ def test_clients_wait_as_long_as_their_quota_says(tmp_path: Path) -> None:
             for _ in range(300):
                 producer.send("orders", bytes(1_000))
             producer.flush()
-            # The first 100 kB were saved up, and the last batch is paid for later.
+            # The first 100 kB use saved budget, and the last batch is paid for later.
             assert 1.5 < time.monotonic() - began < 20
             with mq.consumer("orders", mode="psb", offset="begin") as reader:
                 assert sum(1 for _ in reader.until_end()) == 300
             with mq.consumer("orders", group="orders-1") as consumer:
-                # What was read just now is paid for with the time after it.
+                # The last read is paid for afterwards.
                 assert next(consumer.until_end()).offset == 0
         (line, *_) = [line for line in secured.audit("broker-0") if line["operation"] == "quota"]
         assert line["principal"] == "alice"
@@ -555,7 +564,7 @@ def resident() -> int:
 
 
 def test_a_group_is_described_without_what_one_may_not_see(tmp_path: Path) -> None:
-    """The one who shares a group saw all topics of it, and how far it has got there."""
+    """A description of a group omits the topics that the principal may not describe."""
     rule = '[[rule]]\nprincipal = "bob"\noperations = ["Read"]\nresources = '
     cluster = Secured(tmp_path, 1, POLICY + rule + '["topic:orders", "group:orders*"]\n')
     try:
@@ -575,5 +584,5 @@ def test_a_group_is_described_without_what_one_may_not_see(tmp_path: Path) -> No
 
 
 def ask_leases(mq: pymq.Client, topic: str) -> None:
-    """Without the questions before it, which are refused, too."""
+    """Request the leases directly, without the earlier requests, which are refused too."""
     mq.questions.ask_group("orders", lambda r: msg.GetLeases(r, "orders", topic, "0"))

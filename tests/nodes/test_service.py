@@ -1,4 +1,4 @@
-"""Options of a node from a file: what the command line would refuse is refused there, too."""
+"""Options of a node from a file are checked like those of the command line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_options_have_the_types_of_the_command_line(tmp_path: Path) -> None:
 def test_an_option_of_another_kind_is_refused(
     tmp_path: Path, line: str, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A text that says false was as good as true, and let anybody in."""
+    """The text "false" does not count as true, which would let any client in."""
     with pytest.raises(SystemExit) as status:
         parsed(tmp_path, f'name = "b"\n{line}\n')
     assert status.value.code == 2
@@ -74,7 +74,9 @@ sys.exit(serve(Failing()))
 
 
 def test_a_node_that_fails_says_why_and_ends_with_status_1() -> None:
-    """Whoever starts it, as systemd, is to start it again."""
+    """A failed node logs the reason and ends with status 1, so that a service manager
+    restarts it.
+    """
     command = [sys.executable, "-c", FAILS]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, env=environment()

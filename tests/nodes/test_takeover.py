@@ -1,4 +1,4 @@
-"""Zkservers as processes on a real ZooKeeper: one dies and the other goes on, or all are away."""
+"""zkservers as processes on a real ZooKeeper: one dies and another takes over, or all are away."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pymq
+from pymq.client.option_types import Acks
 from tests.nodes.processes import ROOT
 from tests.simulator.processes import NodeProcess, ProcessCluster
 
@@ -24,7 +25,7 @@ def cluster(tmp_path: Path, needs_zookeeper: None) -> Iterator[ProcessCluster]:
 
 
 def active(cluster: ProcessCluster, mq: pymq.Client) -> NodeProcess:
-    """The zkserver that is the active one, by the port in its name."""
+    """Return the active zkserver, by the port in its name."""
     endpoints = cluster.url.removeprefix("zmq+tcp://").split(",")
     index = endpoints.index(mq.cluster().controller.removeprefix("tcp://"))
     return cluster.nodes[cluster.zkservers[index]]
@@ -37,7 +38,7 @@ def leader(mq: pymq.Client, topic: str) -> str:
 
 
 def test_the_active_zkserver_is_killed_in_the_middle_of_a_roll(cluster: ProcessCluster) -> None:
-    """The other one takes over, finishes the roll, and the one who has asked for it hears so."""
+    """The other zkserver completes the roll of a killed one, and the client gets the result."""
     with pymq.open(cluster.url) as mq, mq.producer() as producer:
         for life in range(2):
             topic = f"t{life}"
@@ -45,7 +46,7 @@ def test_the_active_zkserver_is_killed_in_the_middle_of_a_roll(cluster: ProcessC
             producer.send(topic, b"before").result(WAIT_S)
             before = leader(mq, topic)
             (after,) = [name for name in cluster.brokers if name != before]
-            cluster.nodes[before].pause()  # So the block cannot be sealed yet.
+            cluster.nodes[before].pause()  # The block cannot be sealed yet.
             asked = threading.Thread(target=mq.reassign, args=(topic, 0, [after]))
             asked.start()
             victim = active(cluster, mq)
@@ -63,13 +64,16 @@ def test_the_active_zkserver_is_killed_in_the_middle_of_a_roll(cluster: ProcessC
 
 
 def test_records_go_on_without_zkservers_and_without_zookeeper(cluster: ProcessCluster) -> None:
-    """Placed partitions need neither: records are sent, given out, acknowledged, committed."""
+    """Existing partitions work without them: records are sent, delivered, acknowledged and
+    committed.
+    """
     with (
         pymq.open(cluster.url) as mq,
         mq.producer(linger_ms=0) as producer,
         pymq.open(cluster.url) as other,
     ):
-        for topic, acks in (("safe", "raft"), ("quick", "leader")):
+        kinds: tuple[tuple[str, Acks], ...] = (("safe", "raft"), ("quick", "leader"))
+        for topic, acks in kinds:
             mq.create_topic(topic, replicas=2, acks=acks)
             producer.send(topic, b"0").result(WAIT_S)
         with (
@@ -81,7 +85,7 @@ def test_records_go_on_without_zkservers_and_without_zookeeper(cluster: ProcessC
             member.commit()
 
             def go_on(number: bytes) -> None:
-                """Send to both topics, and take from both; for longer than any session lasts."""
+                """Send to both topics and consume from both, for longer than any session lasts."""
                 for topic in ("safe", "quick"):
                     producer.send(topic, number).result(WAIT_S)
                 found = member.poll(1, timeout=WAIT_S)

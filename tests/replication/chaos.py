@@ -1,9 +1,9 @@
-"""A cluster to which everything happens that may, in an order that a seed decides.
+"""A Raft cluster under random faults, in an order decided by a seed.
 
-Checked all the while: what Raft promises (one leader in a term, log matching, leader completeness,
-what is committed never changes), that the high watermark never goes back, that nothing is said
-before it is durable, and that reads see what was committed before. At the end everything is healed,
-and then all replicas must come to agree, and to rest.
+Checked throughout: Raft's promises (one leader in a term, log matching, leader completeness,
+committed entries never change); the high watermark never decreases; no message leaves before its
+data is durable; reads see all earlier commits. At the end all faults are healed; then all replicas
+must agree and come to rest.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import random
 import attrs
 
 from pymq.core.block.replicator import ReplicationConfig
-from pymq.core.message import RaftAppend, RaftAppended, RaftSnapshot, RaftVote, RaftVoted
+from pymq.core.message import RaftAppend, RaftAppended, RaftVote, RaftVoted
 from pymq.core.observe.coverage import BrokenInvariant
 from pymq.core.types import NEVER
 from pymq.replication.raft.election import RaftRole
+from pymq.replication.raft.quorum_features.messages import RaftSnapshot
 from tests.replication.harness import (
     Batch,
     Cluster,
@@ -75,20 +76,20 @@ class Chaos:
             self.depose: [0, 2, 8, 15],
             self.hurry: [0, 3, 8],
         }
-        self.haste = rng.choice([10, 30, 60])  # how much happens between two disturbances
+        self.haste = rng.choice([10, 30, 60])  # how many steps between two faults
         self.acts = list(weights)
         self.weights = [rng.choice(chances) for chances in weights.values()]
-        self.slow = rng.choice(["", *names])  # whose disk is
+        self.slow = rng.choice(["", *names])  # the node with a slow disk
         self.evicts = rng.choice([0, 0, 3])
-        self.committed: list[Batch] = []  # as any replica had it first
+        self.committed: list[Batch] = []  # as the first replica had it
         self.known: dict[int, Batch] = {}  # the same, by end
-        self.leaders: dict[int, tuple[str, int]] = {}  # term -> (node, which of its lives)
-        self.led: dict[str, int] = {}  # the term that a node was last seen leading
-        self.senders: dict[int, str] = {}  # term -> who has sent appends in it
-        self.marks: dict[str, int] = {}  # the high watermark last seen, in this life
+        self.leaders: dict[int, tuple[str, int]] = {}  # term -> (node, its incarnation)
+        self.led: dict[str, int] = {}  # the last term in which a node led
+        self.senders: dict[int, str] = {}  # term -> the sender of its appends
+        self.marks: dict[str, int] = {}  # the last high watermark of this incarnation
         self.incarnations: dict[tuple[str, str], int] = {}  # as (me, peer) knows
         self.lives = dict.fromkeys(names, 0)
-        self.asked: dict[tuple[str, int], int] = {}  # (node, token) -> committed when asked
+        self.asked: dict[tuple[str, int], int] = {}  # (node, token) -> committed at the request
         self.token = 0
         self.pushed = 0
         self.is_healed = False
@@ -117,16 +118,16 @@ class Chaos:
         self.check()
 
     def hurry(self, node: Node) -> None:
-        """Let much happen at once, for as long as it lasts."""
+        """Raise the rate of steps for a while."""
         for _ in range(self.rng.randrange(self.haste)):
             self.disk(self.rng.choice(list(self.cluster.nodes.values())))
             self.deliver(node)
             self.check()
 
     def depose(self, node: Node) -> None:
-        """Cut off a leader, alone or with a few, just after it has taken in something or not.
+        """Cut off a leader, alone or with a few, possibly just after it has taken in a record.
 
-        It may go on for a while without noticing.
+        It may lead for a while without noticing.
         """
         cluster, rng = self.cluster, self.rng
         if not cluster.leaders:
@@ -191,7 +192,7 @@ class Chaos:
                 each.raft.tick(cluster.now)
 
     def notice(self, node: Node) -> None:
-        """A broker learns whether another one is alive; or believes what is not so."""
+        """Tell a broker, truly or falsely, whether another one is alive."""
         cluster, rng = self.cluster, self.rng
         me, peer = node, rng.choice(list(cluster.nodes))
         if not me.is_up or peer == me.me:
@@ -215,7 +216,7 @@ class Chaos:
             node.crash(done)
             if node.me in self.learners and self.rng.randrange(2):
                 node.disk = Disk()
-                self.incarnations.clear()  # each broker will hear of it
+                self.incarnations.clear()  # each broker will be notified
         else:
             self.start(node)
 
@@ -237,7 +238,7 @@ class Chaos:
             cluster.cuts |= {(a, b) for a in names for b in names if (a in here) != (b in here)}
 
     def odd(self, node: Node) -> None:
-        """What happens seldom."""
+        """Inject a rare fault."""
         rng = self.rng
         if not node.is_up:
             return
@@ -257,7 +258,7 @@ class Chaos:
             node.log.compact(rng.choice(ends))
 
     def zkserver(self, node: Node) -> None:
-        """Whoever has been elected has told the zkserver; who starts later begins with that."""
+        """Give a replica the zkserver's state, which may name a leader elected since."""
         cluster = self.cluster
         terms = [term for term in sorted(self.leaders) if term > cluster.state.epoch]
         if terms:
@@ -275,14 +276,14 @@ class Chaos:
     def check(self) -> None:
         for node in self.cluster.up:
             raft = node.raft
-            if raft.role is RaftRole.LEADER:
+            if raft.election.role is RaftRole.LEADER:
                 self.check_leader(node)
             if raft.high_watermark < self.marks[node.me]:
                 raise Violation(f"{node.me}: the high watermark went back")
             if raft.high_watermark > self.marks[node.me]:
                 self.check_committed(node, self.marks[node.me])
                 self.marks[node.me] = raft.high_watermark
-            for token, end in raft.take_reads():
+            for token, end in raft.reads.take(raft.high_watermark):
                 asked = self.asked.pop((node.me, token))
                 if end is not None and end < asked:
                     raise Violation(f"{node.me}: a read saw {end}, and {asked} was committed")
@@ -300,7 +301,7 @@ class Chaos:
                 raise Violation(f"{node.me} leads term {term} without {b.end}/{b.epoch}")
 
     def check_committed(self, node: Node, since: int) -> None:
-        """Compare with what was committed, and go on with it."""
+        """Compare with the committed batches, and extend them."""
         high_watermark = node.raft.high_watermark
         if high_watermark > node.disk.end:
             raise Violation(f"{node.me}: committed beyond the disk")
@@ -320,7 +321,7 @@ class Chaos:
         for i, one in enumerate(logs):
             for other in logs[:i]:
                 theirs = {(b.end, b.epoch): b for b in other}
-                same = False  # all before a batch that is in both is the same
+                same = False  # equal batches have equal logs before them
                 for b in reversed(one):
                     found = theirs.get((b.end, b.epoch))
                     if same and found is None and other and b.base >= other[0].base:
@@ -330,7 +331,7 @@ class Chaos:
                     same = same or found is not None
 
     def posted(self, letter: Letter) -> None:
-        """Nothing is said before it is durable."""
+        """Check that no message is sent before its data is durable."""
         node = self.cluster.nodes[letter.source]
         disk, m = node.disk, letter.message
         match m:
@@ -358,7 +359,7 @@ class Chaos:
     # --- afterwards
 
     def heal(self) -> None:
-        """Let everything work again, and see that it comes to agree and to rest."""
+        """End all faults, and check that the replicas agree and come to rest."""
         self.check_matching()
         cluster = self.cluster
         self.loss = self.copies = 0

@@ -1,7 +1,7 @@
-"""What the verbs of tests/data/fetch/*.txt do: a leader, followers that fetch, and a zkserver.
+"""The verbs of tests/data/fetch/*.txt: a leader, followers that fetch, and a zkserver.
 
-A command puts out the messages that it makes replicas send, except ``settle``, in which everything
-happens that takes no time: then only what the zkserver is asked for. Logs are written as in
+A command prints the messages that it makes replicas send. ``settle`` runs everything that takes no
+time, and prints only the requests to the zkserver. Logs are written as in
 :mod:`tests.replication.raft_script`.
 """
 
@@ -35,14 +35,14 @@ ZKSERVER = "zk"
 
 
 class FetchLog(FakeLog):
-    """A log of which the store reads for a fetch what is in memory no more."""
+    """A log whose store reads evicted batches for a fetch."""
 
     def read(self, peer: str, answer: Any, offset: int, max_bytes: int) -> None:
         self.node.reads.append((peer, answer, offset, max_bytes))
 
 
 class Replicas(NamedTuple):
-    """Who has a block, and what the zkserver has told of it last."""
+    """The replicas of a block, and the zkserver's last state of it."""
 
     cluster: Cluster
     nodes: dict[str, FetchNode]
@@ -54,14 +54,14 @@ class FetchNode(Node):
     fetch: FetchReplicator
 
     def start(self, is_new: bool) -> None:
-        """Make the replicator, as the broker does when it starts or is given the block."""
+        """Make the replicator, as the broker does at its start or when it becomes a replica."""
         self.log = FetchLog(self)
         replica = Replica(BLOCK, self.log, self, self.cluster.state, self.disk.saved, is_new)
         self.fetch = FetchReplicator(replica, self.cluster.now)
         self.writing, self.reads, self.is_up = None, [], True
 
     def tell_controller(self, message: Message) -> None:
-        """Say something to the zkserver, which here is the script itself."""
+        """Send a message to the zkserver, which here is the script itself."""
         self.cluster.post(self.me, ZKSERVER, message)
 
     @property
@@ -103,14 +103,14 @@ class FetchNode(Node):
 
 
 class FetchScript:
-    """Carries out one command after the other."""
+    """Executes commands in order."""
 
     def __init__(self) -> None:
         self._replicas: Replicas | None = None
         self._posted: list[Letter] = []
 
     def __call__(self, verb: str, words: list[str]) -> str:
-        """Do what a line says; what it puts out is a line for each thing."""
+        """Execute a line; returns its output, a line for each item."""
         self._posted = []
         run = getattr(self, f"do_{verb}", None)
         if run is None:
@@ -134,7 +134,7 @@ class FetchScript:
     # --- making a cluster
 
     def do_nodes(self, *words: str) -> None:
-        """Make replicas of a new block, led by the first of them; ``insync=AB`` says who is.
+        """Make replicas of a new block, led by the first one; ``insync=AB`` is the in-sync set.
 
         With ``log=1,2`` the leader has batches of these epochs already.
         """
@@ -162,9 +162,9 @@ class FetchScript:
         cluster.on_post = self._note
 
     def do_state(self, version: str, *words: str) -> None:
-        """The zkserver tells those named before a slash: so is the in-sync set behind it.
+        """Send the in-sync set behind a slash to the nodes before it, as the zkserver.
 
-        ``term=2`` among the words is the block's epoch from now on.
+        ``term=2`` sets the block's epoch from now on.
         """
         slash = words.index("/")
         cluster, options = self.cluster, [word for word in words if "=" in word]
@@ -189,7 +189,7 @@ class FetchScript:
                 self.nodes[name].sync()
 
     def do_fetch(self, name: str) -> None:
-        """The disk reads what a leader has asked for."""
+        """Complete the reads that a leader has requested."""
         node = self.nodes[name]
         peer, answer, offset, max_bytes = node.reads.pop(0)
         data = node.log.gather(offset, max_bytes, node.log.stable_end)
@@ -202,7 +202,7 @@ class FetchScript:
         self.nodes[name].crash()
 
     def do_start(self, name: str, *words: str) -> None:
-        """Start it again, with what its disk has; ``log=1,2`` is that instead."""
+        """Restart it with its disk; ``log=1,2`` replaces the disk's log."""
         node = self.nodes[name]
         for word in words:
             node.disk.batches = batches(word.removeprefix("log="), "old")
@@ -220,14 +220,14 @@ class FetchScript:
     # --- messages
 
     def do_deliver(self, *routes: str) -> None:
-        """Deliver the oldest message of each route, or all there are by now."""
+        """Deliver the oldest message of each route, or all present ones."""
         for route in routes:
             self._deliver(self._oldest(route))
         for _ in range(0 if routes else len(self.cluster.bag)):
             self._deliver(0)
 
     def do_drop(self, *routes: str) -> None:
-        """Lose the oldest message of each route, or all there are."""
+        """Lose the oldest message of each route, or all present ones."""
         for route in routes:
             del self.cluster.bag[self._oldest(route)]
         if not routes:
@@ -255,7 +255,7 @@ class FetchScript:
             node.fetch.step(letter.source, letter.message, self.cluster.now)
 
     def do_send(self, route: str, term: str, *words: str) -> None:
-        """A follower asks: ``B>A t1 fetch 3/1``, and ``of 2`` is which of its lives."""
+        """Send a follower's fetch: ``B>A t1 fetch 3/1``; ``of 2`` is its incarnation."""
         source, target = route.split(">")
         offset, last = map(int, words[1].split("/"))
         life = int(words[3]) if len(words) > 3 else 1
@@ -265,7 +265,7 @@ class FetchScript:
     # --- time
 
     def do_settle(self) -> None:
-        """Let everything happen that takes no time."""
+        """Run everything that takes no time."""
         for _ in range(1_000):
             before = self.cluster.sent
             for name, node in self.nodes.items():
@@ -276,10 +276,10 @@ class FetchScript:
             if self.cluster.sent == before and not self.cluster.bag:
                 break
         wishes = [letter for letter in self._posted if isinstance(letter.message, AlterIsr)]
-        self._posted = wishes  # which is not what takes no time
+        self._posted = wishes  # requests to the zkserver take time
 
     def do_pass(self, ms: str) -> None:
-        """Let time pass, and let those act for whom something is due."""
+        """Let time pass; replicas with a due deadline act."""
         self.cluster.now += int(ms)
         for node in self.nodes.values():
             if node.is_up and node.fetch.deadline <= self.cluster.now:
@@ -310,12 +310,12 @@ class FetchScript:
 
 
 def batches(epochs: str, text: str) -> list[Batch]:
-    """One of each of these epochs, one record each."""
+    """Return a batch of one record for each of these epochs."""
     return [batch(base, int(epoch), text) for base, epoch in enumerate(epochs.split(","))]
 
 
 def show(letter: Letter) -> str:
-    """A message in a line."""
+    """Format a message as one line."""
     m = letter.message
     text = f"{letter.source}>{letter.target} "
     match m:

@@ -1,6 +1,6 @@
-"""Replicas of one block on disks that forget, and a bag of messages between them.
+"""Replicas of one block on crashing disks, and a bag of messages between them.
 
-Nothing happens here unless it is asked for: every delivery, write and tick is an act of the test.
+Nothing happens by itself: every delivery, write and tick is a call of the test.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pymq.core.message import (
     Message,
     RaftAppend,
     RaftAppended,
-    RaftSnapshot,
     RaftTimeout,
     RaftVote,
     RaftVoted,
@@ -30,7 +29,12 @@ from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.ready import Envelope, Ready, SaveState
 from pymq.core.types import NEVER, AckMode, BlockId, Rng
 from pymq.errors import CorruptBatch
-from pymq.replication.raft.election import HardState
+from pymq.replication.raft.persistent_state import HardState
+from pymq.replication.raft.quorum_features.messages import (
+    RaftSnapshot,
+    RoundAppend,
+    RoundAppended,
+)
 from pymq.replication.raft.raft import Raft
 
 BLOCK = BlockId("0" * 32, 0, 0)
@@ -56,7 +60,7 @@ def batch(base: int, epoch: int, text: str = "", count: int = 1) -> Batch:
 
 
 def split(data: bytes) -> list[Batch]:
-    """The batches in what a leader has sent."""
+    """Return the batches in a leader's message."""
     found, position = [], 0
     while position < len(data):
         header = parse_header(data, position)
@@ -68,7 +72,7 @@ def split(data: bytes) -> list[Batch]:
 
 
 class Disk:
-    """What is there after a crash."""
+    """The state that survives a crash."""
 
     def __init__(self, start: int = 0, epoch: int = 0) -> None:
         self.start, self.epoch = start, epoch
@@ -80,7 +84,7 @@ class Disk:
         return self.batches[-1].end if self.batches else self.start
 
     def holds(self, end: int, epoch: int) -> bool:
-        """Whether the log here goes to *end*, with a batch of *epoch*."""
+        """Return whether the log reaches *end*, with a batch of *epoch* there."""
         if end == self.start:
             return epoch == self.epoch
         return any(b.end == end and b.epoch == epoch for b in self.batches)
@@ -127,14 +131,14 @@ def op_compact(end: int, epoch: int) -> Op:
 
 
 class FakeLog:
-    """The log of one replica: what is in memory, and what of it the disk has."""
+    """The log of one replica: its batches in memory, and their durable part."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.start, self.start_epoch = node.disk.start, node.disk.epoch
         self.batches = list(node.disk.batches)
-        self.ops: list[Op] = []  # not handed to the disk yet
-        self.resident = self.start  # what is before it is in memory no more
+        self.ops: list[Op] = []  # not yet handed to the disk
+        self.resident = self.start  # batches before it are evicted from memory
 
     @property
     def end(self) -> int:
@@ -146,7 +150,7 @@ class FakeLog:
 
     @property
     def stable_end(self) -> int:
-        """The end of what log and disk have in common."""
+        """The end that log and disk have in common."""
         end = self.start
         for mine, durable in zip(self.batches, self.node.disk.batches, strict=False):
             if mine is not durable:
@@ -219,13 +223,13 @@ class FakeLog:
         self.node.reads.append((peer, answer, offset, max_bytes))
 
     def evict(self, offset: int) -> None:
-        """What is before *offset* is to be read from disk."""
+        """Evict the batches before *offset*, which then need a read."""
         self.resident = max([self.start, *(b.base for b in self.batches if b.base <= offset)])
         if offset >= self.end:
             self.resident = self.end
 
     def show(self) -> str:
-        """Each batch as end/epoch; what follows a bar is not durable."""
+        """Format each batch as end/epoch; batches behind a bar are not durable."""
         words, stable = [f"{self.start}/{self.start_epoch}"] if self.start else [], self.stable_end
         for b in self.batches:
             if b.base == stable:
@@ -235,10 +239,13 @@ class FakeLog:
 
 
 class SnapshotFakeLog(FakeLog):
-    """A log whose beginning may be replaced by a snapshot."""
+    """A log whose beginning a snapshot may replace."""
 
     def snapshot(self) -> tuple[int, int, bytes] | None:
         return (self.start, self.start_epoch, b"state") if self.start else None
+
+    def send_snapshot(self, peer: str, message: RaftSnapshot) -> None:
+        self.node.send(peer, message)
 
     def install(self, end: int, epoch: int, data: bytes) -> None:
         assert data == b"state"
@@ -246,7 +253,7 @@ class SnapshotFakeLog(FakeLog):
         self.ops.append(op_install(end, epoch))
 
     def compact(self, end: int) -> None:
-        """Forget what is before *end*, which is committed."""
+        """Drop the committed batches before *end*."""
         epoch = self.epoch_at(end)
         self.batches = [b for b in self.batches if b.base >= end]
         self.start, self.start_epoch = end, epoch
@@ -255,7 +262,7 @@ class SnapshotFakeLog(FakeLog):
 
 
 class Write(NamedTuple):
-    """What the disk is doing."""
+    """A write in progress."""
 
     ops: list[Op]
     end: int
@@ -283,7 +290,7 @@ class Node:
 
     # --- what the replicator sees
 
-    def send(self, peer: str, message: Message) -> None:
+    def send(self, peer: str, message: Message | RaftSnapshot) -> None:
         self.cluster.post(self.me, peer, message)
 
     def tell_controller(self, message: Message) -> None:
@@ -303,7 +310,7 @@ class Node:
         self.lowest = self.raft.high_watermark
 
     def crash(self, done: int = 0) -> None:
-        """Stop; of the write under way, the first *done* parts were done."""
+        """Stop; of the write in progress, the first *done* parts survive."""
         self.is_up = False
         if self.writing is not None:
             for op in self.writing.ops[:done]:
@@ -315,7 +322,7 @@ class Node:
         return self.is_up and self.writing is None and (self.raft.is_dirty or bool(self.log.ops))
 
     def write(self) -> None:
-        """Hand everything to the disk."""
+        """Hand all operations to the disk."""
         ready = Ready()
         self.raft.flush(ready, self.cluster.now)
         saves = [op_save(w.state) for w in ready.write if isinstance(w, SaveState)]
@@ -325,7 +332,7 @@ class Node:
         self.writing = Write(ops, self.log.end, ready.after)
 
     def sync(self) -> None:
-        """The disk has done it."""
+        """Complete the write."""
         assert self.writing is not None
         write, self.writing = self.writing, None
         for op in write.ops:
@@ -335,7 +342,7 @@ class Node:
         self.raft.stable(write.end, self.cluster.now)
 
     def read(self) -> None:
-        """The disk fills what was asked for."""
+        """Complete the requested reads."""
         peer, answer, offset, max_bytes = self.reads.pop(0)
         if self.log.start <= offset <= self.log.end:
             data = self.log.gather(offset, max_bytes, self.log.stable_end)
@@ -347,7 +354,7 @@ class Node:
         self.raft.appended(self.cluster.now)
 
     def hears(self, peer: str, is_alive: bool) -> None:
-        """The broker finds out about another one."""
+        """Notify the broker of another one's state."""
         (self.dead.discard if is_alive else self.dead.add)(peer)
         self.raft.peer_changed(peer, self.cluster.now)
 
@@ -356,8 +363,8 @@ class Node:
             return f"{self.me} down"
         raft = self.raft
         leader = f" of {raft.leader}" if raft.leader not in (None, self.me) else ""
-        role = "learner" if raft.is_learner else raft.role.value
-        vote = f" vote {raft.vote}" if raft.vote else ""
+        role = raft.election.role.value if raft.election.is_voter else "learner"
+        vote = f" vote {raft.state.vote}" if raft.state.vote else ""
         return (
             f"{self.me} {role}{leader} t{raft.epoch}{vote} hw {raft.high_watermark}"
             f" log {self.log.show()}"
@@ -367,7 +374,7 @@ class Node:
 class Letter(NamedTuple):
     source: str
     target: str
-    message: Message
+    message: Message | RaftSnapshot
 
 
 def default_raft(replica: Replica, now: int, learners: tuple[str, ...]) -> Raft:
@@ -402,7 +409,7 @@ class Cluster:
         self.on_post: Callable[[Letter], None] = lambda letter: None
         self.nodes = {name: Node(name, self) for name in names}
 
-    def post(self, source: str, target: str, message: Message) -> None:
+    def post(self, source: str, target: str, message: Message | RaftSnapshot) -> None:
         self.sent += 1
         letter = Letter(source, target, message)
         self.on_post(letter)
@@ -417,14 +424,14 @@ class Cluster:
         return letter
 
     def settle(self, limit: int = 10_000) -> None:
-        """Do all that is to be done without time passing."""
+        """Run everything that takes no time."""
         for _ in range(limit):
             if not self.turn():
                 return
         raise AssertionError("it does not come to rest")
 
     def turn(self) -> bool:
-        """Let each disk and each message do its work once; whether there was any."""
+        """Let each disk and each message make one step; returns whether there was any."""
         did = False
         for node in self.nodes.values():
             if not node.is_up:
@@ -443,7 +450,7 @@ class Cluster:
         return did
 
     def run(self, ms: int) -> None:
-        """Let time pass, and everything happen that is due."""
+        """Let time pass, and run everything that is due."""
         until = self.now + ms
         self.settle()
         while (due := self.deadline) <= until:
@@ -479,17 +486,17 @@ def hard(saved: bytes | None) -> HardState | None:
 
 
 def show(letter: Letter) -> str:
-    """A message in a line."""
+    """Format a message as one line."""
     m = letter.message
     text = f"{letter.source}>{letter.target} "
     match m:
         case RaftAppend():
             text += f"t{m.epoch} append {m.prev}/{m.prev_epoch} commit {m.commit}"
             text += "".join(f" +{b.end}/{b.epoch}" for b in split(m.data))
-            text += f" round {m.round}" if m.round else ""
+            text += f" round {m.round}" if isinstance(m, RoundAppend) and m.round else ""
         case RaftAppended(conflict=None):
             text += f"t{m.epoch} appended {m.end} commit {m.commit}"
-            text += f" round {m.round}" if m.round else ""
+            text += f" round {m.round}" if isinstance(m, RoundAppended) and m.round else ""
         case RaftAppended(conflict=(epoch, end)):
             text += f"t{m.epoch} refused {m.end} go to {end}/{epoch}"
         case RaftVote():

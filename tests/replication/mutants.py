@@ -1,11 +1,11 @@
-"""Bugs that others have had, planted here to see that they are found.
+"""Known bugs of other implementations, planted to prove that the tests find them.
 
 Most are faults that published implementations have shipped, or that the papers warn of (B1: a vote
 that is not durable, B3: figure 8, B5: a stale member that is elected, B8: a wiped disk, B9: an
-append that always cuts, B10: a commit beyond what was compared, B11: a leader that counts too soon,
-B12: no question before elections, B13: reads of a deposed leader, B14: old snapshots, B15: hasty
-transfers, B20: cutting to the high watermark). A mutant says by what it is to be found: a script,
-or chance. Chance alone finds most of those with a script too, within some hundreds of seeds.
+append that always cuts, B10: a commit beyond the compared log, B11: a leader that counts too soon,
+B12: no pre-vote, B13: reads of a deposed leader, B14: old snapshots, B15: hasty transfers, B20:
+cutting to the high watermark). A mutant names the test that must find it: a script, or random runs.
+Random runs alone find most of those with a script too, within some hundreds of seeds.
 """
 
 from __future__ import annotations
@@ -17,28 +17,34 @@ from typing import Any, NamedTuple
 import attrs
 
 from pymq.core.block.replicator import Replica
-from pymq.core.message import Message, RaftAppend, RaftSnapshot, RaftTimeout, RaftVote
+from pymq.core.message import Message, RaftAppend, RaftTimeout, RaftVote
 from pymq.core.ready import Ready, SaveState
 from pymq.errors import CorruptBatch
 from pymq.replication.quorum import reached
 from pymq.replication.raft import initial_state
-from pymq.replication.raft.election import HardState
-from pymq.replication.raft.group import SnapshotLog
+from pymq.replication.raft.commit_index import CommitIndex
+from pymq.replication.raft.election import ElectionResult, RaftElection
 from pymq.replication.raft.leadership import Leadership
 from pymq.replication.raft.log_copy import LogCopy
 from pymq.replication.raft.log_matching import conflict
+from pymq.replication.raft.log_sender import LogSender
+from pymq.replication.raft.persistent_state import HardState, PersistentState
 from pymq.replication.raft.progress import FollowerProgress
+from pymq.replication.raft.quorum_features.messages import RaftSnapshot, RoundAppend
+from pymq.replication.raft.quorum_features.read_index import ReadIndex
+from pymq.replication.raft.quorum_features.snapshots import SnapshotCopy, SnapshotLog
 from pymq.replication.raft.raft import Raft
+from pymq.replication.raft.transfer import LeadershipTransfer
 
-Patch = tuple[Any, str, Any]  # a class or module, a name in it, what takes its place
+Patch = tuple[Any, str, Any]  # a class or module, a name in it, its replacement
 
 
 class Mutant(NamedTuple):
-    """A bug, and what finds it."""
+    """A bug, and the test that finds it."""
 
     what: str
     patches: list[Patch]
-    script: str | None = None  # that must fail; None: some seed does
+    script: str | None = None  # the script that must fail; None: some seed does
 
 
 MUTANTS: dict[str, Mutant] = {}
@@ -47,7 +53,7 @@ MUTANTS: dict[str, Mutant] = {}
 def plant(
     name: str, what: str, owner: Any, attribute: str, script: str | None = None
 ) -> Callable[[Any], Any]:
-    """Let the decorated function take the place of an attribute in the mutant *name*."""
+    """Replace an attribute by the decorated function in the mutant *name*."""
 
     def add(function: Any) -> Any:
         mutant = MUTANTS.setdefault(name, Mutant(what, [], script))
@@ -59,7 +65,7 @@ def plant(
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """Have a bug for a while."""
+    """Plant a bug for the duration of a ``with``."""
     before = [(owner, key, owner.__dict__[key]) for owner, key, _ in MUTANTS[name].patches]
     try:
         for owner, key, function in MUTANTS[name].patches:
@@ -81,9 +87,9 @@ def flush_without_state(self: Raft, ready: Ready, now: int) -> None:
     ready.write = [write for write in ready.write if not isinstance(write, SaveState)]
 
 
-@plant("B1'", "term and vote are saved after the reply", Raft, "_send")
-def send_at_once(self: Raft, peer: str, message: Message) -> None:
-    self._host.send(peer, message)
+@plant("B1'", "term and vote are saved after the reply", PersistentState, "send")
+def send_at_once(self: PersistentState, peer: str, message: Message) -> None:
+    self._group.host.send(peer, message)
 
 
 @plant("B2", "term and vote are saved one after the other", Raft, "flush", "mit-persist-torn-vote")
@@ -110,14 +116,14 @@ _step = Raft.step
 @plant(
     "B11",
     "the leader counts itself before its disk is done",
-    Leadership,
+    CommitIndex,
     "_counted",
     "pymq-own-disk-counts-last",
 )
-def count_at_once(self: Leadership, name: str) -> int:
-    if name in self._group.learners:
+def count_at_once(self: CommitIndex, name: str) -> int:
+    if name not in self._group.voters:
         return self._log.start
-    return self._log.end if name == self._group.me else self.progress[name].match
+    return self._log.end if name == self._group.me else self._followers[name].match
 
 
 @plant(
@@ -136,20 +142,26 @@ def stable_whatever_happened(self: LogCopy, end: int) -> None:
 
 @plant("B4", "a step-down within a term forgets the vote", Raft, "_step_down", "ccf-8094")
 def step_down_without_vote(self: Raft, now: int) -> None:
-    self._resign()
-    self._hard, self._is_saved = HardState(self.epoch, None), False
-    self._watch(now)
+    _step_down(self, now)
+    self.state.change(self.epoch, None)
 
 
-@plant("B5", "whoever asks gets the vote, whatever its log lacks", Raft, "_is_up_to_date")
-def any_log_will_do(self: Raft, m: RaftVote) -> bool:
+_step_down = Raft._step_down
+
+
+@plant("B5", "whoever asks gets the vote, whatever its log lacks", RaftElection, "_is_up_to_date")
+def any_log_will_do(self: RaftElection, m: RaftVote) -> bool:
     return True
 
 
 @plant(
-    "B5'", "the longer log wins, whatever its last epoch", Raft, "_is_up_to_date", "etcd-TestVoter"
+    "B5'",
+    "the longer log wins, whatever its last epoch",
+    RaftElection,
+    "_is_up_to_date",
+    "etcd-TestVoter",
 )
-def longer_log_wins(self: Raft, m: RaftVote) -> bool:
+def longer_log_wins(self: RaftElection, m: RaftVote) -> bool:
     return m.end >= self._log.end
 
 
@@ -170,24 +182,24 @@ _init = Raft.__init__
 @plant(
     "B12",
     "no question before an election",
-    Raft,
-    "_ask_around",
+    RaftElection,
+    "begin_prevote",
     "etcd-TestDisruptiveFollowerPreVote",
 )
-def campaign_at_once(self: Raft, now: int) -> None:
-    self._campaign(now)
+def campaign_at_once(self: RaftElection, now: int) -> ElectionResult:
+    return ElectionResult.PREVOTE_WON
 
 
-@plant("B12", "", Raft, "_is_led")
-def never_led(self: Raft, candidate: str) -> bool:
+@plant("B12", "", RaftElection, "is_led")
+def never_led(self: RaftElection, candidate: str) -> bool:
     return False
 
 
-def forgets_vote(self: Raft) -> str | None:
-    return self._hard.vote if self._hard.vote == self._host.me else None
+def forgets_vote(self: PersistentState) -> str | None:
+    return self.hard.vote if self.hard.vote == self._group.me else None
 
 
-plant("double-vote", "a second candidate gets a vote in the same term", Raft, "vote")(
+plant("double-vote", "a second candidate gets a vote in the same term", PersistentState, "vote")(
     property(forgets_vote)
 )
 
@@ -211,7 +223,7 @@ plant(
 @plant("first-leader-twice", "", Raft, "stable")
 def stable_again(self: Raft, end: int, now: int) -> None:
     _stable(self, end, now)
-    if self._appointed:
+    if self.election.is_appointed:
         self._lead(now, is_first=True)
         self._settle()
 
@@ -219,11 +231,11 @@ def stable_again(self: Raft, end: int, now: int) -> None:
 _stable = Raft.stable
 
 
-@plant("stubborn", "a leader that has given up is still believed in", Raft, "_would_vote")
-def would_never_vote(self: Raft, source: str, m: RaftVote, now: int) -> bool:
+@plant("stubborn", "a leader that has given up is still believed in", RaftElection, "_would_vote")
+def would_never_vote(self: RaftElection, source: str, m: RaftVote, now: int) -> bool:
     if self.leader is not None and self._host.is_alive(self.leader):
         return False
-    return m.epoch > self.epoch and self._is_up_to_date(m)
+    return m.epoch > self._state.term and self._is_up_to_date(m)
 
 
 # --- commit -------------------------------------------------------------------------------------
@@ -232,14 +244,14 @@ def would_never_vote(self: Raft, source: str, m: RaftVote, now: int) -> bool:
 @plant(
     "B3",
     "an earlier term's batch is committed by counting",
-    Leadership,
-    "_commit",
+    CommitIndex,
+    "advance",
     "raft-5.4.2-earlier-term",
 )
-def commit_by_counting(self: Leadership) -> None:
+def commit_by_counting(self: CommitIndex) -> None:
     end = reached([self._counted(name) for name in self._group.members])
     if end > self.committed:
-        self.committed, self._opened = end, True
+        self.committed, self.is_opened = end, True
 
 
 @plant(
@@ -257,12 +269,12 @@ def append_and_commit(self: LogCopy, m: RaftAppend) -> None:
 _append = LogCopy.append
 
 
-@plant("minority", "one less than a majority will do", Leadership, "_commit")
-def commit_by_minority(self: Leadership) -> None:
+@plant("minority", "one less than a majority will do", CommitIndex, "advance")
+def commit_by_minority(self: CommitIndex) -> None:
     ends = sorted(self._counted(name) for name in self._group.members)
     end = ends[(len(ends) + 1) // 2] if len(ends) > 1 else ends[0]
-    if end > self.committed and self._log.epoch_at(end) == self.term:
-        self.committed, self._opened = end, True
+    if end > self.committed and self._log.epoch_at(end) == self._term:
+        self.committed, self.is_opened = end, True
 
 
 @plant(
@@ -273,22 +285,21 @@ def commit_by_minority(self: Leadership) -> None:
     "etcd-TestReadOnlyOptionSafe",
 )
 def read_at_once(self: Leadership, token: int, now: int) -> None:
-    self.read_ends.append((token, self.committed))
+    self._reads.confirmed.append((token, self.commit.committed))
 
 
 @plant(
     "B13'",
     "a read of a new leader does not wait for its own batch",
-    Leadership,
-    "_confirm_reads",
+    ReadIndex,
+    "confirm",
     "etcd-TestReadOnlyForNewLeader",
 )
-def confirm_too_early(self: Leadership) -> None:
-    self._opened = True
-    _confirm_reads(self)
+def confirm_too_early(self: ReadIndex, committed: int, is_opened: bool) -> None:
+    _confirm(self, committed, is_opened=True)
 
 
-_confirm_reads = Leadership._confirm_reads
+_confirm = ReadIndex.confirm
 
 
 # --- logs ---------------------------------------------------------------------------------------
@@ -315,7 +326,8 @@ def take_and_cut(self: LogCopy, m: RaftAppend) -> None:
 )
 def append_unchecked(self: LogCopy, m: RaftAppend) -> None:
     if m.prev == self._log.end:
-        self._round = max(self._round, m.round)
+        if isinstance(m, RoundAppend):
+            self._round = max(self._round, m.round)
         try:
             self._log.extend(m.data)
         except CorruptBatch:
@@ -330,15 +342,15 @@ def append_unchecked(self: LogCopy, m: RaftAppend) -> None:
 @plant(
     "B14",
     "an old snapshot is installed over a newer log",
-    LogCopy,
+    SnapshotCopy,
     "install",
     "etcd-TestRestoreIgnoreSnapshot",
 )
-def install_always(self: LogCopy, m: RaftSnapshot) -> None:
-    if isinstance(self._log, SnapshotLog):
-        self.durable = self._counts_to = min(self.durable, self.committed)
-        self._log.install(m.end, m.last_epoch, m.data)
-        self._verified = self.committed = m.end
+def install_always(self: SnapshotCopy, m: RaftSnapshot) -> None:
+    assert isinstance(self._log, SnapshotLog)
+    self.durable = self._counts_to = min(self.durable, self.committed)
+    self._log.install(m.end, m.last_epoch, m.data)
+    self._verified = self.committed = m.end
     self._has_answer = True
 
 
@@ -361,14 +373,14 @@ _take = LogCopy._take
 @plant(
     "B15",
     "the target is told before it has everything",
-    Leadership,
-    "_tell_target",
+    LeadershipTransfer,
+    "tell_target",
     "etcd-TestLeaderTransferToSlowFollower",
 )
-def tell_target_at_once(self: Leadership, now: int) -> None:
-    if self.target is not None and not self._told_target:
-        self._told_target = True
-        self._host.send(self.target, RaftTimeout(self._group.block, self.term))
+def tell_target_at_once(self: LeadershipTransfer) -> None:
+    if self.target is not None and not self._is_told:
+        self._is_told = True
+        self._group.host.send(self.target, RaftTimeout(self._group.block, self._term))
 
 
 def leads_on(self: Raft) -> bool:
@@ -384,18 +396,19 @@ plant(
 )(property(leads_on))
 
 
-@plant("silent", "followers are not told what is committed", Leadership, "_lacks")
-def lacks_only_data(self: Leadership, progress: FollowerProgress) -> bool:
+@plant("silent", "followers are not told what is committed", LogSender, "lacks")
+def lacks_only_data(self: LogSender, progress: FollowerProgress) -> bool:
     return progress.match < self._log.end
 
 
-@plant("silent", "", Leadership, "_stream")
-def stream_only_data(self: Leadership, progress: FollowerProgress, now: int) -> None:
-    progress.told_commit, progress.told_round = self.committed, self.reads.round
+@plant("silent", "", LogSender, "_stream")
+def stream_only_data(self: LogSender, progress: FollowerProgress, now: int) -> None:
+    progress.told_commit = self._commit.committed
+    self._reads._told[progress.peer] = self._reads.pending.round
     _stream(self, progress, now)
 
 
-_stream = Leadership._stream
+_stream = LogSender._stream
 
 
 @plant("no-retry", "what is lost is not sent again", FollowerProgress, "retry")
@@ -403,15 +416,15 @@ def never_retry(self: FollowerProgress) -> None:
     self.retry_at = 1 << 62
 
 
-@plant("no-retry", "", Leadership, "_probe")
+@plant("no-retry", "", LogSender, "probe")
 def probe_unless_bare(
-    self: Leadership, progress: FollowerProgress, now: int, bare: bool = False
+    self: LogSender, progress: FollowerProgress, now: int, bare: bool = False
 ) -> None:
     if not bare:
         _probe(self, progress, now)
 
 
-_probe = Leadership._probe
+_probe = LogSender.probe
 
 
 @plant(

@@ -1,8 +1,8 @@
-"""What the verbs of tests/data/raft/*.txt do.
+"""The verbs of tests/data/raft/*.txt.
 
-A command puts out the messages that it makes replicas send, except ``settle`` and ``run``, in which
-everything happens that can. A batch is written ``end/epoch``, and ``x3`` behind it says that it
-holds three records; a log is its batches, a bar before those that are not durable.
+A command prints the messages that it makes replicas send; ``settle`` and ``run`` run everything
+that can happen. A batch is written ``end/epoch``, with ``x3`` behind it for three records. A log is
+its batches, with a bar before those that are not durable.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from pymq.core.block.replicator import ReplicationConfig
 from pymq.core.message import (
     RaftAppend,
     RaftAppended,
-    RaftSnapshot,
     RaftTimeout,
     RaftVote,
     RaftVoted,
 )
 from pymq.core.observe.coverage import BrokenInvariant
 from pymq.core.types import NEVER
-from pymq.replication.raft.election import HardState
+from pymq.replication.raft.persistent_state import HardState
 from pymq.replication.raft.progress import FollowerProgress
+from pymq.replication.raft.quorum_features.messages import (
+    RaftSnapshot,
+    RoundAppend,
+    RoundAppended,
+)
 from tests.replication.harness import (
     BLOCK,
     Batch,
@@ -45,7 +49,7 @@ _SHORT = re.compile(r"(\d+)(?:x(\d+))?(?:\*(\d+))?")
 
 
 class RaftScript:
-    """Carries out one command after the other."""
+    """Executes commands in order."""
 
     def __init__(self, make_raft: MakeRaft = default_raft) -> None:
         self._make_raft = make_raft
@@ -53,7 +57,7 @@ class RaftScript:
         self._posted: list[Letter] = []
 
     def __call__(self, verb: str, words: list[str]) -> str:
-        """Do what a line says; what it puts out is a line for each thing."""
+        """Execute a line; returns its output, a line for each item."""
         self._posted = []
         run = getattr(self, f"do_{verb}", None)
         if run is None:
@@ -80,7 +84,7 @@ class RaftScript:
         options = dict(word.split("=") for word in words if "=" in word)
         names_of = ("in_flight", "append_bytes", "tell_ms")
         settings = {key: int(options[key]) for key in names_of if key in options}
-        settings.setdefault("tell_ms", 0)  # Else each step would be followed by a pause.
+        settings.setdefault("tell_ms", 0)  # Otherwise a pause would follow each step.
         self._cluster = Cluster(
             names,
             config=ReplicationConfig(**settings),
@@ -102,7 +106,7 @@ class RaftScript:
         self._posted.append(letter)
 
     def do_node(self, name: str, *words: str) -> None:
-        """Make one replica anew, with what its disk had before: it starts as after a crash."""
+        """Make one replica again with its old disk: it starts as after a crash."""
         options = dict(word.split("=") for word in words)
         node = self.node(name)
         if node.is_up:
@@ -124,7 +128,7 @@ class RaftScript:
         self.node(name).start(is_new=True)
 
     def do_zkserver(self, epoch: str, leader: str) -> None:
-        """What those are told that are made from now on."""
+        """Set the zkserver's state for replicas that are made from now on."""
         block = self.cluster.state.blocks[-1]
         state = partition_state(tuple(self.cluster.nodes), int(epoch), leader)
         self.cluster.state = attrs.evolve(state, blocks=(block,))
@@ -132,11 +136,11 @@ class RaftScript:
     # --- disks
 
     def do_write(self, name: str) -> None:
-        """Hand what a replica wants written to its disk."""
+        """Hand a replica's writes to its disk."""
         self.node(name).write()
 
     def do_sync(self, name: str) -> None:
-        """The disk is done."""
+        """Complete the write."""
         self.node(name).sync()
 
     def do_disk(self, *names: str) -> None:
@@ -147,7 +151,7 @@ class RaftScript:
                 self.node(name).sync()
 
     def do_fetch(self, name: str) -> None:
-        """The disk reads what a leader has asked for."""
+        """Complete the reads that a leader has requested."""
         self.node(name).read()
 
     def do_saved(self, name: str) -> str:
@@ -165,9 +169,9 @@ class RaftScript:
     # --- crashes, cuts and what brokers know of each other
 
     def do_crash(self, name: str, *words: str) -> None:
-        """Stop a replica, which the others notice, if not ``quietly``.
+        """Stop a replica; the others notice, unless ``quietly``.
 
-        A number says how many parts of the write under way were done.
+        A number says how many parts of the write in progress survive.
         """
         self.node(name).crash(sum(int(word) for word in words if word.isdigit()))
         if "quietly" not in words:
@@ -175,7 +179,7 @@ class RaftScript:
                 node.hears(name, False)
 
     def do_start(self, name: str, *words: str) -> None:
-        """Start it again, with what its disk has."""
+        """Restart it with its disk."""
         self.node(name).start(is_new=False)
         if "quietly" not in words:
             self._all_notice()
@@ -203,12 +207,12 @@ class RaftScript:
                     node.hears(peer, is_alive)
 
     def do_suspect(self, name: str, *peers: str) -> None:
-        """A replica's broker believes that others are gone."""
+        """Make a replica's broker believe that others are gone."""
         for peer in peers:
             self.node(name).hears(peer, False)
 
     def do_trust(self, name: str, *peers: str) -> None:
-        """A replica's broker hears of others, which were gone or have started anew."""
+        """Notify a replica's broker of others that are back or have restarted."""
         for peer in peers:
             self.node(name).hears(peer, True)
 
@@ -218,7 +222,7 @@ class RaftScript:
         return "\n".join(map(show, self.cluster.bag))
 
     def do_deliver(self, *routes: str) -> None:
-        """Deliver the oldest message of each route, or all there are by now."""
+        """Deliver the oldest message of each route, or all present ones."""
         for route in routes:
             self.cluster.deliver(self._on(route)[0])
         for _ in range(0 if routes else len(self.cluster.bag)):
@@ -235,7 +239,7 @@ class RaftScript:
             self.cluster.deliver(self._on(route)[0], keep=True)
 
     def do_drop(self, *routes: str) -> None:
-        """Lose the oldest message of each route, or all there are."""
+        """Lose the oldest message of each route, or all present ones."""
         for route in routes:
             del self.cluster.bag[self._on(route)[0]]
         if not routes:
@@ -252,7 +256,7 @@ class RaftScript:
         return found
 
     def do_send(self, *words: str) -> None:
-        """Let a replica get a message, written as it is shown."""
+        """Deliver a message to a replica, written as it is shown."""
         letter = parse(" ".join(words))
         message = letter.message
         node = self.node(letter.target)
@@ -261,37 +265,37 @@ class RaftScript:
     # --- time
 
     def do_settle(self) -> None:
-        """Let everything happen that takes no time."""
+        """Run everything that takes no time."""
         self.cluster.settle()
         self._posted = []
 
     def do_run(self, ms: str) -> None:
-        """Let time pass, and everything happen that is due."""
+        """Let time pass, and run everything that is due."""
         self.cluster.run(int(ms))
         self._posted = []
 
     def do_pass(self, ms: str) -> None:
-        """Let time pass, and let those act for whom something is due."""
+        """Let time pass; replicas with a due deadline act."""
         self.cluster.now += int(ms)
         for node in self.cluster.up:
             if node.raft.deadline <= self.cluster.now:
                 node.raft.tick(self.cluster.now)
 
     def do_timeout(self, name: str) -> None:
-        """Let so much time pass that one replica has something to do, and only that one acts."""
+        """Let time pass until one replica's deadline is due, and tick only that one."""
         raft = self.node(name).raft
         assert raft.deadline < NEVER, f"{name} waits for nothing"
         self.cluster.now = max(self.cluster.now, raft.deadline)
         raft.tick(self.cluster.now)
 
     def do_elect(self, name: str) -> str:
-        """Let one replica time out, and everything happen that follows."""
+        """Let one replica time out, and run everything that follows."""
         self.do_timeout(name)
         self.do_settle()
         return self.node(name).show()
 
     def do_due(self, *names: str) -> str:
-        """Whether replicas wait for something."""
+        """Print whether replicas have a deadline."""
         nodes = [self.node(name) for name in names] or self.cluster.up
         return "\n".join(
             f"{node.me} {'waits' if node.raft.deadline < NEVER else 'idle'}" for node in nodes
@@ -311,7 +315,7 @@ class RaftScript:
         self.node(name).raft.transfer(peer, self.cluster.now)
 
     def do_relinquish(self, name: str) -> None:
-        """Its disk has failed."""
+        """Report that the replica's disk has failed."""
         self.node(name).raft.relinquish(self.cluster.now)
 
     def do_read(self, name: str, token: str) -> str | None:
@@ -319,13 +323,14 @@ class RaftScript:
         return None if is_asked else f"{name} does not lead"
 
     def do_reads(self, name: str) -> str:
-        found = self.node(name).raft.take_reads()
+        raft = self.node(name).raft
+        found = raft.reads.take(raft.high_watermark)
         return "\n".join(
             f"{token} refused" if end is None else f"{token} at {end}" for token, end in found
         )
 
     def do_adopt(self, name: str, epoch: str, leader: str) -> None:
-        """The zkserver says who leads."""
+        """Send the zkserver's choice of a leader."""
         cluster = self.cluster
         state = partition_state(tuple(cluster.nodes), int(epoch), leader)
         self.node(name).raft.adopt(state, cluster.now)
@@ -337,10 +342,10 @@ class RaftScript:
         return "\n".join(node.show() for node in nodes)
 
     def do_progress(self, name: str) -> str:
-        """What a leader knows of its followers."""
+        """Print a leader's progress of its followers."""
         leading = self.node(name).raft._leading
         assert leading is not None
-        return "\n".join(map(show_progress, leading.progress.values()))
+        return "\n".join(map(show_progress, leading.followers.values()))
 
     def do_holders(self, name: str, end: str) -> str:
         return " ".join(self.node(name).raft.holders(int(end))) or "nobody"
@@ -357,7 +362,7 @@ def show_progress(progress: FollowerProgress) -> str:
 
 
 def parse(text: str) -> Letter:
-    """Read a message as it is shown."""
+    """Parse a message as it is shown."""
     route, term, kind, *words = text.split()
     source, target = route.split(">")
     epoch = int(term.removeprefix("t"))
@@ -369,13 +374,17 @@ def parse(text: str) -> Letter:
             for after, of in pairs[1:]:
                 data += batch(end, of, "", after - end).data
                 end = after
-            message: object = RaftAppend(
-                BLOCK, epoch, prev, prev_epoch, numbers["commit"], data, numbers.get("round", 0)
-            )
+            commit = numbers["commit"]
+            message: object = RaftAppend(BLOCK, epoch, prev, prev_epoch, commit, data)
+            if "round" in numbers:
+                message = RoundAppend(
+                    BLOCK, epoch, prev, prev_epoch, commit, data, round=numbers["round"]
+                )
         case "appended":
-            message = RaftAppended(
-                BLOCK, epoch, int(words[0]), numbers.get("commit", 0), round=numbers.get("round", 0)
-            )
+            end, commit = int(words[0]), numbers.get("commit", 0)
+            message = RaftAppended(BLOCK, epoch, end, commit)
+            if "round" in numbers:
+                message = RoundAppended(BLOCK, epoch, end, commit, round=numbers["round"])
         case "refused":
             message = RaftAppended(BLOCK, epoch, int(words[0]), 0, (pairs[0][1], pairs[0][0]))
         case "vote":

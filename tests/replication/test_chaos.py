@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: what Raft promises holds."""
+"""Raft's promises hold under random events in random order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_promises_hold(batch: int) -> None:
     committed = 0
     for seed in range(25 * batch, 25 * (batch + 1)):
         committed += len(chaos.run(seed).committed)
-    assert committed > 25  # else it would all be about nothing
+    assert committed > 25  # otherwise the run would prove nothing
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
-"""What other implementations of Raft are tested with is tested here, or it is told why not.
+"""The tests of other Raft implementations exist here, or the reason why not.
 
 The scenarios are those of etcd-io/raft (raft_test, raft_paper_test, raft_snap_test, rawnode_test,
 node_test and the tests of its tracker), what raft-rs adds, the labs of MIT 6.824, the fuzzy tests
 of hashicorp/raft and the simulation of Kafka's KRaft. A script in ``tests/data/raft`` has the name
-of its source; who is told of elsewhere has another name here, or is a test.
+of its source; scenarios in ``ELSEWHERE`` have another name here, or are tests.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ SCENARIOS = {
 CHAOS = "tests/replication/test_chaos.py::test_promises_hold"
 PARTS = "tests/replication/test_parts.py::"
 PROGRESS = f"{PARTS}test_progress_"
-# What has another name here.
+# Scenarios with another name here.
 ELSEWHERE = {
     "etcd-TestElectionTimeoutRandomized": f"{PARTS}test_election_timeouts_are_random",
     "etcd-TestElectionTimeoutNonconflict": f"{PARTS}test_election_timeouts_are_random",
@@ -130,7 +130,7 @@ ELSEWHERE = {
 }
 MEMBERS = "the members of a block never change: other members are another block"
 BEATS = "there are no heartbeats in a block: brokers ping each other"
-# What cannot come about.
+# Scenarios that cannot occur here.
 NOT_HERE = {
     **dict.fromkeys(
         """etcd-TestRestoreWithVotersOutgoing etcd-TestRestoreVoterToLearner
@@ -183,7 +183,7 @@ NAMES = [prefix + name for prefix, names in SCENARIOS.items() for name in names.
 
 
 def scripts_of(name: str) -> list[str]:
-    """Those that have the name, perhaps with something behind it."""
+    """Return the scripts of that name, perhaps with a suffix."""
     return [stem for stem in STEMS if stem == name or stem.startswith(f"{name}-")]
 
 
@@ -207,7 +207,7 @@ def test_nothing_is_told_of_what_is_not_asked() -> None:
 
 
 def test_every_script_is_named_after_its_source() -> None:
-    """What is of this project alone begins with its name."""
+    """A script without a source begins with the project's name."""
     known = {stem for name in NAMES for stem in scripts_of(name)}
     known |= {word for told in ELSEWHERE.values() for word in told.split()}
     own = {stem for stem in STEMS if stem.startswith("pymq-")}

@@ -1,4 +1,4 @@
-"""Followers that fetch: what a leader makes of those that fall behind."""
+"""Followers that fetch: how a leader treats those that fall behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = BlockId("topic", 0, 0)
 
 
 class Host:
-    """A leader's surroundings, which only take note."""
+    """A leader's host, which only records its requests."""
 
     me = "A"
     incarnation = 1
@@ -40,7 +40,7 @@ class Host:
 
 
 def state(*, version: int = 0) -> PartitionState:
-    """A leads at epoch 1 and is alone in the in-sync set; B and C are to follow."""
+    """Return a state in which A leads at epoch 1, alone in the in-sync set; B and C follow."""
     names = ("A", "B", "C")
     block = BlockNode(0, 0, None, 1, AckMode.LEADER, "A", names, ("A",))
     return PartitionState(
@@ -49,12 +49,12 @@ def state(*, version: int = 0) -> PartitionState:
 
 
 def in_sync(*names: str) -> BlockNode:
-    """The block of :func:`state` with another in-sync set."""
+    """Return the block of :func:`state` with another in-sync set."""
     return attrs.evolve(state().blocks[-1], in_sync=names)
 
 
 def leader(host: Host, log: FakeLog) -> FetchReplicator:
-    """The leader of :func:`state`."""
+    """Return the leader of :func:`state`."""
     fetch = FetchReplicator(Replica(BLOCK, log, host, state(), None, True), 0)
     fetch.flush(Ready(), 0)
     fetch.stable(log.stable_end, 0)
@@ -62,9 +62,9 @@ def leader(host: Host, log: FakeLog) -> FetchReplicator:
 
 
 def test_who_is_only_wanted_cannot_fall_back() -> None:
-    """A leader whose wish for a larger in-sync set goes unanswered has no deadline in the past.
+    """A leader with an unanswered request for a larger in-sync set has no deadline in the past.
 
-    Its broker turned for ever: each tick left the deadline where it was.
+    Each tick left the deadline where it was, so its broker never rested.
     """
     host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
     fetch = leader(host, log)
@@ -78,7 +78,7 @@ def test_who_is_only_wanted_cannot_fall_back() -> None:
 
 
 def test_who_was_refused_does_not_hold_up_what_is_visible() -> None:
-    """Another version of the partition voids what was asked for, and it is asked again later."""
+    """Another version of the partition makes the request void, and the leader repeats it later."""
     host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
     fetch = leader(host, log)
     fetch.step("B", ReplicaFetch(1, BLOCK, 0, 0, 1, 1 << 20, 500), 10)
@@ -86,7 +86,7 @@ def test_who_was_refused_does_not_hold_up_what_is_visible() -> None:
     fetch.stable(log.stable_end, 20)
     assert fetch.high_watermark == 0  # B may be in sync by now.
     fetch.adopt(state(version=0), 30)
-    assert fetch.high_watermark == 0  # That is what was known before.
+    assert fetch.high_watermark == 0  # This was known before.
     fetch.adopt(state(version=1), 40)
     assert fetch.high_watermark == log.stable_end
     host.said.clear()
@@ -99,15 +99,17 @@ def test_who_was_refused_does_not_hold_up_what_is_visible() -> None:
 
 
 def asks(id: int, offset: int, incarnation: int) -> ReplicaFetch:
-    """A follower has all before *offset*, of which the last is of epoch 1."""
+    """Return a fetch of a follower that has all before *offset*, the last of epoch 1."""
     return ReplicaFetch(id, BLOCK, offset, min(offset, 1), 1, 1 << 20, 500, incarnation)
 
 
 def test_a_wish_names_the_lives_that_it_goes_by() -> None:
-    """Who was started anew since is another one, and may have less (KIP-903)."""
+    """A request for the in-sync set names incarnations: a restarted replica may have less
+    (KIP-903).
+    """
     host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
     fetch = leader(host, log)
-    fetch.step("C", asks(1, 0, 0), 10)  # It is of a version that does not tell.
+    fetch.step("C", asks(1, 0, 0), 10)  # This version does not send it.
     fetch.step("B", asks(1, 0, 7), 20)
     fetch.step("B", asks(1, 0, 8), 20 + 5 * host.replication.retry_ms)
     wishes = [(m.in_sync, m.incarnations) for m in host.said if isinstance(m, AlterIsr)]
@@ -119,7 +121,9 @@ def test_a_wish_names_the_lives_that_it_goes_by() -> None:
 
 
 def test_what_a_follower_had_before_it_was_started_anew_counts_no_more() -> None:
-    """A late fetch of its last life says that it has what it has lost."""
+    """A late fetch from before a follower's restart does not count: it may have lost those
+    records.
+    """
     host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
     fetch = leader(host, log)
     for value in "xy":
@@ -133,15 +137,16 @@ def test_what_a_follower_had_before_it_was_started_anew_counts_no_more() -> None
     assert (fetch.high_watermark, fetch.holders(2)) == (1, ("A", "C"))
     fetch.step("B", late, 30)
     assert (fetch.high_watermark, fetch.holders(2)) == (1, ("A", "C"))
-    fetch.step("B", attrs.evolve(late, incarnation=0), 40)  # It does not tell any more.
+    # It does not send its incarnation any more.
+    fetch.step("B", attrs.evolve(late, incarnation=0), 40)
     assert (fetch.high_watermark, fetch.holders(2)) == (2, ("A", "B", "C"))
 
 
 def test_a_wish_that_was_given_up_counts_until_it_cannot_be_granted() -> None:
-    """KIP-497: between wish and answer, whoever may be in sync by then is counted on.
+    """KIP-497: between request and answer the leader counts all replicas that may be in sync.
 
-    B joins, and has lost its tail in a crash before the answer comes: the leader gives the wish up,
-    but the zkserver may have granted it already.
+    B joins, and loses its tail in a crash before the answer comes. The leader withdraws the
+    request, but the zkserver may have granted it already.
     """
     host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
     fetch = leader(host, log)
@@ -159,7 +164,7 @@ def test_a_wish_that_was_given_up_counts_until_it_cannot_be_granted() -> None:
     assert [m.in_sync for m in wishes] == [("A", "B"), ("A",)]
     write("y", 40)
     assert fetch.high_watermark == 1  # not more than B has had
-    fetch.adopt(state(version=0), 50)  # what it knew already
+    fetch.adopt(state(version=0), 50)  # a state that it had already
     assert fetch.high_watermark == 1
     fetch.adopt(state(version=1), 60)
     assert fetch.high_watermark == 2

@@ -1,4 +1,4 @@
-"""Planted bugs are found."""
+"""The tests find planted bugs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from tests.testing.planted.bug import BLUNDERS
 
 SCRIPTS = Path(__file__).parents[1] / "data" / "raft"
 SEEDS = range(500)
-# What the study's uniform scheduler has not found in 9.6 million events.
+# Bugs that the study's uniform scheduler has not found in 9.6 million events.
 SUBTLE = ("B1", "B3", "B10")
-SUBTLE_SEEDS = range(5_000)  # each change of the code moves chance: B3 took more than 500 once
+# each change of the code changes the random runs: B3 took more than 500 once
+SUBTLE_SEEDS = range(5_000)
 
 Property = Callable[[str, object], None]
 
 
 class Uniform(Chaos):
-    """Every fault in every run, at one rate; nothing is done on purpose."""
+    """Every fault in every run, at one rate, without deliberate sequences."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -41,7 +42,7 @@ class Uniform(Chaos):
 def killing_seed(
     make: Callable[[int], Chaos] = Chaos, seeds: range = SEEDS
 ) -> tuple[int, str] | None:
-    """The first seed that finds what is wrong, and what it finds."""
+    """Return the first seed that finds the bug, and its finding."""
     for seed in seeds:
         try:
             make(seed).run()
@@ -72,7 +73,7 @@ def test_script_finds(name: str, record_property: Property) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [name for name in MUTANTS if MUTANTS[name].script])
 def test_chance_may_find_what_a_script_finds(name: str, record_property: Property) -> None:
-    """For the table: that a script finds it is enough."""
+    """For the table: random runs may find a bug too, though it is enough if a script finds it."""
     with planted(name):
         found = killing_seed()
     seed, what = found or (SEEDS[-1], "nothing, by chance")
@@ -83,7 +84,7 @@ def test_chance_may_find_what_a_script_finds(name: str, record_property: Propert
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SUBTLE)
 def test_what_is_subtle_takes_variety(name: str, record_property: Property) -> None:
-    """Faults at one rate find what takes an unlikely run of events later, or never."""
+    """Faults at a single rate find bugs that need a rare course of events later, or never."""
     with planted(name):
         swarm = killing_seed(seeds=SUBTLE_SEEDS)
         uniform = killing_seed(Uniform, SUBTLE_SEEDS)
@@ -96,7 +97,7 @@ def test_what_is_subtle_takes_variety(name: str, record_property: Property) -> N
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_whole_cluster_may_find_it_too(name: str, record_property: Property) -> None:
-    """For the table: among brokers, zkservers and clients some of these bugs seldom show."""
+    """For the table: with brokers, zkservers and clients some of these bugs seldom show."""
     hunts = [(seed, which) for seed in range(7) for which in ("swarm-3", "crash-3", "network-3")]
     row = (len(hunts), "", "nothing")
     for runs, (seed, which) in enumerate(hunts, 1):

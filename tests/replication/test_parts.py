@@ -1,4 +1,4 @@
-"""The nouns of Raft, each alone."""
+"""The parts of Raft, each alone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 from pymq.errors import CorruptMetadata
 from pymq.replication.quorum import majority, reached
-from pymq.replication.raft.election import Ballot, HardState
+from pymq.replication.raft.election import Ballot
 from pymq.replication.raft.log_matching import conflict, end_of_data, held, resume
+from pymq.replication.raft.persistent_state import HardState
 from pymq.replication.raft.progress import FollowerProgress, Mode
-from pymq.replication.raft.reads import PendingReads
+from pymq.replication.raft.quorum_features.read_index import PendingReads
 from tests.replication import chaos
 from tests.replication.harness import BLOCK, Batch, Cluster, FakeLog, Node, batch
 from tests.replication.raft_script import RaftScript
@@ -93,8 +94,8 @@ def test_progress_frees_what_is_answered() -> None:
 @pytest.mark.parametrize(
     ("mode", "end", "counts"),
     [
-        (Mode.PROBE, 5, True),  # what the probe followed on
-        (Mode.PROBE, 8, True),  # what it ended with
+        (Mode.PROBE, 5, True),  # the match of the probe
+        (Mode.PROBE, 8, True),  # the end of the probe
         (Mode.PROBE, 6, False),
         (Mode.REPLICATE, 3, False),
         (Mode.REPLICATE, 4, True),
@@ -118,7 +119,7 @@ def test_progress_retries_from_what_is_known() -> None:
 
 
 def history(rng: random.Random) -> list[list[Batch]]:
-    """Logs as leaders leave them that replicate only in part before the next one is elected."""
+    """Return logs left by leaders that replicate in part before the next election."""
     logs: list[list[Batch]] = [[] for _ in range(3)]
     for epoch in range(1, rng.randrange(2, 8)):
         log = logs[rng.randrange(3)]
@@ -138,7 +139,7 @@ def log_of(batches: list[Batch]) -> FakeLog:
 
 
 def test_back_off_finds_where_logs_part() -> None:
-    """Each probe is at a batch's end in the leader's log, and none is beyond the one before."""
+    """Each probe is at a batch's end in the leader's log, and never above the one before."""
     rng = random.Random(2)
     longest = 0
     for _ in range(1_500):
@@ -197,7 +198,7 @@ def make(*names: str, seed: int = 0) -> Cluster:
 
 
 def test_election_timeouts_are_random() -> None:
-    """Each of the possible ones comes up, and two members seldom have the same (Raft 5.2)."""
+    """Each possible timeout occurs, and two members seldom have the same one (Raft 5.2)."""
     waits: Counter[int] = Counter()
     same = 0
     for seed in range(2_000):
@@ -215,9 +216,9 @@ def test_election_timeouts_are_random() -> None:
 
 @pytest.mark.parametrize("name", ["A", "B"])
 def test_what_could_not_be_saved_is_saved_before_anything_is_taken_in(name: str) -> None:
-    """The disk was full when the block began, and the replica started over.
+    """The disk is full when the block begins, and the replica starts over.
 
-    It took records in without a term on the disk, and was found broken when it was restarted.
+    It saves its term before it takes in records; without one, recovery would refuse the block.
     Simulated: --profile all --seconds 4 --seeds 7383.
     """
     cluster = Cluster(("A", "B"), seed=0)
@@ -229,7 +230,7 @@ def test_what_could_not_be_saved_is_saved_before_anything_is_taken_in(name: str)
     node.write()
     node.sync()
     assert node.disk.saved is not None
-    assert not node.raft.is_leader  # Who knows what has become of what it said before?
+    assert not node.raft.is_leader  # The fate of its earlier messages is unknown.
 
 
 def test_what_is_damaged_is_not_taken_in() -> None:
@@ -246,7 +247,7 @@ def test_what_is_damaged_is_not_taken_in() -> None:
 
 
 def test_damage_does_not_look_like_a_conflict() -> None:
-    """What is there already is not cut off because of what it is compared with."""
+    """A failed comparison with a damaged append does not cut the log."""
     cluster = make("A", "B")
     node = cluster.nodes["B"]
     good = batch(0, 1).data
@@ -311,7 +312,7 @@ def test_an_invariant_says_what_it_found() -> None:
 
 
 def test_scripts_and_chance_come_by_every_mark() -> None:
-    """A mark that nothing reaches is a branch that nothing tests."""
+    """Scripts and random runs reach every mark: an unreached one is an untested branch."""
     source = Path(pymq.replication.__file__).parent
     marks = {
         name
@@ -326,4 +327,4 @@ def test_scripts_and_chance_come_by_every_mark() -> None:
             chaos.run(seed)
     assert marks - set(seen) <= {"raft.append.corrupt", "raft.snapshot.missing"}  # see above
     assert len(marks) >= 50
-    assert len(marks - set(met)) <= 16  # what chance seldom comes by
+    assert len(marks - set(met)) <= 16  # marks that random runs seldom reach

@@ -1,4 +1,4 @@
-"""Replicas, scenario by scenario: each file is named after where the scenario comes from."""
+"""Replicas, scenario by scenario; each file is named after the scenario's source."""
 
 from __future__ import annotations
 

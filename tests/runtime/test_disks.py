@@ -1,4 +1,4 @@
-"""Several brokers in one loop: their disks work at once, and each answers for its own."""
+"""Several brokers in one loop: their disks work in parallel, and each fails alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("a", "b", "c")
 
 
 class Brokers:
-    """Three machines with a store each, and somebody who hears their answers."""
+    """Three machines with a store each, and a receiver of their answers."""
 
     def __init__(self) -> None:
         self.now = 1_000
@@ -34,13 +34,13 @@ class Brokers:
             store.calls.clear()
 
     def follow(self, source: str, message: Message) -> None:
-        """What a follower does: write, then answer."""
+        """Act as a follower: write, then answer."""
         for name in ("b", "c"):
             out = self.machines[name].out
             out.write, out.after = [append(0)], [("client", ListTopics(2))]
 
     def lead(self) -> None:
-        """Have the first write, and send to the others meanwhile."""
+        """Take the first write, and send to the others meanwhile."""
         for name in ("b", "c"):
             self.machines[name].on_step = self.follow
         out = self.machines["a"].out
@@ -53,11 +53,11 @@ class Brokers:
 def brokers() -> Iterator[Brokers]:
     found = Brokers()
     yield found
-    found.loop.release()
+    found.loop.disks.release()
 
 
 def test_a_leaders_disk_works_while_its_followers_do(brokers: Brokers) -> None:
-    """None of the three is done before all have begun; each has one write of its own."""
+    """The disks of a leader and its followers work at the same time, with one write each."""
     meeting = threading.Barrier(3)
 
     class Meeting(CountingStore):
@@ -74,9 +74,11 @@ def test_a_leaders_disk_works_while_its_followers_do(brokers: Brokers) -> None:
 
 
 def test_a_disk_that_fails_is_its_own_brokers_affair(brokers: Brokers) -> None:
-    """The others go on; of that broker nothing leaves that was to follow its write."""
+    """After a failed write the other brokers continue; of the failed one no later message
+    leaves.
+    """
     brokers.lead()
-    brokers.machines["a"].out.write = [append(7)]  # a block that there is not
+    brokers.machines["a"].out.write = [append(7)]  # a block that does not exist
     brokers.loop.run()
     (event,) = brokers.machines["a"].events
     assert isinstance(event, WriteFailed)
@@ -86,7 +88,7 @@ def test_a_disk_that_fails_is_its_own_brokers_affair(brokers: Brokers) -> None:
 
 
 def test_who_writes_is_not_asked_for_more(brokers: Brokers) -> None:
-    """Of a machine one piece of work is under way at a time; what comes meanwhile follows."""
+    """A machine has one piece of work in progress at a time; later work follows it."""
     brokers.lead()
     turns = 0
     while brokers.loop.has_work:
@@ -101,7 +103,7 @@ def test_who_writes_is_not_asked_for_more(brokers: Brokers) -> None:
 
 
 def test_who_writes_is_given_nothing(brokers: Brokers) -> None:
-    """A machine may take it that nothing happens between its write's beginning and its end."""
+    """A machine may assume that no event comes between its write's start and its end."""
     machine = brokers.machines["a"]
     at_write: list[tuple[int, int, int]] = []
 
@@ -117,10 +119,10 @@ def test_who_writes_is_given_nothing(brokers: Brokers) -> None:
     assert not at_write
     brokers.now += 1
     machine.deadline = brokers.now
-    brokers.loop.jobs.append(("a", Compact("t", "0", (), 0)))
-    brokers.loop.do_job()
-    brokers.loop.deliver("a", "client", ListTopics(5))
-    brokers.loop.deliver("a", "client", ListTopics(6))
+    brokers.loop.jobs.add("a", [Compact("t", "0", (), 0)])
+    brokers.loop.jobs.run_one()
+    brokers.loop.take([("a", "client", ListTopics(5))])
+    brokers.loop.take([("a", "client", ListTopics(6))])
     brokers.loop.run()
     brokers.now += 1
     brokers.loop.run()
@@ -131,7 +133,7 @@ def test_who_writes_is_given_nothing(brokers: Brokers) -> None:
 
 
 def test_a_write_does_not_wait_for_ever(brokers: Brokers) -> None:
-    """Others that always have something to say to each other cannot keep it from the disk."""
+    """A write waits a bounded number of turns while other machines exchange messages."""
     loop, first, second = brokers.loop, Scripted(), Scripted()
     loop.add("first", first)
     loop.add("second", second)
@@ -146,7 +148,7 @@ def test_a_write_does_not_wait_for_ever(brokers: Brokers) -> None:
 
 
 def test_a_store_that_breaks_breaks_the_loop(brokers: Brokers) -> None:
-    """But not before the others have done what they were asked for."""
+    """If a store breaks, the loop raises after the other machines' work of the turn."""
 
     class Broken(CountingStore):
         def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
@@ -162,11 +164,11 @@ def test_a_store_that_breaks_breaks_the_loop(brokers: Brokers) -> None:
 
 
 def test_long_work_is_its_brokers(brokers: Brokers) -> None:
-    """The answer goes to the broker that has asked."""
+    """The answer of a background job goes to the broker that requested it."""
     brokers.machines["b"].out.jobs = [Compact("t", "0", (), 0)]
     brokers.loop.touch("b")
     brokers.loop.run()
-    brokers.loop.do_job()
+    brokers.loop.jobs.run_one()
     brokers.loop.run()
     assert [type(event) for event in brokers.machines["b"].events] == [Compacted]
     assert brokers.machines["a"].events == brokers.machines["c"].events == []

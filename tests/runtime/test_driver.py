@@ -1,4 +1,4 @@
-"""Who turns the loop: waiting threads, the background thread, and nobody once it is closed."""
+"""Threads that turn the loop: callers that wait, the background thread, and none after close."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def close(driver: Driver) -> None:
 
 
 def test_leaving_turns_the_loop() -> None:
-    """And needs no thread for it."""
+    """A caller that leaves turns the loop itself, without a thread."""
     driver, _, machine = make()
     before = threading.active_count()
     with driver as loop:
@@ -50,7 +50,7 @@ def test_leaving_turns_the_loop() -> None:
 
 
 def test_the_background_thread_does_what_is_due() -> None:
-    """Soon after its time; it ends when the driver is closed."""
+    """The background thread runs due work soon, and ends when the driver is closed."""
     driver, _, machine = make()
     ticked = threading.Event()
     machine.on_tick = lambda now: ticked.set()
@@ -67,7 +67,7 @@ def test_the_background_thread_does_what_is_due() -> None:
 
 
 def test_an_idle_thread_sleeps() -> None:
-    """With nothing due it does not look again and again."""
+    """A thread with nothing due does not poll."""
     driver, loop, machine = make()
     turns = [0]
     turn = loop.turn
@@ -82,7 +82,7 @@ def test_an_idle_thread_sleeps() -> None:
     driver.arm(machine.deadline)
     until = time.monotonic() + 10
     before = -1
-    while turns[0] != before:  # as soon as it has gone to sleep
+    while turns[0] != before:  # as soon as it sleeps
         assert time.monotonic() < until
         before = turns[0]
         threading.Event().wait(0.05)
@@ -141,7 +141,9 @@ def broken() -> tuple[Driver, Scripted]:
 
 
 def test_an_exception_is_told_to_everybody() -> None:
-    """To whoever turned, with its traceback; to later callers as an error of ours that names it."""
+    """The turning thread gets an exception with its traceback; later callers get an error naming
+    it.
+    """
     driver, _ = broken()
     with pytest.raises(ZeroDivisionError) as caught, driver as loop:
         loop.touch("machine")
@@ -179,7 +181,7 @@ def test_an_exception_in_the_background_wakes_who_waits() -> None:
 
 
 def test_long_work_that_breaks_does_not_end_the_thread() -> None:
-    """The thread does other things too: whoever relies on it would wait for ever."""
+    """A broken background job does not end its thread, which has other jobs, too."""
     loop, broker, store = Loop(clock), Scripted(), CountingStore()
 
     def fail() -> None:
@@ -198,7 +200,7 @@ def test_long_work_that_breaks_does_not_end_the_thread() -> None:
 
 
 def test_the_background_thread_does_not_wait_for_the_lock() -> None:
-    """Who turns the loop would have to wait for it in turn; and it has other things to do."""
+    """The background thread does not wait for the lock, since it has other jobs."""
     loop, store, broker = Loop(clock), CountingStore(), Scripted()
     compacted = threading.Event()
     store.on_compact = compacted.set
@@ -206,14 +208,16 @@ def test_the_background_thread_does_not_wait_for_the_lock() -> None:
     driver = Driver(loop)
     driver.arm(NEVER)
     with driver as held:
-        held.jobs.append(("broker", Compact("t", "0", (), 0)))
+        held.jobs.add("broker", [Compact("t", "0", (), 0)])
         driver.arm(clock())
         assert compacted.wait(10)
     close(driver)
 
 
 def test_an_errand_that_is_left_in_the_middle_of_a_turn_is_done_soon() -> None:
-    """The background thread may have found the lock taken and gone to sleep."""
+    """An errand left during a turn is done soon, though the background thread has found the lock
+    taken.
+    """
     driver, _, machine = make()
     driver.arm(NEVER)
     done = threading.Event()
@@ -226,7 +230,7 @@ def test_an_errand_that_is_left_in_the_middle_of_a_turn_is_done_soon() -> None:
 
 
 def test_closing() -> None:
-    """The last word is said, then nothing goes any more; closing twice is allowed."""
+    """Closing sends the last messages, and none after them; closing twice is allowed."""
     driver, _, machine = make()
 
     def last(loop: Loop) -> None:
@@ -241,7 +245,7 @@ def test_closing() -> None:
 
 
 def test_closing_wakes_who_waits() -> None:
-    """Nobody will do what they wait for."""
+    """Closing wakes waiting threads, whose results will never come."""
     driver, _, _ = make()
     ended = threading.Event()
     waiting = threading.Event()
@@ -271,7 +275,7 @@ def test_closing_wakes_who_waits() -> None:
 
 
 def test_many_threads_at_once() -> None:
-    """Whoever turns, everything is done once."""
+    """With many threads turning, each piece of work is done once."""
     driver, _, machine = make()
     each, threads = 300, 6
     mine: dict[int, Done] = {}
@@ -302,7 +306,7 @@ def test_many_threads_at_once() -> None:
 
 
 def test_one_busy_thread_does_not_keep_others_out() -> None:
-    """Whoever asks for the loop gets it, though another thread turns it all the time."""
+    """A thread that needs the loop gets it, though another thread turns it all the time."""
     driver, _, _ = make()
     stop = threading.Event()
 
@@ -328,24 +332,25 @@ def test_one_busy_thread_does_not_keep_others_out() -> None:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt in the driver's code, the *after*-th time that Python could do so.
+    """Raises KeyboardInterrupt in the driver's code, at the *after*-th point where Python could.
 
-    That is when a function of Python begins, and after a call of one of C (as of Python 3.11).
+    Such points are the start of a Python function, and the return from a C function (as of Python
+    3.11).
     """
 
     def __init__(self, after: int) -> None:
         self.left = after
         self.came = False
-        self._calls: dict[FrameType, bool] = {}  # by frame: whether a call of C has just ended
+        self._calls: dict[FrameType, bool] = {}  # by frame: whether a C call has just returned
 
     def trace(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "call" and frame.f_back in self._calls:
-            self._calls[frame.f_back] = False  # it was one of Python
+            self._calls[frame.f_back] = False  # it was a Python call
         if not frame.f_code.co_filename.endswith("pymq/runtime/driver.py"):
             return None
         if event == "call":
             frame.f_trace_opcodes = True
-            if frame.f_code.co_name != "__exit__":  # there it can be caught by nobody
+            if frame.f_code.co_name != "__exit__":  # an exception in it cannot be caught
                 self.count()
         elif event == "opcode":
             if self._calls.get(frame):
@@ -381,7 +386,7 @@ def wait(driver: Driver) -> None:
 
 @pytest.mark.parametrize("use", [enter, wait, lambda driver: driver.turn("machine")])
 def test_ctrl_c_leaves_nothing_taken(use: Callable[[Driver], None]) -> None:
-    """Wherever it comes: other threads go on, or are told that the driver has stopped."""
+    """After Ctrl-C at any point other threads continue, or raise because the driver has stopped."""
     is_interrupted, after = True, 0
     while is_interrupted:
         after += 1

@@ -1,4 +1,4 @@
-"""The loop: what it merges, in which order it acts, and what it does when something fails."""
+"""The loop: what it merges, the order of its actions, and its handling of failures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def loop(clock: Clock) -> Loop:
 
 
 def test_messages_go_to_whom_they_are_for(loop: Loop) -> None:
-    """With the sender's name; what is for nobody is dropped."""
+    """The receiver gets the sender's name; messages to unknown receivers are dropped."""
     a, b = Scripted(), Scripted()
     loop.add("a", a)
     loop.add("b", b)
@@ -61,7 +61,7 @@ def test_messages_go_to_whom_they_are_for(loop: Loop) -> None:
 
 
 def test_what_was_promised_leaves_before_anything_is_made_of_the_write() -> None:
-    """A leader waits for its follower's answer; nobody waits for what that one thinks of it."""
+    """A follower's answer leaves before its own next step, since a leader waits for it."""
     said: list[str] = []
     advanced: list[int] = []
     store, broker = CountingStore(), Scripted()
@@ -85,7 +85,7 @@ def test_what_was_promised_leaves_before_anything_is_made_of_the_write() -> None
 
 
 def test_writes_of_one_turn_are_one_call(loop: Loop) -> None:
-    """Those of all machines and all partitions; the answers leave after it."""
+    """One call has the writes of all machines and partitions; the answers leave after it."""
     store, broker, other = CountingStore(), Scripted(), Scripted()
     loop.add_broker("broker", broker, store)
     loop.add("other", other)
@@ -104,11 +104,13 @@ def test_writes_of_one_turn_are_one_call(loop: Loop) -> None:
 
 
 def test_a_failed_write_is_told_and_nothing_follows_it(loop: Loop) -> None:
-    """The machine learns of it before it is told to go on; what was to leave after it does not."""
+    """The machine learns of the failure before ``advance``, and no message leaves after
+    the write.
+    """
     store, broker, other = CountingStore(), Scripted(), Scripted()
     loop.add_broker("broker", broker, store)
     loop.add("other", other)
-    broker.out.write = [append(5)]  # a block that there is not
+    broker.out.write = [append(5)]  # a block that does not exist
     broker.out.after = [("other", ListTopics(1))]
     broker.out.send = [("other", ListTopics(2))]
     loop.run()
@@ -120,14 +122,14 @@ def test_a_failed_write_is_told_and_nothing_follows_it(loop: Loop) -> None:
 
 
 def test_nothing_follows_a_second_write_of_the_turn_that_fails(loop: Loop) -> None:
-    """What a machine makes of a write may be another one, which is done in the same turn."""
+    """No message that waits for the second write of a turn leaves if that write fails."""
     store, broker, other = CountingStore(), Scripted(), Scripted()
     loop.add_broker("broker", broker, store)
     loop.add("other", other)
 
     def vote() -> None:
         if broker.advanced == 1:
-            broker.out.write = [append(5)]  # a block that there is not
+            broker.out.write = [append(5)]  # a block that does not exist
             broker.out.after = [("other", ListTopics(1))]
             broker.out.send = [("other", ListTopics(2))]
 
@@ -140,7 +142,7 @@ def test_nothing_follows_a_second_write_of_the_turn_that_fails(loop: Loop) -> No
 
 
 def test_ticks(loop: Loop, clock: Clock) -> None:
-    """A machine ticks when its time has come, and not before."""
+    """A machine ticks at its deadline, and not before."""
     machine = Scripted()
     loop.add("machine", machine)
     machine.deadline = 1_010
@@ -156,7 +158,7 @@ def test_ticks(loop: Loop, clock: Clock) -> None:
 
 
 def test_enough(loop: Loop) -> None:
-    """Whoever has what he wanted need not do the rest of the work."""
+    """A caller returns with its result, and leaves the rest of the work."""
     a, b = Scripted(), Scripted()
     loop.add("a", a)
     loop.add("b", b)
@@ -173,7 +175,9 @@ def test_enough(loop: Loop) -> None:
 
 
 def test_a_run_ends_after_a_while_though_there_is_work(loop: Loop, clock: Clock) -> None:
-    """A zkserver made 20,000 partitions on SQLite, heard no heartbeat, and its broker was dead."""
+    """The loop reads heartbeats between slices; a zkserver that made 20,000 partitions
+    read none.
+    """
     a, b = Scripted(), Scripted()
     loop.add("a", a)
     loop.add("b", b)
@@ -196,7 +200,7 @@ def test_a_run_ends_after_a_while_though_there_is_work(loop: Loop, clock: Clock)
 
 
 def test_a_turn_recovers_few_blocks_if_they_are_large(loop: Loop, clock: Clock) -> None:
-    """A broker that starts again reads all its open blocks, and answers others meanwhile."""
+    """A turn recovers few large blocks, so a restarted broker answers other nodes meanwhile."""
 
     class Slow(CountingStore):
         def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
@@ -209,7 +213,7 @@ def test_a_turn_recovers_few_blocks_if_they_are_large(loop: Loop, clock: Clock) 
     broker.out.ask = [Recover(each, 0, True) for each in asked]
     counts = []
     while loop.has_work:
-        loop.deliver("broker", "a", ListTopics(1))
+        loop.take([("broker", "a", ListTopics(1))])
         before, began = len(broker.events), clock.now
         loop.turn()
         counts.append(len(broker.events) - before)
@@ -231,14 +235,14 @@ def test_what_is_quickly_recovered_is_recovered_at_once(loop: Loop) -> None:
 
 
 def test_long_work_is_left_to_others(loop: Loop) -> None:
-    """A turn only takes note of it; the answer comes in a later turn."""
+    """A turn only queues long work; the answer comes in a later turn."""
     store, broker = CountingStore(), Scripted()
     loop.add_broker("broker", broker, store)
     broker.out.jobs = [Compact("t", "0", (), 0)]
     loop.run()
-    assert len(loop.jobs) == 1
+    assert len(loop.jobs.waiting) == 1
     assert broker.events == []
-    loop.do_job()
+    loop.jobs.run_one()
     assert loop.has_work
     loop.run()
     assert [type(event) for event in broker.events] == [Compacted]
@@ -253,7 +257,7 @@ def test_long_work_is_left_to_others(loop: Loop) -> None:
     ],
 )
 def test_long_work_that_fails(loop: Loop, error: Exception) -> None:
-    """Whatever it is, the machine is told, and the thread that did it lives on."""
+    """A machine gets any error of its long work, and the worker thread survives."""
 
     def fail() -> None:
         raise error
@@ -263,7 +267,7 @@ def test_long_work_that_fails(loop: Loop, error: Exception) -> None:
     loop.add_broker("broker", broker, store)
     broker.out.jobs = [Compact("t", "0", (), 0)]
     loop.run()
-    loop.do_job()
+    loop.jobs.run_one()
     loop.run()
     (event,) = broker.events
     assert isinstance(event, Compacted)
@@ -271,7 +275,7 @@ def test_long_work_that_fails(loop: Loop, error: Exception) -> None:
 
 
 def test_an_exception_is_not_swallowed(loop: Loop) -> None:
-    """What a machine breaks on goes to whoever turns the loop."""
+    """An exception of a machine propagates to the thread that turns the loop."""
     machine = Scripted()
 
     def fail(source: str, message: Message) -> None:
@@ -286,11 +290,11 @@ def test_an_exception_is_not_swallowed(loop: Loop) -> None:
 
 @pytest.mark.parametrize("partitions", [1, 7])
 def test_a_flush_is_one_write(tmp_path: Path, partitions: int) -> None:
-    """In a whole queue: records for several partitions of several topics share one write."""
+    """In a whole queue, records for several partitions of several topics share one write."""
     with pymq.open(tmp_path) as mq:
         for topic in ("a", "b"):
             mq.create_topic(topic, partitions=partitions, fsync="always")
-        store = mq.driver.loop._disks.store("broker-0")  # type: ignore[attr-defined]  # the real store behind the driver
+        store = mq.driver.loop.disks.store("broker-0")  # type: ignore[attr-defined]  # the real store behind the driver
         calls: list[int] = []
         write = store.write
 

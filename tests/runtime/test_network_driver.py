@@ -1,4 +1,4 @@
-"""Threads that share a client over a network: nobody sleeps while there is something for him."""
+"""Threads that share a client over a network: none sleeps while it has an answer to take."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clock() -> int:
 
 
 class Echo(Outbox):
-    """Sends back what it gets."""
+    """A machine that sends back what it receives."""
 
     def step(self, source: str, message: Message, now: int) -> None:
         self.out.send.append((source, message))
@@ -38,7 +38,7 @@ class Echo(Outbox):
 
 
 class Asker(Outbox):
-    """Asks once and never again: an answer that nobody notices is never noticed."""
+    """A machine that asks once, so a missed answer stays missed."""
 
     def __init__(self, name: str, driver: NetworkDriver) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Asker(Outbox):
 
 @contextmanager
 def client(kind: str) -> Iterator[NetworkDriver]:
-    """A driver whose loop reaches a machine that echoes, in another thread."""
+    """Open a driver whose loop reaches an echoing machine in another thread."""
     server: Transport
     ours: Transport
     if kind == "memory":
@@ -95,7 +95,7 @@ def client(kind: str) -> Iterator[NetworkDriver]:
 
 @pytest.mark.parametrize("kind", ["memory", "zmq"])
 def test_every_answer_is_noticed(kind: str) -> None:
-    """By threads that wait, that wait for several, and that come back after a while."""
+    """Threads notice answers while they wait for one or several, or when they come back."""
     with client(kind) as driver:
         late: list[str] = []
 
@@ -105,7 +105,8 @@ def test_every_answer_is_noticed(kind: str) -> None:
             for turn in range(150):
                 asked = [asker.ask() for _ in range(rng.randrange(1, 4))]
                 if not rng.randrange(10):
-                    time.sleep(rng.random() / 50)  # It stays away; nothing waits for that.
+                    # The thread stays away, and nothing waits for that.
+                    time.sleep(rng.random() / 50)
                 for what in asked:
                     if not driver.wait(what, WAIT_S):
                         late.append(f"{number}: turn {turn}")
@@ -121,7 +122,7 @@ def test_every_answer_is_noticed(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "zmq"])
 def test_an_answer_that_nobody_waits_for_is_noticed(kind: str) -> None:
-    """The background thread sees it, soon."""
+    """The background thread takes an answer soon that no other thread waits for."""
     with client(kind) as driver:
         asker = Asker("client.a", driver)
         for _ in range(20):
@@ -151,7 +152,7 @@ def test_closing_wakes_who_waits() -> None:
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()
-        together.wait(WAIT_S)  # who does not wait yet when it is closed learns it at once
+        together.wait(WAIT_S)  # a thread that does not wait yet at the close raises at once
         driver.close(lambda loop: None)
         for thread in threads:
             thread.join(WAIT_S)
@@ -159,10 +160,10 @@ def test_closing_wakes_who_waits() -> None:
 
 
 def test_an_idle_client_sleeps() -> None:
-    """Whether somebody waits for long or nobody does, the processor has nothing to do."""
+    """An idle client uses no CPU, with and without a waiting thread."""
     with client("zmq") as driver:
         driver.wait(Asker("client.a", driver).ask(), WAIT_S)
-        driver.wait(Waitable(), 1.5)  # until all threads have calmed down
+        driver.wait(Waitable(), 1.5)  # until all threads are idle
         began = time.process_time()
         driver.wait(Waitable(), 1.0)
         assert time.process_time() - began < 0.1

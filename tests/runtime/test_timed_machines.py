@@ -1,4 +1,4 @@
-"""What is counted is what happened: by clients, by a broker, and by a zkserver."""
+"""The counters of clients, a broker and a zkserver equal the events."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_records_bytes_and_requests(tmp_path: Path) -> None:
 
 
 def test_many_requests_are_all_counted() -> None:
-    """Times are counted some at a time, and none is lost or counted twice."""
+    """Times are counted in groups, and none is lost or counted twice."""
     count = 2 * FRESH_MAX + 345
     with pymq.open("memory:") as mq:
         mq.create_topic("t")
@@ -82,7 +82,7 @@ def test_lag_is_what_is_left() -> None:
             assert metrics.value("pymq_group_members", group="g") == 1
             with mq.producer() as producer:
                 producer.send("orders", b"x").result()
-            # Its member has not been told of that record; the leader is here and knows.
+            # The member has not learned of that record; the leader is in this process and knows.
             assert mq.metrics().value("pymq_group_lag", group="g") == 7
 
 
@@ -104,7 +104,7 @@ def test_errors_are_counted_by_their_code() -> None:
 
 
 def test_what_nobody_answers_is_not_waited_for() -> None:
-    """With acks=none there is no answer to wait for; it counts all the same."""
+    """With acks=none there is no answer to wait for; the request counts all the same."""
     with pymq.open("memory:") as mq:
         mq.create_topic("t")
         before = mq.metrics()
@@ -117,7 +117,7 @@ def test_what_nobody_answers_is_not_waited_for() -> None:
 
 
 def test_what_happens_in_a_cluster_is_noted() -> None:
-    """Topics, leaders, in-sync sets: each change is an event, with the fields of its kind."""
+    """Topics, leaders and in-sync sets: each change is an event with its fields."""
     heard: list[tuple[str, dict[str, object]]] = []
     with Cluster(brokers=3, zkservers=1, seed=1) as cluster:
         controller = cluster.zkservers["zkserver-0"].controller
@@ -156,7 +156,9 @@ def test_what_happens_in_a_cluster_is_noted() -> None:
 
 
 def test_every_request_of_a_client_is_timed() -> None:
-    """What a policy asks more for than ClusterAction comes from clients, and is answered."""
+    """A request that a policy allows with less than ClusterAction is a client's, and has
+    an answer.
+    """
     for cls in get_args(Message):
         fields = {field.name for field in attrs.fields(cls)}
         is_of_nodes = requirements(cls(**dict.fromkeys(fields, ""))) == (CLUSTER_ACTION,)

@@ -1,4 +1,4 @@
-"""Deadlines of many machines: none is missed, and a machine that waits costs nothing."""
+"""Deadlines of many machines: none is missed, and a waiting machine costs nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.controller.machines import Scripted
 
 
 class Counted:
-    """A machine that counts how often it is asked."""
+    """A machine that counts how often its deadline is read."""
 
     def __init__(self, deadline: int = NEVER) -> None:
         self.at = deadline
@@ -29,7 +29,7 @@ class Counted:
 
 
 def test_one_that_waits_is_not_asked() -> None:
-    """Only what is driven is asked, however often one looks and whatever else is due."""
+    """The timers read the deadlines of driven machines only."""
     timers, machines = Timers(), [Counted(1_000 + n) for n in range(500)]
     for number, machine in enumerate(machines):
         timers.add(f"m{number}", machine, tells=True)
@@ -44,7 +44,9 @@ def test_one_that_waits_is_not_asked() -> None:
 
 
 def test_who_is_due_comes_in_the_order_of_adding() -> None:
-    """Whatever their deadlines are, and whether they tell or are asked."""
+    """Due machines come in the order of their addition, for any deadlines and both kinds of
+    machines.
+    """
     timers = Timers()
     for number, due in enumerate((30, 10, 20, NEVER)):
         timers.add(f"m{number}", Counted(due), tells=number != 2)
@@ -53,7 +55,7 @@ def test_who_is_due_comes_in_the_order_of_adding() -> None:
 
 
 def test_any_thread_may_change_a_deadline() -> None:
-    """It is found as soon as it is said, also by who only asks when to wake up."""
+    """The change counts at once, also for a thread that only reads the next deadline."""
     timers, machine = Timers(), Counted()
     timers.add("m", machine, tells=True)
     machine.at = 5
@@ -67,7 +69,7 @@ def test_any_thread_may_change_a_deadline() -> None:
 
 
 def test_who_is_removed_is_due_no_more() -> None:
-    """Nor is one that had its name before."""
+    """A removed machine is never due, nor is an earlier machine of its name."""
     timers = Timers()
     timers.add("m", Counted(5), tells=True)
     timers.add("m", Counted(9), tells=True)
@@ -79,7 +81,7 @@ def test_who_is_removed_is_due_no_more() -> None:
 
 
 def test_a_machine_that_tells_is_ticked() -> None:
-    """By the loop, when it has said so, and when it was driven."""
+    """A machine that tells is ticked after ``rearm``, and after it was driven."""
     now = [100]
     loop, machine = Loop(lambda: now[0]), Scripted()
     loop.add("m", machine, tells=True)
@@ -94,7 +96,7 @@ def test_a_machine_that_tells_is_ticked() -> None:
 
 
 def test_deadlines_are_exact_once_settled() -> None:
-    """What the heap has too early is put right, and nothing is lost by it."""
+    """Entries that are too early in the heap are corrected, and no deadline is lost."""
     dice, known = random.Random(7), TimerHeap[int]()
     wanted: dict[int, int] = {}
     for _ in range(5_000):
@@ -115,13 +117,13 @@ def test_deadlines_are_exact_once_settled() -> None:
 
 @pytest.mark.parametrize("seed", [2, 17])
 def test_consumers_tell_of_every_change(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever a simulated process asks, what is known is what each machine would say."""
+    """Whenever a simulated process reads it, the known deadline equals the machine's own."""
     first, asked = vars(Timers)["first"].fget, 0
 
     def checked(timers: Timers) -> int:
         nonlocal asked
-        asked += bool(timers._telling)
-        machines = [*timers._telling.values(), *timers._asked.values()]
+        asked += bool(timers.telling)
+        machines = [*timers.telling.values(), *timers._asked.values()]
         found: int = first(timers)
         assert found == min((machine.deadline for machine in machines), default=NEVER)
         return found

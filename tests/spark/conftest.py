@@ -1,4 +1,4 @@
-"""One Spark for all tests; where there is no Java, they are skipped and say so."""
+"""One Spark for all tests; without Java they are skipped with a message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBased"
 TRIES, TOO_SLOW = 4, "failed to connect back"  # ten seconds, which cannot be changed
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # half of the time to start
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # halves the time to start
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -39,7 +39,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="session")
 def java() -> None:
-    """Spark could be started."""
+    """Check that Spark can be started."""
     pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'pymq-log[spark]'")
     if shutil.which("java") is None:
         pytest.skip("there is no java: Spark needs Java 17 (openjdk-17-jre-headless)")
@@ -47,7 +47,7 @@ def java() -> None:
 
 @pytest.fixture(scope="session")
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two slots, in which a task may fail twice; stopped with the last test."""
+    """Start a session with two slots, in which a task may fail twice; the last test stops it."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
@@ -82,13 +82,13 @@ def _stop(session: SparkSession) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """Of an embedded queue."""
+    """Return the folder of an embedded queue."""
     return str(tmp_path / "queue")
 
 
 @pytest.fixture
 def checkpoint() -> Iterator[str]:
-    """Of a query; in memory where there is such a place."""
+    """Return the checkpoint folder of a query; in memory where possible."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="pymq-spark-") as found:
         yield found
@@ -107,7 +107,7 @@ def load(spark: SparkSession) -> Callable[..., DataFrame]:
 
 @pytest.fixture
 def stream(spark: SparkSession, checkpoint: str) -> Callable[..., list[list[Any]]]:
-    """Run a query until it has read what is there; returns the rows of each batch."""
+    """Run a query until it has read everything; returns the rows of each batch."""
 
     def stream(url: str, **options: Any) -> list[list[Any]]:
         batches: list[list[Any]] = []
@@ -137,7 +137,7 @@ def run(writer: DataStreamWriter) -> None:
 
 
 def started(writer: DataStreamWriter) -> StreamingQuery:
-    """A query that runs on, and has read what is there."""
+    """Start a query that keeps running; returns once it has read everything."""
     for left in reversed(range(TRIES)):
         query = writer.start()
         try:

@@ -1,6 +1,6 @@
-"""What test_faults.py has a Spark with executors of its own do; it tells what it found as JSON.
+"""The programs of test_faults.py for a Spark with executors of its own; they print JSON.
 
-Nothing of more than 64 KiB can come back to its driver, which can send nothing of more than 1 MiB.
+Its driver can receive no more than 64 KiB of results, and send no more than 1 MiB.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MORE = {
     "spark.speculation.minTaskRuntime": "2s",
     "spark.speculation.quantile": "0.5",
     "spark.deploy.maxExecutorRetries": "-1",
-    "spark.task.maxFailures": "20",  # an executor that dies is a failure of its task
+    "spark.task.maxFailures": "20",  # a dead executor is a failure of its task
 }
 
 
@@ -40,7 +40,9 @@ BATCH = 50  # records of a batch of a query
 
 
 def main(what: str, url: str, package: str, folder: str) -> None:
-    """Do *what*, with executors that have pymq out of *package*, as with ``--py-files``."""
+    """Run the program *what*, with executors that load pymq from *package*, as with
+    ``--py-files``.
+    """
     builder = SparkSession.builder.master("local-cluster[2,1,1024]")
     for name, setting in (SETTINGS | MORE | {"spark.submit.pyFiles": package}).items():
         builder = builder.config(name, setting)
@@ -52,7 +54,7 @@ def main(what: str, url: str, package: str, folder: str) -> None:
 
 
 def queries(spark: SparkSession, url: str, folder: str) -> dict[str, Any]:
-    """Copy topic ``big`` in several queries at once, small batch by batch, while executors die."""
+    """Copy topic ``big`` in several queries at once, in small batches, while executors die."""
     source = spark.readStream.format("pymq").options(url=url, subscribe="big")
     source = source.options(startingOffsets="earliest", maxOffsetsPerTrigger=BATCH)
     running = []
@@ -75,7 +77,7 @@ def queries(spark: SparkSession, url: str, folder: str) -> dict[str, Any]:
 
 
 def kill_an_executor(app: str, turn: int) -> int:
-    """End one of this application's executors; Spark starts another."""
+    """Kill one of this application's executors; Spark starts another."""
     found = []
     for each in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -115,21 +117,21 @@ def write(frame: DataFrame, url: str, topic: str) -> None:
 
 
 def where_pymq_is(_: int) -> str:
-    """The file of the package that a task has imported."""
+    """Return the file of the package that a task has imported."""
     import pymq
 
     return str(pymq.__file__)
 
 
 def is_first() -> bool:
-    """Whether this is the first attempt of task 3."""
+    """Return whether this is the first attempt of task 3."""
     context = TaskContext.get()
     assert context is not None
     return context.partitionId() == 3 and context.attemptNumber() == 0
 
 
 def hang_once(batches: Iterator[Any]) -> Iterator[Any]:
-    """Give everything, and then never end, until somebody else has done it."""
+    """Yield everything, and then hang until another attempt has succeeded."""
     yield from batches
     until = time.monotonic() + WAIT_S
     while is_first() and time.monotonic() < until:
@@ -137,13 +139,13 @@ def hang_once(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def kill_once(batches: Iterator[Any]) -> Iterator[Any]:
-    """Give everything, and then kill the executor."""
+    """Yield everything, and then kill the executor."""
     yield from batches
     if is_first():
         with open(f"/proc/{os.getppid()}/stat", encoding="ascii") as file:
             executor = int(file.read().rpartition(")")[2].split()[1])  # the parent of the daemon
         os.kill(executor, signal.SIGKILL)
-        time.sleep(WAIT_S)  # Whoever has no executor any more ends.
+        time.sleep(WAIT_S)  # A task without an executor ends.
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "spark_pipeline.py"
 
 
 def test_spark_counts_as_we_do(folder: str, load: Callable[..., DataFrame]) -> None:
-    """What the query computes, without its stream."""
+    """The query's computation, without its stream, equals the plain count."""
     from examples.spark_query import hours
 
     flights = read_flights(data_folder())[:5000]
@@ -40,7 +40,7 @@ def test_spark_counts_as_we_do(folder: str, load: Callable[..., DataFrame]) -> N
 
 
 class AtOnce(random.Random):
-    """Chance that waits for nothing."""
+    """Random numbers that make every wait zero."""
 
     def uniform(self, a: float, b: float) -> float:
         return a
@@ -48,7 +48,7 @@ class AtOnce(random.Random):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_query_that_has_counted_all_is_killed_as_often_as_was_asked_for(seed: int) -> None:
-    """It was over before its last kill came, where it is fast."""
+    """A fast query does not end before its last kill."""
     from examples.spark_pipeline import Position, Reaper
 
     reaper, at = Reaper(3, 10, AtOnce(seed)), Position(9, 10, 1000)

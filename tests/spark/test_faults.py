@@ -1,4 +1,4 @@
-"""Executors, brokers and rights that are missing, on a real Spark."""
+"""Dead executors, dead brokers and missing rights, on a real Spark."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
 def test_keys_by_url_and_a_policy(
     spark: SparkSession, secured: Secured, load: Callable[..., DataFrame]
 ) -> None:
-    """Spark reads and writes as somebody, and may do what that one may."""
+    """Spark reads and writes as a principal, with the rights of that principal."""
     with secured.open("root") as mq:
         for topic in ("orders", "others"):
             mq.create_topic(topic)
@@ -66,7 +66,7 @@ def test_keys_by_url_and_a_policy(
 
 
 def in_cluster(what: str, url: str, folder: Path) -> dict[str, Any]:
-    """Have a Spark with executors of its own do something, and tell what it found."""
+    """Run a program on a Spark with executors of its own; returns its findings."""
     script = Path(__file__).with_name("in_cluster.py")
     package = shutil.make_archive(str(folder / "given"), "zip", ROOT, "pymq")
     done = subprocess.run(
@@ -85,7 +85,9 @@ def in_cluster(what: str, url: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_queries_of_one_session_do_not_fence_each_other(java: None, tmp_path: Path) -> None:
-    """Spark commits in any idle process of its driver: four queries fenced themselves in 12 s."""
+    """Spark commits in any idle process of its driver; four queries once fenced themselves
+    in 12 s.
+    """
     count, batches = 5_000, 100
     with processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
         mq.create_topic("big", partitions=2)
@@ -103,10 +105,10 @@ def test_queries_of_one_session_do_not_fence_each_other(java: None, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
-    """What is read and written goes past the driver; a slow task and a dead executor are no matter.
+    """Data bypasses the driver; a slow task and a dead executor do no harm.
 
-    The driver could take no more than 64 KiB of results, and send no more than 1 MiB.
-    Executors have pymq out of the file that they are given.
+    The driver could receive no more than 64 KiB of results, and send no more than 1 MiB. Executors
+    load pymq from the file that they get.
     """
     size, count = 400, 20_000
     with processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:
@@ -118,7 +120,7 @@ def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
         found = in_cluster("writes", cluster.url, tmp_path)
         assert found["read"] == count
         assert all("given.zip" in path for path in found["from"]), found["from"]
-        assert "maxResultSize" in found["collect"]  # It would have been noticed.
+        assert "maxResultSize" in found["collect"]  # Larger results would fail.
         assert values(mq, "copied") == list(range(count))
         assert found["acknowledged"] == 8000
         for topic in ("hung", "produced", "killed"):
@@ -128,7 +130,7 @@ def test_executors_of_their_own(java: None, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_brokers_die_under_a_query(spark: SparkSession, tmp_path: Path, checkpoint: str) -> None:
-    """One after the other is killed while a query reads, stages, decides and copies."""
+    """Brokers are killed one after the other while a query reads, stages, decides and copies."""
     count, is_over = 20_000, threading.Event()
     with processes(tmp_path, brokers=3) as cluster, pymq.open(cluster.url) as mq:
         for topic in ("in", "out"):
@@ -136,7 +138,7 @@ def test_brokers_die_under_a_query(spark: SparkSession, tmp_path: Path, checkpoi
         fill(mq, "in", count)
 
         def kill() -> None:
-            """Kill a broker, start it again, kill the next, until the query has ended."""
+            """Kill a broker, restart it, kill the next, until the query has ended."""
             turn = 0
             while not is_over.wait(2.0):
                 node = cluster.nodes[f"broker-{turn % 3}"]

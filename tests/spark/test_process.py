@@ -1,4 +1,4 @@
-"""Python processes of Spark: what one keeps, need not look through, and answers at once."""
+"""Python processes of Spark: kept clients, cached checks and quick answers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_only_a_process_of_sparks_daemon_stops_looking(monkeypatch: pytest.Monke
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_process_has_one_client_of_a_cluster_and_its_fork_another() -> None:
-    """Tasks follow upon each other in a process, and none of them connects anew."""
+    """Tasks follow each other in a process, and none of them connects again."""
     found = process.client(OPTIONS.url)
     try:
         assert process.client(OPTIONS.url) is found
@@ -113,7 +113,7 @@ def test_tasks_run_in_processes_of_that_daemon(spark: SparkSession) -> None:
         from pymq.spark.process import connections, is_daemons
 
         for _ in batches:
-            assert work.job is None  # It came along.
+            assert work.job is None  # It was pickled with the function.
             with connections() as found:
                 sent = {s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in found}
             yield pa.RecordBatch.from_pydict({"there": [is_daemons()], "prompt": [sent == {1}]})
@@ -142,7 +142,7 @@ def test_a_folder_is_looked_at_again_when_it_has_changed(tmp_path: Path) -> None
         mq.create_topic("new")
         log.look()
         assert log.topics() == ["new", "old"]
-        # What has just changed may change again without a difference in its times.
+        # A recent change may be followed by another one with the same times.
         assert not is_settled(metadata_state(path), time.time_ns())
         mq.delete_topic("old")
         log.look()

@@ -1,4 +1,4 @@
-"""Options, positions, ranges and columns: all that needs no Spark to be wrong."""
+"""Options, positions, ranges and columns: everything that can be tested without Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from pymq.core.batch.compression import codec_number
 from pymq.core.batch.record import EncodedBatch
-from pymq.core.metadata.nodes import PartitionLeader, TopicMetadata
+from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import (
@@ -92,13 +92,13 @@ def test_what_is_wrong_with_a_streams_option(options: dict[str, str], name: str)
 @pytest.mark.parametrize("ending", [False, True])
 @pytest.mark.parametrize("kind", ["Offsets", "OffsetsByTimestamp"])
 def test_a_partition_that_is_not_read_is_told_with_its_option(kind: str, *, ending: bool) -> None:
-    """Of times it was said that the option for offsets was wrong."""
+    """The error names the option of the missing partition, for times and for offsets."""
     name = f"{'ending' if ending else 'starting'}{kind}"
     found = {**URL, "subscribe": "t", name: '{"t": {"9": 1}}'}
     options = source_options(found, is_stream=False)
     bounds = Bounds({("t", "0"): 0}, {("t", "0"): 5}, {"t": "id"})
     where = options.ending if ending else options.starting
-    nothing: Any = None  # It is wrong before any log is asked.
+    nothing: Any = None  # The option is refused before the log is read.
     with pytest.raises(ConfigError, match=f"option '{name}' names partition t/9"):
         resolve(nothing, bounds, where, is_end=ending, options=options)
 
@@ -124,7 +124,7 @@ def test_what_is_wrong_with_a_sinks_option(options: dict[str, str], name: str) -
 
 
 def test_options_as_spark_hands_them_over() -> None:
-    """In lower case, all of them text."""
+    """Spark passes them in lower case, all as text."""
     found = source_options(
         {**URL, "assign": '{"t": [0, "b"]}', "startingoffsets": '{"t": {"0": 5, "b": -2}}'},
         is_stream=True,
@@ -147,7 +147,7 @@ def test_options_as_spark_hands_them_over() -> None:
     st.randoms(),
 )
 def test_a_position_is_one_text(offsets: dict[tuple[str, str], int], random: Any) -> None:
-    """However it came to be, it is the same JSON, and it comes back from it."""
+    """Equal positions are equal JSON, and parse back."""
     ids = {topic: topic * 3 for topic, _ in offsets}
     items = list(offsets.items())
     random.shuffle(items)
@@ -240,7 +240,7 @@ EQUAL = st.binary(min_size=3, max_size=3)
 
 @st.composite
 def batches(draw: st.DrawFn) -> EncodedBatch:
-    """Any batch that can be in a log, also compacted and compressed."""
+    """Return any batch that can be in a log, also compacted and compressed."""
     count = draw(st.integers(1, 12))
 
     def column(items: st.SearchStrategy[Any]) -> Any:
@@ -267,7 +267,7 @@ def batches(draw: st.DrawFn) -> EncodedBatch:
 def test_arrow_columns_are_those_of_the_records(
     found: list[EncodedBatch], start: int, end: int
 ) -> None:
-    """The dumbest conversion there is, a row a record, gives the same."""
+    """The simplest conversion, a row a record, gives the same."""
     names = list(columns.FIELDS)
     schema = columns.arrow_schema(columns.schema(has_headers=True))
     gathered, expected = columns.ArrowColumns(names, schema), []
@@ -348,7 +348,7 @@ def test_rows_may_name_topic_partition_and_time() -> None:
 
 
 def test_a_time_that_the_topic_does_not_take_is_refused_by_the_task() -> None:
-    """A batch that is decided has to be taken: its query could never go on."""
+    """A task refuses a time that the topic refuses: a decided batch must be accepted later."""
     rows = Rows({"t": topic("t", "0")}.__getitem__, lambda: 7, "t")
     hour = 3_600_000
     for millis, is_refused in ((hour + 7, False), (hour + 8, True)):
@@ -362,7 +362,7 @@ def test_a_time_that_the_topic_does_not_take_is_refused_by_the_task() -> None:
 
 
 def test_a_header_without_a_key_is_refused() -> None:
-    """It was written, and made the partition unreadable for everybody."""
+    """A header without a key is refused, since it would make the partition unreadable."""
     headers = pa.array(
         [None, [{"key": "h", "value": b"1"}, {"key": None, "value": b"2"}]],
         columns.TYPES["headers"],
@@ -374,7 +374,7 @@ def test_a_header_without_a_key_is_refused() -> None:
 
 
 def test_headers_count_for_the_largest_record() -> None:
-    """The stage took such a record, it was decided, and no broker ever took the copy."""
+    """The task refuses such a record; once staged and decided, no broker would accept its copy."""
     rows = Rows({"t": topic("t", "0", limit=100)}.__getitem__, lambda: 7, "t")
     headers = pa.array([None, [{"key": "h", "value": bytes(100)}]], columns.TYPES["headers"])
     with pytest.raises(RecordTooLarge, match="102 bytes"):
@@ -382,7 +382,7 @@ def test_headers_count_for_the_largest_record() -> None:
 
 
 def test_what_a_record_takes_beside_its_bytes_counts_as_at_a_broker() -> None:
-    """Each of very many headers costs a byte or two to tell where it ends."""
+    """The size of a record includes a byte or two for the length of each header."""
     rows = Rows({"t": topic("t", "0", limit=1000)}.__getitem__, lambda: 7, "t")
     headers = pa.array([[{"key": "h", "value": b""}] * 900], columns.TYPES["headers"])
     list(rows.add(pa.record_batch({"value": ["a"], "headers": headers})))
@@ -441,7 +441,7 @@ def test_long_columns_become_several_batches() -> None:
 
 
 def progress(*sources: tuple[str | None, str | None]) -> StreamingQueryProgress:
-    """What a query tells of itself: for each source the end of its last batch, and the latest."""
+    """Return a query's report: for each source the end of its last batch, and the latest offset."""
     found: dict[str, Any] = dict.fromkeys(("id", "runId"), "00000000-0000-0000-0000-000000000000")
     found |= {"name": None, "timestamp": "", "batchId": 0, "batchDuration": 0, "durationMs": {}}
     found |= {"stateOperators": [], "observedMetrics": {}, "eventTime": {}}
@@ -455,7 +455,7 @@ def progress(*sources: tuple[str | None, str | None]) -> StreamingQueryProgress:
 
 
 def at(**topics: int) -> str:
-    """A position in partition 0 of some topics."""
+    """Return a position in partition 0 of some topics."""
     ids = dict.fromkeys(topics, "id")
     return json.dumps(Position(ids, {(t, "0"): n for t, n in topics.items()}).to_json())
 

@@ -1,4 +1,4 @@
-"""Blocks to play with, and a file system that fails when told to."""
+"""Blocks for tests, and a file system with planned failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ BLOCK = BlockId("ab" * 16, 3, 7)
 def batch(
     offset: int, count: int = 3, *, epoch: int = 1, size: int = 20, durable: int | None = None
 ) -> EncodedBatch:
-    """*count* records, with keys and times; all before them is durable unless said otherwise."""
+    """Return *count* records with keys and times; all before them is durable unless given
+    otherwise.
+    """
     numbers = range(offset, offset + count)
     made = EncodedBatch.encode(
         [b"value %d " % number + bytes(size) for number in numbers],
@@ -31,7 +33,7 @@ def batch(
 
 
 def raw(batches: Sequence[EncodedBatch]) -> bytes:
-    """The bytes of *batches*."""
+    """Return the bytes of *batches*."""
     return b"".join(bytes(one.head) + bytes(one.body) for one in batches)
 
 
@@ -47,7 +49,7 @@ def fill(path: Path, count: int, *, block: BlockId = BLOCK, start: int = 0) -> l
 
 
 def file_of(path: Path, block: BlockId = BLOCK, suffix: str = ".block") -> Path:
-    """The path of one of the block's files."""
+    """Return the path of one of the block's files."""
     folder = path / "blocks" / block.topic_id / str(block.partition)
     return folder / f"{block.number:08d}{suffix}"
 
@@ -62,7 +64,7 @@ def recover(path: Path, *, is_open: bool = True, start: int = 0) -> Recovered | 
 
 
 class FaultyFiles(OsFiles):
-    """The real file system, failing at the operations in ``faults`` as often as they say."""
+    """The real file system, with failures of the operations in ``faults``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +86,7 @@ class FaultyFiles(OsFiles):
         if self.room is None:
             return super().pwritev(handle, buffers, position)
         data = b"".join(buffers)
-        there = max(self.size(handle) - position, 0)  # overwriting takes no room
+        there = max(self.size(handle) - position, 0)  # overwriting takes no space
         part = data[: there + self.room]
         self.room -= max(len(part) - there, 0)
         super().pwritev(handle, [part], position)

@@ -1,4 +1,4 @@
-"""What a partition says about how much was durable when it stamped a batch."""
+"""The durable end that a partition stamps on each batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pymq.core.batch.header import MAGIC, Header
 
 
 def headers(folder: Path) -> list[Header]:
-    """The headers of the batches in all blocks, in order."""
+    """Return the headers of the batches in all blocks, in order."""
     found: list[Header] = []
     for path in sorted(folder.glob("blocks/*/0/*.block")):
         data = path.read_bytes()
@@ -38,7 +38,7 @@ def test_synced_appends_attest_each_other(tmp_path: Path) -> None:
 def test_without_syncs_nothing_is_attested(tmp_path: Path) -> None:
     found = produce(tmp_path, 5, fsync="os")
     assert [header.durable for header in found] == [0] * 5
-    # What recovery or a checkpoint found good is durable.
+    # Data that recovery or a checkpoint found good is durable.
     assert [header.durable for header in produce(tmp_path, 2)[5:]] == [5, 5]
 
 

@@ -1,4 +1,4 @@
-"""Power fails at any operation of the disk: what was promised to be durable is there afterwards."""
+"""Power fails at any disk operation: data that was confirmed as durable is there afterwards."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from pymq.store.file import appending
 from pymq.store.file import states as states_module
 from pymq.store.file.file_store import FileStore
 from pymq.testing.simulation.disk import PowerCut, SimDisk
+from tests.seeds import seeds
 from tests.store.helpers import batch
 
 BLOCKS = [BlockId("cd" * 16, i // 2, i % 2) for i in range(4)]
 
 
 class Life:
-    """One broker's store, over many power cuts; knows what must be there and what may be."""
+    """One broker's store over many power cuts; it knows which data must and which may be there."""
 
     def __init__(
         self,
@@ -46,23 +47,23 @@ class Life:
         group: int = 2,
         faulty: float = 0.0,
     ) -> None:
-        self.faulty = faulty  # how often something of the disk fails
-        self.synced = synced  # how many of the appends ask for a sync
+        self.faulty = faulty  # how often a disk operation fails
+        self.synced = synced  # how many of the appends request a sync
         self.group = group  # at most so many batches in one write
         self.dice = random.Random(seed)
         self.disk = SimDisk(holes=holes)
         self.safe: dict[BlockId, list[EncodedBatch]] = {block: [] for block in BLOCKS}
         self.seen: dict[BlockId, list[EncodedBatch]] = {block: [] for block in BLOCKS}
-        # What each block held before a cut that may or may not have been made when the power fails.
+        # The content of each block before a cut that may or may not be done when the power fails.
         self.uncut: dict[BlockId, list[EncodedBatch]] = {}
         self.states: dict[BlockId, bytes] = {}
-        self.saving: dict[BlockId, bytes] = {}  # the states that a write under way is to save
+        self.saving: dict[BlockId, bytes] = {}  # the states in the pending write
         self.failures = 0
         self.sealed: set[BlockId] = set()
         self.epoch = 1
 
     def live(self, times: int) -> None:
-        """Work until the power fails, again and again; what was promised is there each time."""
+        """Work until the power fails, again and again; check the confirmed data each time."""
         for _ in range(times):
             self.run()
         self.disk.cut_in = -1
@@ -79,7 +80,7 @@ class Life:
         except PowerCut:
             pass
         if self.dice.random() < 0.2:
-            self.disk.kill()  # what was written is there, and must be made durable
+            self.disk.kill()  # written data is there, and must be made durable
         else:
             self.disk.crash(self.dice)
 
@@ -108,7 +109,7 @@ class Life:
         after = len(batches) - len(found.headers)
         if found.snapshot is not None:
             assert found.snapshot == b"%d" % after, "the snapshot is not as of its place"
-        # What was recovered is durable now: a leader counts it.
+        # Recovered data is durable: a leader counts it.
         self.safe[block] = self.seen[block] = batches
         state = self.states.get(block)
         assert found.state in (state, self.saving.get(block, state)), "a state was lost or torn"
@@ -116,7 +117,7 @@ class Life:
             self.states[block] = found.state
 
     def break_something(self) -> None:
-        """Of a block, of the states, or of either; once, and sometimes again."""
+        """Make operations fail for a block, for the states, or for either, once or repeatedly."""
         if self.dice.random() < 0.3:
             self.disk.room = self.dice.randrange(1_000)
         for _ in range(self.dice.randrange(3)):
@@ -125,7 +126,9 @@ class Life:
             self.disk.fail(operation, path=self.dice.choice(("/cd", "states", "")), rng=rng)
 
     def fail(self, store: FileStore, failed: list[WriteFailed]) -> None:
-        """The disk has failed: each block is recovered, and may be as before or as now."""
+        """Recover each block after a disk failure; it may be as before or as after the
+        operation.
+        """
         self.failures += 1
         errors = {one.block: one for one in failed}
         for block in BLOCKS:
@@ -153,7 +156,7 @@ class Life:
             batches = seen[block]
             if self.dice.random() < 0.3:
                 self.saving[block] = self.dice.randbytes(self.dice.choice((9, 9, 700)))
-            if kind == "follow":  # a follower's log is cut and goes on in one turn
+            if kind == "follow":  # a follower's log is cut and continues in one turn
                 self.uncut[block] = list(batches)
                 del batches[self.dice.randrange(len(batches) + 1) :]
                 end = batches[-1].end_offset if batches else 0
@@ -177,7 +180,7 @@ class Life:
                 del batches[self.dice.randrange(len(batches)) :]
                 end = batches[-1].end_offset if batches else 0
                 writes.append(Truncate(block, end))
-                # Before the power fails it may be cut or not: only what stays is promised.
+                # The cut may be done or not when the power fails: only the rest is promised.
                 self.safe[block] = self.safe[block][: len(batches)]
                 safe[block] = list(batches)
             else:
@@ -212,40 +215,40 @@ class Life:
 
 @pytest.fixture(params=[False, True])
 def reserve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeros are written ahead of small blocks, too; or only of large ones."""
+    """Parametrize: zeros are written ahead of small blocks too, or only of large ones."""
     if request.param:
         monkeypatch.setattr(appending, "RESERVE_FROM", 64)
     monkeypatch.setattr(states_module, "REWRITE_FROM", 2_000)
 
 
 @pytest.mark.usefixtures("reserve")
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(30, 150))
 def test_what_was_synced_survives_power_cuts(seed: int) -> None:
     Life(seed, holes=False).live(times=12)
 
 
 @pytest.mark.usefixtures("reserve")
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(20, 100))
 def test_sectors_may_be_written_in_any_order(seed: int) -> None:
-    """What was synced is there, and no block is refused."""
+    """After sectors were written in any order, synced data is there and no block is refused."""
     Life(1_000 + seed, holes=True).live(times=8)
 
 
 @pytest.mark.usefixtures("reserve")
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(20, 100))
 def test_a_power_cut_amid_unsynced_groups_refuses_no_block(seed: int) -> None:
-    """The harsh one: long runs that nobody synced, their sectors written in any order.
+    """The hardest case: long runs without a sync, their sectors written in any order.
 
-    What was synced is always there; and since each batch says what was durable when it was made,
-    the rest is never taken for damage.
+    Synced data is always there. Each batch has the durable end of its time, so the rest never
+    counts as damage.
     """
     Life(2_000 + seed, holes=True, synced=0.1, group=8).live(times=12)
 
 
 @pytest.mark.usefixtures("reserve")
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(20, 100))
 def test_what_was_synced_survives_disks_that_fail(seed: int) -> None:
-    """Syncs that fail and lie, disks that fill up, and then the power goes as well."""
+    """Synced data survives syncs that fail or lie, full disks, and then a power cut."""
     Life(3_000 + seed, holes=True, faulty=0.2).live(times=8)
 
 
@@ -253,10 +256,10 @@ FOLLOWER = BLOCKS[0]
 
 
 def follower(disk: SimDisk, dice: random.Random, *, is_stamped_anew: bool) -> FileStore | None:
-    """Recover a follower and feed it, unsynced, from a leader whose disk has everything.
+    """Recover a follower and feed it, without syncs, from a leader whose disk has everything.
 
     Returns:
-        None when recovery refuses what it finds.
+        None when recovery refuses the file.
     """
     store = FileStore("/data", files=disk)
     found = store.recover(FOLLOWER, 0, True)
@@ -277,7 +280,9 @@ def follower(disk: SimDisk, dice: random.Random, *, is_stamped_anew: bool) -> Fi
 
 @pytest.mark.parametrize("is_stamped_anew", [True, False])
 def test_a_follower_must_stamp_what_its_leader_sends(is_stamped_anew: bool) -> None:
-    """With its leader's stamps a power cut would look like damage."""
+    """A follower must stamp batches itself: with its leader's stamps a power cut would look like
+    damage.
+    """
     refused = 0
     for seed in range(60):
         dice, disk = random.Random(seed), SimDisk()
@@ -290,7 +295,7 @@ def test_a_follower_must_stamp_what_its_leader_sends(is_stamped_anew: bool) -> N
 
 
 def script() -> Iterator[tuple[list[Write], int, bytes | None]]:
-    """Turns of a follower; with each the end that is durable after it, and the state."""
+    """Return turns of a follower, each with the durable end and the state after it."""
     one = BLOCKS[0]
     yield [CreateBlock(one, 0, "t", "p"), SaveState(one, b"0")], 0, b"0"
     yield [Append(one, [batch(0), batch(3)], True), SaveState(one, b"1")], 6, b"1"
@@ -305,7 +310,7 @@ def script() -> Iterator[tuple[list[Write], int, bytes | None]]:
 
 
 def test_power_may_fail_at_every_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them in turn, and each time many ways in which the disk may be left."""
+    """The power fails at every operation in turn, with many possible states of the disk."""
     monkeypatch.setattr(states_module, "REWRITE_FROM", 300)
     steps = [([], 0, None), *script()]
     at = 0
@@ -339,7 +344,7 @@ def test_power_may_fail_at_every_operation(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def survives_being_killed(disk: SimDisk, seed: int) -> None:
-    """Its process has died and another goes on: what that one was promised outlives a power cut."""
+    """Check that the next process keeps through a power cut what the killed one had confirmed."""
     store = FileStore("/data", files=disk)
     found = store.recover(BLOCKS[0], 0, True)
     assert isinstance(found, Recovered)
@@ -352,9 +357,9 @@ def survives_being_killed(disk: SimDisk, seed: int) -> None:
     assert (again.end, again.state) == (more.end_offset, b"9")
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(20, 60))
 def test_compaction_and_removal_survive_power_cuts(seed: int) -> None:
-    """A compacted block is there as before or as after, and a removed one never half."""
+    """A compacted block is there in its old or its new form, and a removed one never in half."""
     dice = random.Random(seed)
     disk = SimDisk()
     first, second = BLOCKS[:2]

@@ -1,4 +1,4 @@
-"""Disks that fill up, refuse and fail: nothing acknowledged is lost, and errors say what to do."""
+"""Full and failing disks: no acknowledged record is lost, and errors name the next step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def files() -> FaultyFiles:
 
 @pytest.fixture
 def store(tmp_path: Path, files: FaultyFiles) -> Iterator[FileStore]:
-    """A store with one batch in BLOCK and OTHER each."""
+    """Make a store with one batch each in BLOCK and OTHER."""
     store = FileStore(str(tmp_path), files=files)
     for block in (BLOCK, OTHER):
         assert not store.write([CreateBlock(block, 0, "t", "p"), Append(block, [batch(0)], True)])
@@ -49,7 +49,7 @@ def store(tmp_path: Path, files: FaultyFiles) -> Iterator[FileStore]:
 
 
 def test_a_full_disk(store: FileStore, files: FaultyFiles) -> None:
-    """The write is undone, the block stays usable, other blocks go on."""
+    """The store undoes the write; the block stays usable, and other blocks continue."""
     for room in (0, 1, 100, batch(3).size, 2 * batch(3).size - 1):
         files.room = room
         (failed,) = store.write([Append(BLOCK, [batch(3), batch(6)], sync=True)])
@@ -116,7 +116,9 @@ def test_a_write_that_cannot_be_undone_is_fatal(store: FileStore, files: FaultyF
 
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_a_failed_sync_is_fatal(store: FileStore, files: FaultyFiles, side_by_side: bool) -> None:
-    """A second sync would succeed and mean nothing, so there is none."""
+    """After a failed sync the store never syncs again, since a second one would succeed and mean
+    nothing.
+    """
     files.faults["sync"] = [errno.EIO]
     writes = [Append(BLOCK, [batch(3)], True)]
     failed = store.write([*writes, Append(OTHER, [batch(3)], True)] if side_by_side else writes)
@@ -161,7 +163,7 @@ def test_a_failed_sync_of_a_new_file_is_fatal(
 
 
 def test_a_failed_sync_when_a_file_is_closed_is_not_forgotten(tmp_path: Path) -> None:
-    """The file is closed to open another; the error comes with the next write."""
+    """If a sync fails when another file needs the handle, the next write raises the error."""
     files = FaultyFiles()
     store = FileStore(str(tmp_path), files=files, handles_max=1)
     for block in (BLOCK, OTHER):
@@ -183,7 +185,7 @@ def test_closing_reports_a_failed_sync(tmp_path: Path) -> None:
     files.faults["sync"] = [errno.EIO]
     with pytest.raises(StoreError, match="sync"):
         store.close()
-    FileStore(str(tmp_path)).close()  # the lock was given back all the same
+    FileStore(str(tmp_path)).close()  # the lock was released all the same
 
 
 def test_an_unreadable_block(store: FileStore, files: FaultyFiles) -> None:
@@ -195,9 +197,9 @@ def test_an_unreadable_block(store: FileStore, files: FaultyFiles) -> None:
 
 
 def test_a_block_that_cannot_be_recovered_now(store: FileStore, files: FaultyFiles) -> None:
-    """It can be the next time; but after a failed sync nobody is to go on without a restart.
+    """A block may recover on the next try; after a failed sync it needs a restart.
 
-    And of what somebody has done to the files he is to be told.
+    If an administrator must repair the files, the error says so.
     """
     for fault, number, is_fatal in (
         ("pread", errno.EIO, False),
@@ -238,7 +240,7 @@ def test_too_many_open_files(store: FileStore, files: FaultyFiles) -> None:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Path]:
-    """An empty file system of 1 MiB."""
+    """Return an empty file system of 1 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
@@ -282,7 +284,9 @@ def test_a_folder_that_cannot_be_written(mount: Path) -> None:
 
 
 def test_a_folder_of_someone_else() -> None:
-    """Root may write anywhere, so it becomes nobody; who is not root may not write either."""
+    """Root may write anywhere, so root becomes the user nobody; other users may not write
+    anyway.
+    """
     become = "os.setuid(65534); " if os.geteuid() == 0 else ""
     code = f"import os, sys; from pymq.store.file.file_store import FileStore; {become}"
     code += "FileStore(sys.argv[1])"

@@ -1,4 +1,4 @@
-"""What is done to many blocks at once costs by block, not by block and file beside it."""
+"""Work on many blocks at once costs one operation a block, not one for each of its files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOPIC = "0123456789abcdef0123456789abcdef"
 
 
 class Counting(OsFiles):
-    """Counts what is asked of the file system."""
+    """Files that count their operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def filled(path: Path, files: Counting, blocks: int) -> FileStore:
 
 
 def test_retention_of_many_blocks_lists_and_syncs_their_folder_once(tmp_path: Path) -> None:
-    """It did so for each of them: 5,000 took 16 s in one turn of a broker."""
+    """Retention lists and syncs a folder once for all blocks; once for each took 16 s for 5,000."""
     files = Counting()
     store = filled(tmp_path, files, 50)
     assert not store.write([RemoveBlock(BlockId(TOPIC, 0, number)) for number in range(49)])

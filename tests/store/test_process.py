@@ -1,4 +1,4 @@
-"""Processes that die or meet, and how much a store takes: kill -9, locks, ten thousand blocks."""
+"""Processes that die or meet, and the size of a store: kill -9, locks, ten thousand blocks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def start(code: str, path: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def test_kill_9_while_writing(tmp_path: Path) -> None:
-    """Again and again on the same block: every acknowledged record is there."""
+    """After each kill -9 during writes to one block, every acknowledged record is there."""
     answered = end = 0
     for delay in (1, 3, 30, 100):
         with start(WRITER, tmp_path) as process:
@@ -136,7 +136,9 @@ sys.stdin.readline()
 
 @pytest.mark.parametrize("closes", [(), ("closes",)])
 def test_a_forked_child_does_not_keep_the_folder(closes: tuple[str, ...], tmp_path: Path) -> None:
-    """Whoever had begun a pool of processes could not open his folder again, nor his successor."""
+    """Child processes do not keep the folder from being reopened by this process or its
+    successor.
+    """
     with start(LEFT_BEHIND, tmp_path, *closes) as process:
         assert process.stdout
         assert process.stdout.readline() == "locked\n"
@@ -163,7 +165,7 @@ print("again", flush=True)
 
 
 def test_a_child_in_the_midst_of_its_fork_does_not_keep_the_folder(tmp_path: Path) -> None:
-    """As one has the lock, too, that is about to become another program."""
+    """A child between fork and exec has the lock, and does not keep it."""
     with start(HALF_FORKED, tmp_path) as process:
         assert process.stdout
         assert process.stdout.read() == "again\n"
@@ -194,7 +196,7 @@ def test_a_dead_processes_children_do_not_keep_the_folder(tmp_path: Path) -> Non
         assert process.stdout.readline() == "open\n"
         process.kill()
         process.wait()
-        FileStore(str(tmp_path)).close()  # The child lives as long as its input does.
+        FileStore(str(tmp_path)).close()  # The child lives as long as its input is open.
 
 
 FORKER = """
@@ -220,7 +222,7 @@ print("parent", flush=True)
 
 
 def test_syncing_side_by_side_survives_a_fork(tmp_path: Path) -> None:
-    """The child has none of the parent's threads."""
+    """Parallel syncs survive a fork, though the child has none of the parent's threads."""
     with start(FORKER, tmp_path) as process:
         assert process.stdout
         assert process.stdout.read() == "child\nparent\n"
@@ -244,7 +246,7 @@ def syncing() -> list[str]:
 
 
 def test_ten_thousand_idle_blocks(tmp_path: Path) -> None:
-    """No file, and less than 1 KiB each."""
+    """Idle blocks take no file, and less than 1 KiB each."""
     store = FileStore(str(tmp_path))
     blocks = [BlockId("cd" * 16, i, 0) for i in range(10_000)]
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Zeros written ahead of small synced appends: never seen by anybody, never in the way."""
+"""Zeros written ahead of small synced appends: never read as data, never an obstacle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def files() -> FaultyFiles:
 def store(
     tmp_path: Path, files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FileStore]:
-    """A store whose BLOCK has three batches and zeros behind them."""
+    """Make a store whose BLOCK has three batches and zeros behind them."""
     monkeypatch.setattr(appending, "RESERVE_FROM", 300)
     store = FileStore(str(tmp_path / "store"), files=files)
     assert not store.write([CreateBlock(BLOCK, 0, "t", "p")])
@@ -54,14 +54,14 @@ def used(*offsets: int) -> int:
 
 
 def zeros(store: FileStore) -> int:
-    """How many zeros are at the end of BLOCK's file, behind its last batch."""
+    """Return how many zeros are in BLOCK's file behind its last batch."""
     data = file_of(Path(store.path)).read_bytes()
     last = data.rindex(b"PMQB")
     return len(data) - last - int.from_bytes(data[last + 32 : last + 36], "little")
 
 
 def crashed(store: FileStore, to: Path) -> Path:
-    """The folder as a killed process leaves it."""
+    """Return the folder as a killed process leaves it."""
     return shutil.copytree(store.path, to)
 
 
@@ -178,7 +178,7 @@ def test_zeros_do_not_hide_what_a_checkpoint_knew(store: FileStore, tmp_path: Pa
 
 
 def test_what_is_behind_zeros_is_judged(store: FileStore, tmp_path: Path) -> None:
-    """A torn write into the zeros is cut; a batch that says all before it was durable is not."""
+    """A torn write into the zeros is cut; a batch that attests earlier data as durable is not."""
     for durable, end in ((9, 9), (10, None)):
         path = crashed(store, tmp_path / str(durable))
         data = bytearray(file_of(path).read_bytes())
@@ -196,7 +196,7 @@ def test_what_is_behind_zeros_is_judged(store: FileStore, tmp_path: Path) -> Non
 
 
 def test_a_full_disk_does_without(store: FileStore, files: FaultyFiles) -> None:
-    """There is room for the records, not for the zeros: the appends go on."""
+    """With space for the records but not for the zeros, the appends succeed."""
     end = 9
     files.room = 3 * batch(0).size
     length = file_of(Path(store.path)).stat().st_size
@@ -234,7 +234,7 @@ def test_a_failed_append_into_the_zeros_is_undone(store: FileStore, files: Fault
 def test_a_seal_that_cannot_cut_off_the_zeros_may_be_asked_for_again(
     store: FileStore, files: FaultyFiles
 ) -> None:
-    """A partition seals when all is written, so it loses nothing of what it knows by that."""
+    """A seal that cannot cut the zeros may be retried, and loses nothing."""
     files.faults["truncate"] = [errno.EIO]
     (failed,) = store.write([SealBlock(BLOCK)])
     assert not failed.fatal

@@ -1,4 +1,4 @@
-"""A folder may come from somebody else: what is in it need not be what a store has written."""
+"""A hostile folder: its files need not be what a store has written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STRANGE = [replace_by_pipe, make_sparse, replace_by_link]
 @pytest.mark.parametrize("change", STRANGE)
 @pytest.mark.timeout(30)
 def test_a_block_that_is_no_regular_file_is_refused(change: object, tmp_path: Path) -> None:
-    """Opening a pipe waited for ever, and reading 1 TiB of nothing nearly so."""
+    """A pipe, which would block forever, or a sparse file of 1 TiB is refused."""
     assert callable(change)
     fill(tmp_path, 3)
     change(file_of(tmp_path))
@@ -68,7 +68,7 @@ def test_what_is_beside_a_block_is_looked_at_with_care(
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    """The process id was written over whatever the link led to."""
+    """The store does not write its process id over the link's target."""
     fill(tmp_path / "data", 1)
     precious = tmp_path / "precious"
     precious.write_text("precious")
@@ -82,7 +82,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_verify_does_not_look_at_blocks_elsewhere(tmp_path: Path) -> None:
-    """It said "clean" of blocks that are not in the folder."""
+    """verify() does not report "clean" for blocks outside the folder."""
     fill(tmp_path / "data", 1)
     blocks = tmp_path / "data" / "blocks"
     blocks.rename(tmp_path / "elsewhere")
@@ -100,7 +100,7 @@ def test_no_block_lies_outside_of_its_store(topic_id: str, tmp_path: Path) -> No
 
 
 def test_files_are_not_for_others(tmp_path: Path) -> None:
-    """Records could be read past the policy by any user of the machine."""
+    """Files are not readable by other users, who could read records past the policy."""
     before = os.umask(0)
     try:
         fill(tmp_path / "data", 3)
@@ -129,6 +129,6 @@ def test_metadata_that_is_no_file_of_ours_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_block_is_where_its_store_puts_it(tmp_path: Path) -> None:
-    """The tests above look at the right file."""
+    """The tests above use the right file."""
     fill(tmp_path, 1)
     assert str(file_of(tmp_path)) == Folder(str(tmp_path), OsFiles()).file(BLOCK)

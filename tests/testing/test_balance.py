@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pymq.client.client import Client
+from pymq.client.option_types import Acks
 from pymq.testing import Cluster
 from tests.simulator.whole import check_whole
 
@@ -32,7 +33,7 @@ def storm(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
-def test_leaders_are_even_again_after_a_storm_and_no_send_fails(acks: str) -> None:
+def test_leaders_are_even_again_after_a_storm_and_no_send_fails(acks: Acks) -> None:
     with Cluster(brokers=3, seed=4, leader_balance_ms=EVERY_MS) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=12, replicas=3, acks=acks)
@@ -58,7 +59,7 @@ def test_leaders_are_even_again_after_a_storm_and_no_send_fails(acks: str) -> No
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
-def test_an_administrator_has_it_done_at_once(acks: str) -> None:
+def test_an_administrator_has_it_done_at_once(acks: Acks) -> None:
     with Cluster(brokers=3, seed=5, leader_balance_ms=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=9, replicas=3, acks=acks)

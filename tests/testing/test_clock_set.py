@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pymq.client.option_types import Acks
 from pymq.testing import Cluster
 
 DAYS_S = 3 * 24 * 3600
@@ -11,7 +12,9 @@ DAYS_S = 3 * 24 * 3600
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 @pytest.mark.parametrize("brokers", [1, 3])
-def test_a_producer_whose_broker_is_set_ahead_goes_on_where_it_was(acks: str, brokers: int) -> None:
+def test_a_producer_whose_broker_is_set_ahead_goes_on_where_it_was(
+    acks: Acks, brokers: int
+) -> None:
     """A leader whose clock is set ahead has heard the producer just now, and not days ago.
 
     Found by seed 984 of ``all`` (5 s): the roll forgot the producer, whose next batch began at 0.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from pymq.client.option_types import Acks
 from pymq.core.batch.batch_sequence import split
 from pymq.testing import Cluster
 
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
-def test_every_replica_compacts(acks: str) -> None:
+def test_every_replica_compacts(acks: Acks) -> None:
     """None did: the block that was sealed last was never whole yet when they looked."""
     with Cluster(brokers=3, seed=7) as cluster:
         mq = cluster.client()

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from pymq.client.option_types import Acks
 from pymq.core.batch.batch_sequence import split
 from pymq.errors import CorruptBlock
 from pymq.testing import Cluster
@@ -13,7 +14,7 @@ from pymq.testing import Cluster
 RECORDS = [b"%03d" % number + bytes(900) for number in range(20)]
 
 
-def begin(cluster: Cluster, replicas: int, acks: str) -> None:
+def begin(cluster: Cluster, replicas: int, acks: Acks) -> None:
     """Make a topic with a partition of several blocks."""
     mq = cluster.client()
     mq.create_topic("t", replicas=replicas, acks=acks, block_bytes=4096)
@@ -37,7 +38,7 @@ def damage(cluster: Cluster, name: str) -> str:
 
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
-def test_the_only_copy_is_missed_by_its_readers_alone(acks: str) -> None:
+def test_the_only_copy_is_missed_by_its_readers_alone(acks: Acks) -> None:
     """The whole partition failed, read or written; or what followed the damage was cut off."""
     with Cluster(brokers=1, seed=3) as cluster:
         begin(cluster, 1, acks)
@@ -60,7 +61,7 @@ def test_the_only_copy_is_missed_by_its_readers_alone(acks: str) -> None:
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 @pytest.mark.parametrize("leads", [False, True])
-def test_a_copy_is_repaired_from_another_broker(acks: str, leads: bool) -> None:
+def test_a_copy_is_repaired_from_another_broker(acks: Acks, leads: bool) -> None:
     """And whoever has it leads or follows meanwhile as ever."""
     with Cluster(brokers=3, seed=3) as cluster:
         begin(cluster, 3, acks)

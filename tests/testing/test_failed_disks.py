@@ -8,12 +8,17 @@ import pytest
 
 import pymq
 from pymq.client.client import Client
+from pymq.client.option_types import Acks
 from pymq.client.producer.delivery import Delivery
-from pymq.core.metadata.nodes import PartitionDescription
+from pymq.core.metadata.descriptions import PartitionDescription
 from pymq.testing import Cluster
 
 RECORDS = 20
-LIMITS = {"raft": 1.0, "leader": 3.0, "none": 3.0}  # seconds until it can be written again
+LIMITS: dict[Acks, float] = {
+    "raft": 1.0,
+    "leader": 3.0,
+    "none": 3.0,
+}  # seconds until it can be written again
 MODES = sorted(LIMITS)
 
 
@@ -22,7 +27,7 @@ def described(mq: Client) -> PartitionDescription:
     return partition
 
 
-def led(cluster: Cluster, acks: str) -> tuple[Client, str]:
+def led(cluster: Cluster, acks: Acks) -> tuple[Client, str]:
     """A topic with records; returns a client, and who leads."""
     mq = cluster.client()
     mq.create_topic("t", partitions=1, replicas=3, acks=acks, fsync="always")
@@ -37,7 +42,7 @@ def led(cluster: Cluster, acks: str) -> tuple[Client, str]:
 @pytest.mark.parametrize("what", ["sync", "write"])
 @pytest.mark.parametrize("acks", MODES)
 @pytest.mark.parametrize("seed", range(4))
-def test_a_write_that_fails_is_a_leader_that_hands_over(acks: str, what: str, seed: int) -> None:
+def test_a_write_that_fails_is_a_leader_that_hands_over(acks: Acks, what: str, seed: int) -> None:
     """Nobody restarts the broker, and no send fails or is there twice."""
     with Cluster(brokers=3, zkservers=1, seed=seed) as cluster:
         mq, leader = led(cluster, acks)
@@ -55,7 +60,7 @@ def test_a_write_that_fails_is_a_leader_that_hands_over(acks: str, what: str, se
 
 
 @pytest.mark.parametrize("acks", MODES)
-def test_a_failed_replica_is_shown_and_leaves_the_in_sync_set(acks: str) -> None:
+def test_a_failed_replica_is_shown_and_leaves_the_in_sync_set(acks: Acks) -> None:
     with Cluster(brokers=3, zkservers=1, seed=1) as cluster:
         mq, leader = led(cluster, acks)
         found = described(mq)
@@ -80,7 +85,7 @@ def test_a_failed_replica_is_shown_and_leaves_the_in_sync_set(acks: str) -> None
 
 @pytest.mark.parametrize("acks", MODES)
 @pytest.mark.parametrize("is_leader", [True, False])
-def test_a_failed_replica_is_replaced(acks: str, *, is_leader: bool) -> None:
+def test_a_failed_replica_is_replaced(acks: Acks, *, is_leader: bool) -> None:
     """By one on a broker that has none, and not by the same broker again."""
     with Cluster(brokers=4, zkservers=1, seed=2, replace_ms=5_000) as cluster:
         mq, leader = led(cluster, acks)
@@ -100,7 +105,7 @@ def test_a_failed_replica_is_replaced(acks: str, *, is_leader: bool) -> None:
 
 @pytest.mark.parametrize("acks", MODES)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_full_disk_refuses_nothing_for_good(acks: str, seed: int) -> None:
+def test_a_full_disk_refuses_nothing_for_good(acks: Acks, seed: int) -> None:
     with Cluster(brokers=3, zkservers=1, seed=seed) as cluster:
         mq, leader = led(cluster, acks)
         with mq.producer(linger_ms=1, acks="leader" if acks == "none" else acks) as producer:
@@ -121,7 +126,7 @@ def test_a_full_disk_refuses_nothing_for_good(acks: str, seed: int) -> None:
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 @pytest.mark.parametrize("what", ["sync", "write"])
 @pytest.mark.parametrize("times", [1, 100])
-def test_readers_and_groups_do_not_see_it(acks: str, what: str, times: int) -> None:
+def test_readers_and_groups_do_not_see_it(acks: Acks, what: str, times: int) -> None:
     """One block fails, or all that the broker has, those of the groups' offsets too."""
     with Cluster(brokers=3, zkservers=1, seed=3) as cluster:
         mq, leader = led(cluster, acks)
@@ -148,7 +153,7 @@ def test_readers_and_groups_do_not_see_it(acks: str, what: str, times: int) -> N
 @pytest.mark.parametrize("acks", MODES)
 @pytest.mark.parametrize("is_sealed", [False, True])
 def test_readers_are_served_by_another_when_a_disk_cannot_read(
-    acks: str, *, is_sealed: bool
+    acks: Acks, *, is_sealed: bool
 ) -> None:
     """The open block gets another leader; of a sealed one any holder will do."""
     with Cluster(brokers=3, zkservers=1, seed=5) as cluster:
@@ -165,7 +170,7 @@ def test_readers_are_served_by_another_when_a_disk_cannot_read(
 
 
 @pytest.mark.parametrize("acks", MODES)
-def test_damage_found_at_a_start_is_copied_from_others(acks: str) -> None:
+def test_damage_found_at_a_start_is_copied_from_others(acks: Acks) -> None:
     """Its replica is offline until a roll; then its block is sealed and repaired."""
     with Cluster(brokers=3, zkservers=1, seed=4, check=False, replace_ms=5_000) as cluster:
         mq, leader = led(cluster, acks)

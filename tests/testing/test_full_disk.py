@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pymq import Client
+from pymq.client.option_types import Acks
 from pymq.testing import Cluster
 
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_a_partition_goes_on_after_its_leaders_disk_was_full(acks: str, replicas: int) -> None:
+def test_a_partition_goes_on_after_its_leaders_disk_was_full(acks: Acks, replicas: int) -> None:
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=replicas, acks=acks)
@@ -71,7 +72,7 @@ def test_a_short_copy_on_a_full_disk_is_not_taken_for_all_there_is(has_led: bool
 
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
-def test_a_block_that_is_rolled_while_a_disk_is_full_becomes_whole_there(acks: str) -> None:
+def test_a_block_that_is_rolled_while_a_disk_is_full_becomes_whole_there(acks: Acks) -> None:
     """Its replica had failed to write, and was to look at its disk anew a moment later."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pymq.core.partition.open_block import IDLE_MS
+from pymq.client.option_types import Acks
+from pymq.core.block.log_writer import IDLE_MS
 from pymq.testing import Cluster
 from pymq.testing.simulation.probe import partitions
 
@@ -22,7 +23,7 @@ def kept(cluster: Cluster) -> list[bool]:
 
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
-def test_an_idle_partition_keeps_nothing_for_its_followers(acks: str) -> None:
+def test_an_idle_partition_keeps_nothing_for_its_followers(acks: Acks) -> None:
     """Megabytes stayed with each partition that ever had replicas and records."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pymq import Client
+from pymq.client.option_types import Fsync
 from pymq.core.message import AlterIsr
 from pymq.testing import Cluster
 from pymq.testing.simulation.process import Process
@@ -14,7 +15,7 @@ RECORDS = [b"%050d" % number for number in range(40)]
 
 @pytest.mark.parametrize("fsync", ["os", "interval"])
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_who_has_lost_records_meanwhile_does_not_join(fsync: str, replicas: int) -> None:
+def test_who_has_lost_records_meanwhile_does_not_join(fsync: Fsync, replicas: int) -> None:
     """It was elected without records that had been answered, and those were lost."""
     with Cluster(brokers=replicas, seed=3, lag_max_ms=1_000) as cluster:
         mq = cluster.client()

@@ -9,7 +9,7 @@ import pytest
 from pymq.controller.election import Election
 from pymq.core.group.leases import Leases
 from pymq.core.partition.fetch import FetchHandler
-from pymq.core.partition.pending_produces import PendingProduces
+from pymq.core.pending.pending_produces import PendingProduces
 from pymq.replication.raft.raft import Raft
 from pymq.testing import run
 from pymq.testing.faults.plan import Plan

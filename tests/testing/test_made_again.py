@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again while it is sent to and read."""
+"""A topic that is deleted and created again while it is sent to and read."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from contextlib import suppress
 
 import pytest
 
+from pymq.client.option_types import Reset
 from pymq.errors import OffsetOutOfRange, PymqError, UnknownTopic
 from pymq.testing import Cluster
 
 
 @pytest.mark.parametrize("reset", ["begin", "end"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(count: int, reset: str) -> None:
+def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(
+    count: int, reset: Reset
+) -> None:
     """Its members told where the one before began and ended: the group began there, for ever."""
     with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
@@ -195,7 +198,7 @@ def test_a_reader_is_told_that_its_position_is_in_another_topic(count: int, is_o
             for value in sent:
                 producer.send("t", value).result()
         for _ in range(2):  # until it seeks
-            with pytest.raises(OffsetOutOfRange, match="deleted and made again"):
+            with pytest.raises(OffsetOutOfRange, match="deleted and created again"):
                 reader.poll(10, timeout=2)
         reader.seek("0", "begin")
         got.clear()
@@ -224,7 +227,7 @@ def test_a_reader_hears_that_its_topic_is_there_again(partition: int | None) -> 
                 with suppress(UnknownTopic, OffsetOutOfRange):
                     reader.poll(10, timeout=1)
                 cluster.run(seconds=0.1)
-            with pytest.raises(OffsetOutOfRange, match="deleted and made again"):
+            with pytest.raises(OffsetOutOfRange, match="deleted and created again"):
                 reader.poll(10, timeout=1)
         reader.close()
 
@@ -273,7 +276,7 @@ def test_a_producer_is_told_at_once_what_partitions_are_called_now() -> None:
 
 
 @pytest.mark.parametrize("reset", ["begin", "end"])
-def test_a_group_does_not_take_the_topic_before_for_the_one_that_there_is(reset: str) -> None:
+def test_a_group_does_not_take_the_topic_before_for_the_one_that_there_is(reset: Reset) -> None:
     """Its leader had not heard yet: as many records of the new one as the old one had were lost."""
     with Cluster(brokers=1, seed=0) as cluster:
         mq, client = cluster.client(), cluster.client()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pymq.client.option_types import Acks
 from pymq.core.message import LeaderAndIsr, Message, chunks
 from pymq.core.observe.coverage import counting
 from pymq.testing import Cluster
@@ -27,7 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 @pytest.mark.parametrize("acks", ["leader", "raft"])
-def test_it_is_told_in_parts(acks: str, loss: float) -> None:
+def test_it_is_told_in_parts(acks: Acks, loss: float) -> None:
     """Brokers that start anew serve all of it, and new ones take it up; parts may be lost."""
     with Cluster(brokers=4, zkservers=1, seed=11) as cluster:
         mq = cluster.client()

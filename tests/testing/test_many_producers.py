@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from pymq.client.client import Client
+from pymq.client.option_types import Acks
 from pymq.core import message as msg
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.block.idempotence import PAST_BYTES
@@ -49,8 +50,8 @@ def produce(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("acks", ["leader", "raft"])
-def test_a_partition_with_ten_thousand_producers_rolls(acks: str) -> None:
+@pytest.mark.parametrize("acks", [pytest.param("leader", marks=pytest.mark.slow), "raft"])
+def test_a_partition_with_ten_thousand_producers_rolls(acks: Acks) -> None:
     """Each goes on where it was, and what is sent again is known, on replicas that are new, too.
 
     Before, a table of some 6,500 made a node that ZooKeeper does not take, for ever.

@@ -33,13 +33,14 @@ from tests.controller import (
 )
 from tests.controller.operations import test_departures, test_subscribers
 from tests.controller.state import test_transactions
-from tests.controller.transitions import test_takeover
+from tests.controller.transitions import test_partition_sweep, test_takeover
 from tests.core import test_producer_table, test_reading_again
 from tests.core.block import test_idempotence, test_log, test_recovery
 from tests.core.group import test_coordinator
 from tests.core.message import test_chunks as test_states
 from tests.core.partition import test_fetch as test_serving
-from tests.core.partition import test_fetch_limits, test_maintenance
+from tests.core.partition import test_maintenance
+from tests.core.pending import test_fetch_limits
 from tests.core.repair import test_block_repair, test_repair_scheduler, test_repair_throttle
 from tests.replication import chaos, test_fetch, test_parts
 from tests.replication.fetch_script import FetchScript
@@ -76,6 +77,11 @@ def _damaged(kind: str) -> None:
     test(kind, pytest.MonkeyPatch())
 
 
+def _patched(test: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        test(patch)
+
+
 # Tests that come by what chance seldom does.
 DIRECTED: dict[str, Callable[[], None]] = {
     "broker.late_state": lambda: test_broker.test_a_late_state_does_not_bring_back_what_was_stopped(
@@ -86,6 +92,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "copies.failed": test_batch_copies.test_an_append_that_is_refused_ends_a_copy,
     "departures.asked_again": (
         test_transactions.test_a_broker_that_leaves_is_answered_what_it_has_asked_last
+    ),
+    "departures.called_off": partial(
+        _patched, test_departures.test_a_departure_ends_when_its_broker_has_started_anew
     ),
     "departure.out_of_time": test_departures.test_a_departure_ends_in_time,
     "fetches.gone": test_fetch_limits.test_what_was_asked_by_who_has_gone_is_not_read,
@@ -106,6 +115,12 @@ DIRECTED: dict[str, Callable[[], None]] = {
         test_promotion.test_the_offsets_topic_goes_to_raft_when_the_third_broker_comes, 0
     ),
     "commits.smaller_slices": test_slices.test_slices_fit_a_coordinator_that_takes_less,
+    "sweep.gets_nowhere": partial(
+        _patched,
+        partial(
+            test_partition_sweep.test_a_sweep_ends_though_everything_changes_between_two_slices, 1
+        ),
+    ),
     "topics.not_made": (
         test_large_topics.test_a_topic_that_cannot_be_made_in_full_leaves_nothing_behind
     ),
@@ -286,7 +301,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     ),
     "partition.unreadable": test_reading_again.test_the_block_before_cannot_be_read,
     "partition.votes_lost": partial(
-        test_recovery.test_records_without_votes_are_not_believed, None, "voted on is missing"
+        test_recovery.test_records_without_votes_are_not_believed, None, "saved vote is missing"
     ),
     "raft.snapshot.missing": test_parts.test_a_snapshot_that_is_not_at_hand_is_waited_for,
     "raft.append.corrupt": test_parts.test_what_is_damaged_is_not_taken_in,
@@ -335,6 +350,7 @@ def test_a_directed_test_comes_by(name: str) -> None:
     assert met[name]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_of_them_are_passed(record_property: Callable[[str, object], None]) -> None:
     """Each mark is passed by something, or it is told why not; pytest's summary names the rest."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from pymq.client.option_types import Acks
 from pymq.testing import Cluster
 
 
 @pytest.mark.parametrize("times", [1, 3, 10])
 @pytest.mark.parametrize("acks", ["leader", "raft"])
-def test_a_partition_goes_on_after_its_next_block_could_not_be_begun(acks: str, times: int) -> None:
+def test_a_partition_goes_on_after_its_next_block_could_not_be_begun(
+    acks: Acks, times: int
+) -> None:
     """The store forgot about the block, and all that came later was refused until a restart."""
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()

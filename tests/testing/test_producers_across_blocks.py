@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from pymq.client.client import Client
+from pymq.client.option_types import Acks
 from pymq.core import message as msg
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Message
@@ -72,7 +73,7 @@ class Sender:
         return answer
 
 
-def begin(cluster: Cluster, acks: str) -> tuple[Client, Sender]:
+def begin(cluster: Cluster, acks: Acks) -> tuple[Client, Sender]:
     """A topic on the old brokers, to which both producers have written."""
     mq = cluster.client()
     mq.create_topic("t", partitions=1, replicas=3, acks=acks)
@@ -96,7 +97,7 @@ def leader(mq: Client) -> str:
 
 
 @MODES
-def test_replicas_that_are_all_new_know_them(acks: str) -> None:
+def test_replicas_that_are_all_new_know_them(acks: Acks) -> None:
     """None of them has a part of the blocks before, when it is asked first."""
     with Cluster(brokers=6, seed=1) as cluster:
         mq, sender = begin(cluster, acks)
@@ -110,7 +111,7 @@ def test_replicas_that_are_all_new_know_them(acks: str) -> None:
 
 
 @MODES
-def test_blocks_without_records_forget_nobody(acks: str) -> None:
+def test_blocks_without_records_forget_nobody(acks: Acks) -> None:
     """An empty block goes at its end, and what it was told of the past is told to the next."""
     with Cluster(brokers=6, seed=2) as cluster:
         mq, sender = begin(cluster, acks)
@@ -121,7 +122,7 @@ def test_blocks_without_records_forget_nobody(acks: str) -> None:
 
 
 @MODES
-def test_a_take_over_right_after_a_roll_knows_them(acks: str) -> None:
+def test_a_take_over_right_after_a_roll_knows_them(acks: Acks) -> None:
     """Whoever leads next has seen nothing of the blocks before, and perhaps little of this one."""
     with Cluster(brokers=6, seed=3, session_ms=1_000) as cluster:
         mq, sender = begin(cluster, acks)
@@ -142,7 +143,7 @@ def test_a_take_over_right_after_a_roll_knows_them(acks: str) -> None:
 
 
 @MODES
-def test_holders_of_the_block_before_may_be_gone_for_good(acks: str) -> None:
+def test_holders_of_the_block_before_may_be_gone_for_good(acks: Acks) -> None:
     """Those that have sealed the block before lose their disks right after the roll."""
     with Cluster(brokers=6, seed=4, session_ms=1_000) as cluster:
         mq, sender = begin(cluster, acks)
@@ -157,7 +158,7 @@ def test_holders_of_the_block_before_may_be_gone_for_good(acks: str) -> None:
 
 
 @MODES
-def test_wiped_replicas_learn_them_again(acks: str) -> None:
+def test_wiped_replicas_learn_them_again(acks: Acks) -> None:
     """One after the other has an empty disk; the last ones know them from each other only."""
     with Cluster(brokers=3, seed=5, session_ms=1_000) as cluster:
         _, sender = begin(cluster, acks)
@@ -173,7 +174,7 @@ def test_wiped_replicas_learn_them_again(acks: str) -> None:
 
 @MODES
 @pytest.mark.parametrize("disk", ["none", "random", "all"])
-def test_a_power_cut_after_a_roll_takes_none_of_them(acks: str, disk: str) -> None:
+def test_a_power_cut_after_a_roll_takes_none_of_them(acks: Acks, disk: str) -> None:
     """What was not synced yet of the new block may go everywhere at once."""
     with Cluster(brokers=6, seed=6, session_ms=1_000) as cluster:
         mq, sender = begin(cluster, acks)
@@ -189,7 +190,7 @@ def test_a_power_cut_after_a_roll_takes_none_of_them(acks: str, disk: str) -> No
 
 
 @MODES
-def test_they_outlive_the_blocks_that_they_wrote_to(acks: str) -> None:
+def test_they_outlive_the_blocks_that_they_wrote_to(acks: Acks) -> None:
     """Retention takes the blocks before, and replicas that are new have only each other to ask."""
     with Cluster(brokers=6, seed=7) as cluster:
         mq, sender = begin(cluster, acks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pymq.client.option_types import Acks
 from pymq.errors import StoreError
 from pymq.testing import Cluster
 
@@ -12,7 +13,7 @@ RECORDS = [b"%d" % number for number in range(10)]
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 @pytest.mark.parametrize("times", [1, 3])
-def test_the_only_replica_serves_again(acks: str, times: int) -> None:
+def test_the_only_replica_serves_again(acks: Acks, times: int) -> None:
     """Whoever asks meanwhile waits, and everybody can see why."""
     with Cluster(brokers=1, seed=3) as cluster:
         mq = cluster.client()
@@ -59,7 +60,7 @@ def test_what_stays_unreadable_is_told_as_it_is() -> None:
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 @pytest.mark.parametrize("leads", [False, True])
-def test_one_of_several_is_in_sync_again(acks: str, leads: bool) -> None:
+def test_one_of_several_is_in_sync_again(acks: Acks, leads: bool) -> None:
     with Cluster(brokers=3, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks=acks)

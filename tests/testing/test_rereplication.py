@@ -10,8 +10,9 @@ from random import Random
 import pytest
 
 from pymq.client.client import Client
+from pymq.client.option_types import Acks
 from pymq.coord import paths
-from pymq.core.metadata.nodes import BlockDescription, BrokerDescription, ClusterDescription
+from pymq.core.metadata.descriptions import BlockDescription, BrokerDescription, ClusterDescription
 from pymq.errors import RequestTimeout
 from pymq.testing import Cluster
 from tests.simulator.whole import check_whole
@@ -59,7 +60,7 @@ def begun(cluster: Cluster) -> list[str]:
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
-def test_what_a_lost_broker_held_is_copied_and_not_before(acks: str) -> None:
+def test_what_a_lost_broker_held_is_copied_and_not_before(acks: Acks) -> None:
     with Cluster(brokers=4, seed=2, replica_lost_ms=LOST_MS) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks=acks, block_bytes=4096)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import pymq
+from pymq.client.admin.appends import append
+from pymq.client.option_types import Acks
 from pymq.core.batch import columns, compression
 from pymq.core.batch.header import HEADER_SIZE
 from pymq.core.batch.record import EncodedBatch
 from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp, PymqError
-from pymq.spark.write.appends import append
 from pymq.testing import Cluster
 from pymq.testing.simulation.world import WALL_MS
 
@@ -77,7 +78,7 @@ def values(mq: pymq.Client) -> list[bytes]:
 @pytest.mark.parametrize("what", UNSOUND)
 @pytest.mark.parametrize(("replicas", "acks"), [(1, "leader"), (3, "leader"), (3, "raft")])
 def test_an_unsound_batch_is_refused_and_nothing_else_is_touched(
-    what: str, replicas: int, acks: str
+    what: str, replicas: int, acks: Acks
 ) -> None:
     make, error = UNSOUND[what]
     with Cluster(brokers=replicas, seed=3) as cluster:

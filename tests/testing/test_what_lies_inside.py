@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import pymq
+from pymq.client.admin.appends import append
 from pymq.client.consumer.consumer import Consumer
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.columns import TIMESTAMPS, VALUES, encode_bytes, encode_numbers
@@ -17,7 +18,6 @@ from pymq.core.batch.record import EncodedBatch
 from pymq.core.block import log
 from pymq.core.partition import produce
 from pymq.errors import CorruptBatch, CorruptBlock, InvalidRequest, PymqError
-from pymq.spark.write.appends import append
 from pymq.testing import Cluster
 from pymq.testing.simulation.world import WALL_MS
 

@@ -1,4 +1,4 @@
-"""A second reader of CBOR, straight from RFC 8949: what pymq writes is not only for cbor2."""
+"""A second CBOR reader, straight from RFC 8949, to prove that pymq's bytes need no cbor2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read(data: bytes, at: int = 0) -> tuple[Any, int]:
-    """The item at a position, and the position after it; as much of CBOR as the protocol has."""
+    """Return the item at a position, and the position after it; covers the CBOR of the protocol."""
     major, short = data[at] >> 5, data[at] & 31
     at += 1
     if short < 24:
@@ -46,7 +46,7 @@ def read(data: bytes, at: int = 0) -> tuple[Any, int]:
 
 
 def write(item: Any) -> bytes:
-    """The bytes of an item."""
+    """Return the bytes of an item."""
     if item is None or isinstance(item, bool):
         return bytes([{None: 0xF6, True: 0xF5, False: 0xF4}[item]])
     if isinstance(item, int):
@@ -62,7 +62,7 @@ def write(item: Any) -> bytes:
 
 
 def head(major: int, number: int) -> bytes:
-    """The initial bytes of an item."""
+    """Return the initial bytes of an item."""
     if number < 24:
         return bytes([major << 5 | number])
     for short, size in ((24, 1), (25, 2), (26, 4), (27, 8)):

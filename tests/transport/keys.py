@@ -8,7 +8,7 @@ from pymq.transport.curve.key_files import Pair, Public, make_pair, write_pair
 
 
 def make_keys(folder: Path, *names: str, nodes: tuple[str, ...] = ()) -> dict[str, Pair]:
-    """A key pair for each name, all in one folder."""
+    """Make a key pair for each name, all in one folder."""
     made = {name: make_pair(name) for name in (*nodes, *names)}
     for name, pair in made.items():
         write_pair(folder, pair, Public(name, pair.public, is_node=name in nodes))

@@ -1,4 +1,6 @@
-"""The tables of docs/protocol.md, made from the classes; ``python -m tests.transport.protocol``."""
+"""Prints the tables of docs/protocol.md from the classes; ``python -m
+tests.transport.protocol``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import attrs
 from pymq import errors
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Location, Result
-from pymq.core.metadata.nodes import ClusterDescription, Loss, TopicDescription, TopicMetadata
+from pymq.core.metadata.descriptions import ClusterDescription, TopicDescription, TopicMetadata
+from pymq.core.metadata.nodes import Loss
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import PymqError
@@ -32,11 +35,12 @@ _WORDS: dict[Any, str] = {
 
 
 def rows() -> Iterator[str]:
-    """The rows of the tables: messages, what they are made of, codes of errors."""
+    """Return the rows of the tables: messages, their parts, codes of errors."""
     parts: dict[str, Any] = {}
     for number, cls in wire.NUMBERS.items():
         payload = wire.PAYLOAD.get(cls, ())
-        yield f"| {number} | {cls.__name__} | {_fields(cls, parts, payload)} |"
+        reserved = wire.RESERVED.get(cls, ())
+        yield f"| {number} | {cls.__name__} | {_fields(cls, parts, payload, reserved)} |"
     for cls in (TopicMetadata, TopicDescription, ClusterDescription, Location, Loss):
         parts[cls.__name__] = cls
     for name in list(parts):
@@ -59,12 +63,20 @@ def _codes() -> Iterator[str]:
         yield f"| `{cls.code}` | {'yes' if cls.retriable else 'no'} | {what} |"
 
 
-def _fields(cls: Any, parts: dict[str, Any], payload: tuple[str, ...] = ()) -> str:
+def _fields(
+    cls: Any,
+    parts: dict[str, Any],
+    payload: tuple[str, ...] = (),
+    reserved: tuple[int, ...] = (),
+) -> str:
     hints = get_type_hints(cls)
     names = [field.name for field in attrs.fields(cls)] if attrs.has(cls) else list(hints)
-    return ", ".join(
+    found = [
         f"`{name}` {'payload' if name in payload else _word(hints[name], parts)}" for name in names
-    )
+    ]
+    for place in reserved:
+        found.insert(place, "reserved int")
+    return ", ".join(found)
 
 
 def _word(hint: Any, parts: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""One of every message, made from the types of its fields."""
+"""One sample of every message, made from the types of its fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Location, Message, Result
-from pymq.core.metadata.nodes import ClusterDescription, TopicDescription, TopicMetadata
+from pymq.core.metadata.descriptions import ClusterDescription, TopicDescription, TopicMetadata
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import NotLeader, PymqError, StoreFull
@@ -19,7 +19,7 @@ MESSAGES: tuple[type, ...] = get_args(Message)
 
 
 def sample(hint: Any, rng: Random) -> Any:
-    """A random value of a type."""
+    """Return a random value of a type."""
     if hint == Result:
         return _result(rng)
     if hint in _MAKERS:
@@ -79,7 +79,7 @@ _MAKERS: dict[Any, Any] = {
 
 
 def plain(item: Any) -> Any:
-    """An item in a form in which equal ones compare equal: batches and errors do not."""
+    """Return an item in a form in which equal ones compare equal; batches and errors do not."""
     if isinstance(item, EncodedBatch):
         return bytes(item.head), bytes(item.body), item.header
     if isinstance(item, PymqError):

@@ -1,7 +1,7 @@
-"""A node that takes nothing in until its standard input is closed; see ``test_zeromq.py``.
+"""A node that reads nothing until its standard input is closed; see ``test_zeromq.py``.
 
-Without an argument, or with an endpoint of port 0, it listens and prints where; else it connects to
-the node of that endpoint.
+Without an argument, or with an endpoint of port 0, it listens and prints its endpoint. With another
+endpoint it connects to that node.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ def main(endpoint: str | None = None) -> None:
     sys.stdin.read()
     for _ in range(10):
         node.poll()
-        time.sleep(0.01)  # for libzmq's thread, to which draining gives work
+        time.sleep(0.01)  # for libzmq's thread, which works while its queue is drained
     say("lives")
     node.close()
 
 
 def say(what: str) -> None:
-    """A line for whoever has started this."""
+    """Print a line for the parent process."""
     sys.stdout.write(what + "\n")
     sys.stdout.flush()
 
 
 def hear(node: ZmqTransport, *, is_asking: bool) -> None:
-    """Wait until the other node is heard."""
+    """Wait for a message of the other node."""
     until = time.monotonic() + WAIT_S
     while not node.poll() and time.monotonic() < until:
         if is_asking:

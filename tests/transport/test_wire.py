@@ -1,4 +1,4 @@
-"""Packets: every message comes through, and nothing else does."""
+"""Packets: the decoder takes every message, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,9 +9,23 @@ import pytest
 
 from pymq.core import cbor as codec
 from pymq.core.batch.record import EncodedBatch
-from pymq.core.message import Fetched, LeaderAndIsr, Message, Produce, Produced, Settled
-from pymq.core.types import AckMode
+from pymq.core.message import (
+    Fetched,
+    LeaderAndIsr,
+    Message,
+    Produce,
+    Produced,
+    RaftAppend,
+    RaftAppended,
+    Settled,
+)
+from pymq.core.types import AckMode, BlockId
 from pymq.errors import InvalidRequest, PymqError, RecordTooLarge
+from pymq.replication.raft.quorum_features.messages import (
+    RaftSnapshot,
+    RoundAppend,
+    RoundAppended,
+)
 from pymq.transport import wire
 from pymq.transport.shapes import shape_of
 from tests.transport import cbor
@@ -26,7 +40,7 @@ def test_every_message_has_a_number() -> None:
 
 
 def test_numbers_and_fields_are_for_ever() -> None:
-    """docs/protocol.md has them; what is written there for a version does not change."""
+    """Numbers and fields equal docs/protocol.md, where an entry of a version never changes."""
     text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
     for row in rows():
         assert row in text, f"docs/protocol.md lacks: {row}"
@@ -53,7 +67,38 @@ def test_another_reader_of_cbor_finds_the_same(cls: type) -> None:
         assert rows[0] == wire.VERSION
         number, to, source, *fields = rows[1]
         assert (wire.NUMBERS[number], to, source) == (cls, "a", "b")
-        assert len(fields) == len(shape_of(cls).names)
+        assert len(fields) == len(shape_of(cls).names) + len(wire.RESERVED.get(cls, ()))
+
+
+def test_fields_that_are_gone_keep_their_place() -> None:
+    """A removed field keeps its place: a broker that still sends it is understood."""
+    block = BlockId("0" * 32, 1, 2)
+    append = RaftAppend(block, 3, 4, 5, 6, b"data")
+    row = [143, "", "", ["0" * 32, 1, 2], 3, 4, 5, 6, b"data", 0, None]
+    assert wire.encode([("", "", append)]) == [codec.dumps([1, row])]
+    for old in 7, "not even an int":
+        row[9] = old
+        assert wire.decode(codec.dumps([1, row]), []) == [("", "", append)]
+    assert wire.decode(codec.dumps([1, row[:8]]), []) == [("", "", RaftAppend(block, 3, 4, 5, 6))]
+    answer = RaftAppended(block, 3, 4, 5, (1, 2))
+    row = [144, "", "", ["0" * 32, 1, 2], 3, 4, 5, [1, 2], 0]
+    assert wire.encode([("", "", answer)]) == [codec.dumps([1, row])]
+    assert wire.decode(codec.dumps([1, row[:-1]]), []) == [("", "", answer)]
+
+
+def test_no_broker_takes_a_message_of_a_quorum() -> None:
+    """ReadIndex and snapshots have no numbers; that of a snapshot is reserved."""
+    block = BlockId("0" * 32, 1, 2)
+    snapshot = [148, "", "", ["0" * 32, 1, 2], 3, 4, 5, b"state"]
+    assert wire.decode(codec.dumps([1, snapshot]), []) == []
+    quorum = (
+        RoundAppend(block, 3, 4, 5, 6),
+        RoundAppended(block, 3),
+        RaftSnapshot(block, 3, 4, 5, b""),
+    )
+    for message in quorum:
+        with pytest.raises(KeyError):
+            wire.encode([("", "", message)])  # type: ignore[list-item] # that is what is tested
 
 
 def test_payload_is_not_copied_and_has_frames_of_its_own() -> None:
@@ -92,8 +137,8 @@ def test_unknown_messages_are_left_out_and_those_with_payload_behind_them_too() 
         (5, [], "not a list"),
         ([], [], "not a list"),
         (["1"], [], "not a list"),
-        ([0], [], "version 0 is not spoken"),
-        ([2], [], "version 2 is not spoken"),
+        ([0], [], "version 0 is not supported"),
+        ([2], [], "version 2 is not supported"),
         ([1, 5], [], "a message is a list"),
         ([1, [11]], [], "a message is a list"),
         ([1, [11, ""]], [], "a message is a list"),
@@ -116,7 +161,7 @@ def test_unknown_messages_are_left_out_and_those_with_payload_behind_them_too() 
         ([1, [60, "", "", 1, "t", "0", 1, 1, {}]], [], "not a list"),
         ([1, [75, "", "", 1, 5]], [], "a result is a list"),
         ([1, [75, "", "", 1, [0, "x"]]], [], "64 bits"),
-        ([1, [75, "", "", 1, [9, 5]]], [], "not known"),
+        ([1, [75, "", "", 1, [9, 5]]], [], "is unknown"),
         ([1, [75, "", "", 1, [1, ["t", "", {"block_bytes": 1}, []]]]], [], "block_bytes=1"),
     ],
 )
@@ -198,7 +243,7 @@ def test_details_of_an_error_are_what_they_may_be_or_left_out() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_damaged_packets_are_refused_or_are_other_packets(seed: int) -> None:
-    """Whatever bytes come: a list of well-typed messages, or InvalidRequest. Nothing else."""
+    """Any bytes give a list of well-typed messages, or InvalidRequest."""
     rng = Random(seed)
     refused = 0
     for _ in range(300):
@@ -227,7 +272,7 @@ def test_damaged_packets_are_refused_or_are_other_packets(seed: int) -> None:
 
 
 def test_what_may_be_large_ends_its_packet() -> None:
-    """Several of them would be more than the header of a packet may have."""
+    """A message that may be large ends its packet: several would exceed the header."""
     packet = wire.Packet()
     packet.add("", "", Produced(1))
     assert not packet.is_full

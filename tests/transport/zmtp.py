@@ -1,4 +1,4 @@
-"""A peer that speaks ZMTP 3.0 without libzmq, to say what libzmq never would."""
+"""A peer that speaks ZMTP 3.0 without libzmq, to send what libzmq never would."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\
 
 
 def frame(body: bytes, *, command: bool = False) -> bytes:
-    """The last frame of a message, or a command."""
+    """Return the last frame of a message, or a command."""
     flags = 4 * command
     if len(body) > 255:
         return bytes([flags | 2]) + struct.pack(">Q", len(body)) + body

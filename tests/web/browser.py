@@ -1,6 +1,6 @@
-"""A real Chromium without a window, talked with over a pipe in its own protocol (CDP).
+"""A real Chromium without a window, controlled over a pipe by its own protocol (CDP).
 
-No driver is needed for that, and no port: messages are JSON with a zero byte behind each.
+This needs no driver and no port: messages are JSON, each followed by a zero byte.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any
 from pymq.client.base import Handle
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
-WAIT_S = 60.0  # for anything, on a machine that others use too
+WAIT_S = 60.0  # for any wait, on a machine that others use too
 
 
 def find() -> str | None:
-    """The program, if there is one; ``PYMQ_CHROMIUM`` names another."""
+    """Find the program, if there is one; ``PYMQ_CHROMIUM`` names another."""
     named = os.environ.get("PYMQ_CHROMIUM")
     names = NAMES if named is None else (named,)
     return next(filter(None, map(shutil.which, names)), None)
 
 
 class Browser(Handle):
-    """One browser, with as many pages as are opened."""
+    """One browser with any number of pages."""
 
     def __init__(self, program: str, folder: Path) -> None:
         commands, self._write = os.pipe()
@@ -42,7 +42,7 @@ class Browser(Handle):
             *("--disable-component-update", "--disable-sync", "--hide-scrollbars"),
             *("--remote-debugging-pipe", f"--user-data-dir={folder}", "about:blank"),
         ]
-        # It reads from descriptor 3 and writes to 4, which may be ours for something else.
+        # It reads from descriptor 3 and writes to 4, which may be in use in this process.
         start = (
             "import os, sys; r, w = os.dup(int(sys.argv[1])), os.dup(int(sys.argv[2])); "
             "r, w = os.dup(r), os.dup(w); os.dup2(r, 3); os.dup2(w, 4); "
@@ -83,7 +83,7 @@ class Browser(Handle):
             self._changed.notify_all()
 
     def call(self, method: str, session: str | None = None, **given: Any) -> dict[str, Any]:
-        """Have the browser do something; returns what it answers."""
+        """Send a command to the browser; returns its answer."""
         self._asked += 1
         number = self._asked
         message: dict[str, Any] = {"id": number, "method": method, "params": given}
@@ -116,7 +116,7 @@ class Browser(Handle):
         return page
 
     def close(self) -> None:
-        """End it, and all that it has started."""
+        """End it, and all processes that it has started."""
         try:
             self.call("Browser.close")
         except (AssertionError, OSError):
@@ -135,15 +135,15 @@ class Page:
         self._session = session
 
     def call(self, method: str, **given: Any) -> dict[str, Any]:
-        """Have the page do something."""
+        """Send a command to the page."""
         return self._browser.call(method, self._session, **given)
 
     def open(self, url: str) -> None:
-        """Go there."""
+        """Open a URL."""
         self.call("Page.navigate", url=url)
 
     def resize(self, width: int, height: int, *, is_phone: bool = False) -> None:
-        """Be that large, in pixels."""
+        """Set the size, in pixels."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -158,7 +158,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def run(self, script: str) -> Any:
-        """The value of an expression, of a promise what it is kept with."""
+        """Return the value of an expression; of a promise, its result."""
         answer = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -168,14 +168,14 @@ class Page:
     def wait(self, script: str) -> None:
         """Wait until an expression is true."""
         until = time.monotonic() + WAIT_S
-        # A page that is being loaded has no body yet.
+        # A loading page has no body yet.
         whole = f"(() => {{ try {{ return Boolean({script}); }} catch {{ return false; }} }})()"
         while not self.run(whole):
             assert time.monotonic() < until, (script, self.text())
-            time.sleep(0.05)  # Whether a page has changed, it tells nobody.
+            time.sleep(0.05)  # A page sends no event for a change.
 
     def text(self) -> str:
-        """What can be read on it."""
+        """Return the visible text."""
         return str(self.run("document.body?.innerText"))
 
     def press(self, key: str) -> None:
@@ -192,7 +192,7 @@ class Page:
             )
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
-        """Write what it looks like as PNG."""
+        """Write a picture of it as PNG."""
         given: dict[str, Any] = {"captureBeyondViewport": True} if whole else {}
         if whole:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
@@ -200,7 +200,7 @@ class Page:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **given)["data"]))
 
     def complaints(self) -> list[str]:
-        """What the page has logged as wrong, its policy's violations among it."""
+        """Return the errors logged by the page, violations of its policy included."""
         found = []
         for event in list(self._browser.events):
             if event.get("sessionId") != self._session:

@@ -1,4 +1,4 @@
-"""A queue to look at."""
+"""Fixture: a queue for the page."""
 
 from __future__ import annotations
 

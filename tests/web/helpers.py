@@ -1,4 +1,4 @@
-"""HTTP as a browser or a scraper speaks it, and an embedded queue with something in it."""
+"""HTTP requests as of a browser or a scraper, and an embedded queue with content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask(
     body: object = None,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """One request, on a connection of its own."""
+    """Send one request, on a connection of its own."""
     address = server if isinstance(server, str) else server.address
     connection = http.client.HTTPConnection(address.split("/")[2], timeout=60)
     sent = {"Authorization": f"Bearer {token}"} if token is not None else {}
@@ -49,7 +49,7 @@ def ask(
 
 
 def fill(mq: pymq.Client) -> None:
-    """Two topics, one of them with two blocks, and a group that lags behind."""
+    """Make two topics, one of them with two blocks, and a group that lags behind."""
     mq.create_topic("orders", partitions=2)
     mq.create_topic("clicks")
     with mq.producer() as producer:

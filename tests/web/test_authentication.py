@@ -1,4 +1,4 @@
-"""Who comes in over HTTP, for how long, and how much of that is remembered."""
+"""Authentication over HTTP: who is admitted, for how long, and with bounded memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKEN = "0123456789abcdef"
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -58,14 +58,14 @@ def test_who_has_left_has_left() -> None:
 
 
 class Many:
-    """Tokens of people who are called as theirs."""
+    """Tokens whose principals have the tokens' names."""
 
     def principal(self, token: str) -> str | None:
         return token if token.startswith("t") else None
 
 
 def test_so_many_cookies_are_remembered_of_each_token() -> None:
-    """Whoever has a token could else fill the memory, and sign out all others."""
+    """A token has a bounded number of cookies, so its owner cannot sign out all others."""
     gate = Authentication(Many())
     others = [gate.sign_in(f"t{n}") for n in range(40)]
     cookies = [gate.sign_in("t-evil") for _ in range(SESSIONS_MAX + 10)]
@@ -98,14 +98,16 @@ def test_guesses_are_slowed_more_with_each_and_written_down() -> None:
     assert tried <= FREE + 10
     assert len(told) == 60_000
     with pytest.raises(QuotaExceeded):
-        gate.sign_in(TOKEN, "10.0.0.1")  # It is not even looked at ...
+        gate.sign_in(TOKEN, "10.0.0.1")  # It is not even checked ...
     assert gate.principal(TOKEN, None, "10.0.0.2") == "alice"  # ... but elsewhere it is.
     clock.now += 900 + 300
     assert gate.sign_in(TOKEN, "10.0.0.1") is not None
 
 
 def test_guesses_from_many_addresses_are_slowed_together() -> None:
-    """And keep out nobody who was let in before, at the address where that was."""
+    """Guesses from many addresses do not keep out a client that was admitted before, at its
+    address.
+    """
     clock = Clock()
     gate = Authentication(OneToken(TOKEN, "alice"), clock)
     assert gate.principal(TOKEN, None, "10.1.1.1") == "alice"

@@ -1,4 +1,4 @@
-"""What is served over HTTP, to whom, and what is not."""
+"""What the server serves over HTTP, to which clients, and what it refuses."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_whoever_has_no_token_learns_nothing(server: web.Server) -> None:
     for token in (None, "", "x", TOKEN + "x", TOKEN[:-1], "\u00fc"):
         for path in ("/api/state", "/api/topic?name=orders", "/metrics"):
             answer = ask(server, path, token=token)
-            assert answer.status == 401 or (answer.status == 429 and token)  # it tries too many
+            assert answer.status == 401 or (answer.status == 429 and token)  # too many tries
             assert "orders" not in answer.text
     assert TOKEN not in server.address
     assert server.url.endswith(f"#token={TOKEN}")
@@ -147,7 +147,7 @@ def test_every_answer_keeps_a_browser_from_being_talked_into_things(server: web.
 
 
 def test_other_sites_cannot_speak_for_the_user(server: web.Server) -> None:
-    """Neither by a name of theirs that leads here, nor by a form of theirs."""
+    """Other sites get in neither by a host name of theirs that leads here, nor by their forms."""
     for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1.evil.example", ""):
         assert ask(server, "/api/state", headers={"Host": host}).status == 421
     for host in ("localhost", f"LOCALHOST:{server.port}", "[::1]:1"):
@@ -197,7 +197,7 @@ def test_bad_requests_are_answered(server: web.Server) -> None:
 
 
 def test_connections_are_bounded_and_end_with_the_server(mq: pymq.Client) -> None:
-    """Who says nothing does not keep others out for ever, nor the server from ending."""
+    """Silent clients neither keep others out forever nor delay the server's end."""
     server = web.serve(mq, token=TOKEN)
     idle = [
         socket.create_connection((server.host, server.port)) for _ in range(CONNECTIONS_MAX + 5)
@@ -215,7 +215,7 @@ def test_connections_are_bounded_and_end_with_the_server(mq: pymq.Client) -> Non
             try:
                 assert ask(server, "/health").status == 200
                 break
-            except (ConnectionError, OSError):  # until its thread has found that it is gone
+            except (ConnectionError, OSError):  # until its thread notices the end
                 assert time.monotonic() < until
         server.close()
         server.close()
@@ -256,7 +256,7 @@ def test_the_network_is_not_listened_to_by_chance(mq: pymq.Client, server: web.S
 
 
 def test_the_page_needs_nothing_from_outside() -> None:
-    """No other host, no markup out of text, nothing that its policy would have to allow."""
+    """The page uses no other host, no markup from text, and no exception from its policy."""
     for path in sorted(PAGE.iterdir()):
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|//[a-z]+\.", text), path
@@ -271,7 +271,7 @@ def test_the_page_needs_nothing_from_outside() -> None:
 
 
 def raw(server: web.Server, data: bytes) -> bytes:
-    """All that comes back for some bytes, until the server ends the connection."""
+    """Send some bytes; returns all output until the server ends the connection."""
     with socket.create_connection((server.host, server.port), timeout=30) as connection:
         connection.sendall(data)
         found = b""
@@ -281,7 +281,7 @@ def raw(server: web.Server, data: bytes) -> bytes:
 
 
 def test_what_is_no_text_is_no_token_and_no_record(mq: pymq.Client) -> None:
-    """Half a character in JSON was a failure of the server, with a traceback for the log."""
+    """Half a character in JSON is an error of the client, without a traceback in the log."""
     with web.serve(mq, token=TOKEN, writable=True) as server:
         assert ask(server, "/login", "POST", token=None, body={"token": "\ud800"}).status == 401
         for record in ({"value": "\ud800"}, {"value": "x", "key": "\udfff"}):
@@ -308,7 +308,7 @@ def test_cookies_of_others_on_this_host_do_not_hide_ours(server: web.Server) -> 
     ],
 )
 def test_a_body_has_one_plain_length(server: web.Server, lengths: str) -> None:
-    """Else what one server takes for a body another one takes for the next request."""
+    """A request has one plain length; otherwise two servers may disagree on its end."""
     head = f"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lengths}"
     found = raw(server, head.encode() + b"\r\n\r\n{}GET /health HTTP/1.1\r\n\r\n")
     assert found.count(b"HTTP/1.1 ") == found.count(b"HTTP/1.1 413 ") == 1
@@ -324,7 +324,9 @@ def test_the_body_of_a_request_without_one_is_no_request(server: web.Server) -> 
 def test_who_says_a_byte_now_and_then_is_let_go(
     mq: pymq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some dozen such connections kept everybody out for as long as they liked."""
+    """A connection that sends a byte now and then is closed: some dozen would keep all
+    others out.
+    """
     monkeypatch.setattr("pymq.web.server.REQUEST_S", 0.5)
     with web.serve(mq, token=TOKEN) as server:
         with socket.create_connection((server.host, server.port)) as slow:
@@ -336,7 +338,7 @@ def test_who_says_a_byte_now_and_then_is_let_go(
 
 
 def _is_over(connection: socket.socket) -> bool:
-    """Say a little, and see whether the connection has ended."""
+    """Send a byte, and return whether the connection has ended."""
     try:
         connection.sendall(b"X: y\r\n")
         connection.settimeout(0.1)
@@ -355,7 +357,7 @@ def test_a_name_that_only_looks_local_is_the_networks(mq: pymq.Client, listen: s
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_closes_nothing_of_its_parents(server: web.Server) -> None:
-    """It waited for ever for a thread that is the parent's."""
+    """A forked child does not wait for a thread of the parent."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -387,7 +389,7 @@ def test_a_large_batch_is_not_decoded_for_a_few_records(
 
 
 def test_brokers_are_shown_when_nobody_coordinates_groups() -> None:
-    """The page showed what was before, just when one wants to see what is missing."""
+    """The page shows the present brokers, just when an operator needs to see what is missing."""
     with Cluster(brokers=3, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("orders", replicas=3, acks="raft")
@@ -406,7 +408,7 @@ def test_brokers_are_shown_when_nobody_coordinates_groups() -> None:
 
 
 def test_silent_connections_keep_nobody_out(server: web.Server) -> None:
-    """As many as there may be kept everybody out for 15 s, and then as many others did."""
+    """The largest allowed number of silent connections does not keep other clients out."""
     silent = [socket.create_connection((server.host, server.port)) for _ in range(CONNECTIONS_MAX)]
     try:
         for _ in range(10):
@@ -417,7 +419,7 @@ def test_silent_connections_keep_nobody_out(server: web.Server) -> None:
 
 
 def test_who_does_not_read_his_answers_keeps_nobody_out(server: web.Server) -> None:
-    """He was thought to be waited for by us, and not we for him."""
+    """A client that reads no answers counts as slow, and its connection makes room for others."""
     requests = b"GET /app.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1_000
     slow = [socket.create_connection((server.host, server.port)) for _ in range(CONNECTIONS_MAX)]
     try:
@@ -433,7 +435,7 @@ def test_who_does_not_read_his_answers_keeps_nobody_out(server: web.Server) -> N
 
 
 def test_headers_are_bounded_together(server: web.Server) -> None:
-    """A hundred of 64 KiB were taken from whoever could connect: 6 MiB, several times over."""
+    """The limit covers all headers together: a hundred of 64 KiB would be 6 MiB for each client."""
     field = b"X: " + b"y" * 60_000 + b"\r\n"
     found = raw(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + 3 * field + b"\r\n")
     assert found.startswith(b"HTTP/1.1 431 ")
@@ -443,7 +445,7 @@ def test_headers_are_bounded_together(server: web.Server) -> None:
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.0.0.2:0", "localhost:0"])
 def test_what_is_listened_to_here_is_answered_by_its_own_name(mq: pymq.Client, listen: str) -> None:
-    """127.0.0.2 was local enough to be served, and was then refused as a name of the network."""
+    """A server on 127.0.0.2 accepts that name, and does not refuse it as a name of the network."""
     with web.serve(mq, listen, token=TOKEN) as server:
         assert ask(server, "/health").status == 200
         for name in ("127.0.0.2.example", "127.1", "0.0.0.0", "192.0.2.1", "[::]", ""):
@@ -453,7 +455,7 @@ def test_what_is_listened_to_here_is_answered_by_its_own_name(mq: pymq.Client, l
 def test_the_end_waits_for_all_requests_together(
     mq: pymq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waited for one after the other, for as long each time."""
+    """Closing waits for all requests together, not the full time for each."""
     monkeypatch.setattr("pymq.web.server.CLOSE_S", 2.0)
     release, arrived = threading.Event(), threading.Semaphore(0)
 
@@ -513,7 +515,7 @@ with pymq.open("memory:") as mq, web.serve(mq) as server:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
 def test_who_cannot_be_accepted_does_not_take_all_the_time() -> None:
-    """Without a descriptor for it, a connection that waited had the server's thread spin."""
+    """Without a free descriptor, a waiting connection does not make the server's thread spin."""
     command = [sys.executable, "-c", OUT_OF_DESCRIPTORS]
     found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
     assert found.returncode == 0, found.stderr
@@ -524,7 +526,7 @@ def test_who_cannot_be_accepted_does_not_take_all_the_time() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_does_not_keep_the_port(mq: pymq.Client) -> None:
-    """Who connected after the end waited for an answer until the last child had ended."""
+    """After the end a client's connection is refused, also while a child still runs."""
     reading, writing = os.pipe()
     with web.serve(mq, token=TOKEN) as server:
         child = os.fork()

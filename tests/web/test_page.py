@@ -1,6 +1,6 @@
-"""The page in a real browser: it shows what there is, obeys nothing of it, and can be worked with.
+"""The page in a real browser: it shows the cluster, executes no shown text, and can be operated.
 
-Where there is no Chromium these tests are skipped, and the run's summary says so.
+Without Chromium these tests are skipped, and the run's summary says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 import pymq
 from pymq import web
-from pymq.core.metadata.nodes import TopicDescription
+from pymq.core.metadata.descriptions import TopicDescription
 from pymq.web import views
 from pymq.web.app import WebApp
 from pymq.web.authentication import Authentication, OneToken
@@ -90,7 +90,7 @@ def test_it_shows_what_there_is(page: Page) -> None:
 
 @pytest.mark.slow
 def test_it_lives(page: Page, mq: pymq.Client) -> None:
-    """What changes is seen without a reload, and what had the focus keeps it."""
+    """Changes appear without a reload, and the focus stays."""
     page.run("window.mark = document.querySelector('input[type=search]'); mark.focus()")
     mq.create_topic("appeared")
     page.wait("document.body.innerText.includes('appeared')")
@@ -120,7 +120,7 @@ def test_a_timeline_is_read_with_the_keyboard(page: Page) -> None:
 
 @pytest.mark.slow
 def test_a_group_is_shown_with_what_it_has_not_begun(page: Page, mq: pymq.Client) -> None:
-    """A partition that was added is seen before anything was consumed of it."""
+    """An added partition is shown before any of its records was consumed."""
     go(page, "#/group/billing", "generation")
     assert "nothing was consumed" not in page.text()
     mq.create_partition("orders", "new")
@@ -134,7 +134,7 @@ def test_a_group_is_shown_with_what_it_has_not_begun(page: Page, mq: pymq.Client
 
 @pytest.mark.slow
 def test_a_way_through_a_group_and_its_records(page: Page, mq: pymq.Client) -> None:
-    """By clicks: the list of groups, one of them, its partition's records, back and forth."""
+    """A user clicks through the list of groups, one group and its partition's records, and back."""
 
     def click(selector: str, until: str) -> None:
         page.wait(f"document.querySelector({selector!r})")
@@ -155,7 +155,7 @@ def test_a_way_through_a_group_and_its_records(page: Page, mq: pymq.Client) -> N
     press("Newer", "Records 50 to 99")
     press("First", "Records 0 to 49")
     press("Last", "Records 51 to 100")
-    with mq.producer() as producer:  # The last page grows while it is looked at.
+    with mq.producer() as producer:  # The last page grows while it is shown.
         producer.send("orders", b"while you look", partition=0).result()
     page.wait("document.querySelector('.records').innerText.includes('while you look')")
     assert page.complaints() == []
@@ -185,7 +185,7 @@ def test_names_and_roles_are_there_for_those_who_do_not_see(page: Page) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_dark", [False, True])
 def test_all_text_stands_out(page: Page, is_dark: bool) -> None:
-    """A contrast of 4.5 to 1 at least, as WCAG 2.1 asks for, in either scheme."""
+    """All text has a contrast of at least 4.5 to 1 (WCAG 2.1), in either scheme."""
     page.dark(is_dark)
     for where, until in (("#/", "Throughput"), ("#/topic/orders", "Partition 1")):
         go(page, where, until)
@@ -222,7 +222,7 @@ CONTRAST = """(() => {
 
 @pytest.mark.slow
 def test_nothing_sticks_out_of_a_phone(page: Page) -> None:
-    """The page is as wide as the screen; what is wider scrolls in its own place."""
+    """The page is as wide as the screen; wider parts scroll in their own place."""
     page.resize(360, 740, is_phone=True)
     for where, until in (
         ("#/", "Throughput"),
@@ -254,7 +254,7 @@ def test_nothing_jumps_when_it_is_brought_up_to_date(page: Page, mq: pymq.Client
 
 @pytest.mark.slow
 def test_it_changes_what_it_may(page: Page, mq: pymq.Client) -> None:
-    """Through its forms, as a person does."""
+    """A user changes topics through the page's forms."""
     page.run(
         """(() => { const f = [...document.querySelectorAll('details')]
         .find((d) => d.innerText.includes('Create a topic')); f.open = true;
@@ -288,7 +288,7 @@ def test_it_says_when_nobody_answers(browser: Browser, mq: pymq.Client) -> None:
 
 
 class DeadDesk(ClusterSnapshot):
-    """The only broker is dead, or so it is told."""
+    """Reports that the only broker is dead."""
 
     def state(self) -> dict[str, Any]:
         state = super().state()
@@ -299,7 +299,7 @@ class DeadDesk(ClusterSnapshot):
 
 @pytest.mark.slow
 def test_what_lies_on_a_dead_broker_is_told_apart(browser: Browser, mq: pymq.Client) -> None:
-    """To those who see it, and in words."""
+    """Partitions on a dead broker are marked by colour and in words."""
     app = WebApp(Authentication(None), mq.metrics, desks=OneDesk(DeadDesk(mq)))
     with web.Server("127.0.0.1:0", app) as server:
         page = browser.page(server.address)
@@ -313,7 +313,7 @@ def test_what_lies_on_a_dead_broker_is_told_apart(browser: Browser, mq: pymq.Cli
 
 
 class HolderlessDesk(ClusterSnapshot):
-    """Nobody holds what is sealed, or so it is told."""
+    """Reports that a sealed block has no holder."""
 
     def _topics(self, names: Iterable[str]) -> tuple[list[TopicDescription], int]:
         found, hidden = super()._topics(names)
@@ -333,7 +333,7 @@ def without_holders(topic: TopicDescription) -> TopicDescription:
 
 @pytest.mark.slow
 def test_what_nobody_can_read_is_told(browser: Browser, mq: pymq.Client) -> None:
-    """A partition is led, in sync and takes records, and yet some of its records are gone."""
+    """The page reports lost records of a partition that is led, in sync and writable."""
     app = WebApp(Authentication(None), mq.metrics, desks=OneDesk(HolderlessDesk(mq)))
     with web.Server("127.0.0.1:0", app) as server:
         page = browser.page(server.address)
@@ -353,7 +353,7 @@ EVIL = (
 
 
 class EvilDesk(ClusterSnapshot):
-    """Every text that the server tells, whatever it is, is an attack."""
+    """Every text from the server is an attack."""
 
     def state(self) -> dict[str, Any]:
         return poisoned(super().state())
@@ -392,7 +392,7 @@ def _poisoned(found: Any) -> Any:
 
 
 def test_nothing_that_is_shown_is_obeyed(browser: Browser, mq: pymq.Client) -> None:
-    """Names, keys, values, headers, errors: each is shown as it is and does nothing."""
+    """Names, keys, values, headers and errors are shown as text, and none of them is executed."""
     with mq.producer() as producer:
         evil = EVIL.encode()
         producer.send("orders", evil, key=evil, headers=[("h", evil)], partition=0).result()
@@ -414,7 +414,7 @@ def test_nothing_that_is_shown_is_obeyed(browser: Browser, mq: pymq.Client) -> N
             page.run("document.querySelector('.column')?.focus()")
             page.run(
                 "new Promise((done) => setTimeout(done, 300))"
-            )  # what is loaded, fails by then
+            )  # an injected element would have failed to load by then
             assert page.run("window.pwned") is None
             assert page.run("document.querySelectorAll('script, img').length") == clean
             assert (
@@ -426,7 +426,7 @@ def test_nothing_that_is_shown_is_obeyed(browser: Browser, mq: pymq.Client) -> N
             )
             assert [link for link in links if not link.startswith("#")] == []
         assert page.complaints() == []
-        # And if it were: the policy forbids whatever was written into the page.
+        # The policy also forbids scripts and links that were injected into the page.
         page.run(
             "try { document.body.innerHTML = '<b>x</b>' } catch (e) { window.stopped = e.name }"
         )

@@ -1,4 +1,4 @@
-"""How often a cluster is looked at for the page, for how many, and what is remembered of it."""
+"""How often the page's snapshots are taken, for how many users, and how much is kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pymq.web.snapshots import DESKS_MAX, EVERY_S, SHARE, ClusterSnapshot, Clust
 
 
 class Clock:
-    """A clock that goes on by *step* whenever it is looked at."""
+    """A clock that advances by *step* with each reading."""
 
     def __init__(self) -> None:
         self.now, self.step = 0.0, 0.0
@@ -42,7 +42,7 @@ def test_all_who_look_share_a_look(mq: pymq.Client) -> None:
 
 
 def test_a_large_cluster_is_looked_at_less_often(mq: pymq.Client) -> None:
-    """Looking takes a fifth of the time at most, however long it takes."""
+    """Snapshots take a fifth of the time at most, however long one takes."""
     clock = Clock()
     clock.step = 10.0
     desk = ClusterSnapshot(mq, clock)
@@ -55,7 +55,7 @@ def test_a_large_cluster_is_looked_at_less_often(mq: pymq.Client) -> None:
 
 
 def test_a_look_that_waited_for_what_fails_is_soon_followed_by_another(mq: pymq.Client) -> None:
-    """Else the page would be oldest just when somebody wants to see what has happened."""
+    """A failed look is repeated soon, so that the page is not oldest just after a failure."""
     clock = Clock()
     desk = ClusterSnapshot(mq, clock)
     desk.state()
@@ -83,7 +83,7 @@ def test_what_is_gone_is_forgotten(mq: pymq.Client) -> None:
 
 
 def test_who_was_not_here_for_long_is_let_go() -> None:
-    """Each principal has a client of his own, with threads and sockets."""
+    """A principal's client, with its threads and sockets, is closed when unused."""
     opened: dict[str, pymq.Client] = {}
 
     def open_client(principal: str) -> pymq.Client:

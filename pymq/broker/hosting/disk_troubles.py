@@ -45,7 +45,11 @@ class DiskTroubles:
             found = OfflineReplica(
                 *partition.name, state.topic_id, is_damaged, str(error)[:WHY_MAX]
             )
-            if not is_damaged and partition.problem is error and not partition.opened.is_unread:
+            if (
+                not is_damaged
+                and partition.problem is error
+                and not partition.opened.recovery.is_retrying
+            ):
                 self._final[key] = None
             if self._replicas.get(key) == found:
                 return

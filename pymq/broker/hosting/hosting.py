@@ -15,13 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pymq.broker.group_coordinators import GroupCoordinators
-from pymq.broker.hosting.disk_troubles import DiskTroubles
+from pymq.broker.environment import BrokerEnvironment
 from pymq.broker.hosting.removals import Removals
 from pymq.broker.hosting.request_fence import RequestFence
-from pymq.broker.hosting.schedule import PartitionSchedule
-from pymq.broker.registration import Registration
-from pymq.broker.shared_blocks import SharedBlocks
 from pymq.core.block.replicator import ReplicatorFactory
 from pymq.core.message import (
     LeaderAndIsr,
@@ -34,7 +30,7 @@ from pymq.core.message import (
 from pymq.core.message.chunks import MessageChunks
 from pymq.core.metadata.nodes import PartitionState
 from pymq.core.observe.coverage import mark
-from pymq.core.partition.partition import Partition, PartitionEnvironment
+from pymq.core.partition.partition import Partition
 from pymq.core.ready import RemoveBlock
 from pymq.core.types import BlockId, TopicPartition, check_name, check_topic_id
 from pymq.errors import (
@@ -73,26 +69,16 @@ class HostedPartitions:
     """The partitions of one broker."""
 
     def __init__(
-        self,
-        host: PartitionEnvironment,
-        make_replicator: ReplicatorFactory,
-        leftovers: Leftovers,
-        registration: Registration,
-        sharing: SharedBlocks,
-        schedule: PartitionSchedule,
-        coordinators: GroupCoordinators,
-        troubles: DiskTroubles,
+        self, host: BrokerEnvironment, make_replicator: ReplicatorFactory, leftovers: Leftovers
     ) -> None:
-        self.by_name: dict[tuple[str, str], Partition] = {}  # topic and partition
+        self.by_name = host.partitions
         self.by_index: dict[tuple[str, int], Partition] = {}  # topic id and index
         self._host = host
         self._make_replicator = make_replicator
         self._leftovers = leftovers
-        self._registration = registration
-        self._sharing = sharing
-        self._schedule = schedule
-        self._coordinators = coordinators
-        self._troubles = troubles
+        self._registration = host.registration
+        self._sharing = host.sharing
+        self._schedule = host.schedule
         self.removals = Removals(host, self._give_up)
         self._orders = RequestFence()
         self._parts = MessageChunks()
@@ -139,7 +125,7 @@ class HostedPartitions:
         self._orders.accept(request, name)
         partition = self.by_name.get(name)
         if partition is not None and partition.state.topic_id != state.topic_id:
-            self._drop(partition, NotLeader(f"{name} was made anew", leader=None), True, now)
+            self._drop(partition, NotLeader(f"{name} was created again", leader=None), True, now)
             partition = None
         if partition is None:
             partition = self._take_up(state, now)
@@ -209,8 +195,8 @@ class HostedPartitions:
         else:
             if self._orders.accept(m.id, m.topic_id):
                 # Only once: when this is repeated, there may be another topic of that name.
-                self._coordinators.forget_topic(m.topic, m.topic_id, now)
-            self._troubles.forget_topic(m.topic_id)
+                self._host.coordinators.forget_topic(m.topic, m.topic_id, now)
+            self._host.troubles.forget_topic(m.topic_id)
             going = [p for (topic, _), p in self.by_index.items() if topic == m.topic_id]
             left = self._leftovers.take_out(m.topic_id, None)
             self.removals.begin(source, m, going, left, now)

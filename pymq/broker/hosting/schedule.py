@@ -26,7 +26,8 @@ class PartitionSchedule:
         """Take in that *partition* may be dirty or have another deadline."""
         if partition.is_dirty:
             self.dirty[partition] = None
-        self.arm(partition)
+        if partition.deadline < self._armed.get(partition, NEVER):
+            self.arm(partition)
 
     def arm(self, partition: Partition) -> None:
         """Take in that the deadline of *partition* may be earlier."""

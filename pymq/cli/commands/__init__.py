@@ -1,1 +1,1 @@
-"""One module a subcommand."""
+"""The subcommands, a module each."""

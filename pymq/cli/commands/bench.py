@@ -1,7 +1,7 @@
-"""``pymq bench``: how fast this queue is, with a topic of its own that is deleted afterwards.
+"""``pymq bench``: measures throughput and latency on a topic that it creates and deletes.
 
-It is a quick look with one producer and one consumer in one process; ``make bench`` compares with
-other systems, under equal settings.
+It uses one producer and one consumer in one process; ``make bench`` compares with other systems
+under equal settings.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pymq.cli.units import options, plural
 from pymq.core.values import value
 from pymq.errors import ConfigError
 
-HELP = "measure how fast this queue takes and gives records"
-CHUNK = 1_000  # records of one call
-ANSWER_S = 60.0  # how long anything may take
+HELP = "measure how fast this queue writes and delivers records"
+CHUNK = 1_000  # records per call
+ANSWER_S = 60.0  # timeout of each step
 SHARES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 
 
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     connect.arguments(parser)
     parser.add_argument("--records", type=int, metavar="N", default=200_000, help="%(default)s")
     parser.add_argument(
-        "--size", type=int, metavar="BYTES", default=100, help="of each record (%(default)s)"
+        "--size", type=int, metavar="BYTES", default=100, help="bytes of each record (%(default)s)"
     )
     parser.add_argument("--partitions", type=int, metavar="N", default=1, help="%(default)s")
     parser.add_argument("--replicas", type=int, metavar="N", default=1, help="%(default)s")
@@ -48,14 +48,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=500,
-        help="records that are sent one by one, for latencies (%(default)s)",
+        help="records sent one by one to measure latencies (%(default)s)",
     )
     parser.add_argument("--keep", action="store_true", help="do not delete the topic afterwards")
 
 
 @value
 class BenchRate:
-    """Many records at a time."""
+    """Throughput of many records per call."""
 
     what: str
     records: int
@@ -65,19 +65,19 @@ class BenchRate:
 
 @value
 class Latency:
-    """One record at a time; seconds, in order of size."""
+    """Latencies of single records, in seconds, sorted."""
 
     what: str
     seconds: tuple[float, ...]
 
     def at(self, share: float) -> float:
-        """The latency that this share of the samples does not exceed."""
+        """Return the latency that this share of the samples does not exceed."""
         last = len(self.seconds) - 1
         return self.seconds[min(last, int(share * len(self.seconds)))]
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Measure and tell."""
+    """Measure and print the results."""
     for name, found in (("records", args.records), ("size", args.size), ("samples", args.samples)):
         if found < 1:
             raise ConfigError(f"--{name} {found}: choose at least 1")
@@ -107,7 +107,7 @@ def _topic(mq: pymq.Client, args: argparse.Namespace) -> Iterator[str]:
 
 
 class Bench:
-    """The measures, one after the other; each ends early when *is_over*."""
+    """Run the measurements in turn; each ends early when *is_over*."""
 
     def __init__(
         self,
@@ -127,13 +127,14 @@ class Bench:
         self._sent = 0
 
     def produce(self) -> BenchRate:
-        """Send all, and wait until they are as safe as the ack mode says."""
+        """Send all records and wait for their acknowledgements."""
         values = [os.urandom(self._size) for _ in range(min(CHUNK, self._count))]
         with (
             self._mq.producer() as producer,
             self._show.progress("produce", self._count, is_told=False) as step,
         ):
-            producer.send_many(self._topic, values[:1]).wait(ANSWER_S)  # finds the leaders
+            # so that the leaders are known
+            producer.send_many(self._topic, values[:1]).wait(ANSWER_S)
             began = time.perf_counter()
             while self._sent < self._count and not self._is_over():
                 part = values[: self._count - self._sent]
@@ -145,7 +146,7 @@ class Bench:
         return BenchRate("produce", self._sent, self._sent * self._size, seconds)
 
     def consume(self) -> BenchRate:
-        """Read all, as columns."""
+        """Read all records as columns."""
         count = 0
         with (
             self._mq.consumer(self._topic, mode="psb") as consumer,
@@ -160,7 +161,7 @@ class Bench:
         return BenchRate("consume", count, count * self._size, seconds)
 
     def produce_one_by_one(self) -> Latency:
-        """From ``send`` to its answer."""
+        """Measure the time from ``send`` to its acknowledgement."""
         record = os.urandom(self._size)
         with self._mq.producer(linger_ms=0) as producer:
             producer.send(self._topic, record).result(ANSWER_S)
@@ -171,7 +172,7 @@ class Bench:
             return Latency("send to answer", self._timed("answers", once))
 
     def end_to_end(self) -> Latency:
-        """From ``send`` to a consumer that waits for it."""
+        """Measure the time from ``send`` to the ``poll`` of a waiting consumer."""
         record = os.urandom(self._size)
         with (
             self._mq.producer(linger_ms=0) as producer,
@@ -200,7 +201,7 @@ class Bench:
         return tuple(sorted(found))
 
 
-# --- showing ------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------
 
 
 def _tell(

@@ -1,4 +1,4 @@
-"""``pymq cluster``: who is there, and where partitions are to lie."""
+"""``pymq cluster``: brokers and zkservers, and the placement of partitions."""
 
 from __future__ import annotations
 
@@ -12,45 +12,48 @@ from pymq.cli.connect import opened
 from pymq.cli.interrupt import Interrupt
 from pymq.cli.show import INTERRUPTED, OK, Show
 from pymq.cli.subcommands import word, words
-from pymq.cli.units import plural, time_text
-from pymq.core.metadata.nodes import BrokerDescription, ClusterDescription, Loss
+from pymq.cli.units import clause, plural, time_text
+from pymq.core.metadata.descriptions import BrokerDescription, ClusterDescription
+from pymq.core.metadata.nodes import Loss
 from pymq.errors import ConfigError
 
 HELP = "show brokers and zkservers, and move partitions between brokers"
-STILL_S = 5.0  # without progress, before it is said what keeps a broker
+STILL_S = 5.0  # without progress, before the reason is printed
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     there = words(parser)
-    word(there, "status", "show the brokers, and who is in charge", _status)
-    reassign = word(there, "reassign", "put a partition's next records on other brokers", _reassign)
+    word(there, "status", "show brokers and the active zkserver", _status)
+    reassign = word(there, "reassign", "move a partition to other brokers", _reassign)
     reassign.add_argument("topic", metavar="TOPIC")
     reassign.add_argument("partition", metavar="PARTITION")
-    reassign.add_argument("brokers", metavar="BROKER", nargs="+", help="the first is to lead")
     reassign.add_argument(
-        "--move-sealed", action="store_true", help="copy the older records there, too"
+        "brokers", metavar="BROKER", nargs="+", help="the first becomes the leader"
     )
-    away = word(there, "decommission", "let a broker lead and take nothing more", _decommission)
+    reassign.add_argument("--move-sealed", action="store_true", help="copy older records, too")
+    away = word(there, "decommission", "move all partitions off a broker", _decommission)
     away.add_argument("broker", metavar="BROKER")
     away.add_argument(
-        "--wait", action="store_true", help="until nothing is left on it, and say what keeps it"
+        "--wait",
+        action="store_true",
+        help="wait until the broker holds nothing more, and show what it still holds",
     )
-    back = word(there, "recommission", "take a decommission back", _recommission)
+    back = word(there, "recommission", "undo a decommission", _recommission)
     back.add_argument("broker", metavar="BROKER")
-    word(there, "balance", "let brokers lead as many partitions as each other", _balance)
+    word(there, "balance", "spread leaders evenly over the brokers", _balance)
     recover = word(
-        there, "recover", "let a partition that nobody can lead go on with what is left", _recover
+        there, "recover", "recover a partition without a leader from what is left", _recover
     )
     recover.add_argument("topic", metavar="TOPIC")
     recover.add_argument("partition", metavar="PARTITION")
     recover.add_argument(
-        "--accept-loss", action="store_true", help="records that were acknowledged may be lost"
+        "--accept-loss", action="store_true", help="accept that acknowledged records may be lost"
     )
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Do what was asked for."""
+    """Run the nested command."""
     return int(args.do(args, show))
 
 
@@ -65,7 +68,7 @@ def _status(args: argparse.Namespace, show: Show) -> int:
 
 
 def tell(found: ClusterDescription, show: Show) -> None:
-    """Who is there, and what is wrong."""
+    """Print brokers, zkservers and problems."""
     show.say(
         f"active zkserver {found.controller}, epoch {found.controller_epoch}; "
         f"{plural(found.topics, 'topic')}, {plural(found.partitions, 'partition')}"
@@ -83,10 +86,10 @@ def tell(found: ClusterDescription, show: Show) -> None:
     ]
     show.table("broker state leads blocks rack endpoint".split(), rows, left=(*_TEXTS,))
     if not found.brokers:
-        show.say("no broker has ever registered: start one with this zkserver", style="bold red")
+        show.say("no broker has registered yet: start one with this zkserver", style="bold red")
     if found.leaderless:
         names = ", ".join(found.leaderless)
-        show.say(f"nobody leads {names}; 'pymq topic describe' says why", style="bold red")
+        show.say(f"{names}: no leader; 'pymq topic describe' says why", style="bold red")
     if found.under_replicated_blocks:
         few = plural(found.under_replicated_blocks, "sealed block")
         show.say(f"too few copies of {few}; {found.moving_blocks:,} are being copied")
@@ -98,7 +101,7 @@ _TEXTS = ("broker", "state", "rack", "endpoint")
 
 
 def state(broker: BrokerDescription) -> str:
-    """What a broker does, in a word."""
+    """Return a broker's state in a word."""
     if not broker.alive:
         return "dead"
     return "draining" if broker.is_draining else "alive"
@@ -115,7 +118,7 @@ def _reassign(args: argparse.Namespace, show: Show) -> int:
         last = {"leader": part.leader, "replicas": part.replicas, "epoch": part.epoch}
         show.result({"topic": args.topic, "partition": name, "changed": changed} | last)
     how = "is from now on" if changed else "was already"
-    moved = "older records follow" if args.move_sealed else "no data has moved"
+    moved = "older records are being copied" if args.move_sealed else "no older records are copied"
     show.say(f"{args.topic}/{name} {how} on {', '.join(part.replicas)}; {moved}")
     return OK
 
@@ -127,24 +130,27 @@ def _decommission(args: argparse.Namespace, show: Show) -> int:
     if show.is_json:
         left = {} if found is None else {"blocks": found.blocks, "kept_by": found.kept_by}
         show.result({"broker": args.broker, "partitions": count} | left)
-    show.say(f"{args.broker} is given nothing new; {plural(count, 'partition')} move away from it")
+    show.say(
+        f"{args.broker} gets no new blocks; "
+        f"{clause(count, 'partition', 'is', 'are')} moving to other brokers"
+    )
     if found is None:
-        show.say("what it holds of older records is copied to others; --wait waits for that")
+        show.say("its older records are being copied to other brokers; --wait waits for that")
         return OK
     if found.blocks or found.kept_by:
-        show.interrupted(f"interrupted; it still holds {plural(found.blocks, 'block')}")
+        show.interrupted(f"interrupted; the broker still holds {plural(found.blocks, 'block')}")
         _tell_kept(found, show)
         return INTERRUPTED
-    show.say("it may be stopped: others have all that it had", style="green")
+    show.say("it may be stopped: other brokers have all of its records", style="green")
     return OK
 
 
-class _Enough(Exception):  # not an error: it ends a wait
-    """The user does not want to wait any longer."""
+class _Enough(Exception):  # no error: it ends a wait
+    """The user has interrupted the wait."""
 
 
 def _wait(mq: pymq.Client, broker: str, show: Show, interrupt: Interrupt) -> BrokerDescription:
-    """Wait until a broker is empty, or until an interrupt; says what keeps it."""
+    """Wait until a broker is empty, or until an interrupt; prints what still keeps it."""
     last: list[BrokerDescription] = []
     total, changed_at, is_told = 0, time.monotonic(), False
     (first,) = [found for found in mq.cluster().brokers if found.name == broker]
@@ -182,9 +188,9 @@ def _balance(args: argparse.Namespace, show: Show) -> int:
     if show.is_json:
         show.result({"partitions": count})
     if count:
-        show.say(f"{plural(count, 'partition')} get another leader, one after the other")
+        show.say(f"{plural(count, 'partition')} get another leader, one at a time")
     else:
-        show.say("leaders are spread evenly")
+        show.say("leaders are already spread evenly")
     return OK
 
 
@@ -194,7 +200,7 @@ def _recommission(args: argparse.Namespace, show: Show) -> int:
     if show.is_json:
         show.result({"broker": args.broker, "changed": changed})
     again = "again" if changed else "as before"
-    show.say(f"{args.broker} is given new blocks {again}")
+    show.say(f"{args.broker} gets new blocks {again}")
     return OK
 
 
@@ -214,12 +220,13 @@ def _recover(args: argparse.Namespace, show: Show) -> int:
 
 
 def tell_loss(loss: Loss | None, show: Show) -> None:
-    """What may be lost of a partition that goes on."""
+    """Describe the records that a recovered partition may have lost."""
     if loss is None:
-        show.say("nothing is lost: somebody leads it, or soon will")
+        show.say("nothing to recover: the partition has a leader, or will soon have one")
         return
     show.say(
-        f"it goes on with what {loss.holder or 'nobody'} had; records from offset {loss.offset:,} "
+        f"it continues with the records of {loss.holder or 'no broker'}; records from offset "
+        f"{loss.offset:,} "
         f"on may have been lost at {time_text(loss.at_ms)}",
         style="bold yellow",
     )

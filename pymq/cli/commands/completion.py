@@ -1,4 +1,4 @@
-"""``pymq completion``: a script that teaches a shell to complete what is typed."""
+"""``pymq completion``: prints a completion script for a shell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from pymq.cli.show import OK, Show
 from pymq.errors import MissingExtra
 
-HELP = "print a script that makes bash, zsh or fish complete commands and options"
+HELP = "print the completion script of bash, zsh or fish"
 SHELLS = ("bash", "zsh", "fish")
 
 

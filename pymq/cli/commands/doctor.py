@@ -1,4 +1,4 @@
-"""``pymq doctor``: why can I not connect, and why is nothing delivered?"""
+"""``pymq doctor``: finds out why a client cannot connect or a consumer gets no records."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from pymq.nodes.remote import ClusterAddress
     from pymq.transport.zeromq.transport import ZmqTransport
 
-HELP = "say why it cannot be connected to, or why nothing is delivered"
-FIRST_S = 0.5  # how long a zkserver has for its first try to answer; then twice as long
+HELP = "find out why a connection or a delivery fails"
+FIRST_S = 0.5  # timeout of the first request to a zkserver; doubles with each retry
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     connect.arguments(parser)
-    parser.add_argument("--topic", help="look at this one alone")
-    parser.add_argument("--group", help="look at this one alone")
+    parser.add_argument("--topic", help="check only this one")
+    parser.add_argument("--group", help="check only this one")
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Make all checks, and tell of each as it is made; 1 if one fails."""
+    """Run all checks and print each result at once; returns 1 if one fails."""
     found = []
     for check in _checks(args):
         found.append(check)
@@ -56,9 +56,9 @@ def run(args: argparse.Namespace, show: Show) -> int:
     if show.is_json:
         show.result({"ok": not failed, "checks": [attrs.asdict(check) for check in found]})
     elif failed or warned:
-        show.say(f"{plural(len(found), 'check')}, {failed} failed, {warned} to be looked at")
+        show.say(f"{plural(len(found), 'check')}, {failed} failed, {warned} with a warning")
     else:
-        show.say(f"{plural(len(found), 'check')}, all is well")
+        show.say(f"{plural(len(found), 'check')}, all passed")
     return FAILED if failed else OK
 
 
@@ -91,9 +91,9 @@ def _of_folder(args: argparse.Namespace, folder: str) -> Iterator[Finding]:
         mq = pymq.open(folder)
     except PymqError as error:
         step = {
-            "STORE_LOCKED": "a folder is for one process at a time: stop that one, or ask it; for "
-            "several processes there are brokers",
-            "STORE_FULL": "make room on the disk",
+            "STORE_LOCKED": "one process at a time can open a folder: stop the other one, or start "
+            "a broker for several processes",
+            "STORE_FULL": "free some space on the disk",
         }.get(error.code, f"'pymq verify {folder}' says what is damaged")
         yield fail(f"folder {folder}", f"{error} ({error.code})", step)
         return
@@ -112,7 +112,7 @@ def _health(mq: pymq.Client, args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _of_cluster(args: argparse.Namespace, url: str) -> Iterator[Finding]:
-    from pymq.nodes.remote import parse_url  # only now: most need no network
+    from pymq.nodes.remote import parse_url  # lazy: most commands need no network
 
     try:
         where = parse_url(url, args.curve_dir, args.principal)
@@ -140,7 +140,7 @@ def _of_cluster(args: argparse.Namespace, url: str) -> Iterator[Finding]:
 
 
 def _asked(args: argparse.Namespace, where: ClusterAddress, there: list[str]) -> Iterator[Finding]:
-    """Ask each zkserver that is there who it is, and the active one how everything is."""
+    """Check that each reachable zkserver answers, then the cluster's health at the active one."""
     from pymq.nodes.remote import connect as connected
     from pymq.nodes.remote import open_transport
 
@@ -160,8 +160,8 @@ def _asked(args: argparse.Namespace, where: ClusterAddress, there: list[str]) ->
             yield fail(
                 "controller",
                 "no zkserver is active",
-                "one takes over when its coordinator (ZooKeeper) is reached: see the zkservers' "
-                "logs",
+                "a zkserver becomes active once it reaches its coordinator (ZooKeeper): see the "
+                "zkservers' logs",
             )
             return
         yield ok("controller", f"{active.controller}, epoch {active.controller_epoch}")
@@ -177,7 +177,7 @@ def _asked(args: argparse.Namespace, where: ClusterAddress, there: list[str]) ->
 def _who(
     mq: pymq.Client, endpoint: str, transport: ZmqTransport
 ) -> tuple[pymq.ClusterDescription | None, PymqError | None]:
-    """What a zkserver answers to the question who it is; of one that lets us not in, not long."""
+    """Return a zkserver's description of itself; the wait is short for one that refuses our key."""
     patience, until = FIRST_S, time.monotonic() + ANSWER_S
     while True:
         try:
@@ -194,7 +194,7 @@ def _advertised(check: Finding) -> Finding:
     if check.state != "fail":
         return check
     step = (
-        "clients go to where a broker says that it is: give it --advertise tcp://HOST:PORT as it "
-        f"is reached from here; or {check.next_step}"
+        "clients connect to the endpoint that a broker advertises: start it with an --advertise "
+        f"tcp://HOST:PORT that works from here; or {check.next_step}"
     )
     return attrs.evolve(check, next_step=step)

@@ -1,4 +1,4 @@
-"""``pymq group``: how far consumer groups are, who is in them, and where they are to begin anew."""
+"""``pymq group``: lag and members of consumer groups; resets their offsets."""
 
 from __future__ import annotations
 
@@ -16,38 +16,36 @@ from pymq.cli.subcommands import word, words
 from pymq.cli.units import plural
 from pymq.errors import InvalidRequest, UnknownGroup, UnknownTopic
 
-HELP = "list consumer groups, describe them, and let them begin anew"
+HELP = "list, describe, reset and delete consumer groups"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     there = words(parser)
-    word(there, "list", "show all groups with their lag", _list)
-    describe = word(there, "describe", "show who is in a group, and how far it is", _describe)
+    word(there, "list", "show all groups and their lag", _list)
+    describe = word(there, "describe", "show a group's members and committed offsets", _describe)
     describe.add_argument("group", metavar="GROUP")
-    delete = word(there, "delete", "forget a group without consumers, with its offsets", _delete)
+    delete = word(there, "delete", "delete a group without consumers, and its offsets", _delete)
     delete.add_argument("group", metavar="GROUP")
     unsubscribe = word(
-        there, "unsubscribe", "end a group's consumption of topics; offsets stay", _unsubscribe
+        there, "unsubscribe", "unsubscribe a group from topics; its offsets stay", _unsubscribe
     )
     unsubscribe.add_argument("group", metavar="GROUP")
     unsubscribe.add_argument("topics", metavar="TOPIC", nargs="*", help="default: all of them")
-    reset = word(there, "reset", "let a group without consumers begin anew elsewhere", _reset)
+    reset = word(there, "reset", "set the offsets of a group without consumers", _reset)
     reset.add_argument("group", metavar="GROUP")
     reset.add_argument("topic", metavar="TOPIC")
     reset.add_argument(
-        "--partition", metavar="NAME", action="append", help="only of this one; repeatable"
+        "--partition", metavar="NAME", action="append", help="only this one; repeatable"
     )
     reset.add_argument("--to", metavar="PLACE", required=True, help=FORMS)
     how = reset.add_mutually_exclusive_group()
     how.add_argument("--execute", action="store_true", help="do it")
-    how.add_argument(
-        "--dry-run", action="store_true", help="only show what would be done (the default)"
-    )
+    how.add_argument("--dry-run", action="store_true", help="only show the changes (the default)")
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Do what was asked for."""
+    """Run the nested command."""
     return int(args.do(args, show))
 
 
@@ -57,7 +55,7 @@ def _list(args: argparse.Namespace, show: Show) -> int:
     if show.is_json:
         show.result({"groups": [as_json(group) for group in found]})
     elif not found:
-        show.say("there is no group yet; the first consumer with a group makes one")
+        show.say("there is no group yet; the first consumer with a group creates one")
     else:
         rows = [
             (
@@ -79,7 +77,7 @@ def _described(mq: pymq.Client, name: str) -> pymq.GroupDescription | None:
     try:
         return mq.describe_group(name)
     except UnknownGroup:
-        return None  # It has ended meanwhile.
+        return None  # deleted meanwhile
 
 
 def _describe(args: argparse.Namespace, show: Show) -> int:
@@ -105,7 +103,7 @@ def _describe(args: argparse.Namespace, show: Show) -> int:
             )
             for member in group.consumers
         ]
-        columns = ("consumer", "client", "topic", "assigned", "asks for", "heard of before")
+        columns = ("consumer", "client", "topic", "assigned", "asks for", "seen before")
         show.table(columns, rows, left=5)
     if group.committed or fresh:
         show.table(
@@ -114,25 +112,25 @@ def _describe(args: argparse.Namespace, show: Show) -> int:
             left=("topic", "partition", "consumer"),
         )
     if fresh:
-        show.say("-: nothing was consumed of it yet")
+        show.say("-: no record of this partition was consumed yet")
     return OK
 
 
 def _not_begun(mq: pymq.Client, group: pymq.GroupDescription) -> list[tuple[str, str]]:
-    """Partitions of the group's topics in which it has no offset."""
+    """Return the partitions of the group's topics without a committed offset."""
     topics = {topic for topic, _ in group.committed} | {c.topic for c in group.consumers}
     found = []
     for topic in sorted(topics):
         try:
             parts = mq.describe_topic(topic).partitions
         except UnknownTopic:
-            continue  # It was deleted meanwhile.
+            continue  # the topic was deleted meanwhile
         found += [(topic, part.name) for part in parts]
     return [name for name in found if name not in group.committed]
 
 
 def waits_for(member: pymq.MemberDescription) -> str:
-    """What a consumer asks its group for, in a word or two."""
+    """Return a member's subscription in a word or two."""
     if member.asks is None:
         return "nothing now"
     paused = [name for name in member.partitions if name not in member.asks]
@@ -175,9 +173,11 @@ def _unsubscribe(args: argparse.Namespace, show: Show) -> int:
     if show.is_json:
         show.result({"group": args.group, "unsubscribed": topics})
     elif topics:
-        show.say(f"group {args.group} consumes {', '.join(topics)} no more; its offsets stay")
+        show.say(
+            f"group {args.group} consumes {', '.join(topics)} is unsubscribed; its offsets stay"
+        )
     else:
-        show.say(f"group {args.group} was subscribed to nothing")
+        show.say(f"group {args.group} was not subscribed to any topic")
     return OK
 
 
@@ -186,7 +186,7 @@ def _reset(args: argparse.Namespace, show: Show) -> int:
     with opened(args) as mq:
         parts = {part.name: part for part in mq.describe_topic(args.topic).partitions}
         for name in args.partition or ():
-            mq.questions.partition_name(args.topic, name)  # It says which there are.
+            mq.questions.partition_name(args.topic, name)  # raises with the names that exist
         wanted = {name: part for name, part in parts.items() if name in (args.partition or parts)}
         before = _committed(mq, args.group, args.topic, is_changed=args.execute)
         plan = offsets_of(mq, args.topic, place, wanted)
@@ -206,10 +206,10 @@ def _reset(args: argparse.Namespace, show: Show) -> int:
 
 
 def _committed(mq: pymq.Client, group: str, topic: str, *, is_changed: bool) -> dict[str, int]:
-    """Where a group stands in a topic; one that there is not yet stands nowhere.
+    """Return a group's committed offsets in a topic; a group that does not exist has none.
 
     Raises:
-        InvalidRequest: it is to be changed, and has consumers.
+        InvalidRequest: the group is to be reset, and has members.
     """
     try:
         found = mq.describe_group(group)
@@ -219,7 +219,7 @@ def _committed(mq: pymq.Client, group: str, topic: str, *, is_changed: bool) -> 
         clients = ", ".join(sorted({member.client for member in found.consumers}))
         raise InvalidRequest(
             f"group {group!r} has {plural(len(found.members), 'consumer')} ({clients}); "
-            "close them first, or they would go on from where they are"
+            "close them first, or they continue from their own positions"
         )
     return {partition: at for (name, partition), at in found.committed.items() if name == topic}
 
@@ -239,13 +239,13 @@ def _tell_reset(
     ]
     show.table("partition from to change lag-then".split(), shown)
     if args.execute:
-        show.say(f"group {args.group} goes on from there", style="bold")
+        show.say(f"group {args.group} continues from there", style="bold")
     else:
-        show.say("nothing is changed yet; with --execute it is", style="bold")
+        show.say("nothing was changed; add --execute to change it", style="bold")
 
 
 def as_json(group: pymq.GroupDescription) -> dict[str, Any]:
-    """A group for programs."""
+    """Return a group as JSON."""
     return {
         "group": group.name,
         "generation": group.generation,

@@ -1,4 +1,4 @@
-"""``pymq keys``: the key pairs of nodes and principals, in a folder that nodes and clients read."""
+"""``pymq keys``: creates and revokes the keys of nodes and principals in a key folder."""
 
 from __future__ import annotations
 
@@ -14,33 +14,42 @@ from pymq.core.types import check_name
 from pymq.errors import ConfigError
 from pymq.transport.base import zmq_needed
 
-HELP = "make, list and revoke the keys of brokers, zkservers and clients"
+HELP = "create, list and revoke keys of brokers, zkservers and clients"
 POLICY = "policy.toml"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    make = leaf(what, "make", "make a key pair for each name")
+    make = leaf(what, "make", "create a key pair for each name")
     make.add_argument("--node", action="store_true", help="they are brokers or zkservers")
     make.add_argument(
-        "--at", metavar="ENDPOINT", action="append", help="where the zkserver is, as it advertises"
+        "--at",
+        metavar="ENDPOINT",
+        action="append",
+        help="the endpoint that the zkserver advertises",
     )
-    revoke = leaf(what, "revoke", "let nobody in with the key of a name any more")
-    listing = leaf(what, "list", "show whose keys there are")
-    token = leaf(what, "token", "make tokens, for browsers and scrapers of metrics")
-    policy = leaf(what, "policy", "write a policy to begin with")
+    revoke = leaf(what, "revoke", "revoke the key of a name")
+    listing = leaf(what, "list", "list the keys in a folder")
+    token = leaf(what, "token", "create tokens for browsers and metrics scrapers")
+    policy = leaf(what, "policy", "write a first policy")
     policy.add_argument(
-        "--superuser", metavar="NAME", action="append", default=[], help="who may do anything"
+        "--superuser",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="principals that may do everything",
     )
     for sub in (make, revoke, listing, token, policy):
         sub.add_argument("folder", metavar="DIR", type=Path, help="the folder of keys")
     for sub in (make, revoke, token):
-        sub.add_argument("names", metavar="NAME", nargs="+", help="a broker's, or anybody's")
+        sub.add_argument(
+            "names", metavar="NAME", nargs="+", help="name of a broker, zkserver or client"
+        )
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Do what was asked for."""
+    """Run the nested command."""
     if args.what == "make":
         return _make(args, show)
     if args.what == "revoke":
@@ -52,14 +61,14 @@ def run(args: argparse.Namespace, show: Show) -> int:
 
 def _make(args: argparse.Namespace, show: Show) -> int:
     with zmq_needed():
-        from pymq.transport.curve import key_files as files  # only now: it loads zmq
+        from pymq.transport.curve import key_files as files  # lazy: it loads zmq
         from pymq.transport.zeromq.sockets import check_endpoint
 
     endpoints = tuple(check_endpoint(each) for each in args.at or ())
     if endpoints and len(args.names) > 1:
-        raise ConfigError("one node is at an endpoint: give --at with one name")
+        raise ConfigError("an endpoint belongs to one node: give --at with one name")
     for name in args.names:
-        check_name(name, "principal")  # all of them, before any is made
+        check_name(name, "principal")  # check all names before creating any key
         if (args.folder / f"{name}{files.PUBLIC}").exists():
             raise ConfigError(f"{args.folder} has a key of {name!r} already; revoke that first")
     made = []
@@ -72,7 +81,7 @@ def _make(args: argparse.Namespace, show: Show) -> int:
         show.say(f"{name}  {pair.public}")
     if show.is_json:
         show.result({"made": [_row(each) for each in made]})
-    show.say(f"Carry {args.folder}/NAME.secret to NAME alone, and all *.pub to everybody.")
+    show.say(f"Copy {args.folder}/NAME.secret to NAME only, and all *.pub files to every machine.")
     return OK
 
 
@@ -100,16 +109,16 @@ def _revoke(args: argparse.Namespace, show: Show) -> int:
             missing.append(name)
             show.error(str(error), error.code)
         else:
-            show.say(f"{name} is revoked: carry {args.folder}/{name}.revoked to all nodes")
+            show.say(f"{name} is revoked: copy {args.folder}/{name}.revoked to all nodes")
     if show.is_json:
         show.result({"revoked": revoked, "missing": missing})
     return FAILED if missing else OK
 
 
 def _token(args: argparse.Namespace, show: Show) -> int:
-    """Make tokens, each in a file that nobody else can read; one that is there is replaced."""
+    """Create tokens, each in a file that only its owner can read; replaces existing ones."""
     if not args.folder.is_dir():
-        raise ConfigError(f"{args.folder} is no folder; 'pymq keys make' makes one")
+        raise ConfigError(f"{args.folder} is not a folder; 'pymq keys make' creates one")
     for name in args.names:
         check_name(name, "principal")
     made = []
@@ -122,7 +131,7 @@ def _token(args: argparse.Namespace, show: Show) -> int:
             file.write(secrets.token_urlsafe(32) + "\n")
         fresh.replace(path)
         made.append({"name": name, "file": str(path)})
-        show.say(f"wrote {path}: whoever has it comes in over HTTP as {name}")
+        show.say(f"wrote {path}: its bearer has the rights of {name} over HTTP")
     if show.is_json:
         show.result({"tokens": made})
     return OK
@@ -133,7 +142,7 @@ def _list(args: argparse.Namespace, show: Show) -> int:
         from pymq.transport.curve import key_files as files
 
     if not args.folder.is_dir():
-        raise ConfigError(f"{args.folder} is no folder; 'pymq keys make' makes one")
+        raise ConfigError(f"{args.folder} is not a folder; 'pymq keys make' creates one")
     rows: list[dict[str, object]] = []
     revoked = {
         path.name.removesuffix(files.REVOKED): files.read_revoked(path)
@@ -178,17 +187,17 @@ def _policy(args: argparse.Namespace, show: Show) -> int:
         if (public := files.read_public(path)).is_node
     ]
     if not nodes:
-        raise ConfigError(f"{args.folder} has no key of a node; make some with --node first")
+        raise ConfigError(f"{args.folder} has no key of a node; create one with --node first")
     path = args.folder / POLICY
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
-        raise ConfigError(f"{path} is there already, and yours to edit") from None
+        raise ConfigError(f"{path} exists already; edit it yourself") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(_starter(nodes, args.superuser))
     if show.is_json:
         show.result({"policy": str(path), "nodes": nodes, "superusers": args.superuser})
-    show.say(f"wrote {path}: {', '.join(nodes)} may work together; add rules for everybody else")
+    show.say(f"wrote {path}: {', '.join(nodes)} may work together; add rules for your clients")
     return OK
 
 

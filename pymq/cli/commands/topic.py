@@ -1,4 +1,4 @@
-"""``pymq topic``: make, list, describe, change and delete topics."""
+"""``pymq topic``: creates, lists, describes, alters and deletes topics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pymq.cli.show import FAILED, OK, Show
 from pymq.cli.subcommands import word, words
 from pymq.cli.units import duration_text, options, plural, size_text, time_text
 from pymq.client.admin.record_counts import records_of
-from pymq.core.metadata.nodes import PartitionDescription, TopicDescription
+from pymq.core.metadata.descriptions import PartitionDescription, TopicDescription
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.errors import ConfigError, PymqError
 
-HELP = "make, list, describe, change and delete topics"
+HELP = "create, list, describe, alter and delete topics"
 ACKS = ("raft", "leader", "none", "unset")
 
 
@@ -31,22 +31,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument("topic", metavar="TOPIC")
     create.add_argument("--partitions", type=int, metavar="N", default=1, help="%(default)s")
     create.add_argument(
-        "--partition", metavar="NAME", action="append", help="name a partition, instead; repeatable"
+        "--partition",
+        metavar="NAME",
+        action="append",
+        help="name of a partition, instead of a number; repeatable",
     )
     create.add_argument(
-        "--replicas", type=int, metavar="N", default=1, help="on how many brokers (%(default)s)"
+        "--replicas",
+        type=int,
+        metavar="N",
+        default=1,
+        help="replicas of each partition (%(default)s)",
     )
     create.add_argument("--acks", choices=ACKS, default="leader", help="ack mode (%(default)s)")
-    create.add_argument("--if-not-exists", action="store_true", help="do nothing if it is there")
+    create.add_argument("--if-not-exists", action="store_true", help="do nothing if it exists")
 
     listing = word(there, "list", "show all topics", _list)
-    listing.add_argument("--names", action="store_true", help="print the names alone")
+    listing.add_argument("--names", action="store_true", help="print only the names")
 
-    describe = word(there, "describe", "show all about a topic", _describe)
+    describe = word(there, "describe", "show a topic's configuration and partitions", _describe)
     describe.add_argument("topic", metavar="TOPIC")
-    describe.add_argument("--blocks", action="store_true", help="with the blocks of each partition")
+    describe.add_argument("--blocks", action="store_true", help="show the blocks of each partition")
 
-    alter = word(there, "alter", "change options of a topic, or add partitions", _alter)
+    alter = word(there, "alter", "change a topic's configuration, or add partitions", _alter)
     alter.add_argument("topic", metavar="TOPIC")
     alter.add_argument(
         "--add-partition", metavar="NAME", action="append", default=[], help="repeatable"
@@ -60,19 +67,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             help="an option, as retention_ms=7d or block_bytes=64MiB; repeatable",
         )
 
-    delete = word(there, "delete", "delete topics with all their records", _delete)
+    delete = word(there, "delete", "delete topics and all their records", _delete)
     delete.add_argument("topics", metavar="TOPIC", nargs="+")
-    delete.add_argument("--yes", action="store_true", help="do not ask")
+    delete.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
-    state = word(there, "set-state", "change how partitions are replicated", _set_state)
+    state = word(there, "set-state", "change the ack mode or replicas of partitions", _set_state)
     state.add_argument("topic", metavar="TOPIC")
     state.add_argument("partition", metavar="PARTITION", help="its name, or 'all'")
     state.add_argument("acks", metavar="ACKS", choices=ACKS[:3], help=", ".join(ACKS[:3]))
-    state.add_argument("--replicas", type=int, metavar="N", help="as before, by default")
+    state.add_argument("--replicas", type=int, metavar="N", help="default: as before")
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Do what was asked for."""
+    """Run the nested command."""
     return int(args.do(args, show))
 
 
@@ -92,7 +99,7 @@ def _create(args: argparse.Namespace, show: Show) -> int:
             )
         found = mq.describe_topic(args.topic)
     show.say(
-        f"{found.name} {'is there' if there else 'is made'}: "
+        f"{found.name} {'exists already' if there else 'is created'}: "
         f"{plural(len(found.partitions), 'partition')}"
     )
     if show.is_json:
@@ -118,7 +125,7 @@ def _list(args: argparse.Namespace, show: Show) -> int:
         columns = "topic partitions replicas acks records size state".split()
         show.table(columns, rows, left=("topic", "acks", "state"))
     else:
-        show.say("there is no topic yet; 'pymq topic create NAME' makes one")
+        show.say("there is no topic yet; 'pymq topic create NAME' creates one")
     return OK
 
 
@@ -138,9 +145,9 @@ def _row(mq: pymq.Client, topic: TopicDescription, dead: Collection[str]) -> tup
 
 
 def states(topic: TopicDescription, dead: Collection[str] = ()) -> str:
-    """Whether a topic's partitions are led, in sync and can be read, in a few words.
+    """Summarize leaders, in-sync sets and readability of a topic's partitions in a few words.
 
-    Those of whose records no broker has any but the *dead* ones are partly unreadable.
+    A partition is partly unreadable if only *dead* brokers hold some of its records.
     """
     parts = topic.partitions
     unset = sum(part.acks is pymq.AckMode.UNSET for part in parts)
@@ -171,7 +178,7 @@ def _describe(args: argparse.Namespace, show: Show) -> int:
 
 
 def tell(topic: TopicDescription, show: Show, dead: Collection[str] = ()) -> None:
-    """All about a topic but its blocks, and what is wrong with it; *dead* brokers are not read."""
+    """Print a topic except for its blocks, and its problems; *dead* brokers serve no reads."""
     show.say(f"{topic.name}: {plural(len(topic.partitions), 'partition')}, {states(topic, dead)}")
     defaults = TopicConfig()
     for name, found in topic.config.to_dict().items():
@@ -183,7 +190,7 @@ def tell(topic: TopicDescription, show: Show, dead: Collection[str] = ()) -> Non
     for part in topic.partitions:
         if part.end_offset > part.high_watermark:
             count = plural(part.end_offset - part.high_watermark, "record")
-            show.say(f"partition {part.name}: {count} more, written and not committed yet")
+            show.say(f"partition {part.name}: {count} more, appended and not committed yet")
         if part.problem:
             show.say(f"partition {part.name}: {part.problem}", style="bold red")
         if part.offline:
@@ -215,7 +222,7 @@ def _partition_row(part: PartitionDescription) -> tuple[str, ...]:
         part.leader or "nobody",
         str(part.epoch),
         ", ".join(part.replicas),
-        # All of them is the rule, and what is missing is what one looks for.
+        # Usually all are in sync, so print only the missing ones.
         "all" if set(part.in_sync) == set(part.replicas) else ", ".join(part.in_sync) or "none",
         f"{part.start_offset:,}",
         f"{part.high_watermark:,}",
@@ -287,9 +294,11 @@ def _delete(args: argparse.Namespace, show: Show) -> int:
 
 
 def _is_meant(mq: pymq.Client, names: list[str], show: Show) -> bool:
-    """Ask whoever sits there."""
+    """Ask the user at the terminal."""
     if show.is_json or sys.stdin is None or not sys.stdin.isatty():
-        raise ConfigError("deleting takes all records along: say --yes where nobody can be asked")
+        raise ConfigError(
+            "all records would be deleted: give --yes if there is no terminal to confirm it"
+        )
     count = sum(records_of(mq.questions, mq.describe_topic(name)) for name in names)
     print(
         f"Delete {escaped(', '.join(names))} with {plural(count, 'record')}? [y/N] ",
@@ -321,11 +330,11 @@ def _set_state(args: argparse.Namespace, show: Show) -> int:
     return OK
 
 
-# --- for programs -------------------------------------------------------------------------------
+# --- JSON ---------------------------------------------------------------------------------------
 
 
 def as_json(topic: TopicDescription) -> dict[str, object]:
-    """A topic for programs; ack modes by their names."""
+    """Return a topic as JSON, with names of ack modes."""
     return {
         "topic": topic.name,
         "config": topic.config.to_dict(),
@@ -334,7 +343,7 @@ def as_json(topic: TopicDescription) -> dict[str, object]:
 
 
 def partition_as_json(part: PartitionDescription) -> dict[str, object]:
-    """A partition for programs."""
+    """Return a partition as JSON."""
     found = attrs.asdict(part, recurse=True)
     found["acks"] = part.acks.name.lower()
     for row, block in zip(found["blocks"], part.blocks, strict=True):

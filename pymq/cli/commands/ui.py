@@ -1,4 +1,4 @@
-"""``pymq ui``: the page of a folder or of a cluster, in a browser."""
+"""``pymq ui``: serves the web page of a folder or of a cluster."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from pymq.cli import connect
 from pymq.cli.interrupt import Interrupt
 from pymq.cli.show import OK, Show
 
-HELP = "look at a folder or a cluster in a browser"
+HELP = "show a folder or a cluster in the browser"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     connect.arguments(parser)
-    parser.add_argument("where", metavar="WHERE", nargs="?", help="what --url would say")
+    parser.add_argument("where", metavar="WHERE", nargs="?", help="a folder or zkservers, as --url")
     parser.add_argument(
         "--listen", metavar="HOST:PORT", default="127.0.0.1:8080", help="(%(default)s)"
     )
     parser.add_argument(
-        "--write", action="store_true", help="let the page create topics, send records and the like"
+        "--write", action="store_true", help="allow changes: create topics, send records"
     )
-    parser.add_argument("--open", action="store_true", help="open it in a browser, too")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 @contextmanager
 def _in_browser(url: str) -> Iterator[None]:
-    """Open *url* in a browser, by way of a file that nobody else can read.
+    """Open *url* in a browser through a file that only this user can read.
 
-    The arguments of a program can be read by all users of a machine, and *url* has the token.
+    All users of a machine can read a process's arguments, and *url* contains the token.
     """
     import webbrowser
 
@@ -51,8 +51,8 @@ def _in_browser(url: str) -> Iterator[None]:
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Serve the page until it is interrupted."""
-    from pymq import web  # only now: it loads HTTP
+    """Serve the page until interrupted."""
+    from pymq import web  # lazy: it loads HTTP
 
     args.url = args.where or args.url
     with (
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
             show.result({"url": page.url, "address": page.address, "writable": args.write})
         else:
             show.say(page.url)
-            show.say("Ctrl-C ends it; the token is for you alone")
+            show.say("Ctrl-C stops it; do not share the token")
         if sys.stdout is not None:
             sys.stdout.flush()
         with Interrupt() as interrupt, _in_browser(page.url) if args.open else nullcontext():
@@ -71,5 +71,5 @@ def run(args: argparse.Namespace, show: Show) -> int:
                 with interrupt.breakable():
                     threading.Event().wait()
             except KeyboardInterrupt:
-                pass  # as it was told to
+                pass  # the requested end
     return OK

@@ -1,4 +1,4 @@
-"""``pymq verify DIR``: read every byte of a folder and say what is wrong with it."""
+"""``pymq verify DIR``: reads every byte of a folder and reports damage."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from pymq.nodes.embedded import METADATA, broker_folders
 from pymq.store.file.file_store import FileStore
 from pymq.store.verification.verify import BlockResult, Problem, Report, Unknown, verify
 
-HELP = "check every block of a folder, changing nothing"
+HELP = "check every block of a folder without changing it"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("dir", metavar="DIR", help="the folder that pymq.open() or a broker uses")
+    parser.add_argument("dir", metavar="DIR", help="the folder of pymq.open() or of a broker")
     parser.add_argument(
         "--remove-unknown",
         action="store_true",
-        help="tell which files of blocks that the metadata do not know would be removed",
+        help="show block files that the metadata do not name",
     )
-    parser.add_argument("--yes", action="store_true", help="with --remove-unknown: remove them")
+    parser.add_argument("--yes", action="store_true", help="with --remove-unknown: delete them")
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Check a folder; 1 when anything is damaged."""
+    """Check a folder; returns 1 if anything is damaged."""
     folder = args.dir
     if not os.path.isdir(folder):
         raise StoreError(f"there is no folder {folder}; name the one that pymq.open() was given")
     metadata = os.path.join(folder, METADATA)
-    # The folder of a broker that is not alone has no metadata: those of the cluster are elsewhere.
+    # The folder of a cluster's broker has no metadata; they are at the coordinator backend.
     is_whole = os.path.exists(metadata)
     if args.remove_unknown and not is_whole:
-        raise StoreError(f"{metadata} is missing, so nobody can say which blocks are unknown")
+        raise StoreError(
+            f"{metadata} is missing, so it is unknown which blocks belong to the queue"
+        )
     results, is_ok = [], True
     folders = broker_folders(folder)
     for each in folders or [folder]:
@@ -64,7 +66,7 @@ def _known(metadata: str) -> frozenset[BlockId]:
 
 
 def _remove(folder: str, metadata: str, unknown: Sequence[Unknown]) -> list[Unknown]:
-    """Remove blocks durably, unless the metadata have come to know them; return which."""
+    """Remove unknown blocks durably, except those in the present metadata; returns the removed."""
     store = FileStore(folder)
     try:
         tree = SqliteTree(metadata)
@@ -88,10 +90,10 @@ def _tell_unknown(report: Report, removed: Sequence[Unknown], may_remove: bool, 
         for file in found.files:
             show.say(f"{'removed' if removed else 'to be removed'}: {file}")
     if not report.unknown:
-        show.say("nothing to remove: the metadata know all blocks")
+        show.say("nothing to remove: the metadata name all blocks")
     elif not removed:
         size = sum(found.bytes for found in report.unknown)
-        show.say(f"nothing was removed yet; with --yes it is, {size:,} bytes", style="bold")
+        show.say(f"nothing was removed; add --yes to remove {size:,} bytes", style="bold")
 
 
 def _tell(report: Report, show: Show) -> None:
@@ -100,7 +102,7 @@ def _tell(report: Report, show: Show) -> None:
         bad = sum(not block.is_ok for block in blocks)
         rows.append(
             (
-                topic or "?",  # a block whose head is damaged does not say
+                topic or "?",  # unknown if the block's header is damaged
                 partition,
                 f"{len(blocks):,}",
                 f"{blocks[0].start:,}",
@@ -118,7 +120,7 @@ def _tell(report: Report, show: Show) -> None:
         if not problem.is_note:
             show.say(f"damaged: {_where(problem)}", style="bold red")
             show.say(f"         {problem.what}")
-            show.say(f"         what to do: {problem.advice}")
+            show.say(f"         next: {problem.advice}")
     for problem in report.problems:
         if problem.is_note:
             show.say(f"note: {_where(problem)}: {problem.what}; {problem.advice}", style="yellow")

@@ -1,1 +1,1 @@
-"""Why can I not connect, and why is nothing delivered?"""
+"""Checks behind ``pymq doctor`` and ``pymq explain``."""

@@ -1,4 +1,4 @@
-"""One thing that ``pymq doctor`` has looked at."""
+"""The result of one check of ``pymq doctor``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ State = Literal["ok", "warn", "fail"]
 
 @value
 class Finding:
-    """What was looked at, how it is, and what to do next if it is not as it should be."""
+    """A checked thing, its state, and the next step if something is wrong."""
 
     name: str
     state: State
@@ -20,15 +20,15 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
-    """All is well."""
+    """Return a passed check."""
     return Finding(name, "ok", found)
 
 
 def warn(name: str, found: str, next_step: str) -> Finding:
-    """It works, and should be looked at."""
+    """Return a warning: it works, but needs attention."""
     return Finding(name, "warn", found, next_step)
 
 
 def fail(name: str, found: str, next_step: str) -> Finding:
-    """It does not work."""
+    """Return a failed check."""
     return Finding(name, "fail", found, next_step)

@@ -1,4 +1,4 @@
-"""Why can I not connect? Name, port, greeting and keys of each endpoint, one after the other."""
+"""Checks why a client cannot connect: name, port, greeting and keys of each endpoint, in turn."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from pymq.nodes.embedded import METADATA
 
 CONNECT_S = 3.0
 ANSWER_S = 5.0
-FREE_MIN = 1 << 30  # bytes of a disk that should be free, or ...
-FREE_SHARE = 0.05  # ... such a part of it, if that is less
+FREE_MIN = 1 << 30  # free bytes of a disk below which to warn, or ...
+FREE_SHARE = 0.05  # ... this share of it, if less
 
 # A peer's first 64 bytes are signature, version and mechanism (ZMTP 3.1, rfc.zeromq.org/spec/37).
-# It says all of them once it has our version. We never say our mechanism: to one that it does not
-# like it says nothing more.
+# It sends all of them once it has our version. We never send our mechanism, since a peer stops
+# answering after one that it does not accept.
 _SIGNATURE_AND_VERSION = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03"
 _GREETING_BYTES = 64
 
 
 def endpoint_checks(what: str, endpoint: str, *, has_keys: bool) -> Iterator[Finding]:
-    """Whether there is a node at an endpoint that speaks as we do; ends with the first failure."""
+    """Check that a compatible node answers at an endpoint; ends with the first failure."""
     name = f"{what} {endpoint}"
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc":
@@ -43,8 +43,8 @@ def endpoint_checks(what: str, endpoint: str, *, has_keys: bool) -> Iterator[Fin
         except (OSError, ValueError) as error:
             yield fail(
                 name,
-                f"the name {host!r} is not known here: {error}",
-                "look for a typing error, and at this machine's name service (DNS, /etc/hosts)",
+                f"the name {host!r} cannot be resolved: {error}",
+                "check the spelling, and this machine's name service (DNS, /etc/hosts)",
             )
             return
         addresses = [(int(family), address) for family, _, _, _, address in found]
@@ -57,8 +57,8 @@ def endpoint_checks(what: str, endpoint: str, *, has_keys: bool) -> Iterator[Fin
 
 
 def _connect(addresses: list[tuple[int, object]]) -> tuple[socket.socket | None, tuple[str, str]]:
-    """Connect to the first address that lets us; else what was found, and the next step."""
-    why = ("nothing to connect to", "give an endpoint")
+    """Connect to the first address that accepts; otherwise return the problem and the next step."""
+    why = ("no endpoint to connect to", "give an endpoint")
     for family, address in addresses:
         connection = socket.socket(family, socket.SOCK_STREAM)
         connection.settimeout(CONNECT_S)
@@ -75,50 +75,50 @@ def _connect(addresses: list[tuple[int, object]]) -> tuple[socket.socket | None,
 def _unconnected(error: OSError) -> tuple[str, str]:
     if isinstance(error, (ConnectionRefusedError, FileNotFoundError)):
         return (
-            "nothing listens there",
+            "no program listens there",
             "start the node, or correct the address; it logs one line when it is ready",
         )
     if isinstance(error, TimeoutError):
         return (
             f"no answer within {CONNECT_S:g} s",
-            "a firewall drops what is sent there, or the machine is down or elsewhere",
+            "a firewall drops the packets, or the machine is down or has another address",
         )
-    return f"it cannot be connected to: {error}", "look at the route to that machine"
+    return f"connecting failed: {error}", "check the network route to that machine"
 
 
 def _greet(name: str, connection: socket.socket, *, has_keys: bool) -> Iterator[Finding]:
-    """See whether it speaks ZeroMQ, and whether it wants keys."""
+    """Check that the peer speaks ZeroMQ, and whether it requires keys."""
     data = b""
     try:
         connection.sendall(_SIGNATURE_AND_VERSION)
         while len(data) < _GREETING_BYTES and (more := connection.recv(_GREETING_BYTES)):
             data += more
     except OSError:
-        pass  # What has come until now tells enough.
+        pass  # Judge by the bytes received so far.
     if len(data) < 32 or data[0] != 0xFF or data[9] & 1 == 0:
         said = f"says {data[:20]!r}" if data else "says nothing"
         yield fail(
             name,
-            f"what listens there does not speak ZeroMQ: it {said}",
-            "the port is another program's, or a proxy is in between: correct the address",
+            f"the program that listens there does not speak ZeroMQ: it {said}",
+            "another program uses the port, or a proxy is in between: correct the address",
         )
         return
     mechanism = data[12:32].rstrip(b"\0").decode("ascii", "replace")
     if mechanism == "CURVE" and not has_keys:
         yield fail(
             name,
-            "it asks for keys (CURVE), and none were given",
+            "it requires keys (CURVE), and none were given",
             "give --curve-dir DIR with the cluster's public keys and your secret one "
             "(docs/security.md)",
         )
     elif mechanism != "CURVE" and has_keys:
         yield fail(
             name,
-            f"keys were given, and it does not take any ({mechanism})",
-            "leave --curve-dir out, or start the nodes with theirs: as it is anybody may connect",
+            f"keys were given, and it uses none ({mechanism})",
+            "leave out --curve-dir, or start the nodes with keys: without them anyone may connect",
         )
     else:
-        yield ok(name, f"it listens, and speaks ZeroMQ {data[10]}.{data[11]} with {mechanism}")
+        yield ok(name, f"it listens and speaks ZeroMQ {data[10]}.{data[11]} with {mechanism}")
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -127,15 +127,15 @@ def _greet(name: str, connection: socket.socket, *, has_keys: bool) -> Iterator[
 def key_checks(
     curve_dir: str, principal: str | None, endpoints: Sequence[str]
 ) -> Iterator[Finding]:
-    """Whether the folder has our own key, and one of each zkserver."""
-    from pymq.transport.curve.key_ring import KeyRing  # only now: it loads zmq
+    """Check that the folder has our own key and a public key of each zkserver."""
+    from pymq.transport.curve.key_ring import KeyRing  # lazy: it loads zmq
 
     try:
         keys = KeyRing(curve_dir, principal)
     except ConfigError as error:
         yield fail("keys", str(error), "'pymq keys list DIR' shows what is there")
         return
-    yield ok("keys", f"we are {keys.own.name}, by the secret key in {curve_dir}")
+    yield ok("keys", f"our name is {keys.own.name}, from the secret key in {curve_dir}")
     for endpoint in endpoints:
         if keys.at(endpoint, endpoint) is None:
             yield fail(
@@ -149,27 +149,26 @@ def key_checks(
 
 
 def answer_check(endpoint: str, error: PymqError | None, trouble: str) -> Finding:
-    """What a zkserver has answered to the question who it is."""
+    """Judge a zkserver's description of itself."""
     name = f"zkserver {endpoint}"
     match error:
         case None:
-            return ok(name, "it answers, and is the active one")
+            return ok(name, "it answers, and is the active zkserver")
         case NotController():
             active = error.details.get("controller")
-            known = f"{active} is the active one" if active else "it knows of no active one"
-            return ok(name, f"it answers, and stands by: {known}")
+            known = f"{active} is the active zkserver" if active else "it knows no active zkserver"
+            return ok(name, f"it answers, and is a standby: {known}")
         case AuthorizationFailed():
             return warn(
                 name,
-                f"it answers, and does not let us describe the cluster: {error}",
-                "topics may be used all the same; to see more, a rule of policy.toml must allow "
-                "Describe on cluster",
+                f"it answers, and refuses to describe the cluster: {error}",
+                "topics can still be used; to see more, allow Describe on cluster in policy.toml",
             )
         case RequestTimeout() if "does not know our key" in trouble:
             return fail(
                 name,
-                f"it does not let us in: {trouble}",
-                "carry our .pub file to its folder of keys, unless the key was revoked",
+                f"it refuses our key: {trouble}",
+                "copy our .pub file to its folder of keys, unless the key was revoked",
             )
         case RequestTimeout() if trouble:
             return fail(name, f"it does not answer: {trouble}", "compare keys and versions")
@@ -177,24 +176,24 @@ def answer_check(endpoint: str, error: PymqError | None, trouble: str) -> Findin
             return fail(
                 name,
                 f"it accepts connections and does not answer within {ANSWER_S:g} s",
-                "look into its log: it may wait for its coordinator, or be of another version",
+                "read its log: it may wait for its coordinator, or have another version",
             )
         case _:
-            return fail(name, f"{error} ({error.code})", "look into its log")
+            return fail(name, f"{error} ({error.code})", "read its log")
 
 
 # --- folders ------------------------------------------------------------------------------------
 
 
 def folder_checks(folder: str) -> Iterator[Finding]:
-    """Whether a folder can be opened here; without making one."""
+    """Check that a folder can be opened here, without creating one."""
     name = f"folder {folder}"
     metadata = os.path.join(folder, METADATA)
     if not os.path.isdir(folder):
         yield fail(
             name,
             "there is no such folder",
-            "correct the path; 'pymq topic create' makes a queue where there is none",
+            "correct the path; 'pymq topic create' creates a queue",
         )
         return
     if not os.path.exists(metadata):
@@ -202,27 +201,28 @@ def folder_checks(folder: str) -> Iterator[Finding]:
         if is_brokers:
             yield fail(
                 name,
-                "it is the folder of a broker of a cluster",
+                "it is the folder of a broker in a cluster",
                 "give the URL of the cluster's zkservers: zmq+tcp://HOST:PORT",
             )
         else:
             yield fail(name, f"it holds no queue: {metadata} is missing", "name another folder")
         return
     if not os.access(folder, os.W_OK):
-        yield fail(name, "it cannot be written by this user", "change its owner or mode")
+        yield fail(name, "this user may not write to it", "change its owner or mode")
         return
-    yield ok(name, "it holds a queue, and may be written")
+    yield ok(name, "it holds a queue and is writable")
     yield disk_check(folder)
 
 
 def disk_check(folder: str) -> Finding:
-    """How much is left of a folder's disk."""
+    """Check the free space of a folder's disk."""
     usage = shutil.disk_usage(folder)
     found = f"{size_text(usage.free)} of {size_text(usage.total)} are free"
     if usage.free < min(FREE_MIN, FREE_SHARE * usage.total):
         return warn(
             "disk",
             found,
-            "a full disk stops all writing: make room, or let topics keep less (retention_bytes)",
+            "writes stop when the disk is full: free some space, or lower retention_bytes of "
+            "topics",
         )
     return ok("disk", found)

@@ -1,4 +1,4 @@
-"""Why is nothing delivered? Brokers, partitions and groups, as the cluster describes them."""
+"""Checks why no records are delivered, from the descriptions of brokers, partitions and groups."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pymq.cli.diagnosis.checks import Finding, State, fail, ok, warn
 from pymq.cli.hints import hints
 from pymq.cli.units import clause, plural, time_text
 from pymq.client.admin.record_counts import records_of
-from pymq.core.metadata.nodes import BlockDescription, PartitionDescription, TopicDescription
+from pymq.core.metadata.descriptions import BlockDescription, PartitionDescription, TopicDescription
 from pymq.errors import AuthorizationFailed, PymqError, UnknownGroup, UnknownTopic
 
-SILENT_S = 10.0  # a consumer that was not heard of for so long is worth a look
-SHOWN_MAX = 5  # of partitions with the same trouble
+SILENT_S = 10.0  # warn of a member silent for this long
+SHOWN_MAX = 5  # partitions printed per kind of problem
 
 
 def cluster_checks(mq: pymq.Client) -> Iterator[Finding]:
-    """Whether there are brokers, and whether all partitions are led."""
+    """Check that brokers are alive and that all partitions have leaders."""
     found = mq.cluster()
     if not found.brokers:
         yield fail(
             "brokers",
-            "none has ever registered",
-            "start one and name this zkserver to it; its log says whether it is let in",
+            "no broker has registered",
+            "start a broker with this zkserver; its log says if it was refused",
         )
         return
     alive = [broker.name for broker in found.brokers if broker.alive]
@@ -39,32 +39,32 @@ def cluster_checks(mq: pymq.Client) -> Iterator[Finding]:
             "start each again on its folder; or 'pymq cluster decommission' it, if it is gone",
         )
     else:
-        more = f"; {', '.join(draining)} is being drained" if draining else ""
+        more = f"; {', '.join(draining)} is being decommissioned" if draining else ""
         yield ok("brokers", f"{', '.join(alive)} alive{more}")
     if found.leaderless:
         names = ", ".join(found.leaderless[:SHOWN_MAX])
         yield fail(
             "leaders",
-            f"nobody leads {names}{_more(len(found.leaderless))}",
-            "'pymq topic describe TOPIC' says whom to wait for; 'pymq cluster recover' goes on "
-            "without, and may lose records",
+            f"no leader: {names}{_more(len(found.leaderless))}",
+            "'pymq topic describe TOPIC' names the brokers to start; 'pymq cluster recover' "
+            "continues without them, and may lose records",
         )
     else:
-        yield ok("leaders", f"{plural(found.partitions, 'partition')}, all led")
+        yield ok("leaders", f"{plural(found.partitions, 'partition')}, all with a leader")
     yield copies_check(found)
 
 
 def copies_check(found: pymq.ClusterDescription) -> Finding:
-    """Whether all sealed blocks have as many copies as they are to have."""
+    """Check that all sealed blocks have their full number of copies."""
     few = found.under_replicated_blocks
     if not few:
-        return ok("copies", "of all sealed blocks there are as many as there are to be")
+        return ok("copies", "all sealed blocks have all their copies")
     now = f", {found.moving_blocks:,} of which are being copied" if found.moving_blocks else ""
     return warn(
         "copies",
         f"too few of {plural(few, 'sealed block')}{now}",
-        "start the brokers that are dead; what is on one that stays away is copied to others "
-        "after the zkserver's replica_lost_s, or at once after 'pymq cluster decommission'",
+        "start the dead brokers; the blocks of a lost one are copied after replica_lost_s of the "
+        "zkserver, or at once after 'pymq cluster decommission'",
     )
 
 
@@ -76,10 +76,10 @@ def _more(count: int) -> str:
 
 
 def topic_checks(mq: pymq.Client, only: str | None) -> Iterator[Finding]:
-    """Whether the partitions of *only* one topic, or of all, can be written and read."""
+    """Check that the partitions of all topics, or of *only* one, can be written and read."""
     names = [only] if only is not None else mq.topics()
     if not names:
-        yield warn("topics", "there is none yet", "'pymq topic create NAME' makes one")
+        yield warn("topics", "there is none yet", "'pymq topic create NAME' creates one")
     good, partitions = 0, 0
     dead = dead_brokers(mq)
     for name in names:
@@ -93,19 +93,20 @@ def topic_checks(mq: pymq.Client, only: str | None) -> Iterator[Finding]:
         yield from troubles[:SHOWN_MAX]
         if len(troubles) > SHOWN_MAX:
             rest = len(troubles) - SHOWN_MAX
-            yield warn(f"topic {name}", f"{rest} more of the kind", f"'pymq topic describe {name}'")
+            yield warn(f"topic {name}", f"{rest} more like this", f"'pymq topic describe {name}'")
         good += not troubles
         partitions += len(topic.partitions)
     if good and good == len(names):
         what = f"topic {only}" if only is not None else "topics"
         yield ok(
             what,
-            f"{plural(partitions, 'partition')} of {plural(good, 'topic')}, all led and in sync",
+            f"{plural(partitions, 'partition')} of {plural(good, 'topic')}, all with a leader "
+            "and in sync",
         )
 
 
 def dead_brokers(mq: pymq.Client) -> frozenset[str]:
-    """The brokers that are dead; none for whoever may not see them, but may see topics."""
+    """Return the dead brokers; none if the principal may not describe the cluster."""
     try:
         return frozenset(broker.name for broker in mq.cluster().brokers if not broker.alive)
     except AuthorizationFailed:
@@ -125,51 +126,51 @@ def _partition_checks(topic: TopicDescription, dead: Collection[str]) -> Iterato
                 name,
                 f"records from offset {loss.offset:,} on may have been lost at "
                 f"{time_text(loss.at_ms)}",
-                "compare with what its producers have",
+                "compare with the records of its producers",
             )
 
 
 def trouble(
     topic: TopicDescription, part: PartitionDescription, dead: Collection[str] = ()
 ) -> tuple[State, str, str] | None:
-    """What is wrong with a partition: how bad, what, and the next step."""
+    """Return a partition's problem: severity, problem, next step."""
     if part.acks is pymq.AckMode.UNSET:
-        step = f"'pymq topic set-state {topic.name} {part.name} leader' makes it take records"
-        return "warn", "it has no ack mode yet, and takes no records", step
+        step = f"'pymq topic set-state {topic.name} {part.name} leader' sets one"
+        return "warn", "it has no ack mode yet, and accepts no records", step
     if part.leader is None or part.problem:
         return (
             "fail",
-            part.problem or "nobody leads it",
-            "start the brokers that are named; or see 'pymq cluster recover', which may lose "
-            "records",
+            part.problem or "it has no leader",
+            "start these brokers; or use 'pymq cluster recover', which may lose records",
         )
     if len(part.in_sync) < min(topic.config.min_in_sync, len(part.replicas)):
         return (
             "fail",
             f"only {', '.join(part.in_sync)} of {', '.join(part.replicas)} in sync, and "
             f"min_in_sync is {topic.config.min_in_sync}: producers are refused",
-            "bring the other brokers back",
+            "start the other brokers again",
         )
     if failed := [broker for broker in part.offline if broker not in dead]:
         return (
             "warn",
-            f"the disk of {', '.join(failed)} fails or is damaged there; the others serve",
-            "see the event replica_offline, mend the disk and start that broker again",
+            f"the disk of {', '.join(failed)} fails or is damaged; other replicas serve the "
+            "partition",
+            "see the event replica_offline, repair the disk and restart that broker",
         )
     missing = [broker for broker in part.replicas if broker not in part.in_sync]
     if missing:
         return (
             "warn",
             f"{', '.join(missing)} not in sync: fewer copies than {len(part.replicas)}",
-            "see whether that broker is alive and has room; it catches up by itself",
+            "check that this broker is alive and has disk space; it catches up by itself",
         )
     return None
 
 
 def unreadable(part: PartitionDescription, dead: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Sealed blocks that no living broker holds: what is so, and the next step.
+    """Return problem and next step for sealed blocks that no alive broker holds.
 
-    Whether the partition is led tells nothing of them.
+    A partition may have a leader and such blocks at the same time.
     """
     by_holders: dict[tuple[str, ...], list[BlockDescription]] = {}
     for block in part.unreadable(dead):
@@ -182,14 +183,14 @@ def unreadable(part: PartitionDescription, dead: Collection[str]) -> Iterator[tu
             yield (
                 f"{clause(count, 'record', 'is', 'are')} on {', '.join(holders)} alone, which "
                 f"{'is' if is_one else 'are'} dead, {where}",
-                f"start {'it' if is_one else 'one of them'} again on its folder: those who read "
-                "there wait for that",
+                f"start {'it' if is_one else 'one of them'} again on its folder: consumers at "
+                "these offsets wait for it",
             )
         else:
             yield (
-                f"nobody holds {plural(count, 'record')} any more, {where}",
-                "their disks were replaced; who reads there waits, until it goes on behind them "
-                "(consumer.seek, 'pymq group reset') or retention takes them",
+                f"no broker holds {plural(count, 'record')} any more, {where}",
+                "the disks were replaced; consumers at these offsets wait until they skip them "
+                "(consumer.seek, 'pymq group reset') or retention deletes them",
             )
 
 
@@ -202,7 +203,7 @@ def _instead(mq: pymq.Client, error: PymqError) -> str:
 
 
 def group_checks(mq: pymq.Client, topic: str | None, only: str | None) -> Iterator[Finding]:
-    """Why a group gets nothing, if it does not."""
+    """Check why a group gets no records, if it gets none."""
     names = mq.groups() if only is None else [only]
     for name in names:
         try:
@@ -227,30 +228,31 @@ def _group(
     total = sum(lags.values())
     if not group.consumers:
         found = f"it has no consumer, and {clause(total, 'record', 'waits', 'wait')}"
-        step = "start a consumer; if it runs, see whether it uses this group and this cluster"
+        step = "start a consumer; if one runs, check its group and its cluster"
         if total:
             yield (fail if is_wanted else warn)(what, found, step)
         else:
-            yield ok(what, "it has no consumer, and nothing waits")
+            yield ok(what, "it has no consumer, and no record waits")
         return
     silent = [member for member in group.consumers if member.silent_s > SILENT_S]
     for member in silent:
         yield warn(
             what,
-            f"{member.name} ({member.client}) was not heard of for {member.silent_s:.0f} s",
-            "its process hangs or is cut off; what it holds comes again when its session is over",
+            f"{member.name} ({member.client}) has sent nothing for {member.silent_s:.0f} s",
+            "its process hangs or has lost the network; its records are delivered again after "
+            "its session",
         )
     troubles = [check for name in sorted(lags) if (check := delayed(mq, group, *name)) is not None]
     yield from troubles[:SHOWN_MAX]
     if not troubles and not silent:
         consumers = plural(len(group.consumers), "consumer")
-        yield ok(what, f"{consumers}, lag {total:,}{', being worked on' if total else ''}")
+        yield ok(what, f"{consumers}, lag {total:,}{', all in progress' if total else ''}")
 
 
 def delayed(
     mq: pymq.Client, group: pymq.GroupDescription, topic: str, partition: str
 ) -> Finding | None:
-    """What keeps the records of a partition from being delivered; None if nothing does."""
+    """Return why the records of a partition are not delivered; None if they are."""
     name = (topic, partition)
     what = f"group {group.name}, {topic}/{partition}"
     lag, held, waiting = group.lag[name], group.in_flight[name], group.waiting[name]
@@ -259,8 +261,8 @@ def delayed(
     if not owners:
         return fail(
             what,
-            f"{wait}, and the partition is assigned to nobody",
-            f"start a consumer of {topic} in this group; those that there are consume other topics",
+            f"{wait}, and the partition is assigned to no consumer",
+            f"start a consumer of {topic} in this group; its other consumers consume other topics",
         )
     asks = [member.asks for member in owners if member.asks is not None]
     if len(asks) == len(owners) and not any(partition in found for found in asks):
@@ -273,9 +275,10 @@ def delayed(
         until = max(x.until_ms or 0 for x in leases if x.member in strangers)
         return warn(
             what,
-            f"{', '.join(strangers)} had it before and still works on {plural(held, 'record')}, "
+            f"{', '.join(strangers)} had the partition before and still works on "
+            f"{plural(held, 'record')}, "
             f"until {time_text(until)}",
-            "wait for it, or let it acknowledge sooner: nobody else gets records meanwhile",
+            "wait for it, or let it acknowledge sooner: no other consumer gets records until then",
         )
     again = [x for x in leases if x.delivery_count > 1 and x.state != "acked"]
     if again:
@@ -283,26 +286,27 @@ def delayed(
         most = max(x.delivery_count for x in again)
         return warn(
             what,
-            f"{plural(count, 'record')} came {most} times without being acknowledged, the first "
+            f"{plural(count, 'record')} were delivered {most} times and not acknowledged, the "
+            "first "
             f"at offset {again[0].start_offset:,}",
-            f"'pymq explain {topic} {partition} {again[0].start_offset}' shows it; see what the "
-            "consumer logs about it",
+            f"'pymq explain {topic} {partition} {again[0].start_offset}' shows it; read the "
+            "consumer's log",
         )
     first = next((x for x in leases if x.state == "leased"), None)
-    # What was held when the group was described may have been acknowledged since.
+    # Records leased when the group was described may be acknowledged by now.
     if held and not fresh and not waiting and first is not None:
         return warn(
             what,
             f"{'1 record is' if lag == 1 else f'all {lag:,} records are'} delivered and not "
-            f"acknowledged; those of {first.member} come again after "
+            f"acknowledged; those of {first.member} are delivered again after "
             f"{time_text(first.until_ms or 0)}",
-            "the consumer is at work, or forgets to acknowledge (consumer.ack, auto_ack=True)",
+            "the consumer is working, or does not acknowledge (consumer.ack, auto_ack=True)",
         )
     return None
 
 
 def _dead_letters(mq: pymq.Client, topic: str | None) -> Iterator[Finding]:
-    """What was given up."""
+    """Warn of records in dead-letter topics."""
     names = mq.topics() if topic is None else [f"{topic}.dlq"]
     for name in names:
         if not name.endswith(".dlq"):
@@ -314,14 +318,14 @@ def _dead_letters(mq: pymq.Client, topic: str | None) -> Iterator[Finding]:
         if count:
             yield warn(
                 f"dead letters {name}",
-                f"{clause(count, 'record', 'was', 'were')} delivered too often and given up",
-                f"'pymq consume {name} --headers' shows them with where they come from",
+                f"{clause(count, 'record', 'was', 'were')} delivered too often and moved here",
+                f"'pymq consume {name} --headers' shows them and their origin",
             )
 
 
 def guarded(name: str, checks: Iterator[Finding]) -> Iterator[Finding]:
-    """Checks, of which one that cannot be made is a failure and not the end."""
+    """Run checks; turns a check that raises into a failed one."""
     try:
         yield from checks
     except PymqError as error:
-        yield fail(name, f"{error} ({error.code})", "see what is said above, then the nodes' logs")
+        yield fail(name, f"{error} ({error.code})", "see the checks above, then the nodes' logs")

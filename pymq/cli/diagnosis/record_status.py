@@ -1,4 +1,4 @@
-"""What became of a record in consumer groups, and why."""
+"""Reports the state of a record in consumer groups, with the reason."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import time
 
 import pymq
 from pymq.cli.units import clause, duration_text, time_text
-from pymq.core.metadata.nodes import PartitionDescription
+from pymq.core.metadata.descriptions import PartitionDescription
 from pymq.core.values import value
 from pymq.errors import UnknownGroup
 
 
 @value
 class RecordStatus:
-    """What became of a record in one group."""
+    """The state of a record in one group."""
 
     group: str
     state: str  # "acked", "leased", "to be redelivered", "not delivered" or "not begun"
     why: str
-    member: str | None = None  # that holds it, or is to get it
+    member: str | None = None  # member that holds it, or will get it
     delivery_count: int = 0
     until_ms: int | None = None  # wall clock: the end of the lease, or the next delivery
 
@@ -26,10 +26,10 @@ class RecordStatus:
 def fates(
     mq: pymq.Client, topic: str, part: PartitionDescription, offset: int, only: str | None
 ) -> list[RecordStatus]:
-    """What became of a record in *only* one group, or in all that consume its topic.
+    """Return the state of a record in *only* one group, or in all groups of its topic.
 
     Raises:
-        UnknownGroup: there is not that one.
+        UnknownGroup: the group *only* does not exist.
     """
     found = []
     for name in mq.groups() if only is None else [only]:
@@ -38,14 +38,14 @@ def fates(
         except UnknownGroup:
             if only is not None:
                 raise
-            continue  # It has ended meanwhile.
+            continue  # deleted meanwhile
         if only is not None or topic in _topics(group):
             found.append(_fate(mq, group, topic, part, offset))
     return found
 
 
 def _topics(group: pymq.GroupDescription) -> set[str]:
-    """What it consumes: of a topic it may not have begun with each partition yet."""
+    """Return the topics that the group consumes, also those without committed offsets."""
     return {member.topic for member in group.consumers} | {topic for topic, _ in group.committed}
 
 
@@ -58,17 +58,19 @@ def _fate(
 ) -> RecordStatus:
     committed = group.committed.get((topic, part.name))
     if committed is None:
-        why = "the group has consumed nothing of this partition yet"
+        why = "the group has consumed no record of this partition yet"
         return RecordStatus(
             group.name, "not begun", f"{why}; {_who_is_to(group, topic, part.name)}"
         )
     if offset < committed:
         return RecordStatus(
-            group.name, "acked", f"all before {committed:,} is acknowledged, for good"
+            group.name, "acked", f"all records before {committed:,} are acknowledged and committed"
         )
     leases = mq.describe_leases(group.name, topic, part.name, offset, 1)
     if offset < leases.committed:
-        return RecordStatus(group.name, "acked", f"all before {leases.committed:,} is acknowledged")
+        return RecordStatus(
+            group.name, "acked", f"all records before {leases.committed:,} are acknowledged"
+        )
     span = next((x for x in leases.leases if x.start_offset <= offset < x.end_offset), None)
     if span is not None:
         return _of_span(group, topic, part.name, span)
@@ -80,7 +82,9 @@ def _of_span(
 ) -> RecordStatus:
     name, count, until = group.name, span.delivery_count, span.until_ms
     if span.state == "acked":
-        return RecordStatus(name, "acked", "by itself: something before it is not", None, count)
+        return RecordStatus(
+            name, "acked", "the record itself is acknowledged; one before it is not", None, count
+        )
     assert until is not None
     left = duration_text(max(0, until - time.time() * 1000))
     member = next((m for m in group.consumers if m.name == span.member), None)
@@ -94,7 +98,7 @@ def _of_span(
         )
         return RecordStatus(name, "leased", why, span.member, count, until)
     due = f"from {time_text(until)} on, in {left}" if until > time.time() * 1000 else "now"
-    why = f"it was given back or its lease ran out, after delivery {count}; it may be had {due}"
+    why = f"it was returned or its lease ran out, after delivery {count}; it can be delivered {due}"
     why += f"; {_who_is_to(group, topic, partition)}"
     return RecordStatus(name, "to be redelivered", why, None, count, until)
 
@@ -107,17 +111,19 @@ def _undelivered(
     delivered: int,
 ) -> RecordStatus:
     if offset >= part.end_offset:
-        return RecordStatus(group.name, "not delivered", "there is nothing to deliver yet")
+        return RecordStatus(group.name, "not delivered", "no record is ready for delivery")
     if offset >= part.high_watermark:
-        why = "nobody can be given it before it is committed"
+        why = "no consumer gets it before it is committed"
         return RecordStatus(group.name, "not delivered", why)
     before = offset - delivered
     reasons = (
-        [f"{clause(before, 'record', 'comes', 'come')} before it"] if before > 0 else ["it is next"]
+        [f"{clause(before, 'record', 'comes', 'come')} before it"]
+        if before > 0
+        else ["it is the next record"]
     )
     held = group.in_flight.get((topic, part.name), 0)
     if held:
-        reasons.append(f"{clause(held, 'record', 'is', 'are')} being worked on in the partition")
+        reasons.append(f"{clause(held, 'record', 'is', 'are')} in progress in the partition")
     reasons.append(_who_is_to(group, topic, part.name))
     return RecordStatus(
         group.name, "not delivered", "; ".join(reasons), _owner(group, topic, part.name)
@@ -130,7 +136,7 @@ def _owner(group: pymq.GroupDescription, topic: str, partition: str) -> str | No
 
 
 def _who_is_to(group: pymq.GroupDescription, topic: str, partition: str) -> str:
-    """Who is to consume a partition, and what keeps them from it."""
+    """Describe the members that a partition is assigned to, and why they do not fetch."""
     if not group.consumers:
         return "the group has no consumer: start one"
     owners = [m for m in group.consumers if m.topic == topic and partition in m.partitions]
@@ -140,7 +146,7 @@ def _who_is_to(group: pymq.GroupDescription, topic: str, partition: str) -> str:
     paused = [m for m in owners if m.asks is not None and partition not in m.asks]
     who = ", ".join(f"{m.name} ({m.client})" for m in owners)
     if asking:
-        return f"{', '.join(m.name for m in asking)} waits for records of it"
+        return f"{', '.join(m.name for m in asking)} waits for its records"
     if len(paused) == len(owners):
         return f"{who} has paused the partition"
-    return f"it is up to {who}, which asks for nothing now: its application is at work, or hangs"
+    return f"it is assigned to {who}, which polls nothing now: its application works or hangs"

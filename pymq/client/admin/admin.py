@@ -6,14 +6,16 @@ The requests go to the zkserver that is the controller.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from pymq.client.admin.requests import Requests, raise_it
 from pymq.client.base import Handle, check_timeout
+from pymq.client.option_types import Acks, TopicOptions
 from pymq.client.options import PARTITIONS_MAX, REPLICAS_MAX, check_flag, check_range, check_topic
 from pymq.client.router import Router
 from pymq.core import message as msg
-from pymq.core.metadata.nodes import BrokerDescription, ClusterDescription, Loss, TopicDescription
+from pymq.core.metadata.descriptions import BrokerDescription, ClusterDescription, TopicDescription
+from pymq.core.metadata.nodes import Loss
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import INTERNAL_PREFIX, AckMode, check_name
 from pymq.errors import (
@@ -46,10 +48,10 @@ class Admin(Handle):
         name: str,
         partitions: int | Iterable[str] = 1,
         replicas: int = 1,
-        acks: AckMode | int | str = "leader",
+        acks: Acks = "leader",
         *,
         exist_ok: bool = False,
-        **config: Any,
+        **config: Unpack[TopicOptions],
     ) -> None:
         """Create a topic.
 
@@ -74,16 +76,17 @@ class Admin(Handle):
             names = tuple(check_name(part, "partition name") for part in partitions)
         else:
             raise ConfigError(f"partitions={partitions!r} must be a number or a list of names")
-        TopicConfig.of(config)
+        chosen = dict(config)
+        TopicConfig.of(chosen)
         mode = AckMode.of(acks)
         check_range("replicas", replicas, 1, REPLICAS_MAX)
         check_flag("exist_ok", exist_ok)
         made = self.questions.call(
-            lambda r: msg.CreateTopic(r, name, names, replicas, mode, config, exist_ok)
+            lambda r: msg.CreateTopic(r, name, names, replicas, mode, chosen, exist_ok)
         )
         # The topic may be ours: the first try succeeded, and its answer was lost.
         is_ours = made.is_repeated and isinstance(made.error, TopicExists)
-        if not is_ours or not self._is_made(name, names, replicas, mode, config):
+        if not is_ours or not self._is_made(name, names, replicas, mode, chosen):
             raise_it(made.error)
 
     def _is_made(
@@ -124,7 +127,7 @@ class Admin(Handle):
         self.questions.ask(lambda r: msg.DeleteTopic(r, topic), done=UnknownTopic)
         self.questions.forget(topic)
 
-    def alter_topic(self, topic: str, **config: Any) -> None:
+    def alter_topic(self, topic: str, **config: Unpack[TopicOptions]) -> None:
         """Change options of a topic.
 
         Raises:
@@ -133,14 +136,15 @@ class Admin(Handle):
         check_topic(topic)
         if not config:
             raise ConfigError("nothing is to be changed: name an option, as retention_bytes=...")
-        TopicConfig.of(config)
-        self.questions.ask(lambda r: msg.AlterTopic(r, topic, config))
+        chosen = dict(config)
+        TopicConfig.of(chosen)
+        self.questions.ask(lambda r: msg.AlterTopic(r, topic, chosen))
 
     def set_partition_state(
         self,
         topic: str,
         partition: str | int,
-        acks: AckMode | int | str,
+        acks: Acks,
         replicas: int | None = None,
     ) -> bool:
         """Change a partition's ack mode while it is in use; returns whether it changed.

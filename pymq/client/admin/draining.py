@@ -1,4 +1,4 @@
-"""Waiting until a broker that was decommissioned has nothing left."""
+"""Waits until a decommissioned broker holds no replicas."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from pymq.client.admin.requests import Requests
 from pymq.core import message as msg
-from pymq.core.metadata.nodes import BrokerDescription
+from pymq.core.metadata.descriptions import BrokerDescription
 from pymq.errors import InvalidRequest, RequestTimeout
 
-LOOK_S = 0.25  # between two looks, the first time; then twice as long, up to ...
+LOOK_S = 0.25  # before the second request; twice as long before each further one, up to ...
 LOOK_MAX_S = 2.0
 
 
@@ -19,11 +19,11 @@ def until_empty(
     timeout: float | None,
     on_progress: Callable[[BrokerDescription], object],
 ) -> None:
-    """Wait until a broker is a replica of nothing, and has removed its files.
+    """Wait until a broker holds no replicas and has removed their files.
 
     Raises:
-        RequestTimeout: it is not, after *timeout* seconds; it says what keeps it.
-        InvalidRequest: the decommission was taken back.
+        RequestTimeout: it still holds some after *timeout* seconds; the message says why.
+        InvalidRequest: the decommission was cancelled.
     """
     until = None if timeout is None else questions.monotonic() + timeout
     pause = LOOK_S

@@ -1,4 +1,4 @@
-"""What a client can find out about consumer groups, and change."""
+"""Describes, resets and deletes consumer groups."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ class MemberDescription:
     """A consumer of a group."""
 
     name: str
-    client: str  # the machine that speaks for it: ``CLIENT.c1`` is a client's first consumer
+    client: str  # its address: ``CLIENT.c1`` is a client's first consumer
     topic: str
     partitions: tuple[str, ...]  # assigned
     assignor: str
     ack_wait_s: float
     max_deliver: int  # 0: no limit
-    silent_s: float  # since its coordinator heard of it
-    asks: tuple[str, ...] | None  # partitions it waits for records of; None while it asks nothing
+    silent_s: float  # since its last message to the coordinator
+    asks: tuple[str, ...] | None  # of its pending request for records; None without one
 
 
 @value
 class LeaseDescription:
-    """Records of a partition that have the same fate in a group."""
+    """Consecutive records of a partition with the same state in a group."""
 
     start_offset: int
     end_offset: int
     state: str  # "leased", "available" (to be delivered again) or "acked"
-    member: str | None  # that holds them
+    member: str | None  # the member that holds the lease
     delivery_count: int
     until_ms: int | None  # wall clock: the lease's end, or when they are delivered again
 
 
 @value
 class LeasesDescription:
-    """What ``describe_leases`` returns.
+    """The result of ``describe_leases``.
 
-    All before *committed* is acknowledged, and nothing from *delivered* on was handed out yet;
-    between them the leases lie.
+    All records before *committed* are acknowledged, and those from *delivered* on were never
+    delivered; *leases* describes the records between.
     """
 
     group: str
@@ -62,13 +62,13 @@ class LeasesDescription:
     partition: str
     committed: int
     delivered: int
-    known_end: int  # how far the group's members have seen the partition reach
+    known_end: int  # the partition's end, as the group's members last reported it
     leases: tuple[LeaseDescription, ...]
 
 
 @value
 class GroupDescription:
-    """What ``describe_group`` returns; offsets and lag, in records, are by (topic, partition)."""
+    """The result of ``describe_group``; offsets and lag, in records, are by (topic, partition)."""
 
     name: str
     generation: int
@@ -77,14 +77,14 @@ class GroupDescription:
     committed: dict[tuple[str, str], int]
     lag: dict[tuple[str, str], int]
     in_flight: dict[tuple[str, str], int]
-    delivered: dict[tuple[str, str], int] = Factory(dict)  # the offset that is handed out next
+    delivered: dict[tuple[str, str], int] = Factory(dict)  # the offset that is delivered next
     waiting: dict[tuple[str, str], int] = Factory(dict)  # records to be delivered again
     consumers: tuple[MemberDescription, ...] = ()
-    end: dict[tuple[str, str], int] = Factory(dict)  # where the partitions end
+    end: dict[tuple[str, str], int] = Factory(dict)  # the ends of the partitions
 
 
 def names(questions: Requests) -> list[str]:
-    """All groups that there are."""
+    """Return the names of all groups."""
     if not _has_groups(questions):
         return []
     partitions = [p.partition for p in questions.topic_metadata(OFFSETS_TOPIC).partitions]
@@ -94,7 +94,7 @@ def names(questions: Requests) -> list[str]:
 
 
 def _has_groups(questions: Requests) -> bool:
-    """Whether there is a topic for offsets; to ask for its metadata would make it."""
+    """Whether the offsets topic exists. A request for its metadata would create it."""
     if questions.has_seen(OFFSETS_TOPIC):
         return True
     try:
@@ -102,15 +102,15 @@ def _has_groups(questions: Requests) -> bool:
     except UnknownTopic:
         return False
     except AuthorizationFailed:
-        return True  # Few may describe that topic, and all may ask who leads its partitions.
+        return True  # Few principals may describe that topic; all may request its metadata.
     return True
 
 
 def describe(questions: Requests, group: str) -> GroupDescription:
-    """A group's members, assignment, offsets and lag.
+    """Describe a group's members, assignment, offsets and lag.
 
     Raises:
-        UnknownGroup: there is none of that name.
+        UnknownGroup: there is no group of that name.
     """
     if not _has_groups(questions):
         raise UnknownGroup(f"there is no group {group!r}")
@@ -122,7 +122,7 @@ def describe(questions: Requests, group: str) -> GroupDescription:
     lag: dict[tuple[str, str], int] = {}
     for topic, committed in by_topic.items():
         bounds = questions.all_bounds(topic, committed)
-        # What retention has taken waits no more.
+        # Records that retention has removed are no lag.
         spans = {name: (max(committed[name], start), end) for name, (start, end) in bounds.items()}
         for name, count in records_between(questions, topic, spans).items():
             ends[topic, name], lag[topic, name] = spans[name][1], count
@@ -164,10 +164,10 @@ def describe_leases(
     limit: int,
     wall_ms: int,
 ) -> LeasesDescription:
-    """What has become, in a group, of the records of a partition from an offset on.
+    """Describe the states in a group of a partition's records, from an offset on.
 
     Raises:
-        UnknownGroup: there is none of that name.
+        UnknownGroup: there is no group of that name.
     """
     if not _has_groups(questions):
         raise UnknownGroup(f"there is no group {group!r}")
@@ -191,10 +191,10 @@ def describe_leases(
 
 
 def delete(questions: Requests, group: str) -> None:
-    """Forget a group with its offsets.
+    """Delete a group with its offsets.
 
     Raises:
-        UnknownGroup: there is none of that name.
+        UnknownGroup: there is no group of that name.
         InvalidRequest: the group has members.
     """
     if not _has_groups(questions):
@@ -227,7 +227,7 @@ def unsubscribe(questions: Requests, group: str, topics: str | Iterable[str] | N
         ask = partial(msg.Unsubscribe, name=group, topic=topic, group=group)
         call = questions.call(ask)
         raise_it(call.error)
-        # An earlier try of ours may have ended it. Older zkservers do not tell.
+        # An earlier try may have ended the subscription. Older zkservers do not say so.
         if call.result is not False or call.is_repeated:
             was_subscribed.append(topic)
         if _has_groups(questions):
@@ -240,7 +240,7 @@ def unsubscribe(questions: Requests, group: str, topics: str | Iterable[str] | N
 def reset(
     questions: Requests, group: str, topic: str, offset: int | str | Mapping[str, int | str]
 ) -> None:
-    """Let a group begin anew at an offset of each partition of a topic, or of some.
+    """Set a group's committed offset in each partition of a topic, or in some.
 
     Raises:
         InvalidRequest: the group has members.

@@ -1,9 +1,9 @@
-"""How many records lie between two offsets, where that is not how many offsets do.
+"""Counts the records between two offsets, which may be fewer than the offsets.
 
-A partition with several replicas spends an offset on each leader that begins and on each block that
-ends, and compaction leaves gaps. Among many records nobody minds; but where all that is left are
-offsets of pymq's own, whoever looks must not be told that records wait. So if there are few offsets
-it is looked at what they hold.
+A partition with several replicas uses an offset for the start of each leader epoch and for the end
+of each block, and compaction leaves gaps. Among many records these do not matter. But a lag of one
+that is no record would look like a record that nobody consumes, so a small range is read and
+counted.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from collections.abc import Mapping
 from pymq.client.admin.requests import Requests
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.view import RecordBatch
+from pymq.core.delay.record_times import due_now
 from pymq.core.message import Fetch, Fetched
-from pymq.core.metadata.nodes import TopicDescription
+from pymq.core.metadata.descriptions import TopicDescription
 from pymq.errors import PymqError
 
-FEW = 32  # offsets, up to which they are looked at
-ROUND_BYTES = 32 << 10  # of one look at each partition; ...
-ROUNDS_MAX = 4  # ... and what is beyond counts as it is
+FEW = 32  # offsets; a larger range is not read
+ROUND_BYTES = 32 << 10  # read at a time from each partition; ...
+ROUNDS_MAX = 4  # ... the rest of the offsets count as records
 
 Spans = Mapping[str, tuple[int, int]]
 
 
 def records_of(questions: Requests, topic: TopicDescription) -> int:
-    """How many records a topic holds, at most, that consumers can read."""
+    """The number of records of a topic that consumers can read, at most."""
     spans = {part.name: (part.start_offset, part.high_watermark) for part in topic.partitions}
     return sum(records_between(questions, topic.name, spans).values())
 
 
 def records_between(questions: Requests, topic: str, spans: Spans) -> dict[str, int]:
-    """How many records are in ``[start, end)`` of each partition, at most.
+    """The number of records in ``[start, end)`` of each partition, at most.
 
-    Of more than :data:`FEW` offsets each counts as a record.
+    In a range of more than :data:`FEW` offsets each counts as a record.
     """
     found = {name: max(0, end - start) for name, (start, end) in spans.items()}
     at = {name: start for name, (start, _) in spans.items() if 0 < found[name] <= FEW}
@@ -47,7 +48,7 @@ def records_between(questions: Requests, topic: str, spans: Spans) -> dict[str, 
         try:
             answers = questions.ask_leaders(topic, at, fetch)
         except PymqError:
-            break  # Somebody else has all trouble to tell of; this is how far we know.
+            break  # The caller's own requests report errors; here the offsets count as records.
         next_at = {}
         for name, answer in answers.items():
             assert isinstance(answer, Fetched)
@@ -62,10 +63,10 @@ def records_between(questions: Requests, topic: str, spans: Spans) -> dict[str, 
 
 
 def _read(answer: Fetched, topic: str, name: str, at: int, end: int) -> tuple[int, int] | None:
-    """How far an answer reaches, and how many records are in it; None if it holds nothing."""
+    """Return the end of an answer's batches and their number of records; None if it is empty."""
     records, start = 0, at
     for batch in split(answer.data):
         view = RecordBatch(batch.verify().at(topic, name), start, end)
-        records += 0 if view.is_control else len(view)
+        records += 0 if view.is_control else len(due_now(view, 0))
         at = min(batch.end_offset, end)
     return (at, records) if at > start else None

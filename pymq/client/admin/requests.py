@@ -1,6 +1,6 @@
-"""What a client asks zkservers, leaders and coordinators, again and again until it has an answer.
+"""A client's requests to zkservers, leaders and group coordinators, with retries and timeouts.
 
-Any thread may ask, and waits meanwhile.
+Any thread may send a request, and blocks until the answer has come.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, cast
 
 import attrs
 
-from pymq.client.base import Driver
+from pymq.client.base import ClientDriver
 from pymq.client.fetching.partition_route import PartitionRoute
 from pymq.client.options import REQUEST_S, check_topic
 from pymq.client.producer_ids import ProducerIdentities
 from pymq.client.router import Call, Router
 from pymq.core import message as msg
 from pymq.core.message import END, Fetch, Fetched, FindOffset, GroupState, Message
-from pymq.core.metadata.nodes import TopicMetadata
+from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.types import OFFSETS_TOPIC
 from pymq.errors import (
     Closed,
@@ -32,17 +32,17 @@ from pymq.errors import (
     UnknownTopic,
 )
 
-RETRY_PAUSE_S = 0.02  # before brokers are asked again, the first time; then twice as long, up to
+RETRY_PAUSE_S = 0.02  # before the first retry; twice as long before each further one, up to
 RETRY_PAUSE_MAX_S = 0.25
-SOON_S = 1.0  # how long a zkserver has where what is known will do as well
-TRY_S = 0.5  # how long a broker has to answer, the first time; then twice as long, up to ...
+SOON_S = 1.0  # timeout of a zkserver where cached metadata is good enough
+TRY_S = 0.5  # timeout of the first try at a broker; twice as long at each further one, up to ...
 TRY_MAX_S = 4.0
 
 
 class Requests:
-    """The questions of one client."""
+    """The requests of one client."""
 
-    def __init__(self, name: str, router: Router, driver: Driver) -> None:
+    def __init__(self, name: str, router: Router, driver: ClientDriver) -> None:
         self._name = name
         self._router = router
         self._driver = driver
@@ -50,47 +50,48 @@ class Requests:
         self.identities = ProducerIdentities(self.ask, os.urandom, has_keys=False)
 
     def close(self) -> None:
-        """Nothing is asked any more."""
+        """Send no more requests."""
         self._is_closed = True
 
     def monotonic(self) -> float:
-        """The time, in seconds, by which waiting is measured."""
+        """The clock of timeouts, in seconds."""
         return self._driver.monotonic()
 
     def pause(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait."""
         self._driver.pause(seconds)
 
     def has_seen(self, topic: str) -> bool:
-        """Whether there was a topic of this name when we last heard of it."""
-        return bool(self._router.topics.get(topic))
+        """Whether a topic of this name exists, by the cached metadata."""
+        return bool(self._router.metadata.topics.get(topic))
 
     def forget(self, topic: str) -> None:
-        """What is known of a topic holds no longer, nor does it for another one of its name."""
+        """Forget the cached metadata of a topic: it is not that of a later topic of its name."""
         with self._driver:
-            self._router.forget(topic)
+            self._router.metadata.forget(topic)
 
     def leader(self, topic: str, partition: str) -> str | None:
-        """Who leads a partition, as far as that is known; asks nobody."""
+        """The leader of a partition by the cached metadata; None if it is not known."""
         with self._driver:
-            return self._router.find(topic, partition)
+            return self._router.metadata.find(topic, partition)
 
     def topic_metadata(self, topic: str, timeout: float = REQUEST_S) -> TopicMetadata:
-        """Where a topic's partitions are led, asked anew.
+        """Request a topic's metadata from the active zkserver.
 
         Raises:
-            UnknownTopic: there is none of that name.
+            UnknownTopic: there is no topic of that name.
         """
         check_topic(topic)
         ask = self.ask(lambda r: msg.GetMetadata(r, topic), timeout=timeout)
         return cast(TopicMetadata, ask)
 
     def partitions(self, topic: str) -> list[str]:
-        """The names of a topic's partitions, also of those that were added since it was heard of.
+        """The names of a topic's partitions, including those that were added lately.
 
-        If no zkserver answers soon, it is those that are known: records do not need one.
+        If no zkserver answers within a second, return the cached names: sending and reading records
+        need no zkserver.
         """
-        known = self._router.topics.get(topic)
+        known = self._router.metadata.topics.get(topic)
         try:
             found = self.topic_metadata(topic, REQUEST_S if known is None else SOON_S)
         except RequestTimeout:
@@ -103,7 +104,7 @@ class Requests:
         """A partition's name, from its name or its index.
 
         Raises:
-            UnknownTopic, UnknownPartition: as they say.
+            UnknownTopic, UnknownPartition: there is no such topic or partition.
         """
         names = [p.partition for p in self.topic_metadata(topic).partitions]
         if partition in names:
@@ -115,7 +116,7 @@ class Requests:
         )
 
     def bounds(self, topic: str, partition: str) -> tuple[int, int]:
-        """Where a partition's log starts and ends now."""
+        """The log start and the high watermark of a partition now."""
         return self.all_bounds(topic, [partition])[partition]
 
     def all_bounds(
@@ -127,10 +128,10 @@ class Requests:
         *,
         any_replica: bool = False,
     ) -> dict[str, tuple[int, int]]:
-        """Where the logs of some partitions start and end now.
+        """The log start and the high watermark of some partitions now.
 
-        With *any_replica* a replica that knows less than the leader will do, if no leader answers
-        within half of the time.
+        With *any_replica*, another replica answers if no leader has within half of the time; it may
+        know less than the leader.
         """
 
         def fetch(request: int, partition: str) -> Fetch:
@@ -151,7 +152,7 @@ class Requests:
         *,
         any_replica: bool = False,
     ) -> Message:
-        """Ask a partition's leader, and the next one if it has moved; see :meth:`ask_leaders`."""
+        """Send a request to a partition's leader, and to its successor; see :meth:`ask_leaders`."""
         found = self.ask_leaders(topic, [partition], lambda r, _: make(r), any_replica=any_replica)
         return found[partition]
 
@@ -164,15 +165,16 @@ class Requests:
         *,
         any_replica: bool = False,
     ) -> dict[str, Message]:
-        """Ask the leaders of some partitions, all at a time, and the next ones if they have moved.
+        """Send a request to the leader of each partition, and to its successor if it has moved.
 
-        What lies on other brokers than the leader is asked for there. Records that have an offset
-        are asked of other replicas as soon as the leader fails. Where the log ends is not: they may
-        not know yet. With *any_replica* they are asked all the same, after half of the time.
+        If the leader does not have the requested block, the brokers that hold it get the request.
+        If the leader fails, the other replicas get a request for records by their offsets at once.
+        They get no request for the log end, which they may not know yet, unless *any_replica* is
+        set and half of the time has passed.
 
         Raises:
-            UnknownTopic, UnknownPartition: as they say; it may be another topic of that name.
-            RequestTimeout: somebody did not answer; the message names him.
+            UnknownTopic, UnknownPartition: there is no such topic or partition (any more).
+            RequestTimeout: a broker did not answer; the message names it.
         """
         until = self._driver.monotonic() + timeout
         begun = self._driver.monotonic()
@@ -181,8 +183,8 @@ class Requests:
         tries = 0
         while missing:
             left = max(TRY_S, until - self._driver.monotonic())
-            # Who is known to lead is asked at once: records and offsets need no zkserver.
-            if tries or any(self._router.find(topic, name) is None for name in missing):
+            # Use the cached leaders at once: requests for records and offsets need no zkserver.
+            if tries or any(self._router.metadata.find(topic, name) is None for name in missing):
                 self._check_partitions(self.topic_metadata(topic, left), missing)
             patience = round(min(TRY_S * 2 ** min(tries, 10), TRY_MAX_S, left) * 1000)
             calls: dict[str, Call] = {}
@@ -212,7 +214,7 @@ class Requests:
         return found
 
     def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
-        """Ask a partition's leader and do not wait, if it is known who that is; see :meth:`end`."""
+        """Send a request to a partition's leader, if it is known, and do not wait: :meth:`end`."""
         with self._driver as loop:
             peer = PartitionRoute(topic, partition).find(self._router, of_leader=True)
             if peer is None:
@@ -222,7 +224,7 @@ class Requests:
         return call
 
     def end(self, call: Call) -> Message | None:
-        """The answer to what was begun; None when there is none that is of use: ask again."""
+        """Return the answer to a request; None if the caller has to send it again."""
         is_answered = self._driver.wait(call, TRY_MAX_S + 1) and call.error is None
         return call.result if is_answered else None
 
@@ -241,16 +243,16 @@ class Requests:
         """Whether to try another broker at once.
 
         Raises:
-            PymqError: it is of no use.
+            PymqError: no broker would answer otherwise.
         """
         if isinstance(error, RequestTimeout):
             with self._driver:
                 route.silent(self._router)
             return False
-        known = self._router.topics.get(route.topic)
+        known = self._router.metadata.topics.get(route.topic)
         if known is not None and error.details.get("topic_id") == known.topic_id:
-            # The leader and the zkserver agree; either alone may be behind.
-            why = "was deleted and made again: it is not the one that was asked about"
+            # The broker and the zkserver agree; each of them alone may have old metadata.
+            why = "was deleted and created again since the request"
             raise UnknownTopic(f"topic {route.topic!r} {why}")
         with self._driver:
             pause = route.refused(self._router, error)
@@ -266,7 +268,7 @@ class Requests:
         return f"not within {timeout:g} s: {whys[0]}{more}"
 
     def group_state(self, group: str, timeout: float = REQUEST_S) -> GroupState:
-        """A group's state, from its coordinator."""
+        """Return a group's state, from its coordinator."""
         return cast(GroupState, self.ask_group(group, lambda r: msg.GetGroup(r, group), timeout))
 
     def ask_group(
@@ -277,17 +279,18 @@ class Requests:
         *,
         done: type[PymqError] | None = None,
     ) -> Message | None:
-        """Ask a group's coordinator.
+        """Send a request to a group's coordinator.
 
-        *done* is the error that says that it was done before: by an earlier try of ours, if any.
+        *done* is the error of a request that was carried out before. After a retry it means
+        success: the first try was carried out.
         """
         until = self._driver.monotonic() + timeout
         pause, patience, left = RETRY_PAUSE_S, TRY_S, timeout
-        place, tries, is_sent = self._router.coordinator_of(group), 0, False
+        place, tries, is_sent = self._router.metadata.coordinator_of(group), 0, False
         while True:
             coordinator: str | None = None
             try:
-                if tries or place is None or self._router.find(*place) is None:
+                if tries or place is None or self._router.metadata.find(*place) is None:
                     self.topic_metadata(OFFSETS_TOPIC, left)
                 tries += 1
                 coordinator = self._router.coordinator(group)
@@ -314,7 +317,7 @@ class Requests:
             patience = min(2 * patience, TRY_MAX_S)
 
     def _distrust(self, group: str, coordinator: str | None, error: PymqError) -> None:
-        place = self._router.coordinator_of(group)
+        place = self._router.metadata.coordinator_of(group)
         if place is None or coordinator is None:
             return
         with self._driver:
@@ -331,9 +334,10 @@ class Requests:
         timeout: float = REQUEST_S,
         done: type[PymqError] | None = None,
     ) -> Any:
-        """Ask *peer*, or the active zkserver.
+        """Send a request to *peer*, or to the active zkserver.
 
-        *done* is the error that says that it was done before: an earlier try of ours may have been.
+        *done* is the error of a request that was carried out before. After a retry it means
+        success: the first try was carried out.
         """
         call = self.call(make, peer, timeout)
         if done is None or not call.is_repeated or not isinstance(call.error, done):
@@ -370,18 +374,18 @@ def _make_for(
 
 
 def _names_records(message: Message) -> bool:
-    """Whether it asks for records by their offsets: any replica that has them has the same."""
+    """Whether a request is for records by their offsets, which are the same in each replica."""
     return isinstance(message, Fetch) and message.max_bytes > 0
 
 
 def _is_nothing(call: Call) -> bool:
-    """Whether a follower was asked for records, and has none of them yet."""
+    """Whether the answer is a follower's that has none of the requested records yet."""
     asked, found = call.message, call.result
     return isinstance(found, Fetched) and _names_records(asked) and not found.data
 
 
 def raise_it(error: PymqError | None) -> None:
-    """Raise what somebody has answered, if it is an error."""
+    """Raise the answer if it is an error."""
     if error is not None:
-        # The traceback is the caller's; the error object is not shared with anybody.
+        # A copy: each caller adds its own traceback.
         raise error.with_traceback(None)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pymq.client.admin.record_counts import records_between
+from pymq.client.backoff import Backoff, delays, error_text
 from pymq.client.base import Handle, check_timeout, weakly
 from pymq.client.consumer.dead_letters import DeadLetters
 from pymq.client.consumer.iteration_buffer import IterationBuffer
 from pymq.client.consumer.lease_guard import LeaseGuard
+from pymq.client.consumer.polling import OnChange, Polling
 from pymq.client.consumer.positions import Positions
 from pymq.client.consumer.push import PushDelivery
 from pymq.client.consumer.reader import Reader
 from pymq.client.consumer.status import ConsumerStatus, status_of
 from pymq.client.consumer.until_end import UntilEnd
 from pymq.client.fetching.consumer_machine import ConsumerMachine
-from pymq.client.fetching.offset_spans import Records, spans
+from pymq.client.fetching.offset_spans import Records
 from pymq.client.group.acknowledgements import Acknowledger
 from pymq.client.group.group_member import GroupConsumer
 from pymq.client.options import REQUEST_S
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from pymq.client.client import Client
 
 CHUNK = 500  # records that an iteration polls at a time
-# before the error of an unreadable record is raised again; other partitions go on meanwhile
-STUCK_S = 1.0
 
 
 class Consumer(Handle):
@@ -44,8 +44,9 @@ class Consumer(Handle):
         *,
         auto_ack: bool,
         undertaker: DeadLetters,
-        on_assigned: Callable[[tuple[str, ...]], object] | None,
-        on_revoked: Callable[[tuple[str, ...]], object] | None,
+        on_assigned: OnChange | None,
+        on_revoked: OnChange | None,
+        retry: Backoff | None,
     ) -> None:
         self.name = intake.name
         self.topic = intake.topic
@@ -54,23 +55,28 @@ class Consumer(Handle):
         self._driver = client.driver
         self._intake = intake
         self._worker = intake if isinstance(intake, GroupConsumer) else None
-        self._hold = LeaseGuard(self._worker, client.driver) if self._worker is not None else None
         self._reader = intake if isinstance(intake, Reader) else None
         self._positions = Positions(intake, client.questions, client.driver)
         self._auto_ack = auto_ack and self._worker is not None
-        self._on_assigned = on_assigned
-        self._on_revoked = on_revoked
         self._unread = IterationBuffer(intake)
+        self._undertaker = undertaker
+        self._retry = retry
+        self._polling = Polling(
+            client,
+            intake,
+            self._unread,
+            undertaker,
+            on_assigned,
+            on_revoked,
+            auto_ack=self._auto_ack,
+        )
+        self._hold = self._polling.guard
         self._last: list[Record | RecordBatch] = []  # returned by the last poll, for auto_ack
-        self._given = 0  # how many records the application got with the last poll ...
-        self._given_at = 0  # ... and when
         self._record_bytes = 1024  # bytes a record, about, as last seen
         self._previous: Record | None = None  # the last record of an iteration, for auto_ack
-        self._undertaker = undertaker
-        self._is_closed = False
         self._pump: PushDelivery | None = None
         if self._worker is not None:
-            self._worker.unread = weakly(weakref.WeakMethod(self._unread.spans))
+            self._worker.settler.buffered = weakly(weakref.WeakMethod(self._unread.spans))
         # A consumer that is garbage-collected without close() must not keep its partitions.
         self._finalizer = weakref.finalize(self, intake.abandon)
         self._finalizer.atexit = False
@@ -92,20 +98,20 @@ class Consumer(Handle):
             Closed: the consumer was closed.
         """
         check_timeout(timeout)
-        until = self._until(timeout)
+        time = self._polling.timeout(timeout)
         while self._unread.records:
-            if self._is_ours(self._left(until)):
+            if self._polling.is_ours(time.left):
                 return self._poll_unread(max_records)
-            if self._is_over(until):
+            if time.is_over:
                 return []
         records: list[Record] = []
-        for view in self._poll(max_records, self._left(until)):
+        for view in self._poll(max_records, time.left):
             records += view.records()
         return records
 
     def _poll_unread(self, max_records: int) -> list[Record]:
         """Return records that an iteration has not shown."""
-        self._check()
+        self._polling.check()
         self._ack_last()
         self._ack_previous()
         unread = self._unread
@@ -136,53 +142,13 @@ class Consumer(Handle):
     ) -> list[RecordBatch]:
         if max_records < 1:
             raise ConfigError(f"max_records={max_records} must be at least 1")
-        self._measure()
+        self._polling.measure()
         self._ack_last()
         self._ack_previous()
-        until = self._until(timeout)
-        while True:
-            if self._intake.chunks and not self._is_ours(self._left(until)):
-                if self._is_over(until):
-                    return []
-                continue
-            self._check()
-            if views := self._intake.take(max_records, max_bytes):
-                break
-            with self._driver as loop:
-                self._check()
-                self._intake.want(max_records, loop.clock())
-                arrival = self._intake.arrival()
-                loop.touch(self._intake.name)
-            left = self._left(until)
-            if stuck := self._intake.stuck():
-                left = STUCK_S if left is None else min(left, STUCK_S)
-            if not arrival.is_done and (left is not None and left <= 0):
-                self._tell_changes()
-                self._raise_stuck(stuck.values())
-                return []
-            self._intake.is_awaited = True
-            try:
-                has_come = self._driver.wait(arrival, left)
-            finally:
-                self._intake.is_awaited = False
-            if not has_come:
-                self._raise_stuck(stuck.values())
-            self._tell_changes()
-            self._bury_dead()
-        count = sum(map(len, views))
-        if self._worker is not None:
-            self._given, self._given_at = count, self._driver.loop.clock()
-        # no call in between: other threads change this count, too
-        self._client.tally.consumed += count
+        views = self._polling.poll(max_records, timeout, max_bytes)
         if self._auto_ack:
             self._last = list(views)
         return views
-
-    def _raise_stuck(self, views: Iterable[RecordBatch]) -> None:
-        """Raise the error of an unreadable record again, if no records have come."""
-        for view in views:
-            if (fault := view.fault()) is not None:
-                raise fault
 
     def skip(self, error: PymqError) -> None:
         """Skip records that a poll could not read; *error* is the error that it raised.
@@ -193,7 +159,7 @@ class Consumer(Handle):
         Raises:
             InvalidRequest: *error* does not say where the unreadable records end.
         """
-        self._check()
+        self._polling.check()
         if not isinstance(error, PymqError):
             raise InvalidRequest(f"{error!r} is no error that a poll has raised")
         partition, end = error.details.get("partition"), error.details.get("end")
@@ -208,46 +174,6 @@ class Consumer(Handle):
                 self._intake.pass_over(view)
             self.ack(view)
 
-    def _measure(self) -> None:
-        """Measure how long the application took for the records of the last poll."""
-        given, self._given = self._given, 0
-        if not given or self._worker is None:
-            return
-        settler = self._worker.settler
-        until = self._driver.loop.clock()
-        if not (self._auto_ack or settler.is_armed) and settler.armed_at >= self._given_at:
-            until = settler.armed_at  # The application had finished by then, and waited since.
-        self._worker.pace.took(given, until - self._given_at)
-
-    def _until(self, timeout: float | None) -> float | None:
-        return None if timeout is None else self._driver.monotonic() + timeout
-
-    def _left(self, until: float | None) -> float | None:
-        return None if until is None else until - self._driver.monotonic()
-
-    def _is_over(self, until: float | None) -> bool:
-        return until is not None and self._driver.monotonic() >= until
-
-    def _is_ours(self, timeout: float | None) -> bool:
-        """Whether fetched records may be returned; asks the group if that is not certain.
-
-        They are dropped if their leases may have run out, since other members may have them. They
-        are not returned now if the group does not answer within *timeout* seconds.
-        """
-        hold = self._hold
-        if hold is None:
-            return True
-        if self._has_dropped():
-            return False
-        self._check()
-        lasts = hold.lasts(timeout)
-        return not self._has_dropped() and lasts
-
-    def _check(self) -> None:
-        self._driver.check_process()  # After a fork, the records belong to the parent process.
-        if self._is_closed:
-            raise Closed("the consumer was closed")
-
     def __iter__(self) -> Iterator[Record]:
         """Iterate over records for ever, or until the consumer is closed."""
         while not self._has_closed():
@@ -259,10 +185,10 @@ class Consumer(Handle):
                 raise
 
     def _has_closed(self) -> bool:
-        return self._is_closed  # by another thread, perhaps
+        return self._polling.is_closed  # by another thread, perhaps
 
     def _chunk(self, timeout: float | None) -> Iterator[Record]:
-        self._check()
+        self._polling.check()
         unread = self._unread
         if not unread.records:
             self._fill(CHUNK, timeout)
@@ -270,21 +196,12 @@ class Consumer(Handle):
         while unread.records and (
             hold is None
             or (hold.standing.drops == hold.drops and monotonic() < hold.sure_until)
-            or self._is_ours(timeout)
+            or self._polling.is_ours(timeout)
         ):
             record = unread.show()
             self._ack_previous()
             self._previous = record if self._auto_ack else None
             yield record
-
-    def _has_dropped(self) -> bool:
-        """Whether other members may have got the fetched records: the application has not polled
-        for long, or the group has removed this member.
-        """
-        if self._hold is None or not self._hold.has_lapsed():
-            return False
-        self._unread.clear()
-        return True
 
     def _fill(self, max_records: int, timeout: float | None) -> None:
         """Poll records that an iteration shows and acknowledges one by one."""
@@ -324,24 +241,35 @@ class Consumer(Handle):
             if queue is None:
                 queue = settler.acks.setdefault(records.partition, deque())
             queue.append(records.offset)
+            if not settler.is_armed:
+                settler.arm(self._driver.loop.clock())
         else:
-            for partition, span in spans(records):
-                settler.acks.setdefault(partition, deque()).append(span)
-        if not settler.is_armed:
-            settler.arm(self._driver.loop.clock())
+            settler.acknowledge(records, self._driver.loop.clock())
 
-    def nack(self, records: Records, delay: float = 0.0) -> None:
-        """Return records to the group, to be delivered again after *delay* seconds."""
+    def nack(
+        self,
+        records: Records,
+        delay: float | None = None,
+        error: BaseException | str | None = None,
+    ) -> None:
+        """Return records to the group, to be delivered again after *delay* seconds.
+
+        Without *delay* the option ``retry`` of :meth:`pymq.Client.consumer` decides: at once, or
+        after its backoff. *error* says why. The next delivery carries it in the header
+        ``pymq.error``, up to 200 bytes, and so does the dead letter if the record becomes one.
+
+        Raises:
+            ConfigError: *delay* is no number of seconds from 0 on, or *error* is neither an
+                exception nor a text.
+        """
         settler = self._settler()
-        seconds: object = delay
-        if not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
-            raise ConfigError(f"delay={delay!r} must be a number of seconds from 0 on")
-        found = spans(records)
-        settler.nacks.extend((partition, span, round(delay * 1000)) for partition, span in found)
+        found = delays(records, self._retry, delay)
+        why = error_text(error)
+        settler.nacks.extend((*span, delay_ms, why) for span, delay_ms in found)
         previous = self._previous
         if previous is not None and any(
             partition == previous.partition and start <= previous.offset < end
-            for partition, (start, end) in found
+            for (partition, (start, end)), _ in found
         ):
             self._previous = None  # The iteration must not acknowledge it with the next record.
         if not settler.is_armed:
@@ -377,7 +305,7 @@ class Consumer(Handle):
     def _member(self) -> GroupConsumer:
         if self._worker is None:
             raise InvalidRequest("a PSB consumer has no group: there is nothing to acknowledge")
-        if self._is_closed:
+        if self._polling.is_closed:
             raise Closed("the consumer was closed")
         return self._worker
 
@@ -394,24 +322,16 @@ class Consumer(Handle):
             previous, self._previous = self._previous, None
             self.ack(previous)
 
-    def _bury_dead(self) -> None:
-        """Move records with too many deliveries to the dead-letter topic and acknowledge them."""
-        worker = self._worker
-        while worker is not None and worker.dead:
-            view = worker.dead.popleft()
-            self._undertaker.bury(view)
-            self.ack(view)
-
     # --- positions ------------------------------------------------------------------------------
 
     def seek(self, partition: str, offset: int | str) -> None:
         """Continue at *offset*: an integer, ``"begin"`` or ``"end"`` (readers only)."""
-        self._check()
+        self._polling.check()
         self._unread.drop({self._positions.seek(partition, offset)})
 
     def seek_to_time(self, partition: str, timestamp_ms: int) -> None:
         """Continue at the first record that is not older than a time (readers only)."""
-        self._check()
+        self._polling.check()
         self._unread.drop({self._positions.seek_to_time(partition, timestamp_ms)})
 
     def position(self, partition: str) -> int:
@@ -452,8 +372,12 @@ class Consumer(Handle):
         Raises:
             Closed: the consumer was closed.
         """
-        self._check()
-        return self._worker.assigned if self._worker is not None else tuple(self._positions.names())
+        self._polling.check()
+        return (
+            self._worker.membership.assigned
+            if self._worker is not None
+            else tuple(self._positions.names())
+        )
 
     def committed(self) -> dict[str, int]:
         """The group's committed offset in each partition: all records before it are
@@ -475,7 +399,7 @@ class Consumer(Handle):
 
     def pause(self, *partitions: str) -> None:
         """Return no more records of these partitions (all if none is named)."""
-        self._check()
+        self._polling.check()
         positions = self._positions
         names = [positions.name(partition) for partition in partitions or positions.names()]
         with self._driver as loop:
@@ -484,7 +408,7 @@ class Consumer(Handle):
 
     def resume(self, *partitions: str) -> None:
         """Undo :meth:`pause`."""
-        self._check()
+        self._polling.check()
         positions = self._positions
         names = [positions.name(partition) for partition in partitions or positions.names()]
         with self._driver as loop:
@@ -500,32 +424,19 @@ class Consumer(Handle):
 
     # --- pushing --------------------------------------------------------------------------------
 
-    def _limit(self, credit: int) -> None:
-        """Fetch at most about *credit* records ahead; in a group the leases bound that."""
-        if self._reader is not None:
-            self._reader.limit(credit)
-
     def start_push(self, on_record: Callable[[Record], object], credit: int) -> None:
         """Call *on_record* for each record, in a thread of this consumer, *credit* at a time."""
         self._pump = PushDelivery(self, on_record, credit)
-
-    def _tell_changes(self) -> None:
-        while self._worker is not None and self._worker.membership.changes:
-            lost, gained = self._worker.membership.changes.popleft()
-            if lost and self._on_revoked is not None:
-                self._on_revoked(lost)
-            if gained and self._on_assigned is not None:
-                self._on_assigned(gained)
 
     # --- leaving --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Settle acknowledgements, return records that were not shown, and leave the group."""
-        if self._is_closed:
+        if self._polling.is_closed:
             return
         self._ack_last()
         self._ack_previous()
-        self._is_closed = True
+        self._polling.is_closed = True
         self._finalizer.detach()
         try:
             with self._driver as loop:

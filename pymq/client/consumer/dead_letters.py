@@ -1,12 +1,13 @@
-"""What was delivered too often goes to a topic of its own."""
+"""Moves records that were delivered too often to the dead-letter topic."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import Record
-from pymq.core.batch.view import RecordBatch
+from pymq.core.batch.view import DELIVERIES_HEADER, ERROR_HEADER, RecordBatch
 from pymq.core.metadata.topic_config import RECORD_MAX, TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import NotEnoughBrokers, PymqError
@@ -16,8 +17,15 @@ if TYPE_CHECKING:
     from pymq.client.producer.producer import Producer
 
 
-REASON_MAX = 1 << 10  # bytes of why records could not be read
+REASON_MAX = 1 << 10  # bytes of the error of unreadable records
 OBITUARY_MAX = 4 << 10  # bytes that the headers below may take
+# the headers of a dead letter that pymq has added
+OBITUARY = frozenset(
+    {
+        *("pymq.topic", "pymq.partition", "pymq.offset", "pymq.end_offset", "pymq.timestamp"),
+        *("pymq.group", "pymq.delivery_count", DELIVERIES_HEADER, ERROR_HEADER),
+    }
+)
 
 
 class DeadLetters:
@@ -30,7 +38,7 @@ class DeadLetters:
         self._producer: Producer | None = None
 
     def bury(self, view: RecordBatch) -> None:
-        """Write these records to the dead-letter topic; they are there when this returns."""
+        """Write these records to the dead-letter topic, and wait until they are written."""
         topic = self._topic
         if topic is None:
             return
@@ -46,12 +54,12 @@ class DeadLetters:
                 topic,
                 record.value,
                 key=record.key,
-                headers=(*record.headers, *_obituary(record, self._group)),
+                headers=_with_obituary(record, self._group),
             )
         self._producer.flush()
 
     def _make(self, topic: str, source: str) -> None:
-        """Make the dead-letter topic, as safe as that which the records come from."""
+        """Create the dead-letter topic, with the ack mode and replicas of the records' topic."""
         found = self._client.describe_topic(source)
         first = found.partitions[0]
         acks = first.acks if first.acks is AckMode.RAFT else AckMode.LEADER
@@ -66,16 +74,16 @@ class DeadLetters:
         try:
             make(replicas=max(1, len(first.replicas)))
         except NotEnoughBrokers:
-            make()  # Some are away, and a letter on one broker is better than a group that stops.
+            make()  # Some brokers are dead; the group must go on.
 
     def close(self) -> None:
-        """Let go."""
+        """Close the producer."""
         if self._producer is not None:
             self._producer.close()
 
 
 def _damage(view: RecordBatch, fault: PymqError, group: str | None) -> list[tuple[str, bytes]]:
-    """What stands in the place of records that cannot be read."""
+    """The headers of a letter that stands for records that cannot be read."""
     return [
         ("pymq.topic", view.topic.encode()),
         ("pymq.partition", view.partition.encode()),
@@ -83,16 +91,26 @@ def _damage(view: RecordBatch, fault: PymqError, group: str | None) -> list[tupl
         ("pymq.end_offset", str(view.end_offset).encode()),
         ("pymq.group", (group or "").encode()),
         ("pymq.delivery_count", str(view.delivery_count).encode()),
-        ("pymq.error", fault.message.encode()[:REASON_MAX]),
+        (ERROR_HEADER, fault.message.encode()[:REASON_MAX]),
     ]
 
 
-def _obituary(record: Record, group: str | None) -> list[tuple[str, bytes]]:
-    """Where a dead letter came from, as headers."""
-    return [
+def _with_obituary(record: Record, group: str | None) -> Headers:
+    """The headers of a dead letter: the record's own, then its place, its time and the error.
+
+    The letter's own timestamp says when the group gave the record up. Headers of an earlier dead
+    letter are dropped.
+    """
+    known = dict(record.headers)
+    why = f"delivered {record.delivery_count} times, and not acknowledged".encode()
+    return (
+        *(header for header in record.headers if header[0] not in OBITUARY),
         ("pymq.topic", record.topic.encode()),
         ("pymq.partition", record.partition.encode()),
         ("pymq.offset", str(record.offset).encode()),
+        ("pymq.timestamp", str(record.timestamp_ms).encode()),
         ("pymq.group", (group or "").encode()),
         ("pymq.delivery_count", str(record.delivery_count).encode()),
-    ]
+        (DELIVERIES_HEADER, str(record.delivery_count).encode()),
+        (ERROR_HEADER, known.get(ERROR_HEADER, why)),
+    )

@@ -1,43 +1,43 @@
-"""What a consumer has leased, as the thread of its user sees it: is it still ours, and is it done?
+"""Checks in the application's thread that leases hold, and waits for acknowledgements.
 
-The worker beside it (:mod:`pymq.client.group.group_member`) is the machine, which the loop turns;
-here is who waits for what that one asks of the group's coordinator.
+The machine (:mod:`pymq.client.group.group_member`) sends the requests to the group's coordinator;
+this module waits for their answers.
 """
 
 from __future__ import annotations
 
-from pymq.client.base import Driver
+from pymq.client.base import ClientDriver
 from pymq.client.group.group_member import GroupConsumer
 from pymq.errors import RequestTimeout
 
 
 class LeaseGuard:
-    """What one member of a group holds of its leases."""
+    """The leases of one member of a group, as the application's thread knows them."""
 
     __slots__ = ("_driver", "_worker", "drops", "standing", "sure_until")
 
-    def __init__(self, worker: GroupConsumer, driver: Driver) -> None:
+    def __init__(self, worker: GroupConsumer, driver: ClientDriver) -> None:
         self._worker = worker
         self._driver = driver
         self.standing = worker.standing
-        self.drops = 0  # of its standing, that its user has noticed
-        self.sure_until = 0.0  # what is at hand is leased until then, if nothing was dropped
+        self.drops = 0  # the number of lease losses that this thread has seen
+        self.sure_until = 0.0  # when the leases of fetched records may end
 
     def has_lapsed(self) -> bool:
-        """Whether all that was leased is leased no more; told once for each time."""
+        """Whether all leases were lost since the last call."""
         if self.standing.drops == self.drops:
             return False
         self.drops = self.standing.drops
         return True
 
     def lasts(self, timeout: float | None) -> bool:
-        """Whether what is at hand is still leased; the group is asked if that is not certain.
+        """Whether the fetched records are still leased; asks the group if that is not certain.
 
-        Not for certain if it does not answer within *timeout* seconds, nor if it answers that
-        others may have got it: then :meth:`has_lapsed`.
+        False if the group does not answer within *timeout* seconds, or answers that other members
+        may have got them; :meth:`has_lapsed` tells these apart.
 
         Raises:
-            PymqError: what keeps the consumer from asking.
+            PymqError: the reason why the consumer cannot ask.
         """
         worker, standing = self._worker, self.standing
         if not standing.is_sure():
@@ -54,15 +54,15 @@ class LeaseGuard:
         return left_ms > 0
 
     def settle(self, timeout: float | None, *, durable: bool) -> None:
-        """Wait until what was acknowledged is written, and, if *durable*, synced.
+        """Wait until all acknowledgements are written, and, if *durable*, synced.
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
-            PymqError: why it could not be written.
+            PymqError: the reason why they could not be written.
         """
         worker = self._worker
         with self._driver as loop:
-            done = worker.settle(wait=True, durable=durable)
+            done = worker.settler.settle(wait=True, durable=durable)
             loop.touch(worker.name)
         if done is not None and not self._driver.wait(done, timeout):
             raise self.unanswered(timeout)
@@ -70,7 +70,7 @@ class LeaseGuard:
             raise done.error
 
     def unanswered(self, timeout: float | None) -> RequestTimeout:
-        """The coordinator has let somebody wait for too long."""
+        """Return the error for a caller whom the coordinator did not answer in time."""
         group = self._worker.group
         why = self._worker.trouble() or f"the coordinator of group {group!r} did not answer"
         return RequestTimeout(f"not within {timeout:g} s: {why}" if timeout is not None else why)

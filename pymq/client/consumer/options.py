@@ -1,99 +1,144 @@
-"""What users may ask of consumers, and how one is made of it.
+"""Options of consumers: which there are, and which go together.
 
-A process that only produces never loads this, nor what is behind a consumer.
+A process that only produces does not load this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from pymq.client.backoff import Backoff
 from pymq.client.group.membership import WorkerConfig
-from pymq.client.options import check_callback, check_choice, check_range, check_seconds
+from pymq.client.option_types import GroupOptions
+from pymq.client.options import (
+    GROUP_DEFAULTS,
+    check_callback,
+    check_choice,
+    check_flag,
+    check_range,
+    check_seconds,
+    parse_offset,
+)
 from pymq.core.message import BEGIN, END
 from pymq.core.metadata.topic_config import check_options
 from pymq.core.types import INTERNAL_PREFIX, check_name, is_internal
+from pymq.core.values import value
 from pymq.errors import ConfigError, InvalidName
 from pymq.hash.assign import names as assignor_names
 
+if TYPE_CHECKING:
+    from pymq.core.batch.record import Record
+
 DEFAULT_GROUP = "ptp"
 CREDIT_MAX = 1 << 20
-CREDIT = 1000  # records that a push consumer is given ahead, by default
+CREDIT = 1000  # default number of records that a push consumer gets in advance
 
-DEAD_LETTER = ".dlq"  # behind the name of a topic
+DEAD_LETTER = ".dlq"  # suffix of a topic's name
 
-# What only groups have, with the defaults of :meth:`pymq.Client.consumer`.
-GROUP_OPTIONS: dict[str, object] = {
-    "auto_ack": False,
-    "ack_wait_s": 30.0,
-    "max_deliver": 5,
-    "dead_letter": None,
-    "auto_offset_reset": "begin",
-    "assignor": "sticky",
-    "on_assigned": None,
-    "on_revoked": None,
-    "max_poll_interval_s": 300.0,
-    "ordered": None,
-    "prefetch": None,
-    "session_timeout_s": 10.0,
-}
 PREFETCH_MAX = 1 << 20  # records
+_OPTIONS = "topic group mode partition offset delivery on_record credit rack".split()
 
 
 class CalledElsewhere:
-    """In place of ``on_record``: an event loop pushes the records, not a thread of the consumer."""
+    """Stands for ``on_record`` where an event loop pushes the records, not a thread."""
 
     def __call__(self, record: object) -> None:
-        """Nothing calls this; it only makes this a callback for the type checker."""
+        """Raise: the event loop calls the application, so this is never called."""
         raise AssertionError("the event loop calls the application")
 
 
-_CONSUMER_OPTIONS = (
-    "topic",
-    "group",
-    "mode",
-    "partition",
-    "offset",
-    "delivery",
-    "on_record",
-    "credit",
-    "auto_ack",
-    "ack_wait_s",
-    "max_deliver",
-    "dead_letter",
-    "auto_offset_reset",
-    "assignor",
-    "on_assigned",
-    "on_revoked",
-    "max_poll_interval_s",
-    "rack",
-    "ordered",
-    "prefetch",
-    "session_timeout_s",
-)
+_READER_HAS_NONE = "is for groups: a consumer with mode='psb' has none"
+_MODES = {"group": "ptp", "reader": "psb"}  # the names that the documentation uses
 
 
-def check_consumer(
+@value
+class ConsumerOptions:
+    """The options of one consumer, checked."""
+
+    topic: str
+    mode: str  # "ptp" or "psb"
+    partition: str | int | None
+    offset: int  # or BEGIN or END
+    on_record: Callable[[Record], object] | None
+    credit: int
+    rack: str | None
+    group: WorkerConfig | None  # None in mode "psb"
+    dead_letter: str | None  # as given; see :func:`dead_letter_topic`
+    auto_ack: bool = False
+    on_assigned: Callable[[tuple[str, ...]], object] | None = None
+    on_revoked: Callable[[tuple[str, ...]], object] | None = None
+    retry: Backoff | None = None
+
+
+def consumer_options(
+    topic: str,
     group: str | None,
     mode: str,
     partition: str | int | None,
-    delivery: str,
-    on_record: object,
-    credit: int,
     offset: int | str | None,
-    unknown: dict[str, object],
-) -> None:
-    """Whether these options of a consumer go together.
+    delivery: str,
+    on_record: Callable[[Record], object] | None,
+    credit: int,
+    rack: str | None,
+    options: GroupOptions,
+) -> ConsumerOptions:
+    """Check the options of a consumer, and whether they go together.
 
     Raises:
-        ConfigError: they do not, or one is unknown or out of its range.
+        ConfigError: an option is unknown or out of its range, or two contradict each other.
+        InvalidName: the group cannot have that name.
     """
-    check_options(unknown, _CONSUMER_OPTIONS)
+    check_options(options, (*_OPTIONS, *GROUP_DEFAULTS))
+    mode = _MODES.get(mode, mode)
     check_choice("mode", mode, ("ptp", "psb"))
+    _check_push(delivery, on_record, credit)
+    _check_mode(group, mode, partition, offset)
+    given: object = rack
+    if given is not None and not (isinstance(given, str) and given):
+        raise ConfigError(f"rack={rack!r} must be the name of a rack, as brokers are given")
+    chosen: dict[str, Any] = {**GROUP_DEFAULTS, **options}
+    check_flag("auto_ack", chosen["auto_ack"])
+    check_callback("on_assigned", chosen["on_assigned"])
+    check_callback("on_revoked", chosen["on_revoked"])
+    if not isinstance(chosen["retry"], (Backoff, type(None))):
+        raise ConfigError(f"retry={chosen['retry']!r} must be a pymq.Backoff")
+    if mode == "psb":
+        defaults: dict[str, object] = {**GROUP_DEFAULTS}
+        for name, found in chosen.items():
+            if found != defaults[name]:
+                raise ConfigError(f"{name} {_READER_HAS_NONE}")
+    worker = _worker_config(group, chosen)
+    return ConsumerOptions(
+        topic,
+        mode,
+        partition,
+        parse_offset("begin" if offset is None else offset),
+        on_record,
+        credit,
+        rack,
+        worker if mode == "ptp" else None,
+        chosen["dead_letter"],
+        chosen["auto_ack"],
+        chosen["on_assigned"],
+        chosen["on_revoked"],
+        chosen["retry"],
+    )
+
+
+def _check_push(delivery: str, on_record: object, credit: int) -> None:
     check_choice("delivery", delivery, ("pull", "push"))
     check_range("credit", credit, 1, CREDIT_MAX)
     check_callback("on_record", on_record)
     if (delivery == "push") != (on_record is not None):
         raise ConfigError("on_record goes with delivery='push', and the other way round")
+    if delivery == "pull" and credit != CREDIT:
+        raise ConfigError("credit goes with delivery='push'; poll(max_records=) bounds a pull")
+
+
+def _check_mode(
+    group: str | None, mode: str, partition: str | int | None, offset: int | str | None
+) -> None:
     if mode == "psb" and group is not None:
         raise ConfigError("a psb consumer reads on its own: it has no group")
     if mode == "ptp" and partition is not None:
@@ -103,23 +148,20 @@ def check_consumer(
             "a group has its own offset: offset= goes with mode='psb'. A new group begins at "
             "auto_offset_reset=, and mq.reset_group() moves one that has no members"
         )
-    if delivery == "pull" and credit != CREDIT:
-        raise ConfigError("credit goes with delivery='push'; poll(max_records=) bounds a pull")
 
 
-def dead_letter_topic(
-    topic: str, dead_letter: str | None, mode: str, max_deliver: int
-) -> str | None:
-    """Where a consumer moves records that were delivered too often; None for nowhere.
+def dead_letter_topic(options: ConsumerOptions) -> str | None:
+    """Return the topic for records that were delivered too often; None for none.
 
     Raises:
         InvalidName: the name may not be one, or is the topic's own: each record that is moved there
             would be delivered, fail and be moved again, for ever.
         ConfigError: nothing is ever moved, because there is no limit of deliveries.
     """
-    if mode != "ptp":
+    topic, dead_letter, group = options.topic, options.dead_letter, options.group
+    if group is None:
         return None
-    if not max_deliver:
+    if not group.max_deliver:
         if dead_letter is not None:
             raise ConfigError("dead_letter needs max_deliver above 0: nothing is given up without")
         return None
@@ -137,63 +179,26 @@ def dead_letter_topic(
     return name
 
 
-def check_reader(given: Mapping[str, object]) -> None:
-    """Refuse options of a group for a consumer that has none; they would do nothing.
-
-    *given* has the values of :data:`GROUP_OPTIONS` that the user may have chosen.
-
-    Raises:
-        ConfigError: one of them differs from its default.
-    """
-    for name, found in given.items():
-        if found != GROUP_OPTIONS[name]:
-            raise ConfigError(f"{name} is for groups: a consumer with mode='psb' has none")
-
-
-def check_rack(rack: object) -> None:
-    """Whether that is the name of a rack, or None.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if rack is not None and (not isinstance(rack, str) or not rack):
-        raise ConfigError(f"rack={rack!r} must be the name of a rack, as brokers are given")
-
-
-def worker_config(
-    group: str | None,
-    assignor: str,
-    ack_wait_s: float,
-    max_deliver: int,
-    auto_offset_reset: str,
-    max_poll_interval_s: float,
-    ordered: bool | None,
-    prefetch: int | None,
-    session_timeout_s: float,
-) -> WorkerConfig:
-    """What a consumer asks of its group.
-
-    Raises:
-        ConfigError, InvalidName: an option is out of its range.
-    """
-    check_choice("assignor", assignor, assignor_names())
-    check_choice("auto_offset_reset", auto_offset_reset, ("begin", "end"))
-    check_seconds("ack_wait_s", ack_wait_s)
-    check_seconds("max_poll_interval_s", max_poll_interval_s)
-    check_seconds("session_timeout_s", session_timeout_s)
+def _worker_config(group: str | None, chosen: Mapping[str, Any]) -> WorkerConfig:
+    """Return the options that a consumer sends to its group."""
+    check_choice("assignor", chosen["assignor"], assignor_names())
+    check_choice("auto_offset_reset", chosen["auto_offset_reset"], ("begin", "end"))
+    for name in ("ack_wait_s", "max_poll_interval_s", "session_timeout_s"):
+        check_seconds(name, chosen[name])
+    ordered, prefetch = chosen["ordered"], chosen["prefetch"]
     if ordered is not None and type(ordered) is not bool:
         raise ConfigError(f"ordered={ordered!r} must be True, False or None")
     if prefetch is not None:
         check_range("prefetch", prefetch, 1, PREFETCH_MAX)
-    check_range("max_deliver", max_deliver, 0, 1 << 30)
+    check_range("max_deliver", chosen["max_deliver"], 0, 1 << 30)
     return WorkerConfig(
         check_name(group if group is not None else DEFAULT_GROUP, "group name"),
-        assignor,
-        max(1, round(ack_wait_s * 1000)),
-        max_deliver,
-        BEGIN if auto_offset_reset == "begin" else END,
-        max(1, round(max_poll_interval_s * 1000)),
+        chosen["assignor"],
+        max(1, round(chosen["ack_wait_s"] * 1000)),
+        chosen["max_deliver"],
+        BEGIN if chosen["auto_offset_reset"] == "begin" else END,
+        max(1, round(chosen["max_poll_interval_s"] * 1000)),
         ordered,
         prefetch,
-        max(1, round(session_timeout_s * 1000)),
+        max(1, round(chosen["session_timeout_s"] * 1000)),
     )

@@ -1,6 +1,6 @@
-"""Where one consumer stands in its partitions: how far it and its group have got, where to go on.
+"""The positions of one consumer in its partitions, its group's offsets, and seeks.
 
-What is asked of brokers is asked anew each time; nothing is kept here.
+Each call requests the offsets anew; no answer is kept.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from pymq.client.admin.requests import Requests
-from pymq.client.base import Driver
+from pymq.client.base import ClientDriver
 from pymq.client.consumer.reader import Reader
 from pymq.client.fetching.consumer_machine import ConsumerMachine
 from pymq.client.options import REQUEST_S, parse_offset
@@ -25,7 +25,7 @@ from pymq.errors import (
 class Positions:
     """The offsets of one consumer, of its group, and of the partitions that it may read."""
 
-    def __init__(self, intake: ConsumerMachine, questions: Requests, driver: Driver) -> None:
+    def __init__(self, intake: ConsumerMachine, questions: Requests, driver: ClientDriver) -> None:
         self._intake = intake
         self._reader = intake if isinstance(intake, Reader) else None
         self._questions = questions
@@ -36,16 +36,16 @@ class Positions:
     # --- the partitions -------------------------------------------------------------------------
 
     def names(self) -> Sequence[str]:
-        """The partitions that it may read: those that a reader was given, else all."""
+        """The partitions that it may read: the one given to a reader, else all of the topic."""
         if self._reader is not None:
             return list(self._reader.cursors)
         return self._questions.partitions(self._topic)
 
     def name(self, partition: str | int) -> str:
-        """The name of a partition, which may be told by its number.
+        """Return the name of a partition, from its name or its index.
 
         Raises:
-            UnknownPartition: it is none of them.
+            UnknownPartition: the consumer does not read such a partition.
         """
         names = self.names()
         is_flag = isinstance(partition, bool)  # True would be partition 1
@@ -60,12 +60,12 @@ class Positions:
     def bounds(
         self, timeout: float = REQUEST_S, *, any_replica: bool = False
     ) -> dict[str, tuple[int, int]]:
-        """Where each of them starts and ends now; see :meth:`Requests.all_bounds`."""
+        """The log start and high watermark of each partition; see :meth:`Requests.all_bounds`."""
         names = self.names()
         return self._questions.all_bounds(self._topic, names, timeout, any_replica=any_replica)
 
     def offset_at(self, partition: str, timestamp_ms: int) -> int:
-        """The first offset whose record is not older than a time; the end when all are."""
+        """The first offset whose record is not older than a time; the end if all are older."""
         topic, name = self._topic, self.name(partition)
         found = self._questions.ask_leader(
             topic, name, lambda r: FindOffset(r, topic, name, timestamp_ms), any_replica=True
@@ -73,32 +73,32 @@ class Positions:
         assert isinstance(found, OffsetFound)
         return found.offset
 
-    # --- how far --------------------------------------------------------------------------------
+    # --- positions and offsets ------------------------------------------------------------------
 
     def read(self, unread: Collection[str]) -> dict[str, int]:
-        """The offset of the next record of each partition, as far as the application has got.
+        """The offset of the next record of each partition for the application.
 
-        Of the partitions *unread* the handle still has records that it has not shown.
+        *unread* are the first offsets, by partition, that the consumer has fetched and not shown.
         """
         return self._reading().read_so_far(unread)
 
     def committed(self) -> dict[str, int]:
-        """The group's offset in each partition that it has begun."""
+        """The group's committed offset in each partition that it has begun to consume."""
         offsets = self.group_state().offsets
         return {o.partition: o.committed for o in offsets if o.topic == self._topic}
 
     def group_state(self, timeout: float = REQUEST_S) -> GroupState:
-        """What the coordinator knows of the group; nothing if it does not know it."""
+        """The group's state by its coordinator; empty if the coordinator does not know it."""
         assert self._group is not None
         try:
             return self._questions.group_state(self._group, timeout)
         except UnknownGroup:
             return GroupState(0, self._group)
 
-    # --- where to go on -------------------------------------------------------------------------
+    # --- seeks ----------------------------------------------------------------------------------
 
     def seek(self, partition: str, offset: int | str) -> str:
-        """Have the reader go on at *offset*; returns the name of the partition."""
+        """Make the reader continue at *offset*; returns the name of the partition."""
         reader, name = self._reading(), self.name(partition)
         resolved = parse_offset(offset)
         if resolved < 0:
@@ -110,7 +110,7 @@ class Positions:
         return name
 
     def seek_to_time(self, partition: str, timestamp_ms: int) -> str:
-        """Have it go on at the first record not older than a time; returns the partition's name."""
+        """Make it continue at the first record not older than a time; returns the partition."""
         reader, name = self._reading(), self.name(partition)
         if type(timestamp_ms) is not int:
             raise ConfigError(f"timestamp_ms={timestamp_ms!r} must be milliseconds since 1970")

@@ -1,4 +1,4 @@
-"""Pushing: a thread that calls the application with each record."""
+"""Push delivery: a thread calls the application with each record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PushDelivery:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the thread has ended, if it is another, and raise what has ended it."""
+        """Wait until the thread has ended, unless it is the caller, and raise its error."""
         if self._thread is threading.current_thread():
             return
         self._thread.join()
@@ -40,15 +40,19 @@ class PushDelivery:
             while not consumer._has_closed():
                 if not unread.records:
                     consumer._fill(self._credit, None)
-                while unread.records and not consumer._has_closed() and consumer._is_ours(None):
+                while (
+                    unread.records
+                    and not consumer._has_closed()
+                    and consumer._polling.is_ours(None)
+                ):
                     self._hand_over(unread.show())
         except Closed:
             return
-        except BaseException as error:  # the application's, too: raised by close()
+        except BaseException as error:  # of pymq or the application; close() raises it
             self._problem = error
 
     def _hand_over(self, record: Record) -> None:
-        """Call the application; in a group, a record that it fails on is delivered again."""
+        """Call the application with a record; in a group, return the record if that fails."""
         consumer = self._consumer
         if consumer._worker is None:
             self._on_record(record)
@@ -64,8 +68,8 @@ class PushDelivery:
 
 
 def give_back(consumer: Consumer, record: Record, error: Exception) -> None:
-    """The application has failed on a record: say so, and let it come again."""
-    import logging  # only now: it takes long to load
+    """Log that the application has failed on a record, and return the record to the group."""
+    import logging  # on demand: it takes long to load
 
     logging.getLogger("pymq").error("on_record failed; the record is given back", exc_info=error)
-    consumer.nack(record)
+    consumer.nack(record, error=error)

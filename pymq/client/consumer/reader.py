@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable
 from functools import partial
+from typing import Self
 
-from pymq.client.base import Driver, Waitable
+from pymq.client.base import ClientDriver, Waitable
+from pymq.client.consumer.time_searches import SearchResult, TimeSearches
 from pymq.client.fetching.consumer_machine import FETCH_BYTES, ConsumerMachine, located, wait_ms
 from pymq.client.fetching.damage import DamageCheck, sound
 from pymq.client.fetching.partition_route import CONFIRMED, PartitionRoute
@@ -19,7 +21,6 @@ from pymq.core.message import (
     END,
     Fetch,
     Fetched,
-    FindOffset,
     Message,
     OffsetFound,
     Range,
@@ -36,11 +37,9 @@ from pymq.errors import (
     OffsetOutOfRange,
     PymqError,
     ReplicaNotAvailable,
-    RequestTimeout,
     UnknownTopic,
 )
 
-SEARCH_MS = 9_000  # how long it may take to find an offset by time
 SUBSCRIBE_MS = 10_000  # how often a reader says that it still reads
 LOOK_MS = 5_000  # how often those that read a whole topic look for new partitions
 
@@ -64,17 +63,10 @@ class Cursor:
     topic_id: str = ""  # of the topic that the position is in; "": whichever there is
     damage: DamageCheck = Factory(DamageCheck)  # of the batch at the position
 
-
-@define
-class Search:
-    """An offset that is looked for by time."""
-
-    cursor: Cursor
-    timestamp_ms: int
-    done: Waitable
-    route: PartitionRoute
-    until: int = NEVER
-    request: int = 0  # 0: it waits to be asked again
+    @classmethod
+    def at(cls, topic: str, partition: str, offset: int, preference: Preference) -> Self:
+        """Return a cursor that begins at *offset*, or at BEGIN or END."""
+        return cls(partition, offset, PartitionRoute(topic, partition, preference=preference))
 
 
 class Reader(ConsumerMachine):
@@ -85,7 +77,7 @@ class Reader(ConsumerMachine):
         name: str,
         topic: str,
         router: Router,
-        driver: Driver,
+        driver: ClientDriver,
         partitions: list[str],
         offset: int,
         *,
@@ -100,19 +92,15 @@ class Reader(ConsumerMachine):
         super().__init__(name, topic, router, driver, None)
         self._preference = Preference(name, rack)
         # Replaced when it grows: the application goes through it while the loop turns.
-        self.cursors = {partition: self._cursor(partition, offset) for partition in partitions}
+        self.cursors = {p: Cursor.at(topic, p, offset, self._preference) for p in partitions}
         self._look_at = now + LOOK_MS if is_whole else NEVER
         self._subscribe_at = now + SUBSCRIBE_MS
-        self._searches: list[Search] = []
+        self._searches = TimeSearches(topic, router, self)
         self._ahead_bytes = FETCH_BYTES
         self._credit: int | None = None  # records that may be at hand; None: no limit
         self._record_bytes = 1  # about what a record takes, as last seen
         self._is_wanted = False
         self._timers: TimerHeap[str] = TimerHeap()  # by partition
-
-    def _cursor(self, partition: str, offset: int) -> Cursor:
-        route = PartitionRoute(self.topic, partition, preference=self._preference)
-        return Cursor(partition, offset, route)
 
     # --- the handle -----------------------------------------------------------------------------
 
@@ -120,15 +108,10 @@ class Reader(ConsumerMachine):
         """Have no more than about *credit* records at hand; a batch comes whole."""
         self._credit = credit
 
-    @property
-    def _share(self) -> int:
-        """How many records of one partition may be at hand."""
-        return 1 << 62 if self._credit is None else max(1, self._credit // len(self.cursors))
-
     def want(self, records: int, now: int) -> None:
         """Fetch wherever nothing is at hand and nothing is under way."""
         self._is_wanted = True
-        if self.topic in self._router.gone:
+        if self.topic in self._router.metadata.gone:
             self._router.refresh(self.topic)  # Perhaps it is there again.
         for cursor in self.cursors.values():
             self._fetch(cursor, now)
@@ -165,12 +148,8 @@ class Reader(ConsumerMachine):
 
     def find(self, partition: str, timestamp_ms: int) -> Waitable:
         """Seek to the first record that is not older than a time, once the broker has found it."""
-        search = Search(
-            self.cursors[partition], timestamp_ms, Waitable(), PartitionRoute(self.topic, partition)
-        )
-        self._searches.append(search)
-        self._has_news = True  # It is asked for when there is a time to go by.
-        return search.done
+        self._has_news = True  # The next turn starts it.
+        return self._searches.add(partition, timestamp_ms)
 
     def read_so_far(self, unread: Collection[str]) -> dict[str, int]:
         """The offset of the next record of each partition, as far as the application has got.
@@ -187,12 +166,13 @@ class Reader(ConsumerMachine):
                 found[partition] = max(found[partition], fetched[partition])
         return found
 
-    def handed_out(self, chunk: RecordBatch) -> None:
-        """The application has got these records."""
+    def handed_out(self, chunk: RecordBatch) -> RecordBatch:
+        """Note that the application gets these records."""
         cursor = self.cursors[chunk.partition]
         cursor.handed = chunk.end_offset
         cursor.bytes = max(0, cursor.bytes - chunk.size)
         cursor.records = max(0, cursor.records - len(chunk))
+        return chunk
 
     def trouble(self) -> str | None:
         """What keeps records from coming, for people; None if nothing does."""
@@ -212,9 +192,9 @@ class Reader(ConsumerMachine):
             if cursor is not None and message.id >= cursor.floor:
                 self._on_fetched(cursor, source, message, now)
         elif isinstance(message, OffsetFound):
-            search = next((s for s in self._searches if s.request == message.id), None)
-            if search is not None:
-                self._found(search, message, now)
+            result = self._searches.answered(message, now)
+            if result is not None:
+                self._end_search(result)
 
     def _on_fetched(self, cursor: Cursor, source: str, m: Fetched, now: int) -> None:
         if cursor.request != m.id:
@@ -251,7 +231,7 @@ class Reader(ConsumerMachine):
                 view = sound(batch.at(self.topic, cursor.partition), cursor.position)
                 if cursor.damage.is_met:
                     cursor.damage = DamageCheck()
-                is_shown = len(view) and not view.is_control
+                is_shown = len(view) and not view.is_hidden
                 if is_shown:
                     self.chunks.append(view)  # before the position goes on: see Consumer.position
                     cursor.bytes += view.size
@@ -320,7 +300,7 @@ class Reader(ConsumerMachine):
         self, cursor: Cursor, m: Fetched, error: PymqError, now: int, *, is_leader: bool
     ) -> None:
         if self._is_made_again(cursor, error):
-            why = f"{self.topic}/{cursor.partition}: the topic was deleted and made again"
+            why = f"{self.topic}/{cursor.partition}: the topic was deleted and created again"
             self.fail(OffsetOutOfRange(f"{why}, offset {cursor.position} is of the one before"))
             return
         cursor.damage.heard(cursor.route.asked, error)
@@ -338,7 +318,7 @@ class Reader(ConsumerMachine):
 
     def _is_made_again(self, cursor: Cursor, error: PymqError) -> bool:
         """Whether leader and zkserver know of the same topic, and the position is in another."""
-        known = self._router.topics.get(self.topic)
+        known = self._router.metadata.topics.get(self.topic)
         if known is None or error.details.get("topic_id") != known.topic_id:
             return False
         if cursor.handed < 0:
@@ -353,10 +333,11 @@ class Reader(ConsumerMachine):
     def _fetch(self, cursor: Cursor, now: int) -> None:
         if cursor.request or cursor.bytes >= self._ahead_bytes or now < cursor.retry_at:
             return
-        share = self._share
+        # Records of one partition that may be at hand.
+        share = 1 << 62 if self._credit is None else max(1, self._credit // len(self.cursors))
         if cursor.records >= share:
             return
-        if self.topic in self._router.gone:
+        if self.topic in self._router.metadata.gone:
             self.fail(UnknownTopic(f"topic {self.topic!r} was deleted"))
             return
         is_new = cursor.handed < 0  # first of all find out where to begin
@@ -375,7 +356,10 @@ class Reader(ConsumerMachine):
             wait = NEAR_WAIT_MS if route.is_near else 0
         elif route.is_leaders_turn and route.preference.rack is not None:
             wait = 0  # A follower will be waited at, unless the leader has more than it.
-        if not cursor.topic_id and (known := self._router.topics.get(self.topic)) is not None:
+        if (
+            not cursor.topic_id
+            and (known := self._router.metadata.topics.get(self.topic)) is not None
+        ):
             cursor.topic_id = known.topic_id
         request = cursor.request = self.number()
         fetch = Fetch(
@@ -404,19 +388,19 @@ class Reader(ConsumerMachine):
                     self._fetch(cursor, now)
                 elif cursor.handed < 0 or self._is_wanted:
                     self._fetch(cursor, now)
-            for search in self._searches:
-                if not search.request:
-                    self._search(search, now)
+            self._searches.start(now)
         return super().ready(now)
 
     def _grow(self) -> None:
         """Read the partitions that were added to the topic, from their beginning."""
-        known = self._router.topics.get(self.topic)
+        known = self._router.metadata.topics.get(self.topic)
         if self._look_at == NEVER or known is None:
             return
         names = [found.partition for found in known.partitions]
-        if added := {p: self._cursor(p, BEGIN) for p in names if p not in self.cursors}:
-            self.cursors = {**self.cursors, **added}
+        added = [name for name in names if name not in self.cursors]
+        if added:
+            new = {p: Cursor.at(self.topic, p, BEGIN, self._preference) for p in added}
+            self.cursors = {**self.cursors, **new}
 
     @property
     def deadline(self) -> int:
@@ -424,14 +408,14 @@ class Reader(ConsumerMachine):
         return (
             0
             if self.is_abandoned
-            else min(self.due, self._look_at, self._subscribe_at, self._timers.due)
+            else min(self._searches.due, self._look_at, self._subscribe_at, self._timers.due)
         )
 
     def tick(self, now: int) -> None:
         """Try again what was refused or not answered."""
         if self.is_abandoned:
             self.bury()
-            self.due = self._look_at = self._subscribe_at = NEVER
+            self._searches.due = self._look_at = self._subscribe_at = NEVER
             self._timers.clear()
             return
         if now >= self._look_at:
@@ -449,61 +433,16 @@ class Reader(ConsumerMachine):
                 cursor.route.silent(self._router)
             cursor.retry_at = 0
             self._fetch(cursor, now)
-        if now >= self.due:
-            self._tick_searches(now)
+        if now >= self._searches.due:
+            for result in self._searches.tick(now):
+                self._end_search(result)
 
-    # --- searches -------------------------------------------------------------------------------
-
-    def _search(self, search: Search, now: int) -> None:
-        if search.until == NEVER:
-            search.until = now + SEARCH_MS
-        peer = search.route.find(self._router)
-        wait = SEARCH_MS
-        if peer is not None:
-            search.request = self.number()
-            find = FindOffset(
-                search.request,
-                self.topic,
-                search.cursor.partition,
-                search.timestamp_ms,
-                any_replica=search.route.is_elsewhere,
-            )
-            self.out.send.append((peer, find))
-            wait = search.route.patience_ms
-        self.due = min(self.due, now + wait, search.until)
-
-    def _found(self, search: Search, m: OffsetFound, now: int) -> None:
-        search.request = 0
-        if m.error is not None:
-            pause = search.route.refused(self._router, m.error)
-            if pause is None:
-                self._end_search(search, m.error)
-            elif pause:
-                self.due = min(self.due, now + pause)
-            else:
-                self._search(search, now)
-            return
-        self.seek(search.cursor.partition, m.offset)
-        self._end_search(search, None)
-
-    def _end_search(self, search: Search, error: PymqError | None) -> None:
-        self._searches.remove(search)
-        if error is not None:
-            self.fail(error)
-        search.done.finish()
-
-    def _tick_searches(self, now: int) -> None:
-        self.due = NEVER
-        for search in list(self._searches):
-            if search.until <= now:
-                why = search.route.why(self._router) or "nobody answered"
-                timeout = RequestTimeout(f"{self.topic}/{search.cursor.partition}: {why}")
-                self._end_search(search, timeout)
-                continue
-            if search.request:
-                search.route.silent(self._router)
-                search.request = 0
-            self._search(search, now)
+    def _end_search(self, result: SearchResult) -> None:
+        if result.error is None:
+            self.seek(result.search.partition, result.offset)
+        else:
+            self.fail(result.error)
+        result.search.done.finish()
 
 
 _NOTHING = ReplicaNotAvailable("it has nothing of what it was said to hold")

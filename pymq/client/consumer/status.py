@@ -1,4 +1,4 @@
-"""Where a consumer stands, and why it gets nothing if it does."""
+"""Describes a consumer's position, and the reason if it gets no records."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pymq.errors import PymqError
 if TYPE_CHECKING:
     from pymq.client.consumer.consumer import Consumer
 
-STATUS_S = 1.0  # how long those may take who are asked for a status
+STATUS_S = 1.0  # timeout of the requests for a status
 
 
 @value
 class ConsumerStatus:
-    """Where a consumer stands, and why it gets nothing if it does."""
+    """A consumer's position, and the reason if it gets no records."""
 
     topic: str
     mode: str  # "ptp" or "psb"
@@ -24,19 +24,19 @@ class ConsumerStatus:
     assigned: tuple[str, ...]
     positions: dict[str, int]
     end_offsets: dict[str, int]
-    buffered: int  # records fetched and not handed out
-    unacknowledged_refused: int  # acknowledgements that came after the lease had run out
-    idle: str | None  # the reason why there is nothing; None when there is something
+    buffered: int  # records fetched and not returned by a poll
+    unacknowledged_refused: int  # acknowledgements that came after the lease had expired
+    idle: str | None  # the reason why no records come; None if some are there
 
 
 def status_of(consumer: Consumer) -> ConsumerStatus:
-    """Look at a consumer, and ask its group and the leaders of its partitions.
+    """Return a consumer's status, with news from its group and the leaders of its partitions.
 
-    Whoever cannot be asked now is not waited for: what was heard of him last stands for it.
+    If one of them does not answer soon, its last known state is used.
     """
     reader, worker, intake = consumer._reader, consumer._worker, consumer._intake
     if worker is not None:
-        assigned = worker.assigned
+        assigned = worker.membership.assigned
     else:
         assigned = tuple(reader.cursors) if reader is not None else ()
     ends, state, silence = _ask(consumer)
@@ -48,7 +48,7 @@ def status_of(consumer: Consumer) -> ConsumerStatus:
     idle = _handle_idle(consumer, assigned)
     if idle is None and not buffered:
         idle = _group_idle(consumer, assigned, positions, ends, state)
-    if not (buffered or consumer._is_closed or intake.problem):
+    if not (buffered or consumer._polling.is_closed or intake.problem):
         idle = intake.trouble() or silence or idle
     return ConsumerStatus(
         consumer.topic,
@@ -64,11 +64,11 @@ def status_of(consumer: Consumer) -> ConsumerStatus:
 
 
 def _ask(consumer: Consumer) -> tuple[dict[str, int], GroupState, str | None]:
-    """Ends of partitions, the group's state, and why something of it is out of date."""
+    """Return ends of partitions, the group's state, and the reason if some of it may be old."""
     ends: dict[str, int] = {}
     state, silence = GroupState(0, consumer.group or ""), None
     reader, worker = consumer._reader, consumer._worker
-    if consumer._is_closed:
+    if consumer._polling.is_closed:
         return ends, state, None
     try:
         bounds = consumer._positions.bounds(STATUS_S, any_replica=True)
@@ -80,14 +80,14 @@ def _ask(consumer: Consumer) -> tuple[dict[str, int], GroupState, str | None]:
     if reader is not None and not ends:
         ends = {p: c.end for p, c in reader.cursors.items()}
     elif worker is not None and not ends:
-        ends = {p: worker.watches.end(p) for p in worker.assigned}
+        ends = {p: worker.watches.end(p) for p in worker.membership.assigned}
     return ends, state, silence
 
 
 def _handle_idle(consumer: Consumer, assigned: tuple[str, ...]) -> str | None:
-    """Why nothing can come, by what the consumer knows itself."""
+    """Return the reason why no records can come, as far as the consumer itself knows."""
     worker = consumer._worker
-    if consumer._is_closed:
+    if consumer._polling.is_closed:
         return "it was closed"
     if consumer._intake.problem is not None:
         return f"the next poll raises: {consumer._intake.problem}"
@@ -105,7 +105,7 @@ def _group_idle(
     ends: dict[str, int],
     state: GroupState,
 ) -> str | None:
-    """Why nothing comes, by what its group and the partitions say."""
+    """Return the reason why no records come, by the answers of its group and the leaders."""
     active = [partition for partition in assigned if partition not in consumer._intake.paused]
     if not active:
         return "all its partitions are paused"
@@ -133,7 +133,7 @@ def _group_idle(
 
 
 def _is_awaited(offset: GroupOffset, state: GroupState) -> bool:
-    """Whether those who had a partition before have not settled yet what they hold of it."""
+    """Whether the former owners of a partition still hold leases of its records."""
     owners = {
         member.member
         for member in state.members

@@ -1,4 +1,4 @@
-"""Iterating up to what is there now: where the end is, and what keeps an iteration from it."""
+"""Iterates up to the end of the partitions as of now, and finds out what delays that."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pymq.errors import FencedMember, RequestTimeout
 if TYPE_CHECKING:
     from pymq.client.consumer.consumer import Consumer
 
-STALL_S = 30.0  # how long an iteration may be kept from its end
+STALL_S = 30.0  # how long an iteration may make no progress
 
 
 class UntilEnd:
-    """The end of one iteration: where the partitions of a consumer reached when it began."""
+    """The end of one iteration: the ends of the consumer's partitions when it began."""
 
     def __init__(self, consumer: Consumer, ends: dict[str, int]) -> None:
         self._consumer = consumer
         self._ends = ends
-        self._has_come = False  # a record, since other partitions were asked last
-        self._has_looked = False  # whether others of the group have something for us
-        self._since: float | None = None  # when it was first found to be kept from its end
+        self._has_come = False  # a record came since the last request about other partitions
+        self._has_looked = False  # whether other members' partitions may have records for this one
+        self._since: float | None = None  # since when it makes no progress
 
     def before(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Go through *records*; those from the end on are set aside, for the next call."""
+        """Iterate over *records*; set those beyond the end aside for the next call."""
         for record in records:
             if record.offset < self._ends.get(record.partition, 0):
                 self._since, self._has_come = None, True
@@ -35,7 +35,7 @@ class UntilEnd:
                 self._consumer._set_aside(record)
 
     def is_reached(self) -> bool:
-        """Whether there is nothing before it any more; may ask the group."""
+        """Whether no record before the end is left; this may send a request to the group."""
         consumer = self._consumer
         paused = consumer._intake.paused
         active = {p: end for p, end in self._ends.items() if p not in paused}
@@ -43,44 +43,48 @@ class UntilEnd:
             read = consumer._read_so_far()
             return all(read[p] >= end for p, end in active.items())
         worker = consumer._member()
-        if consumer._unread.records or worker.is_bringing:
+        if consumer._unread.records or worker.undelivered.are_coming:
             return False
         try:
             consumer._settle_soon()
         except FencedMember:
-            return False  # What was acknowledged in vain is delivered again.
+            return False  # Records whose acknowledgement came too late are delivered again.
         state = consumer._positions.group_state()
         if not self._is_told(state):
-            return False  # What others had may be ours by now.
+            return False  # Partitions of other members may be assigned to this one by now.
         found = {o.partition: o for o in state.offsets if o.topic == consumer.topic}
         is_delivered = all(
             p in found and found[p].delivered >= end and found[p].waiting == 0
             for p, end in active.items()
-            if p in worker.assigned
+            if p in worker.membership.assigned
         )
-        # What was delivered may have been so to us, while we asked.
-        if not is_delivered or worker.is_bringing:
+        # Records that were delivered meanwhile may have come to this member.
+        if not is_delivered or worker.undelivered.are_coming:
             return False
-        return not worker.shares or active.keys() <= set(worker.assigned) or self._is_in_vain()
+        return (
+            not worker.lease_requests.shares
+            or active.keys() <= set(worker.membership.assigned)
+            or self._is_in_vain()
+        )
 
     def _is_in_vain(self) -> bool:
-        """Whether records of partitions that others have were asked for, and none came."""
+        """Whether a request for records of other members' partitions has returned none."""
         is_in_vain = self._has_looked and not self._has_come
         self._has_looked, self._has_come = True, False
         return is_in_vain
 
     def _is_told(self, state: GroupState) -> bool:
-        """Whether the consumer knows what its group has assigned to it."""
+        """Whether the consumer knows its assignment."""
         worker = self._consumer._worker
         assert worker is not None
         own = [m.partitions for m in state.members if m.member == worker.membership.name]
-        return [set(partitions) for partitions in own] == [set(worker.assigned)]
+        return [set(partitions) for partitions in own] == [set(worker.membership.assigned)]
 
     def stall(self) -> None:
-        """Nothing has come for a while.
+        """Take in that no record has come for a while.
 
         Raises:
-            RequestTimeout: that has been so for too long, and should not be.
+            RequestTimeout: none has come for STUCK_S seconds, though some are before the end.
         """
         consumer = self._consumer
         why = consumer._intake.trouble()

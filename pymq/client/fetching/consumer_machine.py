@@ -1,7 +1,7 @@
-"""What the machines behind consumers have in common.
+"""The base class of the machines behind consumers.
 
-A machine keeps fetched batches ready and asks for more while the application works. It never makes
-records: the handle does that, in the thread that asks for them.
+A machine prefetches batches while the application works. It does not decode records: the consumer
+does that, in the application's thread.
 """
 
 from __future__ import annotations
@@ -12,66 +12,67 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from itertools import takewhile
 
-from pymq.client.base import Driver, Outbox, Waitable
+from pymq.client.base import ClientDriver, Outbox, Waitable
 from pymq.client.router import Router
 from pymq.core.batch.view import RecordBatch
 from pymq.core.message import Message, Range
 from pymq.errors import PymqError
 
 FETCH_BYTES = 1 << 20
-FETCH_WAIT_MS = 30_000  # how long a fetch waits for something to come, at most ...
-FETCH_WAIT_MIN_MS = 1_000  # ... and at least; with many partitions there are many to wait for
-FETCHES_PER_S = 20  # of one consumer, when nothing comes
+FETCH_WAIT_MS = 30_000  # how long a broker holds a fetch without records, at most ...
+FETCH_WAIT_MIN_MS = 1_000  # ... and at least; longer with many partitions
+FETCHES_PER_S = 20  # fetches of one consumer while no records come
 
 
 class ConsumerMachine(Outbox, ABC):
-    """What a consumer's machine is to its handle."""
+    """A consumer's machine, as :class:`pymq.Consumer` uses it."""
 
     def __init__(
-        self, name: str, topic: str, router: Router, driver: Driver, group: str | None
+        self, name: str, topic: str, router: Router, driver: ClientDriver, group: str | None
     ) -> None:
         super().__init__()
         self.name = name
         self.topic = topic
         self.group = group
-        self.chunks: deque[RecordBatch] = deque()  # ready to be handed out
-        # Held by who hands some of them out, and by who takes them away: nothing is in between. A
-        # signal handler that closes the consumer may do the one in the midst of the other.
+        self.chunks: deque[RecordBatch] = deque()  # fetched views for the application
+        # Held while views are taken out or dropped, so that these do not interleave. A signal
+        # handler may close the consumer in the middle of a poll, so the lock is reentrant.
         self.chunks_lock = threading.RLock()
-        self.problem: PymqError | None = None  # to be raised by the next poll
-        self._told: list[RecordBatch] = []  # chunks that cannot be read, and were raised
-        self.started = Waitable()  # done once it is known where to begin
+        self.problem: PymqError | None = None  # the error that the next poll raises
+        self.final_problem: PymqError | None = None  # the error that each poll raises from now on
+        self._told: list[RecordBatch] = []  # unreadable views whose error was raised
+        self.started = Waitable()  # done once the start offsets are known
         self.paused: dict[str, None] = {}
-        self.is_awaited = False  # somebody waits for records
+        self.is_awaited = False  # a poll waits for records
         self.is_abandoned = False  # the application has dropped the handle without closing it
         self.is_buried = False
         self._router = router
         self._driver = driver
         self._arrival: Waitable | None = None
         self._has_news = False  # of metadata
-        router.listen(name, self._on_metadata)
+        router.metadata.listen(name, self._on_metadata)
 
     @property
     def has_chunks(self) -> bool:
-        """Whether there is something to hand out, or a problem to raise."""
+        """Whether a poll can return records, or raise an error."""
         return self.has_readable() or self.problem is not None
 
     def has_readable(self) -> bool:
-        """Whether there are records to hand out, or some that cannot be read and were not told."""
+        """Whether a poll can return records, or raise the error of unreadable ones."""
         if not self._told:
-            return bool(self.chunks)  # as nearly always
+            return bool(self.chunks)  # the usual case
         stuck = self.stuck()
         return any(view.partition not in stuck for view in self.chunks.copy())
 
     def stuck(self) -> dict[str, RecordBatch]:
-        """By partition what cannot be read, was raised, and is not gone past yet."""
+        """The unreadable views by partition, whose error was raised and which were not skipped."""
         if self._told:
             chunks = self.chunks.copy()
             self._told = [view for view in self._told if view in chunks]
         return {view.partition: view for view in self._told}
 
     def arrival(self) -> Waitable:
-        """What is done as soon as :attr:`has_chunks` is true; the caller holds the driver."""
+        """Return a waitable for the next records or error; the caller holds the driver."""
         self._arrival = Waitable()
         self._arrived()
         return self._arrival
@@ -87,16 +88,16 @@ class ConsumerMachine(Outbox, ABC):
         self._arrived()
 
     def take_problem(self) -> PymqError | None:
-        """The problem to raise; it is raised once."""
-        problem, self.problem = self.problem, None
+        """Return the error to raise: once, unless it is final."""
+        problem, self.problem = self.problem, self.final_problem
         return problem
 
     def take(self, max_records: int, max_bytes: int) -> list[RecordBatch]:
-        """Take what is at hand for the application, or raise what stands in the way.
+        """Take out fetched views for the application, or raise the error of an unreadable one.
 
-        Batches up to *max_records*, which the last one is cut for, and about *max_bytes*. What
-        cannot be read stays at hand. It is raised when its turn comes, and then keeps back what is
-        behind it in its partition, and nothing else (:meth:`stuck`).
+        At most *max_records*, for which the last view is cut, and about *max_bytes*. An unreadable
+        view stays. Its error is raised when its turn comes, and it holds back the later views of
+        its own partition only (:meth:`stuck`).
         """
         if not self.chunks and (problem := self.take_problem()) is not None:
             raise problem
@@ -117,8 +118,8 @@ class ConsumerMachine(Outbox, ABC):
                 if len(view) > max_records:
                     view, rest = view.cut(max_records)
                     self.chunks.insert(at, rest)
-                self.handed_out(view)
-                views.append(view)
+                if len(view := self.handed_out(view)):
+                    views.append(view)
                 max_records -= len(view)
                 max_bytes -= view.size
         if not views and stuck and (problem := self.take_problem()) is not None:
@@ -126,9 +127,9 @@ class ConsumerMachine(Outbox, ABC):
         return views
 
     def _first(self, stuck: Collection[str]) -> int:
-        """Where the first view is that is of no *stuck* partition, or -1.
+        """The index of the first view of a partition that is not *stuck*, or -1.
 
-        The loop appends meanwhile, which an iteration over the views themselves would not survive.
+        By index, because the loop appends views meanwhile, which would break an iterator.
         """
         if not stuck:
             return 0 if self.chunks else -1
@@ -136,12 +137,12 @@ class ConsumerMachine(Outbox, ABC):
         return next((at for at, view in views if view.partition not in stuck), -1)
 
     def unreadable(self, partition: str, end: int) -> list[RecordBatch]:
-        """What of *partition* is at hand, comes before *end* and cannot be read."""
+        """The unreadable views of *partition* before *end*."""
         views = [v for v in self.chunks.copy() if v.partition == partition and v.end_offset <= end]
         return list(takewhile(lambda view: view.fault() is not None, views))
 
     def pass_over(self, view: RecordBatch) -> None:
-        """The application has seen to a view of :meth:`unreadable`; the caller holds the driver."""
+        """Skip a view of :meth:`unreadable`, for the application; the caller holds the driver."""
         with self.chunks_lock:
             if view in self.chunks:
                 self.chunks.remove(view)
@@ -149,34 +150,37 @@ class ConsumerMachine(Outbox, ABC):
 
     @abstractmethod
     def want(self, records: int, now: int) -> None:
-        """The application asks for records: see that they come."""
+        """Take in that the application waits for records, and fetch some."""
 
     @abstractmethod
-    def handed_out(self, chunk: RecordBatch) -> None:
-        """The application has got these records."""
+    def handed_out(self, chunk: RecordBatch) -> RecordBatch:
+        """Take in that the application gets the records of a view; returns those that it gets."""
 
     @abstractmethod
     def pause(self, partitions: Iterable[str], unread: list[tuple[str, Range]], now: int) -> None:
-        """Fetch nothing more of some partitions; *unread* was fetched and is not wanted now."""
+        """Stop fetching some partitions; *unread* are fetched records that it has dropped."""
 
     @abstractmethod
     def resume(self, partitions: Iterable[str], now: int) -> None:
         """Undo :meth:`pause`."""
 
     def abandon(self) -> None:
-        """The handle is gone. Called by the garbage collector, at any moment, in any thread."""
-        self.is_abandoned = True  # The next tick does the rest: it holds the driver.
+        """Take in that the application has dropped the consumer without closing it.
+
+        The garbage collector calls this at any moment, in any thread.
+        """
+        self.is_abandoned = True  # The next tick closes the machine: there the driver is held.
         self._driver.loop.rearm(self.name)
 
     def bury(self) -> None:
-        """Close, since nobody else does."""
+        """Close the machine of a consumer that was dropped without ``close()``."""
         self.is_abandoned, self.is_buried = False, True
         self.close([])
         self.chunks.clear()
 
     @abstractmethod
     def trouble(self) -> str | None:
-        """What keeps records from coming, for people; None if nothing does."""
+        """The reason why no records come, for people; None if there is none."""
 
     @abstractmethod
     def step(self, source: str, message: Message, now: int) -> None:
@@ -184,11 +188,11 @@ class ConsumerMachine(Outbox, ABC):
 
     @abstractmethod
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
 
     def close(self, unread: list[tuple[str, tuple[int, int]]]) -> None:
-        """Say good-bye; the caller holds the driver."""
-        self._router.ignore(self.name)
+        """Leave; the caller holds the driver."""
+        self._router.metadata.ignore(self.name)
 
     def _on_metadata(self) -> None:
         self._has_news = True
@@ -196,15 +200,15 @@ class ConsumerMachine(Outbox, ABC):
 
 
 def located(error: PymqError, topic: str, partition: str, offset: int) -> PymqError:
-    """The error with the place that it was met in: *offset* is the next one to be read."""
+    """Return the error with its place in ``details``: *offset* is the next one to read."""
     details = {**error.details, "topic": topic, "partition": partition, "offset": offset}
     return type(error)(f"{topic}/{partition}: {error.message}", **details)
 
 
 def wait_ms(partitions: int) -> int:
-    """How long each of so many fetches waits for something to come.
+    """Return how long a broker holds each of *count* fetches while no records come.
 
-    A broker that has died is noticed when the wait is over; and each wait that is over costs a
-    request, so with many partitions they wait longer.
+    A short wait finds a dead broker soon. A long one costs fewer requests, so with many partitions
+    each fetch waits longer.
     """
     return min(FETCH_WAIT_MS, max(FETCH_WAIT_MIN_MS, partitions * 1000 // FETCHES_PER_S))

@@ -1,8 +1,8 @@
 """Finds the fault behind a damaged batch: the network, a disk, or its producer.
 
-What was damaged on its way is sound when it is asked for again. A broker that is asked to verify
-reads what lies on its disk, and says which CRC that has. Disks that damage a batch do so each in
-its own way: where two of them hold the same wrong bytes, the batch was wrong when it came.
+If the network damaged a batch, a second fetch returns it sound. A broker that is asked to verify a
+batch reads it from its disk and returns the CRC of the bytes there. Two disks do not damage a batch
+in the same way: if two replicas hold the same wrong bytes, the producer sent them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pymq.errors import CorruptBatch, CorruptBlock, PymqError
 
 @define
 class DamageCheck:
-    """What was heard of one batch."""
+    """The findings about one batch."""
 
-    is_met: bool = False  # it came damaged, so brokers are to verify what they send
-    found: dict[str, int] = Factory(dict)  # by broker, the CRC of what lies there
+    is_met: bool = False  # it arrived damaged, so the next fetch asks brokers to verify it
+    found: dict[str, int] = Factory(dict)  # by broker, the CRC of the bytes on its disk
 
     def heard(self, broker: str, error: PymqError) -> None:
-        """A broker has refused to send it."""
+        """Take in that a broker has refused to send it."""
         crc = error.details.get("found_crc")
         if isinstance(error, CorruptBlock) and type(crc) is int:
             self.found[broker] = crc
 
     def judged(self, error: PymqError) -> PymqError:
-        """The error for the application, now that no replica has it sound."""
+        """Return the error for the application when no replica has the batch undamaged."""
         if not self.found:
             return error
         crc, copies = Counter(self.found.values()).most_common(1)[0]
@@ -43,13 +43,13 @@ class DamageCheck:
 
 
 def sound(batch: EncodedBatch, start: int = 0) -> RecordBatch:
-    """What of a batch is at *start* and behind it.
+    """Return the view of a batch from *start* on.
 
     Raises:
         CorruptBatch: its CRC does not hold; ``details`` hold ``end``, the offset behind it.
     """
     try:
-        if not batch.is_control:  # Nobody looks at the bodies of those.
+        if not batch.header.is_control:  # Consumers never decode these.
             batch.verify()
         return RecordBatch(batch, start)
     except CorruptBatch as error:

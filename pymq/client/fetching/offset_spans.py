@@ -1,4 +1,4 @@
-"""Records as ranges of offsets: what is acknowledged, given back and renewed is told in ranges."""
+"""Converts records to ranges of offsets, in which members acknowledge, return and renew them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pymq.core.message import Range
 T = TypeVar("T")
 
 Records = Record | RecordBatch | Iterable[Record | RecordBatch]
-Span = tuple[str, Range]  # partition, and offsets of it
+Span = tuple[str, Range]  # partition, and a range of its offsets
 
 _PARTITION, _OFFSET = attrgetter("partition"), attrgetter("offset")
 
 
 def spans(records: Records) -> list[Span]:
-    """The partitions and offsets of records, in ranges as long as their order allows."""
+    """Return the partitions and offsets of records; consecutive ones are joined to ranges."""
     if isinstance(records, Record):
         return [(records.partition, (records.offset, records.offset + 1))]
     if isinstance(records, RecordBatch):
@@ -47,12 +47,12 @@ def ranges(items: Sequence[int | Range]) -> list[Range]:
     if not items:
         return []
     first, last = items[0], items[-1]
-    # The usual case, records acknowledged in their order, is told at the speed of a comparison.
+    # In the usual case the records are in order, and one comparison finds that out.
     if isinstance(first, int) and isinstance(last, int) and items == list(range(first, last + 1)):
         return [(first, last + 1)]
     return joined((item, item + 1) if isinstance(item, int) else item for item in items)
 
 
 def drain(queue: deque[T]) -> list[T]:
-    """Take out what is in *queue* now; another thread may be appending."""
+    """Take out the items of *queue*; another thread may append more meanwhile."""
     return [queue.popleft() for _ in range(len(queue))]

@@ -1,16 +1,18 @@
-"""Whom to ask for the records of a partition, and whom next when that one cannot serve them.
+"""The choice of the broker that serves fetches of one partition.
 
-Records that are new are the leader's to give. A block that was sealed may lie on other brokers; the
-leader then says which ones. A broker that has died says nothing: it does not answer. While there is
-no leader, or it does not answer, or fails, the other replicas are asked for what they know to be
-committed; and so they are where they serve a reader better
-(:mod:`pymq.client.fetching.replica_preference`).
+| situation | broker |
+|---|---|
+| usually | the leader |
+| the leader does not hold a sealed block | one of the brokers that the leader names |
+| no leader, or it does not answer, or its disk fails | another replica, for committed records |
+| another replica serves the reader better | see :mod:`pymq.client.fetching.replica_preference` |
 """
 
 from __future__ import annotations
 
 from pymq.client.fetching.replica_preference import LEADER, Preference, live, preferred
 from pymq.client.router import Router
+from pymq.core.observe.coverage import mark
 from pymq.core.values import Factory, define
 from pymq.errors import (
     CorruptBatch,
@@ -22,31 +24,31 @@ from pymq.errors import (
     StoreError,
 )
 
-RETRY_MS = 50  # before a broker is asked again, the first time; then twice as long, up to ...
+RETRY_MS = 50  # before the first retry; doubled with each, up to ...
 RETRY_MAX_MS = 250
-ANSWER_MS = 500  # how long an answer may take beyond what it was asked to wait ...
-ANSWER_MAX_MS = 4_000  # ... at first and in the end
-_OWN = (StoreError, CorruptBatch, ReplicaNotAvailable)  # another replica may do without it
-OWN_TRIES = 8  # before that is the reader's error: a follower may not have all of it yet
-LEADERLESS_TRIES = 2  # the next leader is mostly found by then
+ANSWER_MS = 500  # the time for an answer, on top of the wait that the fetch allows: at first ...
+ANSWER_MAX_MS = 4_000  # ... and after many tries
+_OWN = (StoreError, CorruptBatch, ReplicaNotAvailable)  # problems of one replica
+OWN_TRIES = 8  # before the reader gets the error: a follower may not have the records yet
+LEADERLESS_TRIES = 2  # an election has mostly ended by then
 CONFIRMED = 3  # times that a leader must say that the log ends before what was read of it
 
 
 @define
 class PartitionRoute:
-    """The way to one partition."""
+    """Which broker a reader fetches one partition from."""
 
     topic: str
     partition: str
-    asked: str = ""  # who was asked last
-    others: list[str] = Factory(list)  # who may hold what the leader does not
-    tries: int = 0  # since something has come
-    trouble: str | None = None  # why nothing comes, for people
+    asked: str = ""  # the broker that was asked last
+    others: list[str] = Factory(list)  # brokers to ask in place of the leader
+    tries: int = 0  # since the last answer with records
+    trouble: str | None = None  # why no records come, as a text for users
     preference: Preference = LEADER
-    is_behind: bool = False  # what is wanted is far from the end
-    is_chosen: bool = False  # the others are our own choice: the leader has not named them
-    is_substitute: bool = False  # and that because the leader fails, or there is none
-    is_leaders_turn: bool = False  # a follower had nothing: the leader is asked next
+    is_behind: bool = False  # the reader's position is far from the end
+    is_chosen: bool = False  # the reader chose the others; the leader has not named them
+    is_substitute: bool = False  # ... because the leader fails, or there is none
+    is_leaders_turn: bool = False  # a follower had no records: the leader is next
 
     @property
     def is_elsewhere(self) -> bool:
@@ -55,16 +57,16 @@ class PartitionRoute:
 
     @property
     def is_near(self) -> bool:
-        """Whether a follower is asked that is preferred for its rack, and so may be waited at."""
+        """Whether the follower was chosen for its rack, so that fetches may wait there."""
         return self.is_chosen and self.preference.rack is not None and not self.is_behind
 
     @property
     def patience_ms(self) -> int:
-        """How long an answer may take beyond what it was asked to wait."""
+        """The time for an answer, on top of the wait that the fetch allows."""
         return min(ANSWER_MS << min(self.tries, 10), ANSWER_MAX_MS)
 
     def find(self, router: Router, *, of_leader: bool = False) -> str | None:
-        """Whom to ask now; None while that is being found out.
+        """Return the broker to ask; None while the metadata is refreshed.
 
         *of_leader*: only the leader knows the answer.
         """
@@ -76,7 +78,7 @@ class PartitionRoute:
             if of_leader or (leader is not None and not router.is_lost(leader)):
                 self._choose(router, leader)
             else:
-                # Ask the replica last that has just been asked.
+                # The replica that was just asked comes last.
                 names = live(router, self.topic, self.partition, leader or "")
                 self._stand_in(sorted(names, key=lambda name: name == self.asked))
             if not self.others:
@@ -86,7 +88,7 @@ class PartitionRoute:
         return self.asked
 
     def _choose(self, router: Router, leader: str | None) -> None:
-        """Turn to a follower if it serves this reader better than a leader that can be reached."""
+        """Choose a follower if it serves this reader better than the leader."""
         is_choosing = self.preference.name and not self.is_leaders_turn
         if leader is None or not is_choosing:
             return
@@ -105,23 +107,31 @@ class PartitionRoute:
         self.others, self.is_chosen, self.is_substitute = names, bool(names), False
 
     def _stand_in(self, names: list[str]) -> None:
-        """Turn to *names* while the leader fails, for as long as they have something."""
+        """Use *names* in place of a leader that fails, for as long as they have records."""
         self._turn_to(names)
         self.is_substitute = self.is_chosen
 
     def leave(self) -> None:
-        """The others have nothing more: the leader is asked next."""
+        """Return to the leader: the others have no more records."""
         self.forget()
         self.is_leaders_turn = True
 
     def forget(self) -> None:
-        """Forget which brokers hold what is wanted."""
+        """Forget the brokers that hold the records."""
         self._turn_to([])
 
     def has_moved(self, router: Router) -> bool:
-        """Whether another broker leads than the one that was asked, or none that can be reached."""
+        """Whether another broker leads than the one that was asked, or none that can be reached.
+
+        A replica that stands in for the leader has moved when the zkserver no longer names it.
+        """
         if self.others:
-            return False
+            known = router.metadata.replicas(self.topic, self.partition)
+            if not self.is_substitute or not known or self.asked in known:
+                return False
+            mark("route.substitute_gone")
+            self.forget()
+            return True
         leader = router.leader(self.topic, self.partition)
         name = leader.leader if leader is not None else None
         if name is None or router.is_lost(name):
@@ -129,7 +139,7 @@ class PartitionRoute:
         return name != self.asked
 
     def came(self) -> None:
-        """What was asked for has come; whom to ask for what follows is chosen anew."""
+        """Take in an answer with records; the broker for the next fetch is chosen anew."""
         self.tries = 0
         self.is_leaders_turn = False
         if self.is_substitute:
@@ -139,34 +149,38 @@ class PartitionRoute:
             self.forget()
 
     def silent(self, router: Router) -> None:
-        """Nothing has come, for longer than it should take."""
+        """Take in that a broker has not answered in time."""
         self.tries += 1
         if not self.is_chosen:
             self.trouble = f"{self.asked} did not answer"
         if self.others:
+            if self.is_substitute:
+                # The substitute may be dead as well. The zkserver may know the live replicas.
+                router.distrust(self.topic, self.partition)
             self._next()
         else:
             router.distrust(self.topic, self.partition)
             self._stand_in(live(router, self.topic, self.partition, self.asked))
 
     def _next(self) -> None:
-        """Turn away from the one of the others that was asked."""
+        """Drop the broker that was asked from the others."""
         self.others.pop(0)
         if not self.others:
             self.leave()
 
     def refused(self, router: Router, error: PymqError) -> int | None:
-        """It was refused: returns in how many ms to try again, or None if that is of no use."""
+        """Take in an error; returns the milliseconds until the retry, or None if it is final."""
         before = self.trouble
         self.tries += 1
-        if not self.is_chosen:  # else the leader will tell, or its being missing is the trouble
+        if not self.is_chosen:  # otherwise the leader's answer, or its absence, is the trouble
             self.trouble = f"{self.asked}: {error}"
-        # The first time something else is tried at once: brokers may mistake each other for ever.
+        # The first retry is at once; later ones pause, since brokers may name each other for ever.
         pause = 0
         if self.tries > 1:
             pause = min(RETRY_MS << min(self.tries - 2, 10), RETRY_MAX_MS)
         if isinstance(error, QuotaExceeded):
-            return max(pause, error.retry_ms)  # Nobody else is to be asked, nor is anything wrong.
+            # Another broker has the same quota, and nothing is wrong.
+            return max(pause, error.retry_ms)
         if self.others:
             is_final = not (
                 error.retriable or self.is_chosen or isinstance(error, OffsetOutOfRange)
@@ -174,14 +188,14 @@ class PartitionRoute:
             self._next()
             if self.others:
                 return 0
-            return None if is_final else pause  # The leader tells where to go on.
+            return None if is_final else pause  # The leader knows where to continue.
         if isinstance(error, ReplicaNotAvailable):
             names = error.details.get("brokers")
             found = (
                 [n for n in names if n != self.asked] if isinstance(names, (list, tuple)) else []
             )
             if found:
-                self.trouble = before  # It has told where to go.
+                self.trouble = before  # The broker has named others.
                 turn = (self.tries - 1) % len(found)
                 self.others = [*found[turn:], *found[:turn]]
                 self.is_chosen = self.is_substitute = False
@@ -194,7 +208,7 @@ class PartitionRoute:
         if isinstance(error, NotLeader):
             is_known = router.refused(self.topic, self.partition, self.asked, error)
             if not is_known and self.tries > LEADERLESS_TRIES:
-                # Nobody leads, so all replicas are as good, and this one may be the last.
+                # Without a leader all replicas are equal, and this one may be the last.
                 names = live(router, self.topic, self.partition)
                 self._stand_in(sorted(names, key=lambda name: name == self.asked))
             return pause if is_known else max(pause, RETRY_MS)
@@ -204,9 +218,9 @@ class PartitionRoute:
         return None
 
     def why(self, router: Router) -> str | None:
-        """What keeps the records from coming, if something does."""
+        """Return why no records come, if that is known."""
         is_usual = self.is_chosen or not self.others
-        if is_usual and router.find(self.topic, self.partition) is None:
+        if is_usual and router.metadata.find(self.topic, self.partition) is None:
             reason = router.why_no_leader(self.topic)
             return f"the leader of {self.topic}/{self.partition} is unknown: {reason}"
         return self.trouble

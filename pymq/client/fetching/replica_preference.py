@@ -1,4 +1,4 @@
-"""Which replica a reader asks, when more than one may have what it wants.
+"""Which replica a reader fetches from, when several may have the records.
 
 | what is read | which broker the reader asks |
 |---|---|
@@ -18,16 +18,16 @@ from zlib import crc32
 from pymq.client.router import Router
 from pymq.core.values import value
 
-BEHIND_BYTES = 1 << 18  # a fetch that brought so much, and not all there is, reads in bulk
-NEAR_WAIT_MS = 500  # at a follower; it may be cut off from its leader, so the leader is asked then
+BEHIND_BYTES = 1 << 18  # a fetch that returned so much, and not all records, reads in bulk
+NEAR_WAIT_MS = 500  # at a follower; it may be cut off from its leader, so the leader is next
 BEHIND_RECORDS = 4096  # so far from the end, a member of a group reads in bulk
 
 
 @value
 class Preference:
-    """What a reader would like: *name* tells readers apart, *rack* is where it runs."""
+    """A reader's preference: *name* identifies the reader, *rack* is where it runs."""
 
-    name: str = ""  # "": it always reads from the leader, if there is one
+    name: str = ""  # "": it reads from the leader, if there is one
     rack: str | None = None
 
 
@@ -35,8 +35,8 @@ LEADER = Preference()
 
 
 def live(router: Router, topic: str, partition: str, but: str = "") -> list[str]:
-    """The replicas that may be asked, as far as is known, the most complete first."""
-    found = router.replicas(topic, partition)
+    """The reachable replicas, the most complete first."""
+    found = router.metadata.replicas(topic, partition)
     return [name for name in found if name != but and not router.is_lost(name)]
 
 
@@ -49,16 +49,16 @@ def preferred(
     *,
     is_behind: bool,
 ) -> str:
-    """Whom to ask while *leader* leads: it, or a follower that serves this reader better."""
+    """Return the *leader*, or a follower that serves this reader better."""
     if not preference.name:
         return leader
     if not is_behind and preference.rack is None:
         return leader
     found = live(router, topic, partition)
     if leader not in found:
-        return leader  # What is known of the replicas is older than what is known of the leader.
+        return leader  # The list of replicas is older than the leader.
     if preference.rack is not None:
-        racks = router.racks(topic)
+        racks = router.metadata.racks(topic)
         near = [name for name in found if racks.get(name) == preference.rack]
         if near:
             return (
@@ -70,6 +70,6 @@ def preferred(
 
 
 def _one_of(names: list[str], preference: Preference, partition: str) -> str:
-    """Always the same one for a reader and a partition, so that its caches stay warm."""
+    """Return the same one for a reader and a partition each time: its caches stay warm."""
     names = sorted(names)
     return names[crc32(f"{preference.name}/{partition}".encode()) % len(names)]

@@ -1,12 +1,12 @@
-"""What a member of a group tells its coordinator about records: done, given back, still wanted."""
+"""Acknowledgements of a group member: acks, nacks and renewals, sent until they are answered."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from pymq.client.base import Driver, Outbox, Waitable
-from pymq.client.fetching.offset_spans import Span, drain, ranges
+from pymq.client.base import ClientDriver, Outbox, Waitable
+from pymq.client.fetching.offset_spans import Records, Span, drain, ranges, spans
 from pymq.client.group.delivered_ranges import DeliveredRanges
 from pymq.client.group.membership import Key, Membership
 from pymq.core.batch.view import RecordBatch
@@ -17,11 +17,11 @@ from pymq.core.values import define
 from pymq.errors import Closed, CommitFailed, FencedMember, PymqError
 
 LAPSED_MAX = 20  # ranges that an error names
-ACK_LINGER_MS = 20  # acknowledgements that nobody waits for are sent together
+ACK_LINGER_MS = 20  # acknowledgements without a waiting thread are sent together
 
 
 class Settling(Waitable):
-    """Acknowledgements on their way."""
+    """A request with acknowledgements."""
 
     __slots__ = ("error", "is_durable", "is_waited_for")
 
@@ -32,9 +32,12 @@ class Settling(Waitable):
         self.error: PymqError | None = None
 
 
+Nack = tuple[str, Range, int, str]  # partition, offsets, delay in ms, error or ""
+
+
 @define
 class Settlement:
-    """Acknowledgements that were sent and are not answered."""
+    """Acknowledgements that were sent and not answered."""
 
     message: Settle
     waits: list[Settling]
@@ -42,26 +45,25 @@ class Settlement:
 
     @property
     def count(self) -> int:
-        """How many records are acknowledged by it."""
+        """The number of records that it acknowledges."""
         return sum(end - start for _, (start, end) in self.message.acks)
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody hears how it ends."""
+        """Whether a caller gets its result."""
         return any(done.is_waited_for for done in self.waits)
 
     def finish(self, error: PymqError | None) -> None:
-        """It was answered, or will not be."""
+        """Finish it: it was answered, or never will be."""
         for done in self.waits:
             done.error = error
             done.finish()
 
 
 class Acknowledger:
-    """Gathers acknowledgements from any thread, and sees to it that the coordinator gets them.
+    """Collects acknowledgements from any thread, and sends them to the coordinator.
 
-    It is part of the machine *name*. *buffered* tells what was handed to the handle and not yet by
-    it to the application.
+    It is part of the machine *name*.
     """
 
     def __init__(
@@ -70,16 +72,17 @@ class Acknowledger:
         membership: Membership,
         outbox: Outbox,
         timers: TimerHeap[Key],
-        driver: Driver,
-        buffered: Callable[[], list[Span]],
+        driver: ClientDriver,
     ) -> None:
         self.acks: dict[str, deque[int | Range]] = {}  # by partition; filled by any thread
-        self.nacks: deque[tuple[str, Range, int]] = deque()  # filled by any thread
+        # with the delay in ms and the error of each range; filled by any thread
+        self.nacks: deque[Nack] = deque()
         self.refused = 0  # acknowledgements that came too late
         self.due = NEVER
-        self.armed_at = -1  # when something was to be settled last
+        self.armed_at = -1  # when a thread last asked for a send
         self.handed = DeliveredRanges()
-        self._buffered = buffered
+        # Returns the records that the handle has and the application has not; set by the handle.
+        self.buffered: Callable[[], list[Span]] = list
         self._holes: list[Span] = []  # offsets without a record for the application
         self._name = name
         self._membership = membership
@@ -87,41 +90,49 @@ class Acknowledger:
         self._timers = timers
         self._driver = driver
         self._sent: dict[int, Settlement] = {}
-        self._held: list[Settling] = []  # commits that wait until we are a member again
-        self._is_put_back = False  # there are acknowledgements that nobody could be told of
-        self._unarmed: list[Key] = []  # requests that were sent and have no time yet
+        self._held: list[Settling] = []  # commits that wait until the consumer is a member again
+        # acknowledgements are pending and there is no coordinator to send them to
+        self._is_put_back = False
+        self._unarmed: list[Key] = []  # requests that were sent and have no timeout yet
         self._was_fenced = False  # at least once
-        self._forfeited = 0  # acknowledgements that came to nothing, and no commit has told of
+        self._forfeited = 0  # failed acknowledgements that no commit has reported
         self._released = (
             DeliveredRanges()
-        )  # handed out under leases that have run out, and not settled
-        self._lapsed = 0  # acknowledgements after the lease had run out, and no commit has told of
-        self._ended: PymqError | None = None  # why nothing is settled any more
-        self._lapsed_in: list[tuple[str, int, int]] = []  # where they are, as far as that is known
+        )  # delivered under leases that have run out, and not acknowledged
+        self._lapsed = 0  # acknowledgements that came after the lease, and no commit has reported
+        self._ended: PymqError | None = None  # why acknowledgements cannot be sent any more
+        self._lapsed_in: list[tuple[str, int, int]] = []  # their offsets, as far as known
 
     # --- the handle -----------------------------------------------------------------------------
 
     def arm(self, now: int) -> None:
-        """Something is to be settled soon."""
+        """Note that there is something to acknowledge soon."""
         if self.due == NEVER:
             self.armed_at = now
             self.due = now + ACK_LINGER_MS
             self._driver.loop.rearm(self._name)
             self._driver.arm(self.due)
 
+    def acknowledge(self, records: Records, now: int) -> None:
+        """Acknowledge *records*: they are sent soon."""
+        for partition, span in spans(records):
+            self.acks.setdefault(partition, deque()).append(span)
+        if self.due == NEVER:
+            self.arm(now)
+
     @property
     def is_armed(self) -> bool:
-        """Whether acknowledgements are going to be sent by themselves."""
+        """Whether a timer will send the acknowledgements."""
         return self.due != NEVER
 
     # --- the machine ----------------------------------------------------------------------------
 
     def settle(self, *, wait: bool = False, durable: bool = False) -> Settling | None:
-        """Send the acknowledgements that have gathered; the caller holds the driver.
+        """Send the collected acknowledgements; the caller holds the driver.
 
-        What is returned is done once they are written, or *durable*.
+        The result is done once they are written, or *durable*.
         """
-        # Disarm first: what another thread adds from here on arms again, or is taken along.
+        # Disarm first: another thread that adds from here on arms again, or is included.
         self.due, self._is_put_back = NEVER, False
         queues = list(self.acks.items())  # at once: another thread may be adding one
         acks = [(p, span) for p, queue in queues for span in ranges(drain(queue))]
@@ -143,23 +154,32 @@ class Acknowledger:
         waits, self._held = [*self._held, done], []
         acks = [*self._worked_on(acks), *self._holes]
         self._holes = []
-        for partition, span, _ in nacks:
+        for partition, span, _, _ in nacks:
             self.handed.take(partition, span)
         is_durable = any(waiting.is_durable for waiting in waits)
         request = self._outbox.number()
         group, member = membership.group, membership.name
-        settle = Settle(request, group, member, tuple(acks), nacks, durable=is_durable)
+        errors = tuple(error for *_, error in nacks)
+        settle = Settle(
+            request,
+            group,
+            member,
+            tuple(acks),
+            tuple((partition, span, delay) for partition, span, delay, _ in nacks),
+            durable=is_durable,
+            errors=errors if any(errors) else (),
+        )
         self._sent[request] = Settlement(settle, waits)
         self._unarmed.append(("settle", request))
         self._outbox.post(coordinator, settle)
         return done
 
     def _worked_on(self, acks: list[Span]) -> list[Span]:
-        """What of *acks* the application has got under a lease that it still may have."""
+        """Return the part of *acks* that was delivered under leases that may still hold."""
         handed, buffered = self.handed, list[Span]()
         if self._was_fenced and acks:
-            # What is in the buffer may be there for the second time.
-            buffered = [(p, part) for p, span in self._buffered() for part in handed.take(p, span)]
+            # Records in the buffer may be there for the second time.
+            buffered = [(p, part) for p, span in self.buffered() for part in handed.take(p, span)]
         found = list[Span]()
         for partition, span in acks:
             parts = handed.take(partition, span)
@@ -173,7 +193,7 @@ class Acknowledger:
         return found
 
     def leased(self, leases: Iterable[Lease]) -> None:
-        """What was handed out of them was so under leases that are no more."""
+        """Count the records among them whose leases have run out."""
         for lease in leases:
             for part in self.handed.take(lease.partition, (lease.start, lease.end)):
                 self._released.put(lease.partition, part)
@@ -185,7 +205,8 @@ class Acknowledger:
             if start < low:
                 for part in self._released.take(partition, (start, low)):
                     self._lapse(part[1] - part[0], [(partition, part)])
-            self._released.take(partition, (low, high))  # It was handed out anew, and is done.
+            # It was delivered again, and is acknowledged.
+            self._released.take(partition, (low, high))
             start = high
 
     def _lapse(self, count: int, spans: Iterable[Span]) -> None:
@@ -195,7 +216,9 @@ class Acknowledger:
                 self._lapsed_in.append((partition, start, end))
 
     def _commit_failed(self) -> CommitFailed | None:
-        """The error for the next commit if leases had run out; each loss is reported once."""
+        """Return the error for the next commit if leases have run out; each loss is reported
+        once.
+        """
         count, ranges = self._lapsed, tuple(self._lapsed_in)
         if not count:
             return None
@@ -209,23 +232,23 @@ class Acknowledger:
             ranges=ranges,
         )
 
-    def _put_back(self, acks: Iterable[Span], nacks: Iterable[tuple[str, Range, int]]) -> None:
+    def _put_back(self, acks: Iterable[Span], nacks: Iterable[Nack]) -> None:
         for partition, span in acks:
             self.acks.setdefault(partition, deque()).append(span)
         self.nacks.extend(nacks)
 
     def settle_held(self) -> None:
-        """Send what had to wait until we are a member again, or somebody coordinates."""
+        """Send the requests that waited for a membership or a coordinator."""
         if self._held or self._is_put_back:
             self.settle()
 
     def time(self, now: int) -> None:
-        """Give what was sent without one a time to be answered."""
+        """Give a timeout to requests that were sent without one."""
         while self._unarmed:
             self._timers.set(self._unarmed.pop(), now + self._membership.coordinator.patience_ms)
 
     def send_again(self, request: int, now: int) -> None:
-        """It was not answered, or refused for a reason that passes."""
+        """Take in that a request was not answered, or got a transient error."""
         settlement = self._sent.get(request)
         if settlement is None:
             return
@@ -236,25 +259,27 @@ class Acknowledger:
         self._timers.set(("settle", request), now + self._membership.coordinator.patience_ms)
 
     def send_later(self, request: int, due: int) -> None:
-        """It may have been carried out; the coordinator, or the next one, knows."""
+        """Resend a request that may have been carried out: the coordinator, or the next one,
+        knows.
+        """
         self._timers.drop(("settle", request))
         self._timers.set(("again", request), due)
 
     def is_waiting_for(self, request: int) -> bool:
-        """Whether it is not answered yet."""
+        """Whether a request is not answered yet."""
         return request in self._sent
 
     def answered(self, m: Settled) -> PymqError | None:
-        """It was answered for good; returns an error that nobody waits for."""
+        """Take in a final answer; returns an error that no caller waits for."""
         settlement = self._sent.pop(m.id)
         error, is_waited_for = m.error, settlement.is_waited_for
         self._timers.drop(("settle", m.id))
         self._membership.coordinator.answered()
         if settlement.tries == 1 or self._was_fenced:
-            self.refused += m.refused  # Else it has been acknowledged by the first try, perhaps.
+            self.refused += m.refused  # Otherwise the first try may have acknowledged it.
         if self._was_fenced:
             self._forfeited += m.refused
-        elif m.lapsed:  # They are not done: no earlier try of this was carried out in time.
+        elif m.lapsed:  # They failed: no earlier try was carried out in time.
             self._lapse(m.lapsed, settlement.message.acks)
         if error is None and any(done.is_durable for done in settlement.waits):
             error = self._commit_failed()
@@ -268,7 +293,7 @@ class Acknowledger:
         return None if is_waited_for else error
 
     def give_back(self, unread: list[Span]) -> None:
-        """Records that were leased and not handed out: others may have them at once."""
+        """Give back leased records that were not delivered: other members may get them at once."""
         membership, coordinator = self._membership, self._membership.coordinator.find()
         for partition, span in unread:
             self.handed.take(partition, span)
@@ -277,7 +302,7 @@ class Acknowledger:
             self._outbox.post(coordinator, Settle(0, group, member, unread=tuple(unread)))
 
     def renew(self, held: list[Span]) -> bool:
-        """Records that the application is going to get; returns whether anybody was told."""
+        """Renew the leases of records in the buffer; returns whether there was a coordinator."""
         membership, coordinator = self._membership, self._membership.coordinator.find()
         if not held or coordinator is None or not membership.is_joined:
             return False
@@ -286,7 +311,7 @@ class Acknowledger:
         return True
 
     def skip(self, view: RecordBatch, now: int) -> None:
-        """Offsets that hold no record for a consumer are done; nobody else will say so."""
+        """Acknowledge offsets without a record for consumers: nobody else would."""
         if view.is_control:
             holes = [(view.base_offset, view.end_offset)]
         elif len(view) != view.end_offset - view.base_offset:
@@ -301,14 +326,14 @@ class Acknowledger:
     # --- the end of it --------------------------------------------------------------------------
 
     def fenced(self, error: PymqError) -> None:
-        """What we had is no longer leased to us: acknowledgements of it come to nothing."""
+        """Take in that all leases are lost: acknowledgements of their records fail."""
         self._was_fenced = True
         sent, self._sent = self._sent, {}
         for request, settlement in sent.items():
             self._timers.drop(("settle", request))
             self._forfeit(settlement.count)
             if settlement.is_waited_for:
-                self._forfeited = 0  # It is told now.
+                self._forfeited = 0  # It is reported now.
             settlement.finish(error)
         self._forfeit(sum(_count(ranges(drain(queue))) for queue in self.acks.values()))
         self.nacks.clear()
@@ -321,12 +346,12 @@ class Acknowledger:
         self._forfeited += count
 
     def end(self, error: PymqError) -> None:
-        """There is no group to settle in any more: each settlement fails with *error*."""
+        """Fail each acknowledgement with *error*: the group is gone."""
         self._ended = error
         self._give_up(error)
 
     def close(self) -> None:
-        """Nobody will answer any more."""
+        """Finish all requests: no answer will come."""
         self._give_up(Closed("the consumer was closed before it could settle"))
 
     def _give_up(self, error: PymqError) -> None:

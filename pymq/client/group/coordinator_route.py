@@ -1,5 +1,5 @@
-"""The way to the coordinator of a group, as :mod:`pymq.client.fetching.partition_route` is that to
-a partition.
+"""Which broker coordinates a group; the counterpart of
+:mod:`pymq.client.fetching.partition_route`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from pymq.errors import NotLeader, PymqError, QuotaExceeded
 
 
 class CoordinatorRoute:
-    """Whom to ask what is for the coordinator of a group, and how patiently."""
+    """The coordinator of one group, and the time that its answers may take."""
 
     def __init__(self, group: str, router: Router) -> None:
         self.group = group
         self._router = router
-        self._asked = ""  # the broker that we take for it
-        self._tries = 0  # to get an answer, since it gave one
-        self._trouble: str | None = None  # why it does not do what we want
+        self._asked = ""  # the broker that is taken for it
+        self._tries = 0  # tries since its last answer
+        self._trouble: str | None = None  # why it does not answer
 
     def find(self) -> str | None:
-        """Whom to send what is for it; None while that is being found out."""
+        """Return the coordinator; None while the metadata is refreshed."""
         found = self._router.coordinator(self.group)
         if found is not None:
             self._asked = found
@@ -29,25 +29,25 @@ class CoordinatorRoute:
 
     @property
     def patience_ms(self) -> int:
-        """How long an answer may take beyond what it was asked to wait."""
+        """The time for an answer, on top of the wait that the request allows."""
         return min(ANSWER_MS << min(self._tries, 10), ANSWER_MAX_MS)
 
     def answered(self) -> None:
-        """It has done what was asked for."""
+        """Take in an answer."""
         self._tries, self._trouble = 0, None
 
     def silent(self) -> None:
-        """It has not answered, for longer than it should take: perhaps another broker is it."""
+        """Take in that it has not answered in time: another broker may coordinate by now."""
         self._tries += 1
         self._trouble = f"{self._asked} did not answer"
-        place = self._router.coordinator_of(self.group)
+        place = self._router.metadata.coordinator_of(self.group)
         if place is None:
             self._router.refresh(OFFSETS_TOPIC)
         else:
             self._router.distrust(*place)
 
     def refused(self, source: str, error: PymqError) -> int:
-        """It cannot do it now: returns in how many ms to ask again."""
+        """Take in a transient error; returns the milliseconds until the retry."""
         pause = 0
         if self._tries:
             pause = min(RETRY_MS << min(self._tries - 1, 10), RETRY_MAX_MS)
@@ -55,7 +55,7 @@ class CoordinatorRoute:
         self._trouble = f"{source}: {error}"
         if isinstance(error, QuotaExceeded):
             return max(pause, error.retry_ms)
-        place = self._router.coordinator_of(self.group)
+        place = self._router.metadata.coordinator_of(self.group)
         if isinstance(error, NotLeader) and place is not None:
             if not self._router.refused(*place, source, error):
                 pause = max(pause, RETRY_MS)
@@ -65,9 +65,9 @@ class CoordinatorRoute:
         return pause
 
     def why(self) -> str | None:
-        """What keeps it from answering, for people; None if nothing does."""
-        place = self._router.coordinator_of(self.group)
-        if place is None or self._router.find(*place) is None:
+        """Why it does not answer, as a text for users; None if it does."""
+        place = self._router.metadata.coordinator_of(self.group)
+        if place is None or self._router.metadata.find(*place) is None:
             reason = self._router.why_no_leader(OFFSETS_TOPIC)
             return f"the coordinator of group {self.group!r} is unknown: {reason}"
         if self._trouble is not None:

@@ -1,9 +1,9 @@
-"""What an application has been given under the leases that its consumer has, and not settled.
+"""Records that were delivered under the consumer's present leases and are not acknowledged.
 
-An acknowledgement names offsets, and the same record may have been given out twice: its lease ran
-out, or another coordinator took over, and then it was leased again to the same consumer. Whoever
-acknowledges what came first does not mean what is still to come. Were that settled, the record
-would be handed out although its settlement had been confirmed.
+An acknowledgement names offsets, and a record may be delivered twice to the same consumer: its
+lease ran out, or another coordinator took over, and it was leased again. An acknowledgement of the
+first delivery must not count for the second one, which is still to come. Otherwise the record would
+be delivered after its acknowledgement was confirmed.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pymq.core.message import Range
 
 
 class DeliveredRanges:
-    """Ranges of offsets by partition, in order and apart; only :meth:`out` is for any thread."""
+    """Disjoint ranges of offsets by partition, in order; any thread may call only :meth:`out`."""
 
     def __init__(self) -> None:
         self._ranges: dict[str, list[Range]] = {}
         self._news: deque[Span] = deque()
 
     def out(self, view: RecordBatch) -> None:
-        """The application has got these records."""
+        """Add records that were delivered to the application."""
         if len(view) == view.end_offset - view.base_offset:
             self._news.append((view.partition, (view.base_offset, view.end_offset)))
         else:
             self._news.extend((view.partition, span) for span in ranges(list(view.offsets)))
 
     def forget(self) -> None:
-        """Nothing of it is leased any more."""
+        """Drop all: nothing is leased any more."""
         self._news.clear()
         self._ranges.clear()
 
@@ -41,7 +41,7 @@ class DeliveredRanges:
         insert(self._ranges.setdefault(partition, []), *span)
 
     def take(self, partition: str, span: Range) -> list[Range]:
-        """Cut out what there is of a range, and return it."""
+        """Remove a range; returns the parts of it that were there."""
         for name, news in drain(self._news):
             self.put(name, news)
         found = self._ranges.get(partition, [])

@@ -1,9 +1,8 @@
-"""The requests of a consumer of a group for leases: one waits at the coordinator, or none.
+"""A group member's requests for leases; at most one waits at the coordinator.
 
-A request tells the coordinator what is known of the partitions' ends, so another one takes the
-place of the one that waits as soon as there is news. The answer to the earlier one may be on its
-way, with leases in it: it is taken all the same. Where news comes of many partitions, the next
-request waits for an answer, and tells of all of it at once.
+A request reports the known ends of partitions. When one changes, the next request replaces the
+waiting one. The answer to the earlier one may be in flight, with leases: the member accepts it too.
+If many ends change, the next request waits for an answer and reports all changes at once.
 """
 
 from __future__ import annotations
@@ -17,12 +16,15 @@ from pymq.client.group.watches import WatermarkWatches
 from pymq.core.message import Acquire, Acquired
 from pymq.core.time.timer_heap import TimerHeap
 
-WAIT_MS = 2_000  # how long the coordinator may wait for records; then we know it is there
-ACQUIRES_MAX = 16  # requests without an answer; it may come long after it should have
+WAIT_MS = 2_000  # how long a request may wait at the coordinator; its answer shows that it is alive
+ACQUIRES_MAX = 16  # requests without an answer, which may come late
+FIRST = 16  # records, before the application's speed is known
+GROWTH = 8  # greatest growth from one lease to the next
+AHEAD_MS = 20  # milliseconds of work that are leased at a time
 
 
 class LeaseRequests:
-    """What one worker asks for, and has asked for."""
+    """The requests for leases of one member."""
 
     def __init__(
         self,
@@ -36,36 +38,41 @@ class LeaseRequests:
         shares: bool,
     ) -> None:
         self.halted: Collection[str] = ()  # partitions with records that cannot be read
-        self.wanted = 0  # records that the application has asked for, until some are leased
+        self.wanted = 0  # records that the application polls for, until some are leased
         self._membership = membership
         self._watches = watches
         self._leased = leased
         self._outbox = outbox
         self._timers = timers
         self._paused = paused
-        self._shares = shares  # records that have no order to keep go to whoever is free
-        self._waiting = 0  # the request that waits
-        self._introduction = 0  # the request that tells where partitions begin and end
-        self._open: dict[int, int] = {}  # those that may still bring leases; when they should have
-        self._is_late = False  # there is news that the coordinator could not be told yet
+        self._shares = shares  # unkeyed records go to any idle member
+        self._waiting = 0  # the waiting request
+        self._introduction = 0  # the request that reports where partitions begin and end
+        self._open: dict[int, int] = {}  # requests that may still bring leases, with their timeouts
+        self._is_late = False  # there are changes that were not reported yet
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the coordinator has been asked, and has not answered."""
+        """Whether a request is not answered."""
         return self._waiting != 0
 
     @property
+    def shares(self) -> bool:
+        """Whether unkeyed records of other members' partitions may be leased."""
+        return self._shares and not self._paused
+
+    @property
     def is_due_again(self) -> bool:
-        """Whether the coordinator is to be asked, now that it has answered something."""
+        """Whether to send a request now, after an answer."""
         return self.wanted > 0 and (self._is_late or not self._waiting)
 
     @property
     def has_introduced(self) -> bool:
-        """Whether the coordinator was told where the partitions begin and end."""
+        """Whether the coordinator knows where the partitions begin and end."""
         return self._introduction != 0
 
     def introduce(self, now: int) -> None:
-        """Tell where the partitions begin and end, so that the group's offsets are from now on."""
+        """Report where the partitions begin and end, so that a new group's offsets are fixed."""
         membership, outbox = self._membership, self._outbox
         coordinator = membership.coordinator.find()
         if coordinator is None or not membership.is_joined:
@@ -80,9 +87,9 @@ class LeaseRequests:
         self._timers.set(("acquire", self._introduction), due)
 
     def tell(self, now: int) -> bool:
-        """Tell how far partitions reach while nothing is asked for; others may want of it.
+        """Report ends of partitions without asking for records; other members may want them.
 
-        Returns whether that was done, or needs not be.
+        Returns whether that was done or is not needed.
         """
         if self._waiting:
             return True
@@ -95,28 +102,34 @@ class LeaseRequests:
         return self._watches.unkeyed() if self._shares else ()
 
     def ask(self, now: int) -> None:
-        """Ask for leases, if there is room for some and anything to ask for."""
+        """Ask for leases, if there is room and the application polls."""
         membership, outbox = self._membership, self._outbox
-        # One partition that nobody can be asked for now must not keep all others from us.
+        # A partition without a reachable leader must not hold up the others.
         stuck = self._leased.stuck(now)
         if not membership.is_joined or self._leased.is_coming(stuck):
             return
         coordinator = membership.coordinator.find()
         if coordinator is None:
             return
-        # Nor what is behind records that cannot be read: it would only be held here.
+        # Nor must records behind unreadable ones be leased: they would only wait here.
         known = self._watches.known({*self._paused, *stuck, *self.halted})
         if not known and membership.assigned and not self._paused:
-            return  # The watches will tell.
+            return  # The watches will wake it.
         self._is_late = not self._has_room(now)
         if self._is_late:
-            return  # The next answer will tell, or that there is none.
+            return  # The next answer or timeout will wake it.
         self._timers.drop(("acquire", self._waiting))
         self._waiting = outbox.number()
         count, group, member = self.wanted or 1, membership.group, membership.name
-        unkeyed, shares = self._unkeyed(), self._shares and not self._paused
         request = Acquire(
-            self._waiting, group, member, known, count, WAIT_MS, unkeyed, shares=shares
+            self._waiting,
+            group,
+            member,
+            known,
+            count,
+            WAIT_MS,
+            self._unkeyed(),
+            shares=self.shares,
         )
         outbox.post(coordinator, request)
         due = now + WAIT_MS + membership.coordinator.patience_ms
@@ -124,10 +137,10 @@ class LeaseRequests:
         self._timers.set(("acquire", self._waiting), due)
 
     def _has_room(self, now: int) -> bool:
-        """Whether there may be one more request; gives up those whose answers are long overdue.
+        """Whether one more request is allowed; gives up those whose answers are long overdue.
 
-        What such an answer has leased nobody would know of before the leases run out. So none is
-        given up that can still be expected, while there is another whose answer is waited for.
+        Records leased by a lost answer wait until their leases run out. So a request whose answer
+        can still come is not given up while another one is waited for.
         """
         while len(self._open) >= ACQUIRES_MAX:
             oldest, due = next(iter(self._open.items()))
@@ -137,25 +150,25 @@ class LeaseRequests:
         return True
 
     def unanswered(self, request: int, now: int) -> None:
-        """An answer is missing: ask again."""
+        """Take in that an answer is missing: ask again."""
         if request == self._introduction:
             self.introduce(now)
         elif request == self._waiting:
-            # It may have given us leases; should its answer come after all, they are taken.
+            # Its answer may hold leases; if it comes after all, they are accepted.
             self._waiting = 0
             if self.wanted:
                 self.ask(now)
 
     def is_due(self, m: Acquired) -> bool:
-        """Whether an answer is one to a request of this membership; it is so once."""
+        """Whether an answer is to a request of this membership; true once for each."""
         if m.id not in self._open:
-            return False  # As another member, we had it asked.
+            return False  # The request was of an earlier membership.
         del self._open[m.id]
         self._timers.drop(("acquire", m.id))
         return True
 
     def refused(self, m: Acquired) -> bool:
-        """An answer is an error; whether that matters, or the request was made again since."""
+        """Take in an error; returns whether it counts: the request was not repeated since."""
         if m.id == self._introduction:
             self._introduction = 0
         elif m.id == self._waiting:
@@ -165,16 +178,49 @@ class LeaseRequests:
         return True
 
     def granted(self, m: Acquired) -> bool:
-        """An answer is none; returns whether it was the introduction's."""
+        """Take in an answer without leases; returns whether it was to the first report."""
         if m.leases:
-            # Even if a later request has taken its place: both may have met on the way.
+            # Even if a later request has replaced it: both may have crossed.
             self.wanted = 0
         if m.id == self._waiting:
             self._waiting = 0
         return m.id == self._introduction
 
     def forget(self) -> None:
-        """What was asked for, another member has asked for."""
+        """Take in that another member has asked for the same."""
         self._waiting = self._introduction = 0
         self._is_late = False
         self._open.clear()
+
+
+class LeasePace:
+    """How many records a member leases at a time: about 20 ms of its application's work.
+
+    Delivered records cannot be taken back. So a slow application gets few at a time, and other
+    members get the rest. A fast one gets many, since each lease costs a request. The speed of the
+    application is measured on the records before.
+    """
+
+    def __init__(self, prefetch: int | None = None) -> None:
+        self._prefetch = prefetch
+        self._limit = FIRST
+        self._last = 0, 0.0  # records and milliseconds so far, weighted
+        self._idle_ms = 0.0  # milliseconds between two polls whatever there is to do
+
+    def limit(self, wanted: int) -> int:
+        """How many of *wanted* records to lease, at least one."""
+        return max(1, min(wanted, self._prefetch or self._limit))
+
+    def took(self, records: int, ms: float) -> None:
+        """Take in that the application polled again, *ms* milliseconds after it got *records*."""
+        if records < 1:
+            return
+        records_before, ms_before = self._last
+        if records * 2 <= records_before and ms * 4 > ms_before * 3:
+            # Fewer records took as long: the application waits for something else, such as a timer.
+            self._idle_ms = ms
+        self._idle_ms = min(self._idle_ms, ms)
+        self._last = records, ms
+        each = (ms - self._idle_ms) / records
+        fitting = int(AHEAD_MS / each) if each * (GROWTH * self._limit) > AHEAD_MS else 1 << 31
+        self._limit = max(1, min(fitting, max(records, self._limit) * GROWTH))

@@ -1,52 +1,53 @@
-"""How a member of a group stands with its coordinator: is what it has leased still its own?
+"""Whether a member's leases still hold.
 
-A coordinator that is one no more may not know it; its successor knows of no leases, and gives what
-was leased to others. So what is at hand is certain to be ours only for a while after an answer.
-From then on the coordinator is asked before anything is handed out.
+A coordinator that was replaced may not know it. Its successor knows of no leases and gives the
+records to other members. So leases hold for certain only for a while after an answer of the
+coordinator. Later the member asks the coordinator before it delivers records.
 """
 
 from __future__ import annotations
 
-from pymq.client.base import Driver, Waitable
+from pymq.client.base import ClientDriver, Waitable
 from pymq.client.group.membership import Membership
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
 
-SURE_MS = 250  # so long after an answer of the coordinator there is no other one, or it is new
+SURE_MS = 250  # so long after an answer no other coordinator can have given the leases away
 
 
 class LeaseValidity:
-    """Whether one member, and what it has leased, still counts.
+    """Whether one member's leases hold.
 
-    Whoever waits for a proof that is not done, the coordinator is being asked for it: a proof is
-    done once there is an answer, whatever it says, or all leases are dropped.
+    A proof is a request to the coordinator. It is done once there is an answer, whatever it says,
+    or all leases are dropped.
     """
 
-    def __init__(self, membership: Membership, driver: Driver) -> None:
-        self.drops = 0  # times that all that was leased turned out to be leased no more
-        self.is_unsure = False  # what has come is not handed over before the coordinator answers
+    def __init__(self, membership: Membership, driver: ClientDriver) -> None:
+        self.drops = 0  # how often all leases were lost
+        self.is_unsure = False  # fetched records wait for the coordinator's answer
         self._membership = membership
         self._driver = driver
-        self._heard_at = -NEVER  # when the coordinator has last answered a member
-        self._proof = Waitable()  # of what is at hand
+        self._heard_at = -NEVER  # when the coordinator last answered
+        self._proof = Waitable()  # of the leases of fetched records
 
     # --- the handle -----------------------------------------------------------------------------
 
     def is_sure(self) -> bool:
-        """Whether what is at hand is still leased; see :meth:`sure_ms`."""
+        """Whether the fetched records are still leased; see :meth:`sure_ms`."""
         return self.sure_ms() > 0
 
     def sure_ms(self) -> int:
-        """For how long what is at hand is leased for certain; any thread may ask.
+        """Return for how many milliseconds the leases hold for certain; any thread may call this.
 
-        Then its coordinator may be none any more, and its successor have given it to others.
+        Later the coordinator may have been replaced, and its successor have given the records away.
         """
         return SURE_MS - (self._driver.loop.clock() - self._heard_at)
 
     def prove(self, now: int) -> Waitable:
-        """Ask whether what is at hand is still leased; the caller holds the driver.
+        """Ask the coordinator whether the leases hold; the caller holds the driver.
 
-        Once it is done either :meth:`is_sure`, or :attr:`drops` has grown, or there is a problem.
+        When the result is done, :meth:`is_sure` is true, or :attr:`drops` has grown, or there is a
+        problem.
         """
         if self._proof.is_done:
             self._proof = Waitable()
@@ -59,7 +60,7 @@ class LeaseValidity:
     # --- the machine ----------------------------------------------------------------------------
 
     def holds(self, now: int) -> bool:
-        """Whether what has come may be handed over; if not, the coordinator is asked."""
+        """Whether fetched records may be delivered; if not, the coordinator is asked."""
         if now - self._heard_at <= SURE_MS:
             return True
         self._doubt(now)
@@ -72,21 +73,23 @@ class LeaseValidity:
             self._membership.heartbeat(now)
 
     def heard(self, now: int) -> None:
-        """The coordinator takes us for a member."""
+        """Take in that the coordinator knows this member."""
         self._heard_at = now
         self._proof.finish()
 
     def assured(self) -> bool:
-        """It has answered the question whether it does; returns whether that had been asked."""
+        """Take in the answer to a proof; returns whether one was requested."""
         was_unsure, self.is_unsure = self.is_unsure, False
         return was_unsure
 
     def dropped(self) -> None:
-        """It does not, or we have left: what was leased is not ours any more."""
+        """Take in that all leases are lost: the coordinator does not know the member, or it
+        left.
+        """
         self.is_unsure = False
         self.drops += 1
         self.unanswerable()
 
     def unanswerable(self) -> None:
-        """It will not tell, for now or for good: nobody is to wait for it."""
+        """Finish the proof without an answer: the coordinator will not give one."""
         self._proof.finish()

@@ -1,7 +1,7 @@
-"""The records that a member of a group has leased, on their way from the brokers to the handle.
+"""Fetches of leased records.
 
-Several leases are fetched at a time. What has come is lined up in the order of the leases, so that
-the records of a partition keep theirs.
+A member fetches several leases at a time. It delivers the records of a partition in the order of
+the leases, whatever order they come in.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ from pymq.errors import (
     ReplicaNotAvailable,
 )
 
-LEASE_WAIT_MS = 500  # a new leader may not know yet that what was leased is safe
-STUCK_MS = 1_000  # so long other partitions wait for one whose records do not come
+LEASE_WAIT_MS = 500  # a new leader may not know yet that the leased records are committed
+STUCK_MS = 1_000  # so long other partitions wait for one whose fetch is slow
 
 
 @define
 class LeasedFetch:
-    """A lease whose records are being fetched."""
+    """A lease whose records are fetched."""
 
     lease: Lease
     route: PartitionRoute
     handed: int  # ready to be handed out up to here,
     position: int  # fetched up to here,
     end: int  # to be fetched up to here
-    since: int  # when something of it has come last, or it was leased
+    since: int  # when its last records came, or it was leased
     damage: DamageCheck = Factory(DamageCheck)  # of the batch at the position
-    views: list[RecordBatch] = Factory(list)  # fetched, and waiting for what was leased before
+    # fetched records that wait for those of earlier leases
+    views: list[RecordBatch] = Factory(list)
 
 
 class LeasedFetches:
-    """All that one member has leased and not handed out."""
+    """The leases of one member whose records are not delivered."""
 
     def __init__(
         self,
@@ -76,8 +77,8 @@ class LeasedFetches:
         self._paused = paused
         self._preference = preference
         self._lines: dict[str, deque[LeasedFetch]] = {}  # by partition, in the order of the leases
-        self._fetching: dict[int, LeasedFetch] = {}  # what is asked for, by request
-        self._to_fetch: list[LeasedFetch] = []  # what waits for a leader
+        self._fetching: dict[int, LeasedFetch] = {}  # fetches in flight, by request
+        self._to_fetch: list[LeasedFetch] = []  # leases that wait for a leader
         self._last: dict[str, RecordBatch] = {}  # the batch fetched last, by partition
         self._lined_up: list[tuple[RecordBatch, bool]] = []  # with whether they are dead letters
 
@@ -85,12 +86,12 @@ class LeasedFetches:
         return bool(self._lined_up) or any(self._lines.values())
 
     def is_coming(self, stuck: Container[str]) -> bool:
-        """Whether there is something to wait for, beside what is stuck."""
+        """Whether records are awaited, apart from stuck partitions."""
         lines = self._lines.items()
         return bool(self._lined_up) or any(line and name not in stuck for name, line in lines)
 
     def stuck(self, now: int) -> set[str]:
-        """Partitions whose records do not come, for whatever reason; nothing waits for them."""
+        """Partitions whose records do not come; others do not wait for them."""
         return {
             partition
             for partition, line in self._lines.items()
@@ -98,11 +99,11 @@ class LeasedFetches:
         }
 
     def routes(self) -> Iterator[PartitionRoute]:
-        """Where the records are asked for."""
+        """The brokers that records are fetched from."""
         return (fetching.route for line in self._lines.values() for fetching in line)
 
     def take(self, leases: Iterable[Lease], now: int) -> None:
-        """Fetch what was leased."""
+        """Fetch leased records."""
         for lease in leases:
             if lease.partition in self._paused and not lease.dead:
                 self._settler.give_back([(lease.partition, (lease.start, lease.end))])
@@ -115,7 +116,7 @@ class LeasedFetches:
                 self._fetch(fetching, now)
 
     def forget(self) -> None:
-        """It is not leased any more."""
+        """Drop leases that were lost."""
         self._lines.clear()
         self._lined_up.clear()
         for request in self._fetching:
@@ -124,12 +125,12 @@ class LeasedFetches:
         self._to_fetch.clear()
 
     def close(self) -> None:
-        """Nothing will be asked for any more."""
+        """Stop all fetches."""
         self._last.clear()
 
     def coming(self) -> list[Span]:
-        """What is to be handed out once it is fetched."""
-        # Not what is to die: given back, it would count as one delivery less.
+        """The leased records that will be delivered once they are fetched."""
+        # Without dead letters: given back, they would count one delivery less.
         found = [
             (view.partition, (view.base_offset, view.end_offset))
             for view, is_dead in self._lined_up
@@ -143,14 +144,14 @@ class LeasedFetches:
         ]
 
     def lined_up(self) -> list[tuple[RecordBatch, bool]]:
-        """Take out what may be handed out now, with whether it is dead letters."""
+        """Take out the records that may be delivered now, each with whether it is a dead letter."""
         found, self._lined_up = self._lined_up, []
         return found
 
     # --- fetching -------------------------------------------------------------------------------
 
     def look(self, now: int) -> None:
-        """Ask for what had to wait for a leader or for time."""
+        """Send the fetches that waited for a leader or a time."""
         waiting, self._to_fetch = self._to_fetch, []
         for fetching in waiting:
             self._fetch(fetching, now)
@@ -183,7 +184,7 @@ class LeasedFetches:
         self._timers.set(("lease", request), now + wait + route.patience_ms)
 
     def over(self, request: int, now: int) -> None:
-        """What was leased has not come: ask for it again."""
+        """Take in that a fetch was not answered in time: send it again."""
         fetching = self._fetching.pop(request, None)
         if fetching is not None:
             fetching.route.silent(self._router)
@@ -197,34 +198,34 @@ class LeasedFetches:
             self._fetch(fetching, now)
 
     def answered(self, m: Fetched) -> LeasedFetch | None:
-        """What this is the answer for, if it is one of ours."""
+        """Return the lease that an answer is for, if any."""
         fetching = self._fetching.pop(m.id, None)
         if fetching is not None:
             self._timers.drop(("lease", m.id))
         return fetching
 
     def came(self, fetching: LeasedFetch, m: Fetched, now: int) -> tuple[bool, PymqError | None]:
-        """Take in what was asked for; returns whether it came, and what is to be raised."""
+        """Take in an answer; returns whether records came, and the error to raise."""
         partition, route = fetching.lease.partition, fetching.route
         problem: PymqError | None = None
         start = fetching.position
         if m.error is not None:
             fetching.damage.heard(route.asked, m.error)
         if partition in self._paused and not fetching.lease.dead:
-            fetching.position = fetching.end  # It is going to be given back.
+            fetching.position = fetching.end  # The lease of the rest will be given back.
         elif (
             isinstance(m.error, OffsetOutOfRange)
             and m.log_start > fetching.position
             and not route.is_elsewhere
         ):
-            # Retention was faster. The coordinator lets go of it when it hears of the new start.
+            # Retention was faster. The coordinator drops the lease when it learns the new start.
             self._watches.begins(partition, m.log_start)
             fetching.position = min(m.log_start, fetching.end)
         elif m.error is not None and (pause := self._pause(route, m.error)) is not None:
             self._fetch_later(fetching, pause, now)
             return False, None
         elif m.error is None and not m.data:
-            # It is not to be had here yet: a new leader, or one that knows no better.
+            # The broker does not have it yet: a new leader, or one that lags.
             self._fetch_later(fetching, route.refused(self._router, _NOTHING) or 0, now)
             return False, None
         else:
@@ -241,13 +242,14 @@ class LeasedFetches:
                         self._fetch_later(fetching, pause, now)
                         self._line_up(partition)
                         return has_come, None
-                # It takes the place of what it keeps back, and is raised until that is settled.
+                # The error stands for the records behind it, and is raised until they are
+                # acknowledged.
                 behind = error.details.get("end")
                 end = fetching.end if type(behind) is not int else min(behind, fetching.end)
                 self._replace(fetching, max(end, fetching.position + 1), error)
             except PymqError as error:
                 problem = located(error, self._topic, partition, fetching.position)
-                fetching.end = fetching.position  # The rest stays leased until that runs out.
+                fetching.end = fetching.position  # The rest stays leased until the lease runs out.
         if fetching.position < fetching.end:
             self._fetch(fetching, now)
         self._line_up(partition)
@@ -256,9 +258,10 @@ class LeasedFetches:
     def _pause_damaged(
         self, fetching: LeasedFetch, error: PymqError, *, has_come: bool
     ) -> int | None:
-        """In how many ms to ask again for a damaged batch; None if no replica has it sound.
+        """Return the milliseconds until a damaged batch is fetched again; None if all replicas
+        have it so.
 
-        *has_come*: something came before it.
+        *has_come*: records came before it.
         """
         mark("leased.damaged")
         is_first, fetching.damage.is_met = not fetching.damage.is_met, True
@@ -269,7 +272,9 @@ class LeasedFetches:
         return 0 if pause is None and is_first else pause
 
     def _pause(self, route: PartitionRoute, error: PymqError) -> int | None:
-        """In how many ms to ask again for what was leased; None if that is of no use."""
+        """Return the milliseconds until a refused fetch is sent again; None if that is of no
+        use.
+        """
         is_leader = not route.is_elsewhere
         pause = route.refused(self._router, error)
         if isinstance(error, OffsetOutOfRange) and is_leader and route.tries < CONFIRMED:
@@ -283,6 +288,7 @@ class LeasedFetches:
             self._watches.saw(lease.partition, batch.header)
             whole = self._whole(batch, lease.partition)
             view = whole.part(fetching.position, fetching.end, lease.delivery_count)
+            view.error = lease.error
             fetching.views.append(view)
             fetching.position = view.end_offset
             if fetching.damage.is_met:
@@ -290,16 +296,16 @@ class LeasedFetches:
         fetching.route.came()
 
     def _replace(self, fetching: LeasedFetch, end: int, error: PymqError) -> None:
-        """What is leased up to *end* cannot be had, and *error* says why."""
+        """Note that leased records up to *end* cannot be read because of *error*."""
         lease, start = fetching.lease, fetching.position
         why = fetching.damage.judged(error)
         view = RecordBatch.broken(self._topic, lease.partition, start, end, why)
-        view.delivery_count = lease.delivery_count
+        view.delivery_count, view.error = lease.delivery_count, lease.error
         fetching.views.append(view)
         fetching.position, fetching.damage = end, DamageCheck()
 
     def _line_up(self, partition: str) -> None:
-        """Make ready what has come, in the order of the leases: records keep theirs."""
+        """Line up fetched records in the order of the leases."""
         line = self._lines.get(partition)
         while line:
             first = line[0]
@@ -315,11 +321,11 @@ class LeasedFetches:
             line.popleft()
 
     def _whole(self, batch: EncodedBatch, partition: str) -> RecordBatch:
-        """The view of a fetched batch; leases are often parts of the batch fetched last."""
+        """Return the view of a fetched batch; leases are often parts of the last batch."""
         last = self._last.get(partition)
         if (
             last is None
-            or last.batch_crc != batch.batch_crc
+            or last.batch_crc != batch.header.batch_crc
             or (last.base_offset != batch.base_offset)
         ):
             last = sound(batch.at(self._topic, partition))

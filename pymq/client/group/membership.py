@@ -1,9 +1,10 @@
-"""Who a consumer is in its group: it joins, stays by heartbeats, and may have to join again."""
+"""A consumer's membership of its group: it joins, sends heartbeats, and joins again if needed."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 
 from pymq.client.base import Outbox
 from pymq.client.fetching.offset_spans import Span
@@ -17,24 +18,58 @@ from pymq.core.values import define
 from pymq.errors import StaleEpoch
 
 SESSION_MS = 10_000
-BEAT_MS = 3_000  # at most; a member says three times in a session that it lives
+BEAT_MS = 3_000  # at most; a member sends three heartbeats in a session
+
+
+class MembershipState(Enum):
+    """The state of a consumer as a member of its group."""
+
+    JOINING = "it joins as soon as it knows the coordinator"
+    JOINED = "the coordinator has assigned partitions to it"
+    LAPSED = "the application has not polled for too long: it joins again at the next poll"
+    UNSUBSCRIBED = "the group no longer consumes the topic"
+    CLOSED = "the consumer was closed"
+
+
+TRANSITIONS = {
+    # The coordinator may remove a member at any time; it joins again as another one.
+    MembershipState.JOINING: {
+        MembershipState.JOINED,
+        MembershipState.UNSUBSCRIBED,
+        MembershipState.CLOSED,
+    },
+    MembershipState.JOINED: {
+        MembershipState.JOINING,
+        MembershipState.LAPSED,
+        MembershipState.UNSUBSCRIBED,
+        MembershipState.CLOSED,
+    },
+    MembershipState.LAPSED: {
+        MembershipState.JOINING,
+        MembershipState.UNSUBSCRIBED,
+        MembershipState.CLOSED,
+    },
+    MembershipState.UNSUBSCRIBED: {MembershipState.CLOSED},
+    MembershipState.CLOSED: set(),
+}
 
 Key = tuple[str, str | int]  # kind of request; partition or number of the request
 
 
 @define
 class WorkerConfig:
-    """What a consumer asks of its group; times in milliseconds."""
+    """The options that a consumer sends to its group; times in milliseconds."""
 
     group: str
     assignor: str
     ack_wait_ms: int
     max_deliver: int
     reset: int
-    max_poll_ms: int = 300_000  # how long the application may not ask for records
+    max_poll_ms: int = 300_000  # the longest time between two polls
     ordered: bool | None = None  # None: records with a key keep its order, others have none
-    prefetch: int | None = None  # records that are leased at a time; None: as it keeps up
-    session_ms: int = 0  # it is gone when it is silent for longer; 0: SESSION_MS
+    # records that are leased at a time; None: by the application's speed
+    prefetch: int | None = None
+    session_ms: int = 0  # after so long a silence the group removes it; 0: SESSION_MS
 
 
 class Membership:
@@ -58,14 +93,15 @@ class Membership:
         self.assigned: tuple[str, ...] = ()
         self.generation = 0
         self.changes: deque[tuple[tuple[str, ...], tuple[str, ...]]] = deque()  # (lost, gained)
-        self.is_joined = False
-        self.told: tuple[str, ...] = ()  # the partitions that the coordinator was told of last ...
-        self._confirmed: tuple[str, ...] = ()  # ... and those that it has answered to
-        self.topic_id = ""  # of the topic that we join for
+        self.state = MembershipState.JOINING
+        self.is_joined = False  # in the state JOINED; each turn reads it
+        self.told: tuple[str, ...] = ()  # the partitions reported to the coordinator last ...
+        self._confirmed: tuple[str, ...] = ()  # ... and those that it has confirmed
+        self.topic_id = ""  # of the topic to join for
         self.retry_at = 0  # join, at first at once
         self.beat_at = NEVER
         self._new_name = new_name
-        self._on_join = on_join  # called with the topic's id whenever we ask to be a member
+        self._on_join = on_join  # called with the topic's id at each join
         self._router = router
         self._outbox = outbox
         self._timers = timers
@@ -78,30 +114,30 @@ class Membership:
 
     @property
     def is_known(self) -> bool:
-        """Whether the coordinator may take us for a member."""
+        """Whether the coordinator may know this member."""
         return self.is_joined or bool(self._joining)
 
     def retry(self, now: int, pause: int = RETRY_MS) -> None:
-        """Have what waits for the coordinator, or for leaders, looked at again after *pause* ms."""
+        """Set a timer, after *pause* ms, for requests that wait for the coordinator or leaders."""
         if not self.retry_at:
             self.retry_at = now + pause
 
     def partitions(self) -> tuple[str, ...]:
-        """Those that the topic has, as far as we know."""
-        known = self._router.topics.get(self.topic)
+        """The partitions of the topic, as far as known."""
+        known = self._router.metadata.topics.get(self.topic)
         return tuple(p.partition for p in known.partitions) if known else self.told
 
     def is_made_again(self) -> bool:
-        """Whether the topic is another one by now than the one that we wanted to join for."""
-        known = self._router.topics.get(self.topic)
+        """Whether the topic was created again since the join began."""
+        known = self._router.metadata.topics.get(self.topic)
         return known is not None and self.topic_id not in ("", known.topic_id)
 
     def join(self, now: int) -> None:
-        """Ask to be a member, unless that is under way."""
+        """Join, unless a join is in flight."""
         if self._joining or self.retry_at > now:
             return
         coordinator = self.coordinator.find()
-        known = self._router.topics.get(self.topic)
+        known = self._router.metadata.topics.get(self.topic)
         if known is None:
             self._router.refresh(self.topic)
         if coordinator is None or known is None:
@@ -128,7 +164,7 @@ class Membership:
         self._on_join(self.topic_id, now)
 
     def heartbeat(self, now: int) -> None:
-        """Say that we live, and which partitions the topic has, if the coordinator may not know."""
+        """Send a heartbeat, with the topic's partitions if the coordinator may not know them."""
         self.beat_at = now + self._beat_ms
         coordinator = self.coordinator.find()
         if not self.is_joined:
@@ -136,7 +172,7 @@ class Membership:
         self._router.refresh(self.topic)  # Partitions may have been added.
         self._timers.drop(("beat", self._beat))
         self._beat, self.told = self._outbox.number(), self.partitions()
-        # Who coordinates and knows us has answered us: another one says that we are no member.
+        # The coordinator has answered a member; only another broker says that it is none.
         news = self.told if self.told != self._confirmed else ()
         beat = Heartbeat(self._beat, self.group, self.name, news)
         if coordinator is not None:
@@ -144,7 +180,7 @@ class Membership:
         self._timers.set(("beat", self._beat), now + self.coordinator.patience_ms)
 
     def unanswered(self, kind: str, request: int, now: int) -> None:
-        """The coordinator let us wait for too long: ask again."""
+        """Take in that the coordinator has not answered in time: ask again."""
         if kind == "join" and request == self._joining:
             self._joining = 0
             self.join(now)
@@ -152,11 +188,11 @@ class Membership:
             self.heartbeat(now)
 
     def is_waiting_for(self, request: int) -> bool:
-        """Whether this is the answer to our last request."""
+        """Whether this answers the last request."""
         return bool(request) and request in (self._joining, self._beat)
 
     def answered(self, m: Assigned, now: int) -> bool:
-        """The last request is over; returns whether it was one to join."""
+        """Finish the last request; returns whether it was a join."""
         is_join = m.id == self._joining
         self._timers.drop(("join" if is_join else "beat", m.id))
         if is_join:
@@ -170,8 +206,8 @@ class Membership:
         return is_join
 
     def assign(self, m: Assigned, now: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """We are a member, with these partitions; returns those that we lost and those gained."""
-        self.is_joined = True
+        """Take in the assigned partitions; returns those that were lost and those gained."""
+        self._move(MembershipState.JOINED)
         self._confirmed = self.told
         self.beat_at = now + self._beat_ms
         self.generation = m.generation
@@ -183,31 +219,44 @@ class Membership:
         return lost, gained
 
     def leave(self, unread: list[Span]) -> None:
-        """Say that we go, and what the application has not seen of our leases."""
+        """Leave, and give back the records that the application has not got."""
         coordinator = self.coordinator.find()
         if coordinator is not None and self.is_known:
             leave = Leave(self._outbox.number(), self.group, self.name, tuple(unread))
             self._outbox.post(coordinator, leave)
 
     def fenced(self) -> None:
-        """The coordinator does not know us: we come as another member."""
+        """Take in that the coordinator does not know the member: it joins again as another one."""
         self.name = self._new_name()
         self._confirmed = ()
-        self.is_joined = False
+        if self.is_joined:
+            self._move(MembershipState.JOINING)
         self._joining = self._beat = 0
         self.beat_at = NEVER
         self.retry_at = 0
 
     def lapsed(self) -> tuple[str, ...]:
-        """We leave for now, and come as another member; returns the partitions that we lose."""
+        """Leave for now, to join again as another member; returns the partitions that are lost."""
+        if self.is_joined:
+            self._move(MembershipState.LAPSED)
         self.fenced()
         lost, self.assigned = self.assigned, ()
         if lost:
             self.changes.append((lost, ()))
         return lost
 
-    def left(self) -> None:
-        """We are no member any more, and shall not be."""
-        self.is_joined = False
+    def rejoin(self) -> None:
+        """Join again after a lapse."""
+        self._move(MembershipState.JOINING)
+
+    def left(self, state: MembershipState) -> None:
+        """End the membership for good: the consumer is UNSUBSCRIBED or CLOSED."""
+        self._move(state)
         self.beat_at = NEVER
         self.retry_at = 0
+
+    def _move(self, to: MembershipState) -> None:
+        if to is not self.state:
+            assert to in TRANSITIONS[self.state], f"{self.state.name} -> {to.name}"
+            self.state = to
+            self.is_joined = to is MembershipState.JOINED

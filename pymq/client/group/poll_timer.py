@@ -1,49 +1,43 @@
-"""Whether the application still asks for records; if not for long, others get what it has."""
+"""Whether the application still polls; if not for long, other members get its records."""
 
 from __future__ import annotations
 
 from pymq.core.types import NEVER
 from pymq.errors import FencedMember
 
-LOOKS = 4  # in an interval, whether the application still polls
+LOOKS = 4  # checks in an interval
 
 
 class PollTimer:
-    """How long the application has not asked for records.
+    """How long the application has not polled.
 
-    To ask costs it no look at a clock: a flag says that it has, and is looked at now and then. So
-    its time is over after *max_poll_ms* milliseconds, or up to a quarter more. It has lapsed then,
-    until it asks again.
+    A poll reads no clock: it sets a flag, which the machine checks now and then. So the time is
+    over after *max_poll_ms* milliseconds, or up to a quarter more. Then the member lapses, until
+    the application polls again.
     """
 
     def __init__(self, max_poll_ms: int) -> None:
-        self.is_used = True  # the application has asked for records; set by any thread
-        self.has_lapsed = False  # it had not, for so long that it has lost its partitions
+        self.is_used = True  # the application has polled; set by any thread
         self.look_at = 0  # at first at once
         self._max_poll_ms = max_poll_ms
-        self._idle_looks = 0  # in a row that found it not used
-
-    def asked(self) -> bool:
-        """The application asks for records; returns whether it had lapsed."""
-        self.is_used = True
-        had_lapsed, self.has_lapsed = self.has_lapsed, False
-        return had_lapsed
+        self._idle_looks = 0  # checks in a row without a poll
 
     def look(self, now: int, *, is_awaited: bool) -> bool:
-        """Look whether it has asked, or waits for records; returns whether its time is over."""
+        """Check whether the application has polled or waits for records; returns whether it is
+        late.
+        """
         self.look_at = now + max(1, self._max_poll_ms // LOOKS)
         self._idle_looks = 0 if self.is_used or is_awaited else self._idle_looks + 1
         self.is_used = False
         return self._idle_looks >= LOOKS
 
-    def lapse(self) -> FencedMember:
-        """Its time is over; returns what it is told of its leases."""
-        self.has_lapsed = True
+    def late(self) -> FencedMember:
+        """Return the error for the next commit of an application that polled too late."""
         return FencedMember(
             f"nothing was polled for {self._max_poll_ms / 1000:g} s "
             "(max_poll_interval_s), so its records go to others of the group"
         )
 
     def stop(self) -> None:
-        """Nobody looks any more."""
+        """Stop the checks."""
         self.look_at = NEVER

@@ -1,8 +1,8 @@
-"""Whether the group of a consumer is still subscribed to the topic.
+"""Whether a consumer's group is still subscribed to the topic.
 
-A group's subscription is in the metadata, which its coordinator does not know. The coordinator
-gives up the members of a group that is unsubscribed; the one after it knows nothing of that. So a
-consumer that joins again asks the zkserver, while it joins: that takes no time from it.
+The subscription is in the metadata, which the coordinator does not know. A coordinator removes the
+members of a group that is unsubscribed; its successor does not know that. So a consumer that joins
+again asks the zkserver at the same time.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Callable
 
 from pymq.client.router import Call, Router
 from pymq.core.message import GetMetadata, Locate, Subscribe
-from pymq.core.metadata.nodes import TopicMetadata
+from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import NotSubscribed
 
-ASK_MS = 30_000  # how long the zkservers have; without an answer the subscription is taken for good
+ASK_MS = 30_000  # timeout; without an answer the group counts as subscribed
 
 
 class Subscription:
-    """The subscription of one consumer's group, as :meth:`pymq.Client.consumer` has made it."""
+    """The subscription of one consumer's group, made by :meth:`pymq.Client.consumer`."""
 
     def __init__(
         self, group: str, topic: str, router: Router, on_refused: Callable[[NotSubscribed], None]
     ) -> None:
-        known = router.topics.get(topic)
+        known = router.metadata.topics.get(topic)
         self._topic_id = known.topic_id if known is not None else ""
         self._group = group
         self._topic = topic
@@ -35,9 +35,9 @@ class Subscription:
         self._until = 0
 
     def joins(self, topic_id: str, now: int) -> None:
-        """The consumer joins its group, for the topic with that id.
+        """Take in that the consumer joins its group, for the topic with that id.
 
-        Of a topic that was made again the group is subscribed to nothing yet, so it is subscribed.
+        A topic that was created again has no subscriptions yet, so the group is subscribed.
         """
         if self._call is not None and not self._call.is_done:
             return
@@ -52,7 +52,7 @@ class Subscription:
         self._has_joined = True
 
     def _answered(self) -> None:
-        """Of a topic that was made again meanwhile there is no subscription either: look."""
+        """Check whether the topic was created again meanwhile: that has no subscription either."""
         if self._call is not None and isinstance(self._call.error, NotSubscribed):
             topic, until = self._topic, self._until
             self._refused = self._call.error
@@ -63,6 +63,6 @@ class Subscription:
         if self._call is None or self._refused is None:
             return
         refused, self._refused, found = self._refused, None, self._call.result
-        # A consumer joins again for a topic that was made again, and its group is subscribed then.
+        # A consumer joins again for a topic that was created again, which subscribes its group.
         if isinstance(found, TopicMetadata) and found.topic_id == self._topic_id:
             self._on_refused(refused)

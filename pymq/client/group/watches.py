@@ -1,6 +1,6 @@
-"""How far the partitions reach that a member of a group was assigned.
+"""The ends of a member's assigned partitions.
 
-Of each it keeps itself informed, by a fetch of nothing that is answered when there is more.
+The member watches each with a fetch without data, which the broker answers when there is more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pymq.errors import OffsetOutOfRange, PymqError, ReplicaNotAvailable
 
 @define
 class WatermarkWatch:
-    """One assigned partition: how far it is known to reach."""
+    """One assigned partition, and its known end."""
 
     partition: str
     route: PartitionRoute
@@ -49,17 +49,19 @@ class WatermarkWatches:
         return iter(self._watches.values())
 
     def change(self, lost: tuple[str, ...], gained: tuple[str, ...]) -> None:
-        """Other partitions are assigned now."""
+        """Take in the assigned partitions."""
         for partition in lost:
             self._watches.pop(partition, None)
-            self._timers.drop(("watch", partition))  # It may come back before that is over.
+            # The partition may be assigned again before that is answered.
+            self._timers.drop(("watch", partition))
         for partition in gained:
             self._watches[partition] = self._new(partition)
 
     def forget(self) -> None:
-        """The topic was deleted; should it be made again, it begins at its beginning."""
+        """Take in that the topic was deleted: a new topic of its name begins at its beginning."""
         for partition in self._watches:
-            self._timers.drop(("watch", partition))  # Else nobody is asked before that is over.
+            # Otherwise no request would be sent before that is answered.
+            self._timers.drop(("watch", partition))
         self._watches = {partition: self._new(partition) for partition in self._watches}
 
     def _new(self, partition: str) -> WatermarkWatch:
@@ -67,11 +69,11 @@ class WatermarkWatches:
 
     @property
     def know_ends(self) -> bool:
-        """Whether it is known of all partitions how far they reach."""
+        """Whether the ends of all partitions are known."""
         return all(watch.end >= 0 for watch in self._watches.values())
 
     def known(self, but: Container[str]) -> tuple[tuple[str, int, int], ...]:
-        """Partitions with where they begin and end, as far as that is known; some left out."""
+        """Return where partitions begin and end, as far as known, without those of *but*."""
         return tuple(
             (w.partition, w.log_start, w.end)
             for w in self._watches.values()
@@ -79,24 +81,24 @@ class WatermarkWatches:
         )
 
     def unkeyed(self) -> tuple[tuple[str, int, int], ...]:
-        """Ranges of records without a key, as far as they are known."""
+        """The known ranges of records without a key."""
         return tuple(
             (w.partition, start, end) for w in self._watches.values() for start, end in w.unkeyed
         )
 
     def saw(self, partition: str, header: Header) -> None:
-        """A batch of a partition has come, whose leader may not have told of it."""
+        """Take in the end of a fetched batch, which the leader may not have reported yet."""
         watch = self._watches.get(partition)
         if watch is not None and not has_keys(header):
             watch.unkeyed.put(header.base_offset, header.end_offset)
 
     def end(self, partition: str) -> int:
-        """How far a partition is known to reach."""
+        """Return the known end of a partition."""
         watch = self._watches.get(partition)
         return watch.end if watch is not None else -1
 
     def begins(self, partition: str, log_start: int) -> None:
-        """A partition was found to begin there."""
+        """Take in where a partition begins."""
         watch = self._watches.get(partition)
         if watch is not None:
             watch.log_start = max(watch.log_start, log_start)
@@ -104,7 +106,9 @@ class WatermarkWatches:
                 watch.end = max(watch.end, watch.log_start)
 
     def look(self, now: int) -> None:
-        """Ask wherever nobody is asked, or one who does not lead any more."""
+        """Send a request for each partition without one, or with one at a broker that leads no
+        more.
+        """
         for watch in self._watches.values():
             if watch.request and watch.route.has_moved(self._router):
                 watch.request = 0
@@ -112,18 +116,18 @@ class WatermarkWatches:
             self.ask(watch, now)
 
     def ask(self, watch: WatermarkWatch, now: int) -> None:
-        """Have the leader tell when there is more than we know of."""
+        """Ask the leader to answer when the partition grows."""
         if watch.request or ("watch", watch.partition) in self._timers:
             return
         is_new = watch.end < 0
-        # Of a follower a new group would take an end that is before the real one.
+        # A follower may name an end before the real one, which a new group would begin at.
         at_end = is_new and self._membership.config.reset == END
         peer = watch.route.find(self._router, of_leader=at_end)
         if peer is None:
             return
         watch.request = self._outbox.number()
         offset, wait = (END, 0) if is_new else (watch.end, wait_ms(len(self._watches)))
-        # Another topic of that name begins and ends elsewhere, and the group would go by that.
+        # A new topic of that name begins and ends elsewhere, which would mislead the group.
         id = self._membership.topic_id
         is_elsewhere = watch.route.is_elsewhere
         if is_elsewhere:
@@ -143,7 +147,7 @@ class WatermarkWatches:
         self._timers.set(("watch", watch.partition), due)
 
     def over(self, partition: str, now: int) -> None:
-        """A partition is to be asked again, or has not answered."""
+        """Take in that a retry is due, or an answer is missing."""
         watch = self._watches.get(partition)
         if watch is None:
             return
@@ -153,7 +157,7 @@ class WatermarkWatches:
         self.ask(watch, now)
 
     def answered(self, m: Fetched) -> WatermarkWatch | None:
-        """Whom this is the answer for, if it is still waited for."""
+        """Return the partition that an answer is for, if it is awaited."""
         watch = self._watches.get(m.partition)
         if watch is None or watch.request != m.id:
             return None
@@ -162,9 +166,9 @@ class WatermarkWatches:
         return watch
 
     def refused(self, watch: WatermarkWatch, error: PymqError, now: int) -> bool:
-        """It did not tell; returns whether to ask again is of no use."""
+        """Take in an error; returns whether it is final."""
         if isinstance(error, (OffsetOutOfRange, ReplicaNotAvailable)) and watch.end >= 0:
-            watch.end = -1  # The topic was made anew, or its end has gone to other brokers.
+            watch.end = -1  # The topic was created again, or its open block has moved.
             watch.unkeyed = Ranges(RUNS_MAX)
             self.ask(watch, now)
             return False
@@ -174,9 +178,11 @@ class WatermarkWatches:
         return pause is None
 
     def came(self, watch: WatermarkWatch, m: Fetched, now: int) -> tuple[bool, bool]:
-        """Returns whether its end was not known before, and whether there is more than before."""
+        """Take in an answer; returns whether the end was unknown before, and whether it has
+        grown.
+        """
         if watch.route.is_elsewhere:
-            # A follower does not wait for more; the leader is asked again if there is one by then.
+            # A follower answers at once; the leader is asked again when there is one.
             self._timers.set(("watch", watch.partition), now + RETRY_MAX_MS)
             watch.route.leave()
         else:
@@ -185,5 +191,5 @@ class WatermarkWatches:
         watch.log_start = m.log_start if is_new else max(watch.log_start, m.log_start)
         for start, end in m.unkeyed:
             watch.unkeyed.put(start, end)
-        watch.end = max(watch.end, m.high_watermark)  # A new leader may not know it at once.
+        watch.end = max(watch.end, m.high_watermark)  # A new leader may not know the end at once.
         return is_new, has_more

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pymq.client.base import Driver, Waitable, check_timeout
+from pymq.client.base import ClientDriver, Waitable, check_timeout
 from pymq.core.batch.columns import ANY, Headers, width_of
 from pymq.core.batch.record import EncodedBatch, RecordMetadata
 from pymq.core.types import NEVER
 from pymq.errors import ConfigError, DeliveryTimeout, PymqError
 
 if TYPE_CHECKING:
-    from pymq.client.base import Loop
+    from pymq.client.base import ClientLoop
     from pymq.client.producer.partition_queue import PartitionQueue
     from pymq.client.producer.sender import Sender
 
@@ -37,7 +37,7 @@ class ColumnBuffer:
     the result of :func:`pymq.core.batch.columns.width_of`.
     """
 
-    __slots__ = ("headers", "keys", "timestamps", "values", "width")
+    __slots__ = ("attributes", "headers", "keys", "timestamps", "values", "width")
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class ColumnBuffer:
         self.keys = keys
         self.headers = headers
         self.timestamps = timestamps
+        self.attributes = 0  # of the batch: whether records have a delay or an expiry
         self.width = width_of(values) if width == ANY else width
 
     def __len__(self) -> int:
@@ -96,7 +97,9 @@ class ColumnBuffer:
         headers = self.headers[start:end] if self.headers is not None else None
         times = self.timestamps[start:end] if self.timestamps is not None else None
         # Parts of values with many lengths are not checked again.
-        return ColumnBuffer(self.values[start:end], keys, headers, times, self.width)
+        part = ColumnBuffer(self.values[start:end], keys, headers, times, self.width)
+        part.attributes = self.attributes
+        return part
 
 
 def joined(many: Sequence[ColumnBuffer]) -> ColumnBuffer:
@@ -155,7 +158,7 @@ class Batch(Waitable):
         super().__init__()
         self.queue = queue
         self.columns: ColumnBuffer | None = columns  # until it is encoded
-        self.count = len(columns)
+        self.count = len(columns.values)
         self.size = size  # size of its records in the producer's buffer
         self.timestamp_ms = wall_ms  # of its records that have no time of their own
         self.timestamps = columns.timestamps
@@ -306,21 +309,14 @@ class Delivery:
             DeliveryTimeout: *timeout* seconds are over; sending goes on.
             PymqError: why the record was not written.
         """
-        batch = self._settled(timeout)
+        batch = self.owner.queue.backlog.settle(self, timeout)
         if batch.error is not None:
             raise batch.error
         return batch.metadata(self.index)
 
     def exception(self, timeout: float | None = None) -> PymqError | None:
         """Wait as :meth:`result` does, and return the error or None."""
-        return self._settled(timeout).error
-
-    def _settled(self, timeout: float | None) -> Batch:
-        backlog = self.owner.queue.backlog
-        batch = backlog.settle(self, timeout)
-        if batch.error is not None:
-            backlog.looked_at(batch, self.index)
-        return batch
+        return self.owner.queue.backlog.settle(self, timeout).error
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
         """Call *callback* with this delivery once it is done, in the thread that finishes it."""
@@ -358,7 +354,7 @@ class Deliveries:
 
     __slots__ = ("_driver", "_parts", "_sender")
 
-    def __init__(self, driver: Driver, parts: Sequence[DeliveryPart], sender: Sender) -> None:
+    def __init__(self, driver: ClientDriver, parts: Sequence[DeliveryPart], sender: Sender) -> None:
         self._driver = driver
         self._parts = parts
         self._sender = sender
@@ -392,7 +388,7 @@ class Deliveries:
         if failed and (error := failed[0][0].error) is not None:
             raise error
 
-    def _pending(self, loop: Loop) -> list[Batch]:
+    def _pending(self, loop: ClientLoop) -> list[Batch]:
         """Return the unfinished batches; the caller holds the driver's lock and turns the loop."""
         if not all(part.pieces for part in self._parts):
             self._sender.seal_by(loop)

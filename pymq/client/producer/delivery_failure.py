@@ -1,4 +1,4 @@
-"""Why a batch was not answered in time, and whether it may have been written all the same."""
+"""The error of a batch without an answer: the last obstacle, and whether it may be written."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pymq.errors import (
 
 
 def told_by(source: str, error: PymqError) -> PymqError:
-    """What *source* has refused something for, with its name."""
+    """Describe a refusal: the error and the name of the broker or zkserver."""
     return error_from_code(error.code, f"{source}: {error}", error.details)
 
 
 def silence(router: Router, leader: str) -> PymqError:
-    """Why *leader* does not answer, as far as that is known."""
+    """Describe why *leader* does not answer, as far as that is known."""
     if router.is_lost(leader):
         return Disconnected(f"there is no connection to {leader}")
     return RequestTimeout(f"{leader} did not answer")
 
 
 def overdue(router: Router, batch: Batch, timeout_ms: int) -> DeliveryTimeout:
-    """The error of a batch that was not answered within *timeout_ms*."""
+    """Return the error of a batch that was not answered within *timeout_ms*."""
     queue = batch.queue
     topic, partition = queue.topic, queue.partition
     reason = queue.trouble
-    if reason is None and router.find(topic, partition) is None:
+    if reason is None and router.metadata.find(topic, partition) is None:
         why = router.why_no_leader(topic)
         reason = NotLeader(f"the leader of {topic}/{partition} is unknown: {why}")
     elif reason is None and batch.request and queue.target is not None:

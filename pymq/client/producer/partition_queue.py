@@ -1,12 +1,21 @@
-"""One partition's records on their way through a producer: sent, sealed into batches, numbered.
+"""A producer's queue for one partition: records, closed into batches, with sequences.
 
-``send`` runs in the user's threads and takes no lock: it appends to what gathers in a queue, which
-only the producer's machine empties, under the driver's lock. What makes that safe is the order of
-two steps on each side. The sender appends, then looks whether the queue is armed; the machine
-disarms it, then empties it. So a record is either taken, or its sender arms the queue again. With
-each seal another gathering takes the place of the last. The sender appends to one, then looks
-whether it is still in its place; the machine puts another there, then empties it. So a record is
-either taken, or its sender says that there is more in that one.
+``send`` runs in the user's threads without a lock. It appends to the queue's open batch, which only
+the producer's machine empties, under the driver's lock. The order of steps makes that safe:
+
+| | user's thread | machine |
+|---|---|---|
+| 1 | appends the record | disarms the queue |
+| 2 | arms the queue unless it is armed | empties the open batch |
+
+So the machine takes the record, or the thread arms the queue again.
+
+| | user's thread | machine |
+|---|---|---|
+| 1 | appends to the open batch | puts a new open batch in its place |
+| 2 | if another took its place, notes the old one as late | empties the old one |
+
+So the machine takes the record, or finds it in a late batch.
 """
 
 from __future__ import annotations
@@ -15,6 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pymq.client.base import Waitable
@@ -31,25 +41,27 @@ from pymq.client.producer.delivery import (
 )
 from pymq.core.batch.header import NO_PRODUCER
 from pymq.core.batch.record import EncodedBatch
-from pymq.core.metadata.nodes import PartitionLeader
+from pymq.core.delay.record_times import times_of
+from pymq.core.metadata.descriptions import PartitionLeader
 from pymq.core.types import AckMode
 from pymq.errors import PymqError
 
 if TYPE_CHECKING:
-    from pymq.client.producer.producer import ProducerTopic
+    from pymq.client.producer.producer_topic import ProducerTopic
     from pymq.client.producer.sender import Sender
 
 COUNT_MAX = 100_000  # records a batch
-# With so many bytes in a batch, records without a key begin one in the next partition.
+# bytes in a batch after which records without a key go to the next partition
 SPREAD_BYTES = 1 << 10
-RETRY_MS = 20  # before what was refused is sent again; each time twice as long, up to ...
+RETRY_MS = 20  # before a refused batch is resent; doubled each time, up to ...
 RETRY_MAX_MS = 250
-PAST_MAX = 32  # numbers that a batch may have been written under; more are not looked for
+PAST_MAX = 32  # earlier sequences of a batch that are still looked for
 _SINGLE = frozenset({tuple})
+_VALUE = itemgetter(0)  # of a row
 
 
 class PartitionQueue:
-    """One partition's records on their way."""
+    """The records of one partition that are not acknowledged yet."""
 
     __slots__ = (
         "backlog",
@@ -92,43 +104,43 @@ class PartitionQueue:
         self.config = sender.config
         self.topic = topic
         self.partition = partition
-        self.topic_id = ""  # of the topic that the numbers below are for
-        self.gathering = OpenBatch(self)  # what is sent now, by any thread
-        self.late: deque[OpenBatch] = deque()  # earlier ones that something was added to since
-        self.bytes = 0  # about what has gathered
-        self.limit = self.config.batch_bytes  # with so many bytes ``send`` looks what is to be done
+        self.topic_id = ""  # id of the topic that the sequences below are for
+        self.gathering = OpenBatch(self)  # the open batch, to which any thread appends
+        self.late: deque[OpenBatch] = deque()  # earlier open batches that got a record since
+        self.bytes = 0  # size of the open batch, roughly
+        self.limit = self.config.batch_bytes  # with so many bytes ``send`` fills a batch
         self.topic_queues: ProducerTopic | None = (
-            None  # where others of its topic may take its turn
+            None  # where the next partition of its topic takes over
         )
-        self.has_keys = self.has_extras = self.has_parts = False  # whether any ever had
+        self.has_keys = self.has_extras = self.has_parts = False  # a record had a key, at any time
         self.is_armed = False
-        self.is_due = False  # somebody waits, and has seen to it that it is sealed
-        self.held_at = -1  # when it was due and not sealed, since nothing more could leave
+        self.is_due = False  # a thread waits for it, and the machine will close it
+        self.held_at = -1  # since when it is due but cannot send
         self.callbacks: deque[tuple[Delivery, Callable[[], None]]] = deque()
-        self.waiters: deque[threading.Lock] = deque()  # of threads that want it all answered
-        # Below is the machine's alone.
+        self.waiters: deque[threading.Lock] = deque()  # of threads that wait for all answers
+        # Only the machine uses what follows.
         self.sealed: deque[Batch] = deque()  # not sent yet
-        # What was sent, in order, from the first that is not answered on.
+        # Sent batches in order, from the first without an answer on.
         self.in_flight: deque[Batch] = deque()
-        self.places = 0  # batches that were ever sent: a partition remembers the last few of them
-        self.target: PartitionLeader | None = None  # to whom they were sent
+        self.places = 0  # batches sent so far; a partition remembers the last few
+        self.target: PartitionLeader | None = None  # the broker they were sent to
         self.epoch = self.config.producer_epoch  # rises when a batch is lost for good
-        self.next_sequence = -1 if self.config.is_named else 0  # -1: to be asked for
-        self.is_asking = 0  # the request for it that is under way: see Sequences
+        self.next_sequence = -1 if self.config.is_named else 0  # -1: not known
+        self.is_asking = 0  # the request for it, if one is in flight: see Sequences
         self.known = Waitable()  # done once the next sequence is known
         self.must_resend = self.must_ask = self.is_renumbering = False
-        # Whether the partition has taken a batch of this epoch since we began to send. Before, only
-        # one is sent at a time. An epoch goes on where the partition stands, and that may not be
-        # where we think: of two batches it would refuse the first, and could take the second.
+        # Whether the partition has accepted a batch of this epoch. Before that, only one batch is
+        # in flight: the partition may expect another sequence than the producer has, and of two
+        # batches it could refuse the first and accept the second.
         self.is_sure = not self.config.is_named
         self.retry_at = 0
-        self.tries = 0  # since something was answered last
-        self.trouble: PymqError | None = None  # what stood in the way last, since then
+        self.tries = 0  # failures since the last answer
+        self.trouble: PymqError | None = None  # the last error since then
 
     # --- sealing --------------------------------------------------------------------------------
 
     def add(self, item: Row | DeliveryPart) -> OpenBatch:
-        """Take something in, and say where it gathers; any thread may call this.
+        """Append a record and return its open batch; any thread may call this.
 
         ``Producer.send`` does the same by itself.
         """
@@ -139,12 +151,13 @@ class PartitionQueue:
         return gathering
 
     def _take(self) -> tuple[list[Row | DeliveryPart], list[OpenBatch]]:
-        """Take out what has gathered; returns it in its order, and where it did."""
+        """Take out the records of all open batches, in order."""
         gathering = self.gathering
         self.gathering = OpenBatch(self)  # First this, then empty it: see the module's top.
         taken, sources = gathering.take(), [gathering]
         before: list[Row | DeliveryPart] = []
-        for _ in range(len(self.late)):  # after that, since what a thread adds next is not late
+        # After that a thread appends to the new one, so its record is not late.
+        for _ in range(len(self.late)):
             late = self.late.popleft()
             if late is gathering:
                 taken += late.take()
@@ -154,7 +167,7 @@ class PartitionQueue:
         return before + taken if before else taken, sources
 
     def seal(self, now: int, wall_ms: int) -> None:
-        """Make batches of everything that was sent so far."""
+        """Close all records sent so far into batches."""
         # First this, then empty it: see the module's top.
         self.is_armed = self.is_due = False
         self.held_at = -1
@@ -179,12 +192,12 @@ class PartitionQueue:
         if self.sealed:
             while self.waiters:
                 self.sealed[-1].wake(self.waiters.popleft())
-            # Some are put back, for records that come while we seal: those are the next seal's.
+            # Late ones that come meanwhile are for the next time.
             for _ in range(len(self.callbacks)):
                 try:
                     entry = self.callbacks.popleft()
                 except IndexError:
-                    break  # Whoever added it has found its batch, and taken it back.
+                    break  # Its thread has found the record's batch and withdrawn it.
                 self._attach(*entry)
 
     def _attach(self, delivery: Delivery, callback: Callable[[], None]) -> None:
@@ -192,13 +205,13 @@ class PartitionQueue:
         if batch is not None:
             batch.then(callback)
         else:
-            self.callbacks.append((delivery, callback))  # Its record came after this seal.
+            self.callbacks.append((delivery, callback))  # Its record came after this call.
 
     def _seal_run(self, run: list[Row], wall_ms: int, until: int) -> list[Batch]:
-        """Make batches of records that follow each other; as a rule it is one."""
+        """Make batches of consecutive records: usually one."""
         if not run:
             return []
-        columns = ColumnBuffer([row[0] for row in run])
+        columns = ColumnBuffer(list(map(_VALUE, run)))
         if self.has_keys:
             columns.keys = [row[1] if len(row) > 1 else None for row in run]
         if self.has_extras:
@@ -206,6 +219,8 @@ class PartitionQueue:
             times = [row[3] if len(row) > 2 else None for row in run]
             if any(time is not None for time in times):
                 columns.timestamps = [wall_ms if time is None else time for time in times]
+            if self.backlog.has_times:
+                columns.attributes = times_of(columns.headers)
         limit, size = self.config.batch_bytes, columns.size
         if len(run) <= COUNT_MAX and size <= limit + (limit >> 1):
             batch = Batch(self, columns, size, wall_ms, until, run)
@@ -220,7 +235,7 @@ class PartitionQueue:
         return made
 
     def _seal_parts(self, parts: list[DeliveryPart], wall_ms: int, until: int) -> None:
-        """Make batches of bulk sends in a row: small ones together, large ones cut."""
+        """Make batches of consecutive bulk sends: small ones joined, large ones cut."""
         limit = self.config.batch_bytes
         most = limit + (limit >> 1)
         together: list[DeliveryPart] = []
@@ -238,7 +253,7 @@ class PartitionQueue:
         self._seal_together(together, wall_ms, until)
 
     def _seal_together(self, parts: list[DeliveryPart], wall_ms: int, until: int) -> None:
-        """Make one batch of several bulk sends, or as many as it takes of a single one."""
+        """Make one batch of several bulk sends, or several batches of a single one."""
         if len(parts) == 1:
             (part,) = parts
             start = 0
@@ -260,16 +275,12 @@ class PartitionQueue:
 
     # --- numbering ------------------------------------------------------------------------------
 
-    def is_for_another(self, topic_id: str) -> bool:
-        """Whether the numbers here are for another topic of that name."""
-        return self.topic_id not in ("", topic_id)
-
     def meet(self, topic_id: str) -> None:
-        """A topic that was deleted and made anew knows nothing of the numbers of the old one.
+        """Begin anew for a topic that was deleted and created again.
 
-        Under the same epoch, what was sent to the old one could be taken for what comes now.
+        It needs another epoch: under the same, a batch for the old topic could pass for a new one.
         """
-        if self.is_for_another(topic_id):
+        if self.topic_id not in ("", topic_id):  # The sequences are for the topic before.
             self.epoch += 1
             self.is_sure = False
             if self.config.is_named:
@@ -282,15 +293,15 @@ class PartitionQueue:
         self.topic_id = topic_id
 
     def forget_sequence(self) -> None:
-        """Only the broker knows where the partition stands; whoever wants to know it waits."""
+        """Forget the next sequence: the producer asks the broker for it."""
         self.next_sequence = -1
         if self.known.is_done:
             self.known = Waitable()
 
     def number(self, batch: Batch, acks: AckMode) -> EncodedBatch:
-        """Encode a batch with the numbers that it has in its partition.
+        """Encode a batch with its epoch and sequence.
 
-        What is not answered has none: its loss could not be told from its repetition.
+        A batch without acks has none: its loss could not be told from a repeat.
         """
         config = self.config
         named = config.producer_id != NO_PRODUCER and acks is not AckMode.NONE
@@ -307,32 +318,35 @@ class PartitionQueue:
                 producer_epoch=self.epoch,
                 base_sequence=batch.sequence,
                 codec=config.codec,
+                attributes=columns.attributes,
                 width=columns.width,
             )
             batch.columns = None
         assert encoded is not None, "a batch has its records, encoded or not"
-        if not named:
-            return encoded
-        if batch.sequence < 0 or self._is_void(batch, encoded):
+        if named and columns is None and (batch.sequence < 0 or self._is_void(batch, encoded)):
             if batch.sequence >= 0:
                 self._remember(batch, encoded)
             batch.sequence = self.next_sequence
             encoded = batch.encoded = encoded.numbered(self.epoch, batch.sequence)
-        # What was sent before keeps its number, even if those after it were answered: under another
-        # it would be written twice, and under that of another it would be taken for that one.
+        if not named:
+            return encoded
+        # A batch that was sent keeps its sequence, even if later ones were answered. Under a new
+        # one it could be written twice; under that of another batch it would pass for that batch.
         self.next_sequence = max(self.next_sequence, batch.sequence + batch.count)
         return encoded
 
     def _is_void(self, batch: Batch, encoded: EncodedBatch) -> bool:
-        """Whether the numbers of a batch are of an earlier epoch, and nothing is written there."""
+        """Whether a batch has sequences of an earlier epoch, in which nothing is written any
+        more.
+        """
         is_past = encoded.header.producer_epoch != self.epoch
         return is_past and batch.sequence >= self.next_sequence
 
     def renumber(self, batch: Batch, now: int) -> None:
-        """A batch is lost for good: those after it take its place, under a new epoch.
+        """Take in that a batch is lost: those after it take its place, in a new epoch.
 
-        The new epoch fences the lost batch, should it turn up at the broker after all. It may be
-        there already, and those after it, too: the partition says so when it is sent the next one.
+        The new epoch fences the lost batch, which may still reach the broker. If the broker has it
+        already, or later ones, its answer to the next batch says so.
         """
         if batch.sequence < 0:
             return
@@ -343,11 +357,12 @@ class PartitionQueue:
         self.retry_at = now
 
     def void(self, expected: int) -> None:
-        """The partition goes on at *expected*: what is in flight is not there, by these numbers.
+        """Take in that the partition expects *expected*: batches in flight are not there under
+        theirs.
 
-        It may be there by earlier ones: it is asked for by those first, the last ones first. What
-        is not there by any gets a new number, and its old ones are kept, since whoever said so may
-        have been a leader that was none any more.
+        A batch may be there under earlier sequences, so the producer asks for those first, the
+        latest ones first. A batch that is there under none gets a new sequence. Its old ones are
+        kept, since the answer may be of a broker that led no more.
         """
         self._raise_epoch()
         for batch in self.in_flight:
@@ -366,11 +381,11 @@ class PartitionQueue:
         self.must_resend = True
 
     def _remember(self, batch: Batch, encoded: EncodedBatch) -> None:
-        """A batch may have been written under the numbers that it has now."""
+        """Note that a batch may have been written under its present sequence."""
         batch.past = [*batch.past, (encoded.header.producer_epoch, batch.sequence)][-PAST_MAX:]
 
     def taken(self, batch: Batch, epoch: int) -> None:
-        """The partition has taken a batch of *epoch*: those behind it may be sent together."""
+        """Take in that the partition accepted a batch of *epoch*: several may be in flight now."""
         if batch.sequence >= 0 and epoch == self.epoch:
             self.is_sure = True
 
@@ -383,7 +398,7 @@ class PartitionQueue:
     # --- sending --------------------------------------------------------------------------------
 
     def next_batch(self, unanswered: int) -> Batch | None:
-        """Take out the next batch if it may leave; *unanswered* have left that need no answer."""
+        """Take out the next batch if it may leave; *unanswered* without acks have left."""
         in_flight, most = self.in_flight, self.config.max_in_flight
         if not self.sealed or len(in_flight) + unanswered >= most:
             return None
@@ -391,9 +406,9 @@ class PartitionQueue:
         if in_flight:
             last = in_flight[-1]
             if not self.is_sure and last.sequence >= 0:
-                return None  # It tells where the partition stands.
+                return None  # Its answer tells the partition's next sequence.
             if self._is_of_the_past(last):
-                return None  # The next one would fence it.
+                return None  # The next epoch would fence it.
             place = batch.place or self.places + 1
             if place >= in_flight[0].place + most:
                 return None  # The partition would forget the first one.
@@ -403,7 +418,7 @@ class PartitionQueue:
         return self.sealed.popleft()
 
     def _is_of_the_past(self, batch: Batch) -> bool:
-        """Whether a batch is asked for by the numbers of an earlier epoch."""
+        """Whether a batch in flight has sequences of an earlier epoch."""
         encoded = batch.encoded
         return (
             encoded is not None
@@ -413,17 +428,17 @@ class PartitionQueue:
 
     @property
     def pause_ms(self) -> int:
-        """How long to wait before something is tried again, after what has failed so far."""
+        """The pause before the next try, after the failures so far."""
         return min(RETRY_MS << min(self.tries, 10), RETRY_MAX_MS)
 
     def shift(self) -> None:
-        """Let go of what is answered, up to the first that is not."""
+        """Drop answered batches, up to the first without an answer."""
         in_flight = self.in_flight
         while in_flight and in_flight[0].is_done:
             in_flight.popleft()
 
     def resume(self) -> bool:
-        """Begin again, once nothing in flight is waited for, at the first that is not written."""
+        """Restart at the first batch that is not written, when none in flight is awaited."""
         if not self.must_resend or any(batch.request for batch in self.in_flight):
             return False
         self.must_resend = False
@@ -432,7 +447,7 @@ class PartitionQueue:
         self.target, self.is_sure = None, False
         if self.must_ask:
             self.must_ask = False
-            self.forget_sequence()  # Who knows what became of what was given up?
+            self.forget_sequence()  # The result of a batch that was given up is unknown.
         self.is_renumbering = False
         self.sealed.extendleft(reversed(again))
         return True
@@ -443,7 +458,7 @@ def _is_part(item: Row | DeliveryPart) -> bool:
 
 
 def _cuts(columns: ColumnBuffer, limit: int) -> Sequence[int]:
-    """Where to cut records so that each batch has about *limit* bytes: the end of each."""
+    """Return where to cut records into batches of about *limit* bytes: the end of each."""
     count = len(columns)
     width = columns.width
     if columns.keys is None and columns.headers is None and width is not None:

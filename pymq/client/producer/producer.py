@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pymq.client.base import Handle, check_timeout
@@ -16,10 +17,12 @@ from pymq.client.producer.delivery import (
     Row,
     header_bytes,
 )
-from pymq.client.producer.partition_queue import SPREAD_BYTES, PartitionQueue
+from pymq.client.producer.partition_queue import PartitionQueue
+from pymq.client.producer.producer_topic import ProducerTopic
+from pymq.client.producer.send_times import with_times
 from pymq.client.producer.sender import Sender, SenderConfig
 from pymq.core.batch.columns import Headers
-from pymq.core.metadata.nodes import TopicMetadata
+from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.types import AckMode
 from pymq.errors import (
     BufferFull,
@@ -38,59 +41,7 @@ if TYPE_CHECKING:
     from pymq.client.client import Client
 
 HeaderPairs = Iterable[tuple[str, bytes]]
-SPREAD_MAX = 8  # partitions in which a burst of records without a key begins batches
 TIME_MAX = 1 << 62  # milliseconds; differences of two times still have 64 bits
-
-
-class ProducerTopic:
-    """What a producer keeps of a topic it has sent to."""
-
-    __slots__ = ("by_name", "is_bulk", "limit", "metadata", "queues", "sticky", "turn")
-
-    def __init__(self, metadata: TopicMetadata, sender: Sender, turn: int) -> None:
-        self.metadata = metadata
-        self.queues = [
-            PartitionQueue(sender, metadata.topic, p.partition) for p in metadata.partitions
-        ]
-        self.by_name = {queue.partition: queue for queue in self.queues}
-        self.limit = metadata.config.max_record_bytes
-        self.turn = turn % len(self.queues)
-        self.is_bulk = False  # the last batch was full before its linger ended
-        self.choose()
-
-    def choose(self) -> None:
-        """Return the partition for records without a key."""
-        self.sticky = self.queues[self.turn]  # for one batch
-        if len(self.queues) > 1:
-            for queue in self.queues:
-                if queue.topic_queues is None:
-                    queue.limit = min(SPREAD_BYTES, queue.limit)
-                queue.topic_queues = self
-
-    def rotate(self) -> None:
-        """Move on to the next partition for records without a key."""
-        self.turn = (self.turn + 1) % len(self.queues)
-        self.sticky = self.queues[self.turn]
-
-    def spread(self) -> None:
-        """Begin a batch in another partition, unless several are begun.
-
-        So a burst smaller than a batch is spread over several partitions, while a steady stream
-        fills one batch after the other.
-        """
-        if self.is_bulk:
-            return
-        first = self.turn - self.turn % SPREAD_MAX
-        size = min(SPREAD_MAX, len(self.queues) - first)
-        turn = first + (self.turn + 1 - first) % size
-        if not self.queues[turn].is_armed:
-            self.turn, self.sticky = turn, self.queues[turn]
-
-    def left(self, queue: PartitionQueue) -> None:
-        """Move on to another partition after a batch was closed (KIP-480); called by the loop."""
-        if queue is self.sticky:
-            self.is_bulk = False
-            self.rotate()
 
 
 class Producer(Handle):
@@ -129,6 +80,9 @@ class Producer(Handle):
         headers: HeaderPairs | None = None,
         partition: str | int | None = None,
         timestamp_ms: int | None = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
+        expires_s: float | None = None,
     ) -> Delivery:
         """Send one record and return its delivery, without waiting for it.
 
@@ -139,9 +93,17 @@ class Producer(Handle):
             headers: pairs of a name and a bytes value.
             partition: its name or its index, instead of leaving the choice to the key.
             timestamp_ms: the record's own time; by default the time at which its batch is closed.
+            delay_s: seconds until groups may get the record.
+            deliver_at: the time from which groups may get it, with a time zone, instead.
+            expires_s: seconds after which groups do not get it any more; after its time of
+                delivery if it has one.
+
+        Readers see a delayed record at once, where it was sent (docs/howto/delays.md). Its
+        delivery's partition and offset are what :meth:`pymq.Client.cancel` takes.
 
         Raises:
             TypeError: value, key or a header is not bytes-like.
+            ConfigError: a delay or an expiry is negative, or above 1,000 years.
             InvalidRequest: *timestamp_ms* is negative or out of all bounds.
             UnknownTopic, UnknownPartition, RecordTooLarge: as their names say.
             BufferFull: the buffer stayed full for ``delivery_timeout_s``.
@@ -151,6 +113,9 @@ class Producer(Handle):
         """
         if type(value) is not bytes:
             value = _bytes(value, "value")
+        if delay_s is not None or deliver_at is not None or expires_s is not None:
+            headers = with_times(headers, self._client._wall_ms, delay_s, deliver_at, expires_s)
+            self._backlog.has_times = True
         found = self._topics.get(topic)
         if found is None:
             found = self._open_topic(topic)
@@ -159,16 +124,14 @@ class Producer(Handle):
             if type(key) is not bytes:
                 key = _bytes(key, "key")
             size += len(key)
-            if partition is None:
-                queues = found.queues
-                queue = queues[key_partition(key, len(queues))] if len(queues) > 1 else queues[0]
-            else:
-                queue = self._chosen(found, partition)
-            queue.has_keys = True
-        elif partition is None:
+        if partition is not None:
+            queue = self._chosen(found, partition)
+        elif key is None or len(found.queues) == 1:
             queue = found.sticky
         else:
-            queue = self._chosen(found, partition)
+            queue = found.queues[key_partition(key, len(found.queues))]
+        if key is not None:
+            queue.has_keys = True
         if size > found.limit:
             raise _too_large(topic, size, found.limit)
         if headers is None and timestamp_ms is None:

@@ -1,7 +1,7 @@
-"""How far a producer has got in its partitions: only they know for certain, so they are asked.
+"""A producer's next sequence in each partition, as the partitions know it.
 
-A producer that has a name goes on where an earlier one of that name stopped, and one that has given
-a batch up does not know whether it was written.
+The producer asks a partition when it has a name, since an earlier producer of that name may have
+written, and when it has given a batch up, which may have been written.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pymq.core.message import GetSequence, Sequence
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.errors import OutOfOrderSequence
 
-ANSWER_MS = 500  # who does not answer in this time may lead no more
-DOUBTS = 2  # times that a partition must say that it has lost something
+ANSWER_MS = 500  # without an answer for so long, the broker may lead no more
+DOUBTS = 2  # times that a partition must answer that it has lost records
 
 
 class Sequences:
-    """What one producer asks of its partitions, and what it makes of the answers.
+    """The requests of one producer for its next sequences.
 
-    Of each queue one question at most is under way, :attr:`PartitionQueue.is_asking`; answers to
-    others are not listened to.
+    Each queue has at most one request in flight, :attr:`PartitionQueue.is_asking`; answers to
+    earlier ones are ignored.
     """
 
     def __init__(self, router: Router, outbox: Outbox, timers: TimerHeap[PartitionQueue]) -> None:
@@ -33,7 +33,7 @@ class Sequences:
         self._asked: dict[int, PartitionQueue] = {}  # by request
 
     def whom(self, queue: PartitionQueue, now: int) -> str | None:
-        """The leader to be asked now; None if it is too soon for that, or nobody leads."""
+        """Return the leader to ask now; None if it is too soon, or there is none."""
         if queue.is_asking or now < queue.retry_at:
             return None
         leader = self._router.leader(queue.topic, queue.partition)
@@ -58,7 +58,7 @@ class Sequences:
         """See whether it has not been answered in time, so that it has to be asked again."""
         if queue.is_asking and queue.retry_at <= now:
             self.forget(queue)
-            if (leader := self._router.find(queue.topic, queue.partition)) is not None:
+            if (leader := self._router.metadata.find(queue.topic, queue.partition)) is not None:
                 queue.trouble = silence(self._router, leader)
             self._router.distrust(queue.topic, queue.partition)
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from pymq.controller.operations.broker_updates import BrokerUpdates
-from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.context import ControllerContext
+from pymq.controller.state.commit_queues import Plan
 from pymq.controller.state.image import Draft
-from pymq.controller.state.transactions import Plan, Transactions
 from pymq.controller.transitions import replica_moves, rereplication
 from pymq.controller.transitions.rereplication import Place
 from pymq.core.metadata.nodes import Move
@@ -29,16 +28,13 @@ class BlockCopying:
 
     def __init__(
         self,
-        commits: Transactions,
-        members: BrokerLiveness,
-        notices: BrokerUpdates,
-        *,
+        context: ControllerContext,
         lost_ms: int,
         at_once: int,
     ) -> None:
-        self._commits = commits
-        self._members = members
-        self._notices = notices
+        self._commits = context.commits
+        self._members = context.members
+        self._updates = context.updates
         self._lost_ms = lost_ms  # a broker that is dead for so long is lost; 0: never
         self._at_once = at_once  # blocks that are copied at the same time
         self._queue: deque[Place] = deque()
@@ -73,6 +69,11 @@ class BlockCopying:
         return self._look_at if any(self._listed_for) else NEVER  # to note that all is done
 
     @property
+    def _away(self) -> tuple[str, ...]:
+        """The brokers that were lost at the last check and are not back."""
+        return tuple(broker for broker in self._lost if broker not in self._members.live)
+
+    @property
     def _free(self) -> int:
         under_way = len(self._commits.image.moving) - self._stuck
         return self._at_once - under_way - len(self._pending)
@@ -88,7 +89,7 @@ class BlockCopying:
         live = self._members.live
         while self._queue and self._free > 0:
             place = self._queue.popleft()
-            found = rereplication.choose(self._commits.image, live, self._lost, place)
+            found = rereplication.choose(self._commits.image, live, self._away, place)
             if isinstance(found, Move):
                 self._begin(place)
 
@@ -122,7 +123,7 @@ class BlockCopying:
 
         def plan(draft: Draft) -> None:
             # Moves that began meanwhile may have changed the best target.
-            found = rereplication.choose(draft.image, self._members.live, self._lost, place)
+            found = rereplication.choose(draft.image, self._members.live, self._away, place)
             if isinstance(found, Move):
                 replica_moves.begin(draft, name, number, found)
 
@@ -139,7 +140,7 @@ class BlockCopying:
 
         def done(now: int) -> None:
             self._pending.pop(place, None)
-            self._notices.tell(place[0].topic, now, place[0].partition)
+            self._updates.tell(place[0].topic, now, place[0].partition)
 
         def failed(error: PymqError, now: int) -> None:
             self._pending.pop(place, None)

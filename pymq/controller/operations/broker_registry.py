@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 
 import attrs
 
-from pymq.controller.operations.broker_updates import BrokerUpdates, Stop
+from pymq.controller.context import ControllerContext
+from pymq.controller.operations.roll_triggers import RollTriggers
 from pymq.controller.operations.rolls import Rolls
-from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.commit_queues import Later
 from pymq.controller.state.image import Draft
-from pymq.controller.state.transactions import CommitTask, Later, Send, Transactions
 from pymq.controller.transitions import broker_restarts, report_transitions, request_plans
 from pymq.controller.transitions.partition_sweep import LOOKS_MAX, Sweep
 from pymq.core.message import (
@@ -24,7 +23,7 @@ from pymq.core.message import (
 from pymq.core.metadata.nodes import BrokerNode
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER, TopicPartition, check_name
-from pymq.errors import NotEnoughBrokers, NotRegistered, PymqError
+from pymq.errors import NotRegistered, PymqError
 
 
 class BrokerRegistry:
@@ -32,27 +31,23 @@ class BrokerRegistry:
 
     def __init__(
         self,
-        commits: Transactions,
-        members: BrokerLiveness,
-        notices: BrokerUpdates,
+        context: ControllerContext,
         rolls: Rolls,
-        send: Send,
+        triggers: RollTriggers,
         *,
         check_ms: int,
-        wall_ms: Callable[[int], int],
-        new_id: Callable[[], str],
     ) -> None:
-        self._commits = commits
-        self._members = members
-        self._notices = notices
+        self._commits = context.commits
+        self._members = context.members
+        self._updates = context.updates
         self._rolls = rolls
-        self._send = send
+        self._triggers = triggers
+        self._send = context.send
         self._check_ms = check_ms
-        self._wall_ms = wall_ms
-        self._new_id = new_id
+        self._wall_ms = context.wall_ms
+        self._new_id = context.new_id
         self._check_at = NEVER
         self._registering: dict[str, RegisterBroker] = {}  # registrations not committed yet
-        self._held: list[CommitTask] = []  # requests that wait until brokers could register
         self._was_settled = True
 
     def begin(self, now: int) -> None:
@@ -64,7 +59,7 @@ class BrokerRegistry:
 
     def end(self) -> None:
         """Stop: this zkserver is no longer active. Queue held requests, which are then refused."""
-        self._redo_held()
+        self._commits.queues.redo_held()
         self._registering.clear()
         self._members.begin((), 0)
         self._check_at = NEVER
@@ -115,8 +110,8 @@ class BrokerRegistry:
         def sliced(now: int) -> None:
             # Reports of the broker's earlier incarnation must not undo a slice.
             self._members.end(m.name, m.incarnation)
-            self._notices.close(m.name)  # Its registration brings all states again.
-            self._notices.tell_all(sweep.commit(), now)
+            self._updates.close(m.name)  # Its registration brings all states again.
+            self._updates.tell_all(sweep.commit(), now)
 
         def done(now: int) -> None:
             self._over(m)
@@ -135,7 +130,7 @@ class BrokerRegistry:
             node.name not in self._registering
             and known is not None
             and attrs.evolve(known, is_draining=node.is_draining) == node
-            and self._notices.is_telling_all(node.name, node.incarnation)
+            and self._updates.is_telling_all(node.name, node.incarnation)
         )
 
     def _over(self, m: RegisterBroker) -> None:
@@ -145,22 +140,10 @@ class BrokerRegistry:
     def _registered(self, m: RegisterBroker, now: int) -> None:
         self._commits.journal.note("broker_registered", broker=m.name, incarnation=m.incarnation)
         self._members.join(m.name, m.incarnation, now)
-        self._notices.open(m.name, m.incarnation, now)
-        self._rolls.registered(m.name, now)
-        self._redo_held()
-
-    def removed(self, what: Stop, broker: str) -> None:
-        """Commit that a broker has removed all files of a topic or a partition."""
-
-        def plan(draft: Draft) -> Result:
-            if isinstance(what, TopicPartition):
-                broker_restarts.stopped(draft, what, broker)
-            else:
-                broker_restarts.topic_stopped(draft, what, broker)
-            return None
-
-        scope = what if isinstance(what, TopicPartition) else TopicPartition("", what)
-        self._commits.do(plan, scope=scope)
+        self._updates.open(m.name, m.incarnation, now)
+        self._rolls.registered(m.name)
+        self._triggers.registered(m.name, now)
+        self._commits.queues.redo_held()
 
     # --- offline replicas -----------------------------------------------------------------------
 
@@ -185,10 +168,10 @@ class BrokerRegistry:
             self._commits.journal.note(
                 "replica_offline", broker=m.broker, **name._asdict(), why=why
             )
-        self._rolls.consider_many(new, now)
+        self._triggers.consider(new, now)
         if is_healed:
             mark("registry.online_again")
-            self._rolls.consider_short(now)
+            self._triggers.consider_short(now)
 
     def _out_of_sync(self, names: list[TopicPartition]) -> None:
         changed: list[TopicPartition] = []
@@ -209,24 +192,9 @@ class BrokerRegistry:
         def sliced(now: int) -> None:
             nonlocal at
             at = planned
-            self._notices.tell_all(changed, now)
+            self._updates.tell_all(changed, now)
 
         self._commits.do(plan, sliced=sliced, is_urgent=True)
-
-    # --- held requests --------------------------------------------------------------------------
-
-    def hold(self, task: CommitTask, error: PymqError) -> bool:
-        """Hold a failed request until brokers have had time to register; returns whether held."""
-        if not isinstance(error, NotEnoughBrokers) or self._members.is_settled or not task.request:
-            return False
-        mark("registry.held")
-        self._held.append(task)
-        return True
-
-    def _redo_held(self) -> None:
-        held, self._held = self._held, []
-        for task in held:
-            self._commits.redo(task)
 
     # --- timers ---------------------------------------------------------------------------------
 
@@ -234,20 +202,20 @@ class BrokerRegistry:
         """Detect dead brokers, and roll or replace what concerns them."""
         for broker in self._members.expire(now):
             self._commits.journal.note("broker_dead", broker=broker)
-            self._notices.close(broker)
+            self._updates.close(broker)
             self._died(broker)
             mark("registry.died")
-            self._rolls.died(broker, now)
+            self._triggers.consider_all(broker, now)
         if self._members.is_settled and not self._was_settled:
             self._was_settled = True
-            self._redo_held()
+            self._commits.queues.redo_held()
             self._check(now)
         for broker in self._members.given_up(now):
             mark("registry.replaced")
-            self._rolls.consider_all(broker, now)
+            self._triggers.consider_all(broker, now)
         if given_up := list(self._members.offline.given_up(now)):
             mark("registry.offline.replaced")
-            self._rolls.consider_many(given_up, now)
+            self._triggers.consider(given_up, now)
         if self._check_at <= now:
             self._check(now)
 
@@ -265,7 +233,7 @@ class BrokerRegistry:
             )
 
         def sliced(now: int) -> None:
-            self._notices.tell_all(sweep.commit(), now)
+            self._updates.tell_all(sweep.commit(), now)
 
         # If the commit fails, :meth:`_check` repeats it.
         self._commits.do(plan, sliced=sliced, is_urgent=True)
@@ -273,15 +241,15 @@ class BrokerRegistry:
     def _check(self, now: int) -> None:
         """Consider rolls of the partitions that may have too few or the wrong replicas."""
         self._check_at = now + self._check_ms
-        self._rolls.consider_short(now)
-        self._rolls.resume(now)
+        self._triggers.consider_short(now)
+        self._triggers.resume(now)
         for broker, node in self._commits.image.brokers.items():
             if broker in self._members.dead_since:
                 self._died(broker)
             if node.is_draining or broker in self._members.dead_since:
-                self._rolls.consider_all(broker, now)
+                self._triggers.consider_all(broker, now)
         # A broker may be free for them by now.
-        self._rolls.consider_many(self._members.offline.to_replace(), now)
+        self._triggers.consider(self._members.offline.to_replace(), now)
 
     @property
     def deadline(self) -> int:

@@ -2,7 +2,7 @@
 
 - After each change of a partition, the zkserver sends the new state to the live brokers concerned.
   It repeats the latest state until the broker answers without an error.
-- A broker that registers gets all its states and removals.
+- A broker that registers gets the states of all its partitions and the replicas to remove.
 - A broker has one thread: heartbeats and elections wait while it handles a message. So a message
   has few states. If many changed at once, the next message leaves when the one before is answered.
   Small changes do not wait for that.
@@ -12,12 +12,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import islice
 
+from pymq.controller.state.image import Draft
 from pymq.controller.state.transactions import Send, Transactions
-from pymq.core.message import LeaderAndIsr, LeaderAndIsrAnswer, Stopped, StopReplica
+from pymq.controller.transitions import broker_restarts
+from pymq.core.message import LeaderAndIsr, LeaderAndIsrAnswer, Result, Stopped, StopReplica
 from pymq.core.message.chunks import size as size_of
 from pymq.core.message.chunks import split
 from pymq.core.metadata.nodes import PartitionState
@@ -75,7 +77,6 @@ class BrokerUpdates:
     def __init__(self, me: str, commits: Transactions, send: Send) -> None:
         self.me = me
         self.bytes_max = STATES_BYTES_MAX
-        self.removed: Callable[[Stop, str], None] = lambda what, broker: None  # confirmed removals
         self._commits = commits
         self._send = send
         self._boxes: dict[str, Mailbox] = {}
@@ -328,9 +329,22 @@ class BrokerUpdates:
         box.forget_stop(what)
         box.has_removed = True
         self._new[m.broker] = None  # The next removal leaves with the next flush.
-        self.removed(what, m.broker)
+        self._removed(what, m.broker)
         if box.is_empty:
             box.retry_at = NEVER
+
+    def _removed(self, what: Stop, broker: str) -> None:
+        """Commit that a broker has removed all files of a topic or a partition."""
+
+        def plan(draft: Draft) -> Result:
+            if isinstance(what, TopicPartition):
+                broker_restarts.stopped(draft, what, broker)
+            else:
+                broker_restarts.topic_stopped(draft, what, broker)
+            return None
+
+        scope = what if isinstance(what, TopicPartition) else TopicPartition("", what)
+        self._commits.do(plan, scope=scope)
 
     # --- timers ---------------------------------------------------------------------------------
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from pymq.controller.operations.broker_updates import BrokerUpdates
-from pymq.controller.operations.roll_candidates import Candidates
+from pymq.controller.context import ControllerContext
 from pymq.controller.operations.rolls import Rolls
-from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.commit_queues import Later
 from pymq.controller.state.image import Draft
-from pymq.controller.state.transactions import Later, Send, Transactions
+from pymq.controller.state.roll_candidates import Candidates
 from pymq.controller.transitions import broker_restarts, takeover
 from pymq.controller.transitions.partition_sweep import LOOKS_MAX, Sweep
 from pymq.core.message import Answer, ControlledShutdown
@@ -24,19 +23,12 @@ from pymq.replication.quorum import majority
 class Departures:
     """Moves leadership away from brokers that are about to stop."""
 
-    def __init__(
-        self,
-        commits: Transactions,
-        members: BrokerLiveness,
-        notices: BrokerUpdates,
-        rolls: Rolls,
-        send: Send,
-    ) -> None:
-        self._commits = commits
-        self._members = members
-        self._notices = notices
+    def __init__(self, context: ControllerContext, rolls: Rolls) -> None:
+        self._commits = context.commits
+        self._members = context.members
+        self._updates = context.updates
         self._rolls = rolls
-        self._send = send
+        self._send = context.send
         self._asked: dict[tuple[str, int], int] = {}  # newest request, by broker and incarnation
         self._candidates = Candidates(self._roll)  # partitions led by a broker that is stopping
 
@@ -73,6 +65,10 @@ class Departures:
 
         def plan(draft: Draft) -> Later:
             nonlocal rest
+            if not self._members.is_leaving(m.broker, m.incarnation):
+                # It is gone or back, and leaders count on it again.
+                mark("departures.called_off")
+                raise NotRegistered(f"{m.broker} is not about to stop as {m.incarnation}")
             live = [name for name in self._members.live if name not in self._members.leaving]
             # Leaders on other brokers must not wait for this broker either.
             if not broker_restarts.died(draft, m.broker, sweep, live) or draft.ops:
@@ -84,7 +80,7 @@ class Departures:
             return Later.MORE if len(some) == LOOKS_MAX else Later.ANSWER
 
         def sliced(now: int) -> None:
-            self._notices.tell_all(sweep.commit(), now)
+            self._updates.tell_all(sweep.commit(), now)
 
         def done(now: int) -> None:
             self._candidates.add(led, now)

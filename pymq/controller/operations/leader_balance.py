@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 
+from pymq.controller.context import ControllerContext
 from pymq.controller.operations.block_copying import BlockCopying
 from pymq.controller.operations.rolls import Rolls
-from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.commit_queues import Later
 from pymq.controller.state.image import Draft
-from pymq.controller.state.transactions import Later, Send, Transactions
 from pymq.controller.transitions import leader_leveling
 from pymq.controller.transitions.leader_leveling import Shift
 from pymq.core.message import BalanceLeaders, Result, TransferLeader
@@ -32,19 +32,16 @@ class LeaderBalance:
 
     def __init__(
         self,
-        commits: Transactions,
-        members: BrokerLiveness,
+        context: ControllerContext,
         rolls: Rolls,
         copying: BlockCopying,
-        send: Send,
-        *,
         every_ms: int,
     ) -> None:
-        self._commits = commits
-        self._members = members
+        self._commits = context.commits
+        self._members = context.members
         self._rolls = rolls
         self._copying = copying
-        self._send = send
+        self._send = context.send
         self._every_ms = every_ms  # 0: only on request
         self._shifts: deque[Shift] = deque()
         self._shift: Shift | None = None  # under way

@@ -8,10 +8,9 @@ then on a confirmed commit is durable on a majority.
 
 from __future__ import annotations
 
+from pymq.controller.context import ControllerContext
 from pymq.controller.operations.rolls import Rolls
-from pymq.controller.state.broker_liveness import BrokerLiveness
 from pymq.controller.state.image import Draft
-from pymq.controller.state.transactions import Transactions
 from pymq.controller.transitions import blocks
 from pymq.controller.transitions.placement import usable
 from pymq.core.message import Result
@@ -28,16 +27,15 @@ class Promotion:
 
     def __init__(
         self,
-        commits: Transactions,
-        members: BrokerLiveness,
+        context: ControllerContext,
         rolls: Rolls,
         *,
         replicas: int,
         check_ms: int,
     ) -> None:
         self.deadline = NEVER
-        self._commits = commits
-        self._members = members
+        self._commits = context.commits
+        self._members = context.members
         self._rolls = rolls
         self._replicas = replicas
         self._check_ms = check_ms

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pymq.controller.operations.broker_updates import BrokerUpdates
+from pymq.controller.context import ControllerContext
 from pymq.controller.operations.rolls import Rolls
-from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.commit_queues import Later
 from pymq.controller.state.image import Draft
-from pymq.controller.state.replica_ends import KnownEnds
-from pymq.controller.state.transactions import Later, Transactions
 from pymq.controller.transitions import report_transitions
 from pymq.core.message import (
     AlterIsr,
@@ -30,18 +28,11 @@ from pymq.core.types import AckMode, TopicPartition
 class Reports:
     """Commits brokers' reports of their partitions."""
 
-    def __init__(
-        self,
-        commits: Transactions,
-        members: BrokerLiveness,
-        notices: BrokerUpdates,
-        rolls: Rolls,
-        ends: KnownEnds,
-    ) -> None:
-        self._ends = ends
-        self._commits = commits
-        self._members = members
-        self._notices = notices
+    def __init__(self, context: ControllerContext, rolls: Rolls) -> None:
+        self._ends = context.ends
+        self._commits = context.commits
+        self._members = context.members
+        self._updates = context.updates
         self._rolls = rolls
 
     def step(self, m: Message, now: int) -> bool:
@@ -96,12 +87,12 @@ class Reports:
 
         def done(now: int) -> None:
             if is_changed:
-                self._notices.tell(m.topic, now, m.partition)
+                self._updates.tell(m.topic, now, m.partition)
                 if isinstance(m, BecomeLeader):
-                    self._rolls.led(name, now)
+                    self._rolls.ask_again(name, now)
             else:
                 mark("reports.nothing_changed")
-                self._notices.tell_one(m.broker, name)
+                self._updates.tell_one(m.broker, name)
 
         self._commits.do(plan_it, scope=name, done=done, is_urgent=True)
 
@@ -121,7 +112,7 @@ class Reports:
 
         def sliced(now: int) -> None:
             if is_changed:
-                self._notices.tell(m.topic, now, m.partition)
+                self._updates.tell(m.topic, now, m.partition)
 
         self._commits.do(plan_it, scope=TopicPartition(m.topic, m.partition), sliced=sliced)
 
@@ -145,7 +136,7 @@ class Reports:
             return None if report_transitions.progress(draft, m, changed) else Later.MORE
 
         def sliced(now: int) -> None:
-            self._notices.tell_all(changed, now)
+            self._updates.tell_all(changed, now)
 
         names = {TopicPartition(topic, partition) for topic, partition, *_ in m.ends}
         # Most reports are about one partition, and can share a commit with other partitions'.

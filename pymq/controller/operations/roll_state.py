@@ -1,8 +1,26 @@
-"""The state of rolls that are under way, in the controller's memory."""
+"""The rolls that are under way, in the controller's memory.
+
+============= ==================================================== ==============================
+state         meaning                                              next
+============= ==================================================== ==============================
+`SEALING`     replicas are asked where the open block ends         `COMMITTING` with its end,
+                                                                   `WITHDRAWING` or `OVER` with an
+                                                                   error
+`COMMITTING`  the commit with the end of the block is under way    `OVER`; `SEALING` if it fails
+                                                                   and the roll goes on; else
+                                                                   `WITHDRAWING`
+`WITHDRAWING` the roll has failed, and the administrator's request `SEALING` or `OVER`
+              is being removed from the tree
+`OVER`        the callers have their answers
+============= ==================================================== ==============================
+
+A roll without an administrator's request in the tree skips `WITHDRAWING`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum, auto
 from heapq import heappop, heappush
 
 from pymq.core.message import Answer, Result, Sealed
@@ -13,6 +31,23 @@ from pymq.errors import PymqError
 
 SEAL_RETRY_MS = 500  # the first pause; each further one is twice as long
 SEAL_RETRY_MAX_MS = 4_000
+
+
+class RollState(Enum):
+    """What a roll waits for."""
+
+    SEALING = auto()
+    COMMITTING = auto()
+    WITHDRAWING = auto()
+    OVER = auto()
+
+
+TRANSITIONS: Mapping[RollState, frozenset[RollState]] = {
+    RollState.SEALING: frozenset({RollState.COMMITTING, RollState.WITHDRAWING, RollState.OVER}),
+    RollState.COMMITTING: frozenset({RollState.SEALING, RollState.WITHDRAWING, RollState.OVER}),
+    RollState.WITHDRAWING: frozenset({RollState.SEALING, RollState.OVER}),
+    RollState.OVER: frozenset(),
+}
 
 
 @define
@@ -27,7 +62,10 @@ class Caller:
 
 @define
 class Roll:
-    """A roll under way: the open block is being sealed."""
+    """A roll under way.
+
+    In a take-over no replica leads, and all live replicas are asked.
+    """
 
     name: TopicPartition
     topic_id: str
@@ -37,18 +75,24 @@ class Roll:
     is_forced: bool = False  # continues even if records may be lost
     is_unclean: bool = False
     leader: str | None = None  # the wanted leader of the next block, if it has all of this one
-    is_committing: bool = False
+    state: RollState = RollState.SEALING
     answers: dict[str, Sealed] = Factory(dict)  # of a take-over
-    patience: int = 0  # of a take-over: when it decides by the answers that it has, ...
-    decide_at: int = NEVER  # ... at the earliest; on the clock of BrokerLiveness.listened
-    is_late: bool = False  # that time has come
+    patience: int = 0  # of a take-over: after how long it decides by the answers so far
+    decide_at: int = NEVER  # the earliest decision, on the clock of BrokerLiveness.listened
+    is_late: bool = False  # the time of the decision has come
     retry_at: int = NEVER
     wait_ms: int = SEAL_RETRY_MS
     callers: list[Caller] = Factory(list)  # answered once the roll is committed
     is_withdrawn: bool = False  # requests to remove from the tree, whose callers get an error
-    is_withdrawing: bool = False  # the request is being removed from the tree
     behind: list[Caller] = Factory(list)  # callers that begin after this roll
     loss: Loss | None = None  # the result
+
+    def move(self, to: RollState) -> None:
+        """Change the state, as :data:`TRANSITIONS` allows; only `SEALING` has deadlines."""
+        assert to in TRANSITIONS[self.state], f"{self.name}: {self.state.name} to {to.name}"
+        self.state = to
+        if to is not RollState.SEALING:
+            self.retry_at = self.decide_at = NEVER
 
     @property
     def due(self) -> int:

@@ -17,17 +17,15 @@ carries it out and removes the note, so a zkserver that takes over completes it,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
 
-from pymq.controller.operations.broker_updates import BrokerUpdates
-from pymq.controller.operations.roll_candidates import TURN_MAX, Candidates
-from pymq.controller.operations.roll_state import SEAL_RETRY_MS, Agenda, Caller, Roll
-from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.context import ControllerContext
+from pymq.controller.operations.roll_state import SEAL_RETRY_MS, Agenda, Caller, Roll, RollState
 from pymq.controller.state.image import Draft
-from pymq.controller.state.transactions import Send, Transactions
+from pymq.controller.state.roll_candidates import TURN_MAX
 from pymq.controller.transitions import blocks, report_transitions, takeover
-from pymq.controller.transitions.placement import has_storage, is_better, is_manned
+from pymq.controller.transitions.placement import has_storage
 from pymq.core.message import Answer, Seal, Sealed
 from pymq.core.metadata.nodes import BlockNode
 from pymq.core.observe.coverage import mark
@@ -49,33 +47,26 @@ class Rolls:
 
     def __init__(
         self,
-        commits: Transactions,
-        members: BrokerLiveness,
-        notices: BrokerUpdates,
-        send: Send,
+        context: ControllerContext,
         *,
         takeover_ms: int,
-        wall_ms: Callable[[int], int],
     ) -> None:
         self.unclean = 0  # for the metrics: blocks sealed without a complete replica
-        self._commits = commits
-        self._members = members
-        self._notices = notices
-        self._send = send
+        self._commits = context.commits
+        self._members = context.members
+        self._updates = context.updates
+        self._send = context.send
         self._takeover_ms = takeover_ms
-        self._wall_ms = wall_ms
+        self._wall_ms = context.wall_ms
         self._rolls: dict[TopicPartition, Roll] = {}
         self._agenda = Agenda(self._rolls)
-        self._candidates = Candidates(self._look)
 
     def __len__(self) -> int:
         """How many rolls are under way."""
         return len(self._rolls)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a roll is under way."""
-        return bool(self._rolls)
+    def __contains__(self, name: TopicPartition) -> bool:
+        return name in self._rolls
 
     def get(self, name: TopicPartition) -> Roll | None:
         """Return the roll of a partition that is under way."""
@@ -85,7 +76,6 @@ class Rolls:
         """End all rolls: this zkserver is no longer active."""
         rolls = list(self._rolls.values())
         self._rolls.clear()
-        self._candidates.clear()
         for roll in rolls:
             roll.callers += roll.behind
             self._tell(roll.answer(None, error))
@@ -123,7 +113,8 @@ class Rolls:
 
     def _join(self, roll: Roll, caller: Caller, now: int, *, is_forced: bool) -> None:
         """Add a caller to a roll that is under way."""
-        if roll.is_withdrawing or (roll.callers and (roll.is_committing or not is_forced)):
+        is_sealing = roll.state is RollState.SEALING
+        if roll.state is RollState.WITHDRAWING or (roll.callers and not (is_sealing and is_forced)):
             self.wait(roll.name, caller)
             return
         if not roll.callers:
@@ -131,21 +122,16 @@ class Rolls:
             mark("rolls.caller_goes_first")
             roll.is_withdrawn = False
         roll.callers.append(caller)
-        if is_forced and not roll.is_committing:
+        if is_forced and is_sealing:
             # Otherwise the callers of the earlier roll might wait forever.
             mark("rolls.forced")
             roll.is_forced = True
             self._ask(roll, now)
 
-    def resume(self, now: int) -> None:
-        """Resume the administrators' requests that are noted in the tree."""
-        wanted = self._commits.image.wanted
-        self.consider_many([name for name in wanted if name not in self._rolls], now)
-
     def wait(self, name: TopicPartition, caller: Caller) -> bool:
         """Queue *caller* behind a roll that can no longer be changed, if there is one."""
         roll = self._rolls.get(name)
-        if roll is None or not (roll.callers or roll.is_committing):
+        if roll is None or (roll.state is RollState.SEALING and not roll.callers):
             return False
         if not roll.has(caller):
             mark("rolls.caller_waits")
@@ -158,57 +144,6 @@ class Rolls:
         if roll is not None:
             self._end(roll, UnknownTopic(f"topic {name.topic!r} was deleted"), now)
 
-    def consider(self, name: TopicPartition, now: int) -> None:
-        """Roll a partition if its replicas should change, and can."""
-        image = self._commits.image.find(name)
-        roll = self._rolls.get(name)
-        if image is None or image.node.acks is AckMode.UNSET:
-            return
-        if roll is not None:
-            if not roll.is_committing:
-                self._ask(roll, now)
-            return
-        block = image.open_block
-        if self._is_leaderless(name, block):
-            if takeover.seal_targets(self._commits.image, self._members, name) is not None:
-                self.start(name, now)
-        elif self._can_seal(name, block) and is_better(self._commits.image, self._members, name):
-            self.start(name, now)
-
-    def consider_all(self, broker: str, now: int) -> None:
-        """Consider all partitions of which a broker has the open block."""
-        self.consider_many(self._commits.image.hosting.opened(broker), now)
-
-    def consider_short(self, now: int) -> None:
-        """Consider all under-replicated partitions."""
-        self.consider_many(self._commits.image.short, now)
-
-    def consider_many(self, names: Iterable[TopicPartition], now: int) -> None:
-        """Consider partitions: some in this turn, the others in the next ones."""
-        self._candidates.add(names, now)
-
-    def _look(self, name: TopicPartition, now: int) -> None:
-        self.consider(name, now)
-        image = self._commits.image
-        is_waiting = name in image.wanted and name not in self._rolls
-        if is_waiting and is_manned(image, self._members, name):
-            mark("rolls.resumed")
-            self.start(name, now)
-
-    def _is_leaderless(
-        self, name: TopicPartition, block: BlockNode, *, is_forced: bool = False
-    ) -> bool:
-        """Whether a block has no leader and cannot elect one."""
-        image = self._commits.image
-        return takeover.is_needed(image, self._members, name, block, is_forced=is_forced)
-
-    def _can_seal(self, name: TopicPartition, block: BlockNode) -> bool:
-        """Whether the live replicas have or can elect a leader that can seal the block."""
-        if block.acks is not AckMode.RAFT:
-            return block.leader is not None and self._members.can_act(block.leader, name)
-        able = takeover.able(self._commits.image, self._members, name, block)
-        return 2 * len(able) > len(block.replicas)
-
     # --- seal requests --------------------------------------------------------------------------
 
     def _ask(self, roll: Roll, now: int) -> None:
@@ -216,10 +151,12 @@ class Rolls:
         image = self._commits.image.find(roll.name)
         if image is None or image.open_block.number != roll.block:
             gone = StaleEpoch if image is not None else UnknownTopic
-            self._end(roll, gone(f"{roll.name} is not what it was"), now)
+            self._end(roll, gone(f"{roll.name} has changed since"), now)
             return
         block = image.open_block
-        if not roll.is_takeover and self._is_leaderless(roll.name, block, is_forced=roll.is_forced):
+        if not roll.is_takeover and takeover.is_needed(
+            self._commits.image, self._members, roll.name, block, is_forced=roll.is_forced
+        ):
             roll.is_takeover = True
             mark("rolls.takeover.raft" if block.acks is AckMode.RAFT else "rolls.takeover")
             roll.renumber(roll.epoch + 1)
@@ -227,7 +164,7 @@ class Rolls:
             mark("rolls.renumbered")
             roll.renumber(image.node.epoch + 1)
         targets = self._targets(roll, block)
-        self._notices.flush(now)  # A replica must know the block before it can seal it.
+        self._updates.flush(now)  # A replica must know the block before it can seal it.
         epoch = self._commits.image.controller_epoch
         seal = Seal(epoch, *roll.name, roll.block, roll.epoch, roll.is_takeover, roll.topic_id)
         for broker in targets:
@@ -248,9 +185,6 @@ class Rolls:
     def _last_hopes(self, roll: Roll) -> tuple[str, ...] | None:
         image = self._commits.image
         return takeover.seal_targets(image, self._members, roll.name, is_forced=roll.is_forced)
-
-    def _is_same_disk(self, block: BlockNode, broker: str) -> bool:
-        return has_storage(self._commits.image, block, broker)
 
     # --- answers of replicas --------------------------------------------------------------------
 
@@ -277,7 +211,7 @@ class Rolls:
                 # It was sealed for an earlier controller: nothing can be appended until the roll.
                 self.start(name, now)
             return
-        if (roll.block, roll.epoch) != (m.block, m.epoch) or roll.is_committing:
+        if (roll.block, roll.epoch) != (m.block, m.epoch) or roll.state is not RollState.SEALING:
             return
         if m.controller_epoch not in (0, self._commits.image.controller_epoch):
             mark("rolls.told_another")
@@ -295,8 +229,8 @@ class Rolls:
     ) -> None:
         """Take in that *broker* cannot seal the block."""
         if block.acks is AckMode.RAFT:
-            is_leader = broker == block.leader and not self._can_seal(roll.name, block)
-            if len(block.replicas) > 1 and not is_leader:
+            is_led = takeover.has_leader(self._commits.image, self._members, roll.name, block)
+            if len(block.replicas) > 1 and (is_led or broker != block.leader):
                 mark("rolls.follower_in_trouble")
                 return  # The other replicas elect a leader, which is asked then.
         else:
@@ -314,7 +248,7 @@ class Rolls:
     def _decide(self, roll: Roll, now: int) -> None:
         """Decide a take-over if enough replicas have answered."""
         image = self._commits.image.find(roll.name)
-        if not roll.is_takeover or roll.is_committing or image is None:
+        if not roll.is_takeover or roll.state is not RollState.SEALING or image is None:
             return
         block = image.open_block
         answers = [m for m in roll.answers.values() if m.error is None]
@@ -328,7 +262,7 @@ class Rolls:
             b not in roll.answers
             and self._members.may_live(b)
             and not self._members.offline.has(b, roll.name)
-            and self._is_same_disk(block, b)
+            and has_storage(self._commits.image, block, b)
             for b in block.replicas
         ):
             if roll.decide_at == NEVER:
@@ -349,13 +283,12 @@ class Rolls:
         self._commit(roll, best, same, now)
 
     def _commit(self, roll: Roll, m: Sealed, holders: tuple[str, ...], now: int) -> None:
-        roll.is_committing = True
-        roll.retry_at = roll.decide_at = NEVER
+        roll.move(RollState.COMMITTING)
         is_unclean, wall_ms = roll.is_unclean, self._wall_ms(now)
 
         def plan(draft: Draft) -> None:
             if report_transitions.is_of_another(draft.image, roll.name.topic, roll.topic_id):
-                raise StaleEpoch(f"{roll.name} was made anew")  # while the commit waited
+                raise StaleEpoch(f"{roll.name} was created again")  # while the commit waited
             wanted = None if roll.is_withdrawn else draft.image.partition(*roll.name).node.wanted
             roll.loss = blocks.roll(
                 draft,
@@ -370,7 +303,7 @@ class Rolls:
 
         def done(now: int) -> None:
             self.unclean += is_unclean
-            self._notices.tell(roll.name.topic, now, roll.name.partition)
+            self._updates.tell(roll.name.topic, now, roll.name.partition)
             self._end(roll, None, now)
 
         def failed(error: PymqError, now: int) -> None:
@@ -381,21 +314,24 @@ class Rolls:
 
     def _failed(self, roll: Roll, error: PymqError, now: int) -> None:
         """Take in that the commit failed: retry the roll, and answer its callers with the error."""
+        if roll.state is not RollState.COMMITTING:
+            return  # The partition was deleted meanwhile.
         if isinstance(error, (StaleEpoch, LookupError)):
             self._end(roll, error, now)
             return
         if isinstance(error, ReplicaNotAvailable):
             mark("rolls.disk_gone_since")
-            roll.is_committing = False
-            block = self._commits.image.partition(*roll.name).open_block
-            roll.void([b for b in block.replicas if not self._is_same_disk(block, b)], now)
+            roll.move(RollState.SEALING)
+            tree = self._commits.image
+            block = tree.partition(*roll.name).open_block
+            roll.void([b for b in block.replicas if not has_storage(tree, block, b)], now)
             self._agenda.arm(roll)
             return
         mark("rolls.commit_failed")
 
         def go_on(now: int) -> None:
             self._tell(roll.answer(None, error))
-            roll.is_committing = False
+            roll.move(RollState.SEALING)
             roll.retry_at = now + roll.wait_ms
             self._agenda.arm(roll)
 
@@ -403,6 +339,9 @@ class Rolls:
 
     def _end(self, roll: Roll, error: PymqError | None, now: int) -> None:
         def over(now: int) -> None:
+            if roll.state is RollState.OVER:
+                return  # It was committed while its request was being removed.
+            roll.move(RollState.OVER)
             if self._rolls.get(roll.name) is roll:
                 del self._rolls[roll.name]
             self._tell(roll.answer(True if error is None else None, error))
@@ -421,56 +360,42 @@ class Rolls:
         Else another zkserver could still carry it out. Other requests for the partition wait
         meanwhile, so that they are not removed with it.
         """
-        if roll.is_withdrawing:
+        if roll.state is RollState.WITHDRAWING:
             return
         if not roll.has_wish:
             then(now)
             return
-        roll.is_withdrawing = roll.is_committing = True
-        roll.retry_at = roll.decide_at = NEVER
+        roll.move(RollState.WITHDRAWING)
 
         def plan(draft: Draft) -> None:
             if not report_transitions.is_of_another(draft.image, roll.name.topic, roll.topic_id):
                 blocks.want(draft, roll.name, None)
 
-        def done(now: int) -> None:
-            roll.is_withdrawing = False
-            then(now)
-
         def failed(error: PymqError, now: int) -> None:
-            done(now)  # A replica may come back and answer, but none is alive to be asked.
+            then(now)  # A replica may come back and answer, but none is alive to be asked.
 
-        self._commits.do(plan, scope=roll.name, done=done, failed=failed, is_urgent=True)
+        self._commits.do(plan, scope=roll.name, done=then, failed=failed, is_urgent=True)
 
-    # --- registrations, deaths and elections ----------------------------------------------------
+    # --- registrations and elections ------------------------------------------------------------
 
-    def registered(self, broker: str, now: int) -> None:
+    def registered(self, broker: str) -> None:
         """Take in that a broker has registered: its earlier answers are void."""
         for name in self._commits.image.hosting.opened(broker):
             roll = self._rolls.get(name)
             if roll is not None:
                 roll.answers.pop(broker, None)
                 roll.wait_ms = SEAL_RETRY_MS
-        self.consider_all(broker, now)
-        self.consider_short(now)
-        self.resume(now)
 
-    def died(self, broker: str, now: int) -> None:
-        """Take in that a broker is dead: blocks it leads without Raft need another leader."""
-        self.consider_all(broker, now)
-
-    def led(self, name: TopicPartition, now: int) -> None:
-        """Take in that a Raft block has a new leader: ask it for the seal."""
+    def ask_again(self, name: TopicPartition, now: int) -> None:
+        """Ask for the seal again, because the block's replicas or its leader have changed."""
         roll = self._rolls.get(name)
-        if roll is not None and not roll.is_committing:
+        if roll is not None and roll.state is RollState.SEALING:
             self._ask(roll, now)
 
     # --- timers ---------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
         """Do what is due."""
-        if self._candidates.deadline <= now:
-            self._candidates.tick(now)
         for roll in islice(self._agenda.due(now), TURN_MAX):
             if roll.decide_at <= now and self._members.listened(now) < roll.patience:
                 mark("rolls.decides_later_still")
@@ -487,4 +412,4 @@ class Rolls:
     @property
     def deadline(self) -> int:
         """The earliest deadline of :meth:`tick`."""
-        return min(self._agenda.deadline, self._candidates.deadline)
+        return self._agenda.deadline

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pymq.controller.operations.broker_updates import BrokerUpdates
+from pymq.controller.context import ControllerContext
+from pymq.controller.operations.roll_triggers import RollTriggers
 from pymq.controller.operations.rolls import Rolls
-from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.commit_queues import Later
 from pymq.controller.state.image import Draft
-from pymq.controller.state.transactions import Later, Transactions
 from pymq.controller.transitions import request_plans
 from pymq.core.message import CreateTopic, DeleteTopic, Result
 from pymq.core.observe.coverage import mark
@@ -25,23 +25,15 @@ class Topics:
     only in the tree. A request to create a topic of that name waits until the name is free.
     """
 
-    def __init__(
-        self,
-        commits: Transactions,
-        members: BrokerLiveness,
-        notices: BrokerUpdates,
-        rolls: Rolls,
-        *,
-        new_id: Callable[[], str],
-        wall_ms: Callable[[int], int],
-    ) -> None:
+    def __init__(self, context: ControllerContext, rolls: Rolls, triggers: RollTriggers) -> None:
         self.deadline = NEVER
-        self._commits = commits
-        self._members = members
-        self._notices = notices
+        self._commits = context.commits
+        self._members = context.members
+        self._updates = context.updates
         self._rolls = rolls
-        self._new_id = new_id
-        self._wall_ms = wall_ms
+        self._triggers = triggers
+        self._new_id = context.new_id
+        self._wall_ms = context.wall_ms
         self._created = 0
         self._own: dict[str, None] = {}  # ids of hidden topics with a task under way
         # Requests that wait for a name, by that name.
@@ -104,13 +96,13 @@ class Topics:
         def done(now: int) -> None:
             if not is_made:
                 return
-            self._notices.tell(m.name, now)
+            self._updates.tell(m.name, now)
             self._over(topic_id, m.name, now)
             if is_sliced:
                 # A chosen broker may have died or been decommissioned between two slices.
                 draining = self._commits.image.draining
                 for broker in dict.fromkeys((*self._members.dead_since, *draining)):
-                    self._rolls.consider_all(broker, now)
+                    self._triggers.consider_all(broker, now)
 
         def failed(error: PymqError, now: int) -> None:
             if self._own.pop(topic_id, 0) is None:
@@ -143,7 +135,7 @@ class Topics:
             for name in names:
                 self._rolls.gone(TopicPartition(m.name, name), now)
             for broker in brokers:
-                self._notices.stop(broker, topic_id, now)
+                self._updates.stop(broker, topic_id, now)
             brokers, names = (), ()
 
         def done(now: int) -> None:

@@ -146,6 +146,10 @@ class BrokerLiveness:
         self.leaving[broker] = None
         return True
 
+    def is_leaving(self, broker: str, incarnation: int) -> bool:
+        """Whether a broker is alive as that incarnation and about to stop."""
+        return broker in self.leaving and self.is_of(broker, incarnation)
+
     def beat(self, broker: str, incarnation: int, now: int) -> bool:
         """Take in a broker's heartbeat; returns whether the broker is registered and alive."""
         live = self.live.get(broker)

@@ -2,13 +2,9 @@
 
 1. A task has a plan, a function that fills a :class:`~pymq.controller.state.image.Draft`.
 2. One commit is in flight at a time. Tasks that queue up meanwhile share the next commit if they
-   concern different partitions.
+   concern different partitions. They wait in :mod:`~pymq.controller.state.commit_queues`.
 3. When the coordinator has committed, the image adopts the drafts. If the commit loses a race, the
    tasks are planned again on the new tree.
-
-Two queues: a commit may take half a second. Urgent tasks (registrations and deaths of brokers,
-leaders, in-sync sets, ends of blocks) do not wait for requests of administrators and applications,
-nor for clean-up. The queues take turns, so neither starves.
 
 Slices: a plan of many nodes stops when its draft is full and returns :attr:`Later.MORE`. The slice
 is committed, and the task queues again for the rest. Each slice must leave a tree from which
@@ -25,10 +21,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from enum import Enum
 from typing import Protocol
 
+from pymq.controller.state.broker_liveness import BrokerLiveness
 from pymq.controller.state.commit_events import events
+from pymq.controller.state.commit_queues import (
+    CommitQueues,
+    CommitTask,
+    Later,
+    OpenRequests,
+    Plan,
+)
 from pymq.controller.state.image import SLICE_BYTES, SLICE_OPS, Draft, Image
 from pymq.coord import paths
 from pymq.core.message import Answer, Message, Result
@@ -46,25 +49,15 @@ from pymq.core.metadata.coordination import (
 from pymq.core.metadata.coordination import Commit as CommitRequest
 from pymq.core.observe.coverage import mark
 from pymq.core.observe.events import EventLog
-from pymq.core.types import NEVER, TopicPartition
+from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
-from pymq.errors import InvalidRequest, NotController, PymqError, RequestTimeout
+from pymq.errors import InvalidRequest, NotController, NotEnoughBrokers, PymqError, RequestTimeout
 
 TRIES_MAX = 5  # lost races until a plan fails
 REPEATS_MAX = 3  # of a commit whose answers are lost; then the tree is read again
 PASSED_MAX = 1_000  # tasks that a commit skips for later ones, while it is filled
 
 Send = Callable[[str, Message], None]
-
-
-class Later(Enum):
-    """What a plan returns when its answer comes later."""
-
-    ANSWER = 0
-    MORE = 1  # this was a slice; plan the next one
-
-
-Plan = Callable[[Draft], Result | Later]
 
 
 class Backend(Protocol):
@@ -80,22 +73,6 @@ class Backend(Protocol):
 
 
 @define
-class CommitTask:
-    """A change to plan; it is planned again when its commit loses a race."""
-
-    plan: Plan
-    source: str = ""  # node that gets the answer
-    request: int = 0  # its request id; 0: no answer
-    scope: TopicPartition | None = None  # the only partition that the plan reads and changes
-    done: Callable[[int], None] | None = None  # after the commit, or if there is nothing to commit
-    failed: Callable[[PymqError, int], None] | None = None
-    sliced: Callable[[int], None] | None = None  # after each slice, also the last one
-    is_urgent: bool = False  # a partition cannot continue without it
-    is_read: bool = False  # changes nothing
-    tries: int = 0
-
-
-@define
 class CommitInFlight:
     """A commit under way."""
 
@@ -108,24 +85,26 @@ class CommitInFlight:
 
 
 class Transactions:
-    """The queues of changes, and the image on which they are planned."""
+    """The changes of the tree, one commit at a time, and the image on which they are planned."""
 
-    def __init__(self, backend: Backend, send: Send, reload: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        send: Send,
+        reload: Callable[[], None],
+        members: BrokerLiveness,
+        journal: EventLog,
+    ) -> None:
         self.image = Image()
-        self.hold: Callable[[CommitTask, PymqError], bool] = lambda task, error: False
         self.lost = 0  # lost races, for the metrics
-        self.journal = EventLog()
+        self.journal = journal
+        self.queues = CommitQueues()
+        self.requests = OpenRequests()
+        self._members = members
         self._backend = backend
         self._send = send
         self._reload = reload
         self._fence: tuple[Check, ...] = ()
-        self._tasks: deque[CommitTask] = deque()
-        self._urgent: deque[CommitTask] = deque()
-        self._was_urgent = False  # whether the last commit was urgent; then it is the others' turn
-        self._resting: list[CommitTask] = []  # tasks whose next slice waits for the next turn
-        self.deadline = NEVER  # time of that turn
-        self._asked: set[tuple[str, int]] = set()  # unanswered requests
-        self._begun: set[tuple[str, int]] = set()  # unanswered requests with a committed slice
         self._flight: CommitInFlight | None = None
         self._is_open = False
         self._is_reading = False  # the tree is being read again
@@ -133,13 +112,7 @@ class Transactions:
 
     def __len__(self) -> int:
         """How many changes wait or are under way."""
-        under_way = len(self._flight.items) if self._flight else 0
-        return len(self._tasks) + len(self._urgent) + len(self._resting) + under_way
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether any change waits or is under way."""
-        return len(self) > 0
+        return len(self.queues) + (len(self._flight.items) if self._flight else 0)
 
     def do(
         self,
@@ -159,17 +132,6 @@ class Transactions:
         """
         self._add(CommitTask(plan, *answer, scope, done, failed, sliced, is_urgent=is_urgent))
 
-    def is_asked(self, source: str, request: int) -> bool:
-        """Whether a request waits already, so that a retry of it must not be queued.
-
-        Carrying out retries would add load just when the zkserver is slow.
-        """
-        return (source, request) in self._asked
-
-    def is_begun(self, source: str, request: int) -> bool:
-        """Whether some slices of a request were committed, but not the last one."""
-        return (source, request) in self._begun
-
     def read(
         self,
         look: Callable[[Image], Result | Later],
@@ -188,16 +150,8 @@ class Transactions:
         self._add(CommitTask(plan, *answer, is_urgent=is_urgent, is_read=True))
 
     def _add(self, task: CommitTask) -> None:
-        if task.request:
-            self._asked.add((task.source, task.request))
-        self._queue(task.is_urgent).append(task)
-
-    def redo(self, task: CommitTask) -> None:
-        """Queue a task that was held back."""
-        self._queue(task.is_urgent).append(task)
-
-    def _queue(self, is_urgent: bool) -> deque[CommitTask]:
-        return self._urgent if is_urgent else self._tasks
+        self.requests.add(task)
+        self.queues.add(task)
 
     # --- becoming active, and resigning ---------------------------------------------------------
 
@@ -220,13 +174,9 @@ class Transactions:
 
     def end(self, error: NotController) -> None:
         """End all tasks: this zkserver is no longer active. Answer all requests with *error*."""
-        tasks = deque((*self._urgent, *self._tasks, *self._resting))
-        self._resting.clear()
-        self.deadline = NEVER
-        self._urgent.clear()
-        self._tasks.clear()
+        tasks = self.queues.clear()
         if self._flight is not None:
-            tasks.extendleft(task for task, _, _ in reversed(self._flight.items))
+            tasks = [*(task for task, _, _ in self._flight.items), *tasks]
             self._flight = None
         self._is_open = self._is_reading = False
         for task in tasks:
@@ -236,29 +186,16 @@ class Transactions:
 
     def pump(self, now: int) -> None:
         """Plan and submit the next commit, if none is in flight."""
-        while (self._urgent or self._tasks) and self._flight is None and self._is_open:
+        while self.queues.has_next and self._flight is None and self._is_open:
             self._next(now)
-
-    def tick(self, now: int) -> None:
-        """Queue the tasks whose next slice waited for this turn."""
-        if self.deadline <= now:
-            resting, self._resting, self.deadline = self._resting, [], NEVER
-            for task in resting:
-                self._queue(task.is_urgent).append(task)
 
     def _next(self, now: int) -> None:
         """Commit the next task, together with later ones of other partitions."""
         flight = CommitInFlight()
-        if self._was_urgent:
-            self._fill(flight, self._tasks, now)
-            self._fill(flight, self._urgent, now)
-        else:
-            if self._urgent and self._tasks:
-                mark("commits.overtaken")
-            self._fill(flight, self._urgent, now)
-            self._fill(flight, self._tasks, now)
+        for tasks in self.queues.in_turn():
+            self._fill(flight, tasks, now)
         if flight.items:
-            self._was_urgent = flight.items[0][0].is_urgent
+            self.queues.was_urgent = flight.items[0][0].is_urgent
             self._flight = flight
             self._submit(flight)
 
@@ -382,8 +319,7 @@ class Transactions:
             if (smaller := max(1, limit // 4)) < self._bytes_max:
                 mark("commits.smaller_slices")
                 self._bytes_max = smaller
-                for task, _, _ in reversed(flight.items):
-                    self._queue(task.is_urgent).appendleft(task)
+                self.queues.put_back(task for task, _, _ in flight.items)
                 return
         for task, _, _ in flight.items:
             self._fail(task, error, now)
@@ -392,7 +328,7 @@ class Transactions:
         for task, _, _ in reversed(flight.items):
             task.tries += 1
             if task.tries < TRIES_MAX:
-                self._queue(task.is_urgent).appendleft(task)
+                self.queues.put_back([task])
             else:
                 busy = RequestTimeout(f"the metadata changed {task.tries} times meanwhile")
                 self._fail(task, busy, now)
@@ -405,23 +341,22 @@ class Transactions:
         if result is Later.MORE:
             mark("commits.rests" if is_resting else "commits.sliced")
             task.tries = 0
-            if task.request:
-                self._begun.add((task.source, task.request))
+            self.requests.sliced(task)
             if is_resting:
-                self._resting.append(task)
-                self.deadline = now + 1
+                self.queues.rest(task, now)
             else:
-                self._queue(task.is_urgent).append(task)
+                self.queues.add(task)
             return
         if task.done is not None:
             task.done(now)
         if isinstance(result, Later):
-            self._forget(task)
+            self.requests.forget(task)
         else:
             self._answer(task, result, None)
 
     def _fail(self, task: CommitTask, error: PymqError, now: int) -> None:
-        if self.hold(task, error):
+        if isinstance(error, NotEnoughBrokers) and task.request and not self._members.is_settled:
+            self.queues.hold(task)
             return
         if task.failed is not None:
             task.failed(error, now)
@@ -429,12 +364,8 @@ class Transactions:
 
     def _answer(self, task: CommitTask, result: Result, error: PymqError | None) -> None:
         if task.request:
-            self._forget(task)
+            self.requests.forget(task)
             self._send(task.source, Answer(task.request, result, error))
-
-    def _forget(self, task: CommitTask) -> None:
-        self._asked.discard((task.source, task.request))
-        self._begun.discard((task.source, task.request))
 
 
 def _was_done(op: Op, image: Image) -> bool:

@@ -8,6 +8,7 @@ changed, and the error is the caller's answer. All changes that brokers must kno
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import dropwhile
 from typing import Any
 
 import attrs
@@ -186,7 +187,45 @@ def roll(
     replicas = succeed(draft.image, members.able(name) or members.live, name, wanted, holders)
     if not replicas:
         raise NotEnoughBrokers(f"no broker is alive for the next block of {name}")
-    # The broker that sealed the block may not know yet that a replica has lost its disk.
+    holding = _holding(draft, name, sealed, holders)
+    epoch = max(node.epoch, sealed.leader_epoch, sealed.epoch - 1) + 1
+    acks = node.acks if wanted.acks is None else wanted.acks
+    past = _past(block, sealed, replicas, holding)
+    opened = BlockNode(
+        node.next_block, sealed.end, None, epoch, acks, None, replicas, (), past=past
+    )
+    loss = None
+    left = [other for other in image.blocks.values() if other.number != block.number]
+    if is_unclean:
+        left = _without_lost(draft, name, image, left)
+        loss = _loss(block, sealed, left, holding, wall_ms)
+    left += [opened] if sealed.end == block.start else [block, opened]
+    change(
+        draft,
+        name,
+        acks=acks,
+        replicas=wanted.count if wanted.count is not None else node.replicas,
+        next_block=node.next_block + 1,
+        epoch=epoch,
+        leaving=leavers(image, left),
+        wanted=None,
+        losses=node.losses if loss is None else (*node.losses, loss)[-LOSSES_MAX:],
+        sealed_to=(wanted.replicas or ()) if wanted.move_sealed else node.sealed_to,
+    )
+    _seal(draft, name, image, sealed, holding, is_unclean)
+    chosen = _next_leader(leader, sealed, holding, replicas, members.leaving)
+    _open(draft, name, opened, replicas, wall_ms, chosen, members.leaving)
+    return loss
+
+
+def _holding(
+    draft: Draft, name: TopicPartition, sealed: Sealed, holders: Collection[str]
+) -> tuple[str, ...]:
+    """The *holders* of the open block whose disks have not been replaced since.
+
+    The broker that sealed the block may not know yet that a replica has lost its disk.
+    """
+    block = draft.image.partition(*name).open_block
     holding = tuple(
         broker
         for broker in block.replicas
@@ -194,70 +233,61 @@ def roll(
     )
     if holders and not holding and sealed.end > block.start:
         raise ReplicaNotAvailable(f"the disks of all that hold {name} to its end were replaced")
-    epoch = max(node.epoch, sealed.leader_epoch, sealed.epoch - 1) + 1
-    acks = node.acks if wanted.acks is None else wanted.acks
+    return holding
+
+
+def _past(
+    block: BlockNode, sealed: Sealed, replicas: tuple[str, ...], holding: tuple[str, ...]
+) -> bytes:
+    """The producer state for the next block.
+
+    The only replica of the sealed block has it in that block. Other replicas cannot rely on theirs:
+    an empty block is removed, a fetched copy may not be synced yet, and a Raft copy may continue
+    after its seal, with another leader's no-op.
+    """
     is_empty = sealed.end == block.start
-    # `past` is the producer state for the next block. The only replica of the sealed block has it
-    # in that block. Other replicas cannot rely on theirs: an empty block is removed, a fetched copy
-    # may not be synced yet, and a Raft copy may continue after its seal, with another leader's
-    # no-op.
     is_known = block.replicas == replicas == holding == (sealed.broker,) and not is_empty
-    past = b"" if is_known else sealed.past
-    opened = BlockNode(node.next_block, sealed.end, None, epoch, acks, None, (), (), past=past)
-    left = [other for other in image.blocks.values() if other.number != block.number]
-    losses = node.losses
-    if is_unclean:
-        for lost in _forget_lost(draft, name, image):
-            left.remove(lost)
-        start = left[0].start if left else block.start if holding else sealed.end
-        loss = Loss(block.number, sealed.end, start, sealed.broker or None, wall_ms)
-        losses = (*losses, loss)[-LOSSES_MAX:]
-    if not is_empty:
-        left.append(block)
-    left.append(attrs.evolve(opened, replicas=replicas))
-    change(
-        draft,
-        name,
-        acks=opened.acks,
-        replicas=wanted.count if wanted.count is not None else node.replicas,
-        next_block=node.next_block + 1,
-        epoch=epoch,
-        leaving=leavers(image, left),
-        wanted=None,
-        losses=losses,
-        sealed_to=(wanted.replicas or ()) if wanted.move_sealed else node.sealed_to,
-    )
-    if is_empty:
-        remove(draft, name, image, block.number)
-    else:
-        _seal(draft, name, image, sealed, holding, is_unclean)
-    sealer = leader if leader is not None and leader in holding else sealed.broker
-    chosen = _next_leader(sealer, holding, replicas, members.leaving)
-    _open(draft, name, opened, replicas, wall_ms, chosen, members.leaving)
-    return losses[-1] if is_unclean else None
+    return b"" if is_known else sealed.past
 
 
-def _forget_lost(draft: Draft, name: TopicPartition, image: PartitionImage) -> list[BlockNode]:
-    """Remove the oldest blocks without a complete copy; returns them.
+def _without_lost(
+    draft: Draft, name: TopicPartition, image: PartitionImage, blocks: list[BlockNode]
+) -> list[BlockNode]:
+    """Remove the oldest blocks without a complete copy; returns the others of the sealed *blocks*.
 
     A block between others stays, so that the kept offsets have no gaps.
     """
-    lost = []
-    for block in image.blocks.values():
-        if block.end is None or block.in_sync:
-            break
-        remove(draft, name, image, block.number)
-        lost.append(block)
-    return lost
+    kept = list(dropwhile(lambda block: not block.in_sync, blocks))
+    for lost in blocks[: len(blocks) - len(kept)]:
+        remove(draft, name, image, lost.number)
+    return kept
+
+
+def _loss(
+    block: BlockNode,
+    sealed: Sealed,
+    left: list[BlockNode],
+    holding: tuple[str, ...],
+    wall_ms: int,
+) -> Loss:
+    """What may be lost; *left* are the sealed blocks before that are kept."""
+    start = left[0].start if left else block.start if holding else sealed.end
+    return Loss(block.number, sealed.end, start, sealed.broker or None, wall_ms)
 
 
 def _next_leader(
-    sealer: str, holding: tuple[str, ...], replicas: tuple[str, ...], leaving: Collection[str]
+    wanted: str | None,
+    sealed: Sealed,
+    holding: tuple[str, ...],
+    replicas: tuple[str, ...],
+    leaving: Collection[str],
 ) -> str:
     """The leader of the next block: the sealer, else a holder of the sealed block, else the first.
 
-    A broker that is not *leaving* precedes all that are.
+    A *wanted* leader that holds the block precedes the sealer. A broker that is not *leaving*
+    precedes all that are.
     """
+    sealer = wanted if wanted is not None and wanted in holding else sealed.broker
     candidates = [broker for broker in (sealer, *holding, *replicas) if broker in replicas]
     return min(candidates, key=lambda broker: broker in leaving)
 
@@ -270,7 +300,11 @@ def _seal(
     holding: tuple[str, ...],
     is_unclean: bool,
 ) -> None:
+    """Seal the open block, or remove it if it is empty."""
     block, brokers = image.open_block, draft.image.brokers
+    if sealed.end == block.start:
+        remove(draft, name, image, block.number)
+        return
     node = attrs.evolve(
         block,
         end=sealed.end,

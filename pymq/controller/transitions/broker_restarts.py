@@ -25,7 +25,7 @@ def register(draft: Draft, node: BrokerNode, sweep: Sweep, heard_ms: int, wall_m
     last message before the restart came at *heard_ms* or earlier.
 
     The last slice writes the broker's new node. If a zkserver stops before, the broker registers
-    again. The committed slices stay true: the broker has lost what it had not synced.
+    again. The committed slices remain correct: the broker has lost its unsynced records.
     """
     path, known = paths.broker(node.name), draft.image.brokers.get(node.name)
     if known is None:

@@ -8,13 +8,23 @@ from pymq.controller.state.hosting_index import Hosting
 from pymq.controller.state.image import Draft
 from pymq.core.observe.coverage import mark
 from pymq.core.types import TopicPartition
+from pymq.core.values import define
 
 LOOKS_MAX = 1_000  # partitions checked in a slice, some 5 ms
 
 # Changes one partition; returns False if the draft is full and more is left.
 Change = Callable[[Draft, TopicPartition], bool]
 
-_Position = tuple[tuple[TopicPartition, ...], int, Hosting | None]
+
+@define
+class _Position:
+    """Where a slice ends."""
+
+    names: tuple[TopicPartition, ...] = ()
+    at: int = 0  # position in the names
+    hosting: Hosting | None = None  # index of the image that the names are from
+    looks: int = 0  # how many partitions the slice may check
+    left: int = 0  # how many were left before it; 0: there was no slice yet
 
 
 class Sweep:
@@ -23,16 +33,17 @@ class Sweep:
     Other changes are committed between two slices. So the sweep visits a partition again if one of
     its blocks changed meanwhile, or if the broker got a block of it. With the last slice, the sweep
     has seen the present state of all partitions.
+
+    A sweep ends however much changes meanwhile: when no less is left than before the last slice,
+    the next slice may check twice as many partitions, in the end all of them.
     """
 
     def __init__(self, broker: str) -> None:
         self.changed: list[TopicPartition] = []  # by the latest planned slice
         self._broker = broker
-        self._names: tuple[TopicPartition, ...] = ()
-        self._at = 0  # position in the names, after the last committed slice
-        self._hosting: Hosting | None = None  # index of the image that the names are from
-        self._sequence = 0  # sequence of that index, after the last committed slice
-        self._planned: _Position = ((), 0, None)
+        self._done = _Position(looks=LOOKS_MAX)  # after the last committed slice
+        self._planned = self._done
+        self._sequence = 0  # sequence of its index, after the last committed slice
 
     def plan(self, draft: Draft, change: Change) -> bool:
         """Draft the next slice; returns whether nothing is left after it.
@@ -40,11 +51,15 @@ class Sweep:
         Without :meth:`commit` in between, it drafts the same slice again.
         """
         names, at = self._left(draft.image.hosting)
+        left, looks_max = len(names) - at, self._done.looks
+        if 0 < self._done.left <= left:
+            mark("sweep.gets_nowhere")
+            looks_max *= 2
         self.changed = []
         looks = 0
         is_whole = True
         while is_whole and at < len(names):
-            if draft.is_full or looks == LOOKS_MAX:
+            if draft.is_full or looks == looks_max:
                 is_whole = False
                 break
             looks += 1
@@ -58,7 +73,7 @@ class Sweep:
             at += is_whole
         if not is_whole and not draft.ops:
             mark("sweep.nothing_to_change")
-        self._planned = (names, at, draft.image.hosting)
+        self._planned = _Position(names, at, draft.image.hosting, looks_max, left)
         return is_whole
 
     def commit(self) -> list[TopicPartition]:
@@ -66,18 +81,19 @@ class Sweep:
 
         No other change may have been committed since the slice was planned.
         """
-        self._names, self._at, self._hosting = self._planned
-        self._sequence = self._hosting.sequence if self._hosting is not None else 0
+        self._done = self._planned
+        hosting = self._done.hosting
+        self._sequence = hosting.sequence if hosting is not None else 0
         return self.changed
 
     def _left(self, hosting: Hosting) -> tuple[tuple[TopicPartition, ...], int]:
         """Return the partitions to visit, and the position of the next one."""
-        late = None
-        if hosting is self._hosting:  # Otherwise the tree was read again.
+        done, late = self._done, None
+        if hosting is done.hosting:  # Otherwise the tree was read again.
             late = hosting.changed(self._broker, self._sequence)
         if late is None:
             return hosting.hosted(self._broker), 0
         if late:
             mark("sweep.changed_meanwhile")
-            return (*self._names[self._at :], *late), 0
-        return self._names, self._at
+            return tuple(dict.fromkeys((*done.names[done.at :], *late))), 0
+        return done.names, done.at

@@ -253,8 +253,8 @@ def check_in_sync(config: TopicConfig, replicas: int) -> None:
     """
     if config.min_in_sync > replicas:
         raise ConfigError(
-            f"min_in_sync={config.min_in_sync} is more than the {replicas} replicas there are: "
-            "whoever waits for all in sync would be refused for ever"
+            f"min_in_sync={config.min_in_sync} is more than the {replicas} replicas: "
+            "every producer with acks='all' would be refused"
         )
 
 

@@ -85,6 +85,15 @@ def is_needed(
     return len(voters) < majority(len(block.replicas))
 
 
+def has_leader(
+    image: Image, members: BrokerLiveness, name: TopicPartition, block: BlockNode
+) -> bool:
+    """Whether the live replicas have or can elect a leader that can seal the open block."""
+    if block.acks is not AckMode.RAFT:
+        return block.leader is not None and members.can_act(block.leader, name)
+    return 2 * len(able(image, members, name, block)) > len(block.replicas)
+
+
 def seal_targets(
     image: Image, members: BrokerLiveness, name: TopicPartition, *, is_forced: bool = False
 ) -> tuple[str, ...] | None:
@@ -146,4 +155,4 @@ def problem(image: Image, members: BrokerLiveness, name: TopicPartition) -> str 
     told += [f"{' and '.join(away)} did not answer for a session"] if away else []
     told += offline
     hint = "wait for them" if away else "nothing brings it back by itself"
-    return f"{what}: {'; '.join(told)}; {hint}, or go on without with recover_partition()"
+    return f"{what}: {'; '.join(told)}; {hint}, or continue without them with recover_partition()"

@@ -1,14 +1,14 @@
-"""A coordinator backend in ZooKeeper: several zkservers on several machines, on one tree.
+"""A coordinator backend in ZooKeeper: zkservers on several machines share one tree.
 
-All is decided in the thread of the loop, by ``submit`` and ``poll``; what kazoo's thread reads is
-kept by :class:`pymq.coord.zookeeper.session.ZookeeperLink` until then. Nothing waits for an
-answer. While there is no connection, requests are kept, and sent when there is one.
+The thread of the loop decides everything, in ``submit`` and ``poll``, and never waits for an
+answer.
+:class:`pymq.coord.zookeeper.session.ZookeeperLink` keeps what kazoo's thread reads until then.
+Without a connection, requests are kept and sent later.
 
-A commit is one multi-op transaction, conditional on versions, so it is done whole or not at all by
-whoever still may. When the connection goes before its answer, it is ``Uncertain``, and it stays
-settled: a request that a session has sent over one connection is refused once the session has moved
-to another. A load begins with a ``sync``, so it knows what became of every commit before it, also
-when it asks another server than the one that the commit was sent to.
+A commit is one multi-op transaction, conditional on versions, so it is atomic. If the connection is
+lost before its answer, the commit is ``Uncertain``. Its outcome does not change later: ZooKeeper
+refuses requests of a session from an old connection after the session has moved to another one.
+:mod:`pymq.coord.zookeeper.tree_loader` carries out loads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any, assert_never
 from pymq.coord.address import ZookeeperAddress, read_credentials
 from pymq.coord.event_queue import News
 from pymq.coord.tree import validate
-from pymq.coord.zookeeper.dialect import LOST, REFUSED, Dialect, NoNodeError
+from pymq.coord.zookeeper.dialect import REFUSED, Dialect, NoNodeError
+from pymq.coord.zookeeper.pending_requests import PendingRequests
 from pymq.coord.zookeeper.session import (
     Connected,
     Ended,
@@ -31,9 +32,8 @@ from pymq.coord.zookeeper.session import (
     Lost,
     Reply,
     ZookeeperLink,
-    ZookeeperRequest,
 )
-from pymq.coord.zookeeper.tree_reading import GetNode, ListNode, TreeReading
+from pymq.coord.zookeeper.tree_loader import TreeLoader
 from pymq.core.metadata.coordination import (
     Changed,
     Commit,
@@ -41,7 +41,6 @@ from pymq.core.metadata.coordination import (
     CoordRequest,
     Failed,
     Load,
-    Loaded,
     Resumed,
     SessionExpired,
     Suspended,
@@ -58,15 +57,13 @@ from pymq.errors import (
 
 __all__ = ["ZookeeperCoordinator"]
 
-COMMITS_OUT = 64  # commits under way at once; kazoo blocks its caller when some 250 are unsent
-READS_OUT = 128  # questions of a load
-_OnReply = Callable[[Any, Exception | None], None]  # (result, error), one of which is None
+COMMITS_OUT = 64  # commits in flight at once; kazoo blocks its caller when some 250 are unsent
 
 
 class ZookeeperCoordinator:
-    """One session after the other on the ensemble at *address*; it belongs to its loop's thread.
+    """Successive sessions on the ensemble at *address*; an object of its loop's thread.
 
-    *wake* and *timeout_s* are as in :func:`pymq.coord.open`, and so is what this raises.
+    *wake*, *timeout_s* and the errors raised are those of :func:`pymq.coord.open`.
     """
 
     def __init__(
@@ -84,22 +81,22 @@ class ZookeeperCoordinator:
             is_owned=credentials is not None,
             max_request_bytes=address.max_request_bytes,
         )
-        self._session = ""
+        # Never empty: each poll also looks at the connection.
+        self.arrivals = (None,)
         self._news = News()
-        self._queue: deque[CoordRequest] = deque()  # asked for, and not begun
-        self._waiting: dict[int, _OnReply] = {}  # by number of request
-        self._numbers = 0
-        self._commits = 0  # sent and not answered
-        self._load: tuple[Load, TreeReading] | None = (
-            None  # nothing else begins while it is under way
-        )
-        self._roots: dict[str, None] = {}  # that were loaded in this session
-        self._is_up = False  # there is a connection, as far as was heard
-        self._has_root: bool | None = False  # the node above the tree is there; None: being asked
-        self._denial: Exception | None = None  # of making it
-        self._problem: PymqError | None = None  # why there is none, or nothing goes any more
+        self._queue: deque[CoordRequest] = deque()  # submitted, not started
+        self._commits = 0  # sent, not answered
+        self._is_up = False  # connected, by the last event of the link
+        # whether the node above the tree exists; None: request in flight
+        self._has_root: bool | None = False
+        self._denial: Exception | None = None  # the refusal to create that node
+        # why that node is missing, or why the link has ended
+        self._problem: PymqError | None = None
         self._is_broken = self._is_closed = False
         self._link = ZookeeperLink(address.hosts, address.session_ms, credentials, wake)
+        self._requests = PendingRequests(self._link)
+        # While a load is in progress, no other request starts.
+        self._loader = TreeLoader(self._dialect, self._requests, self._news, self._queue)
         if timeout_s > 0:
             self._wait(timeout_s)
         else:
@@ -122,20 +119,20 @@ class ZookeeperCoordinator:
                     f"no answer from ZooKeeper at {hosts} within {timeout_s:g} s"
                 )
             self._link.wait(left)
-        self._news.take()  # Whatever happened before, nobody was there to miss it.
+        self._news.take()  # The owner gets no events of the time before it had this object.
 
     # --- the contract ---------------------------------------------------------------------------
 
     @property
     def session(self) -> str:
-        """The session's name, as in ``Entry.owner``; empty until there was a first connection."""
-        return self._session
+        """The session's name, as in ``Entry.owner``; empty before the first connection."""
+        return self._requests.session
 
     def submit(self, request: CoordRequest) -> None:
         """Start *request*, or keep it until there is a connection.
 
-        Raises as the contract says; :class:`InvalidRequest` also for a commit that is larger than
-        ZooKeeper takes.
+        Raises as the contract says, and :class:`InvalidRequest` for a commit above ZooKeeper's
+        size limit.
         """
         validate(request)
         self._check()
@@ -145,24 +142,24 @@ class ZookeeperCoordinator:
         self._pump()
 
     def poll(self) -> Sequence[CoordEvent]:
-        """What happened since the last call; nothing any more once closed.
+        """Return the events since the last call; none after :meth:`close`.
 
-        Raises :class:`StoreError` or :class:`AuthenticationFailed` when the session can never come
-        back, and the backend must be opened again.
+        Raises :class:`StoreError` or :class:`AuthenticationFailed` if the session can never come
+        back; then the backend must be opened again.
         """
         if self._is_closed:
             return ()
         self._check()
         self._take()
         if self._is_up and self._link.is_silent():
-            # Nobody may lead who has not heard for so long that others may have taken over.
+            # After such a silence another zkserver may be the controller, so stop leading.
             self._suspend()
             self._link.drop()
         self._pump()
         return self._news.take()
 
     def close(self) -> None:
-        """End the session; its ephemeral nodes go at once. In a forked child this does nothing."""
+        """End the session, which removes its ephemeral nodes; in a forked child do nothing."""
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
@@ -172,22 +169,20 @@ class ZookeeperCoordinator:
     def _check(self) -> None:
         if self._pid != os.getpid():
             raise ForkedError(
-                f"the session {self._session} belongs to process {self._pid}; open another here"
+                f"the session {self.session} belongs to process {self._pid}; open another here"
             )
         if self._is_closed:
-            raise Closed(f"the coordinator of session {self._session} was closed")
+            raise Closed(f"the coordinator of session {self.session} was closed")
         if self._is_broken and self._problem is not None:
             raise self._problem
 
-    # --- what arrives ---------------------------------------------------------------------------
+    # --- arrivals -------------------------------------------------------------------------------
 
     def _take(self) -> None:
         for arrival in self._link.take():
             match arrival:
-                case Reply(number, result, error):
-                    on_reply = self._waiting.pop(number, None)
-                    if on_reply is not None:
-                        on_reply(result, error)
+                case Reply():
+                    self._requests.answered(arrival)
                 case Event(path):
                     self._changed(path)
                 case Connected(session):
@@ -200,42 +195,30 @@ class ZookeeperCoordinator:
                     assert_never(arrival)
 
     def _connected(self, session: str) -> None:
-        is_first, is_same = not self._session, session == self._session
-        self._is_up, self._session = True, session
+        is_first, is_same = not self.session, session == self.session
+        self._is_up, self._requests.session = True, session
         if is_first:
             self._news.tell(Resumed())
         elif is_same:
             self._news.tell(Resumed())
-            self._watch_again()
+            self._loader.watch_again()
         else:
-            # What was kept for the old session may rely on it.
+            # Commits kept for the old session may depend on its ephemeral nodes.
             for held in self._queue:
                 if isinstance(held, Commit):
                     self._news.tell(Uncertain(held.tag))
-            self._queue = deque(held for held in self._queue if isinstance(held, Load))
-            self._roots.clear()
+            loads = [held for held in self._queue if isinstance(held, Load)]
+            self._queue.clear()
+            self._queue.extend(loads)
+            self._loader.forget()
             self._has_root = False
             self._news.tell(SessionExpired(session))
-
-    def _watch_again(self) -> None:
-        """Watches end with the connection; what happened without them, nobody knows."""
-        for root in self._roots:
-            self._send(self._dialect.watch(root), partial(self._watched_again, root))
-
-    def _watched_again(self, root: str, _: Any, error: Exception | None) -> None:
-        if isinstance(error, LOST):
-            return  # It is done again with the next connection.
-        if error is not None:
-            self._roots.pop(root, None)  # Whoever loads it again hears why.
-        self._news.tell(Changed(root))
 
     def _suspend(self) -> None:
         if not self._is_up:
             return
         self._is_up = False
-        if self._load is not None:
-            self._queue.appendleft(self._load[0])
-            self._load = None
+        self._loader.suspend()
         if self._has_root is None:
             self._has_root = False
         self._news.release()
@@ -253,34 +236,25 @@ class ZookeeperCoordinator:
 
     def _changed(self, full: str) -> None:
         path = self._dialect.path(full)
-        if path is None:
-            return
-        if self._load is not None:
-            self._load[1].changed(path)
-        if not any(path == root or path.startswith(root.rstrip("/") + "/") for root in self._roots):
+        if path is None or not self._loader.changed(path):
             return
         if self._commits:
-            # It may be a commit of ours that did it, and its answer is right behind.
+            # A commit of this session may have made the change: report its answer first.
             self._news.hold(Changed(path))
         else:
             self._news.tell(Changed(path))
 
-    # --- what is sent ---------------------------------------------------------------------------
-
-    def _send(self, request: ZookeeperRequest, on_reply: _OnReply) -> None:
-        self._numbers += 1
-        self._waiting[self._numbers] = on_reply
-        self._link.send(self._numbers, request, self._session)
+    # --- requests -------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        while self._is_up and self._queue and self._load is None:
+        while self._is_up and self._queue and not self._loader.is_busy:
             if not self._has_root:
                 self._prepare()
                 return
             request = self._queue[0]
             if isinstance(request, Load):
                 self._queue.popleft()
-                self._begin_load(request)
+                self._loader.begin(request)
             elif self._commits < COMMITS_OUT:
                 self._queue.popleft()
                 self._begin_commit(request)
@@ -288,17 +262,17 @@ class ZookeeperCoordinator:
                 return
 
     def _prepare(self) -> None:
-        """Make the node above the tree, unless it is there."""
+        """Create the node above the tree, unless it exists."""
         if self._has_root is not False:
             return
         self._has_root, self._problem, self._denial = None, None, None
         for request in self._dialect.ancestors():
-            self._send(request, self._prepared)
-        self._send(self._dialect.enter(), self._entered)
+            self._requests.send(request, self._prepared)
+        self._requests.send(self._dialect.enter(), self._entered)
 
     def _prepared(self, _: Any, error: Exception | None) -> None:
         if isinstance(error, REFUSED):
-            self._denial = error  # No matter if it is there already.
+            self._denial = error  # if the node exists already, this does not matter
 
     def _entered(self, _: Any, error: Exception | None) -> None:
         if error is None:
@@ -315,75 +289,9 @@ class ZookeeperCoordinator:
     def _begin_commit(self, commit: Commit) -> None:
         on_reply = partial(self._committed, commit)
         self._commits += 1
-        self._send(self._dialect.transaction(commit), on_reply)
+        self._requests.send(self._dialect.transaction(commit), on_reply)
 
     def _committed(self, commit: Commit, result: Any, error: Exception | None) -> None:
         self._commits -= 1
         self._news.tell(self._dialect.outcome(commit, result, error))
         self._news.release()
-
-    # --- loads ----------------------------------------------------------------------------------
-
-    def _begin_load(self, load: Load) -> None:
-        reading = TreeReading(load.root)
-        self._load = load, reading
-        if load.root not in self._roots:
-            self._roots[load.root] = None
-            self._send(self._dialect.watch(load.root), partial(self._readied, reading))
-        self._send(self._dialect.sync(load.root), partial(self._readied, reading))
-        self._read(reading)
-
-    def _readied(self, reading: TreeReading, _: Any, error: Exception | None) -> None:
-        if error is not None:
-            self._failed(reading, error)
-
-    def _read(self, reading: TreeReading) -> None:
-        for question in reading.ask(READS_OUT):
-            request = self._dialect.read(question)
-            if isinstance(question, GetNode):
-                self._send(request, partial(self._got, reading, question))
-            else:
-                self._send(request, partial(self._listed, reading, question))
-
-    def _got(
-        self, reading: TreeReading, asked: GetNode, result: Any, error: Exception | None
-    ) -> None:
-        if not self._is_read(reading, error):
-            return
-        if error is not None:
-            reading.got(asked.path, None, False)
-        else:
-            reading.got(asked.path, *self._dialect.entry(asked.path, result))
-        self._go_on(reading)
-
-    def _listed(
-        self, reading: TreeReading, asked: ListNode, result: Any, error: Exception | None
-    ) -> None:
-        if not self._is_read(reading, error):
-            return
-        names = None if error is not None else self._dialect.names(asked.path, result)
-        reading.listed(asked.path, names)
-        self._go_on(reading)
-
-    def _is_read(self, reading: TreeReading, error: Exception | None) -> bool:
-        """Whether this answer is one: a node that is not there is a fact as well."""
-        if error is not None and not isinstance(error, NoNodeError):
-            # What is lost with the connection comes before word of that, and says nothing.
-            self._failed(reading, error)
-            return False
-        return self._load is not None and self._load[1] is reading
-
-    def _go_on(self, reading: TreeReading) -> None:
-        self._read(reading)
-        if reading.is_done and self._load is not None:
-            load, self._load = self._load[0], None
-            self._news.tell(Loaded(load.tag, reading.entries()))
-
-    def _failed(self, reading: TreeReading, error: Exception) -> None:
-        if self._load is None or self._load[1] is not reading or isinstance(error, LOST):
-            return
-        load, self._load = self._load[0], None
-        if isinstance(error, REFUSED):
-            self._news.tell(Failed(load.tag, self._dialect.error(error, load.root)))
-        else:
-            self._queue.appendleft(load)  # The server had no time, or the like: once more.

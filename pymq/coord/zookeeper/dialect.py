@@ -1,6 +1,6 @@
-"""What a coordinator is asked, in ZooKeeper's words, and what ZooKeeper's answers mean. Pure.
+"""Translates requests into ZooKeeper's and ZooKeeper's answers into events. Pure.
 
-The tree hangs below a node of ZooKeeper's own, and its paths are told without what is above it.
+The tree is below a node of the ensemble; its paths omit the part above it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from pymq.errors import AuthorizationFailed, InvalidRequest, PymqError, StoreErr
 
 __all__ = ["LOST", "REFUSED", "Dialect", "NoNodeError"]
 
-_HEADER_BYTES = 8  # of each request, beside its body
+_HEADER_BYTES = 8  # of each request, in addition to its body
 _OWN = "/zookeeper"  # ZooKeeper's own nodes, at its root
 
-# A refused operation may be answered with these; all others mean that something else is wrong.
+# Reasons for which a conditional operation is refused; any other error is unexpected.
 _REASONS: dict[type[Exception], str] = {
     zk.NodeExistsError: "exists",
     zk.NoNodeError: "missing",
@@ -50,7 +50,7 @@ _REASONS: dict[type[Exception], str] = {
     zk.BadVersionError: "version",
     zk.NotEmptyError: "not-empty",
 }
-# A request that was answered with one of these was not carried out, and never will be.
+# A request with one of these answers was not carried out and never will be.
 REFUSED = (
     zk.APIError,
     zk.BadArgumentsError,
@@ -60,7 +60,7 @@ REFUSED = (
     zk.QuotaExceededError,
     zk.UnimplementedError,
 )
-# After these, nothing that was sent is answered any more; the link tells of the loss.
+# After these, no sent request is answered any more; the link reports the loss.
 LOST = (
     zk.AuthFailedError,
     zk.ConnectionClosedError,
@@ -71,7 +71,7 @@ NoNodeError: type[Exception] = zk.NoNodeError
 
 
 class Dialect:
-    """How the tree below *root* is talked about; what is made there is ours if *is_owned*."""
+    """Requests and answers for the tree below *root*; *is_owned* reserves nodes for our user."""
 
     def __init__(self, root: str, *, is_owned: bool, max_request_bytes: int) -> None:
         self._root = root
@@ -82,7 +82,7 @@ class Dialect:
         return (self._root + path).rstrip("/") or "/"
 
     def path(self, full: str) -> str | None:
-        """Where a node of ZooKeeper's is in the tree; None for those that it keeps for itself."""
+        """Return the path in the tree of a ZooKeeper path; None for ZooKeeper's internal nodes."""
         if full == _OWN or full.startswith(_OWN + "/"):
             return None
         return full[len(self._root) :] or "/"
@@ -90,26 +90,26 @@ class Dialect:
     # --- questions ------------------------------------------------------------------------------
 
     def ancestors(self) -> list[ZookeeperRequest]:
-        """Make the nodes above the tree; no matter if they are there already."""
+        """Requests that create the nodes above the tree; existing ones are no error."""
         names = self._root.split("/")[1:]
         paths = ["/" + "/".join(names[: depth + 1]) for depth in range(len(names))]
         return [CreateNode(path, b"", self._acl, 0) for path in paths]
 
     def enter(self) -> ZookeeperRequest:
-        """Read the node above the tree: whether it is ours to read says whether we are known."""
+        """A read of the node above the tree; it fails if our credentials are not accepted."""
         return self._list(self._root or "/")
 
     def watch(self, root: str) -> ZookeeperRequest:
-        """Tell of all that changes at and below *root*."""
+        """A watch of all changes at and below *root*."""
         return AddWatch(self._full(root))
 
     def sync(self, root: str) -> ZookeeperRequest:
-        """Have the server catch up with all that was committed before."""
+        """A ``sync``: the server catches up with all earlier commits."""
         made: ZookeeperRequest = Sync(self._full(root))
         return made
 
     def read(self, question: GetNode | ListNode) -> ZookeeperRequest:
-        """Read a node, or the names of its children."""
+        """A read of a node, or of the names of its children."""
         full = self._full(question.path)
         made: ZookeeperRequest = (
             GetData(full, None) if isinstance(question, GetNode) else self._list(full)
@@ -121,7 +121,7 @@ class Dialect:
         return made
 
     def transaction(self, commit: Commit) -> ZookeeperRequest:
-        """Do all of *commit*, or nothing."""
+        """An atomic transaction for *commit*."""
         made: ZookeeperRequest = Transaction([self._operation(op) for op in commit.ops])
         return made
 
@@ -142,11 +142,11 @@ class Dialect:
         return made
 
     def check_size(self, commit: Commit) -> None:
-        """Refuse a commit with :class:`InvalidRequest` that is larger than ZooKeeper takes."""
+        """Raise :class:`InvalidRequest` for a commit above ZooKeeper's size limit."""
         size = len(self.transaction(commit).serialize()) + _HEADER_BYTES
         limit = self._max_request_bytes
         if size > limit:
-            # ZooKeeper would close the connection, and nobody would know why.
+            # ZooKeeper would close the connection without a reason.
             raise InvalidRequest(
                 f"a change of {len(commit.ops)} nodes in {size} bytes; ZooKeeper takes {limit} at "
                 "a time: change less at once, or raise jute.maxbuffer on all its servers and "
@@ -158,13 +158,13 @@ class Dialect:
     # --- answers --------------------------------------------------------------------------------
 
     def entry(self, path: str, result: Any) -> tuple[Entry, bool]:
-        """A node that was read, and whether it has children."""
+        """Return a node that was read, and whether it has children."""
         data, stat = result
         owner = session_name(stat.ephemeralOwner) if stat.ephemeralOwner else None
         return Entry(path, data, stat.version, owner), stat.numChildren > 0
 
     def names(self, path: str, result: list[str]) -> list[str]:
-        """The children of a node that were read, without ZooKeeper's own."""
+        """Return the names of the children that were read, without ZooKeeper's internal nodes."""
         if self._full(path) == "/":
             return [name for name in result if name != _OWN[1:]]
         return result
@@ -172,11 +172,11 @@ class Dialect:
     def outcome(
         self, commit: Commit, result: Any, error: Exception | None
     ) -> Committed | Conflicted | Failed | Uncertain:
-        """What has become of a commit; one of *result* and *error* is None."""
+        """Return the event for the answer to a commit; one of *result* and *error* is None."""
         if error is not None:
             if isinstance(error, REFUSED):
                 return Failed(commit.tag, self.error(error, commit.ops[0].path))
-            return Uncertain(commit.tag)  # The connection, the session, or who knows what.
+            return Uncertain(commit.tag)  # connection or session lost, or unexpected
         for index, (op, outcome) in enumerate(zip(commit.ops, result, strict=True)):
             if isinstance(outcome, Exception) and not isinstance(outcome, zk.RolledBackError):
                 reason = _REASONS.get(type(outcome))
@@ -188,10 +188,10 @@ class Dialect:
         return Committed(commit.tag, tuple(map(_version, commit.ops, result)))
 
     def error(self, error: Exception, path: str) -> PymqError:
-        """Why a request for *path* was refused."""
+        """Return the error for a refused request for *path*."""
         if isinstance(error, zk.NoAuthError):
             return AuthorizationFailed(
-                f"ZooKeeper does not let us use {self._full(path)}: other credentials own it",
+                f"ZooKeeper denies us access to {self._full(path)}: other credentials own it",
                 path=path,
             )
         return StoreError(f"ZooKeeper refused a request for {self._full(path)}: {error!r}")

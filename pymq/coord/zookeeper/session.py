@@ -1,17 +1,17 @@
-"""A session with a ZooKeeper ensemble: kazoo, made to hand over what comes as values, in order.
+"""A session with a ZooKeeper ensemble, through kazoo: events and answers as values, in wire order.
 
-kazoo's connection thread decides nothing here. Whatever it reads becomes an :data:`Arrival` in the
-order of the wire, and the owner takes it when it likes. That order is worth a lot: ZooKeeper sends
-the event of a change before any answer that knows of it.
+kazoo's connection thread decides nothing here. It turns all that it reads into :data:`Arrival`
+values in the order of the wire, and the owner takes them later. Loads rely on this order: ZooKeeper
+sends the event of a change before any answer that reflects it.
 
-What kazoo does not have, and is added here by overriding a little that is not its public API:
+This module adds to kazoo, by overriding some methods outside its public API:
 
 - A recursive, persistent watch (ZooKeeper 3.6): one for a whole tree, instead of two for each node
   that must be set again after each event.
-- A lease. kazoo counts what it sends as a sign of life, so a server that hangs is not noticed while
-  there are requests, and neither is that this process was stopped. Here a connection over which
-  nothing was heard for two thirds of the session is dropped, whatever the reason.
-- No request of one session is ever sent in the next.
+- A lease: a connection without any received byte for two thirds of the session timeout is dropped.
+  kazoo counts sent bytes as a sign of life, so with requests in flight it notices neither a server
+  that hangs nor that this process was stopped.
+- A session boundary: no request of one session is ever sent in the next.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ __all__ = [
     "session_name",
 ]
 
-CLOSE_S = 5.0  # how long closing waits for the server to end the session
+CLOSE_S = 5.0  # how long close waits for the server to end the session
 _SESSION = 0xFFFF_FFFF_FFFF_FFFF
 
-SELDOM_S = 10.0  # how often kazoo may repeat itself while no server can be reached
+SELDOM_S = 10.0  # how often kazoo may log the same message
 
 
 class _Seldom(logging.Filter):
-    """Keeps back what was logged in the same words a moment ago."""
+    """Drops a log message if the same text was logged within ``SELDOM_S``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,48 +77,48 @@ _log.addFilter(_Seldom())
 
 @value
 class Connected:
-    """There is a connection, in the session of that name: the one before, or a new one."""
+    """Connected, in this session: the one before or a new one."""
 
     session: str
 
 
 @value
 class Lost:
-    """The connection is gone. What was not answered before this will not be."""
+    """The connection is lost. Requests without an answer before this event get none."""
 
 
 @value
 class Reply:
-    """What became of a request."""
+    """The answer to a request."""
 
     number: int
-    result: Any  # what kazoo makes of the answer to that kind of request
+    result: Any  # the answer as kazoo decodes it for that kind of request
     error: Exception | None
 
 
 @value
 class Event:
-    """A node below a watched one was made, changed or deleted."""
+    """A watched node, or one below it, was created, changed or deleted."""
 
     path: str
 
 
 @value
 class Ended:
-    """kazoo has given up, and this link is of no use any more."""
+    """kazoo's connection thread has ended; this link cannot be used any more."""
 
-    is_denied: bool  # because our credentials were refused
+    is_denied: bool  # the server refused our credentials
 
 
 Arrival = Connected | Lost | Reply | Event | Ended
 
 
 class ZookeeperRequest(Protocol):
-    """What kazoo sends."""
+    """A request as kazoo sends it."""
 
     @property
     def type(self) -> int:
-        """ZooKeeper's number for this kind."""
+        """ZooKeeper's number for this kind of request."""
         ...
 
     def serialize(self) -> bytes:
@@ -127,7 +127,7 @@ class ZookeeperRequest(Protocol):
 
 
 class AddWatch:
-    """Watch a node and all that will ever be below it, until the connection ends."""
+    """A watch of a node and of all present and future nodes below it; ends with the connection."""
 
     type = 106
 
@@ -140,17 +140,17 @@ class AddWatch:
 
     @classmethod
     def deserialize(cls, _: bytes, __: int) -> bool:
-        """The answer says nothing but that it was done."""
+        """The answer has no content."""
         return True
 
 
 def session_name(session_id: int) -> str:
-    """How a session is called: its number as ZooKeeper's own tools write it."""
+    """Return the name of a session: its number as ZooKeeper's own tools write it."""
     return f"{session_id & _SESSION:#x}"
 
 
 class ZookeeperLink:
-    """One session after the other, with as many connections as it takes, until it is closed."""
+    """Successive sessions, each over one connection after the other, until it is closed."""
 
     def __init__(
         self,
@@ -168,8 +168,8 @@ class ZookeeperLink:
             timeout=session_ms / 1000,
             handler=self._handler,
             auth_data=[("digest", _Secret(credentials))] if credentials else None,
-            # kazoo's own would back off for up to an hour. A server that was restarted gives each
-            # session its full time again, so whoever asks more often than that keeps his.
+            # kazoo's default backs off for up to an hour. A restarted server gives each session its
+            # full timeout again, so a client that reconnects within that time keeps its session.
             connection_retry={
                 "max_tries": -1,
                 "delay": 0.05,
@@ -190,7 +190,7 @@ class ZookeeperLink:
         self._signal.wait(timeout_s)
 
     def take(self) -> list[Arrival]:
-        """What has arrived since the last call."""
+        """Remove and return the arrivals since the last call."""
         self._signal.clear()
         taken = []
         while self._arrivals:
@@ -198,22 +198,22 @@ class ZookeeperLink:
         return taken
 
     def send(self, number: int, request: ZookeeperRequest, session: str) -> None:
-        """Have *request* sent, in *session* only; its reply carries *number*."""
+        """Send *request*, in *session* only; its :class:`Reply` has *number*."""
         result = self._handler.async_result()
         result.rawlink(partial(self._replied, number))
         self._client._call(_Bound(request, session, self._client), result)
 
     def is_silent(self) -> bool:
-        """Whether nothing was heard for so long that the session may be gone."""
+        """Whether the silence has lasted so long that the session may have ended."""
         return self._handler.is_silent(time.monotonic())
 
     def drop(self) -> None:
-        """Give the connection up, and make another."""
+        """Drop the connection and make another one."""
         self._handler.is_unwanted = True
 
     def close(self) -> None:
-        """End the session, or leave that to the server if it does not answer."""
-        # stop() may hang (kazoo's issue 582), so it is not waited for without end.
+        """End the session; if the server does not answer, it will expire there."""
+        # stop() may hang (kazoo's issue 582), so wait for it in a thread with a timeout.
         stopper = threading.Thread(target=self._stop, name="pymq-zookeeper-stop", daemon=True)
         stopper.start()
         stopper.join(CLOSE_S)
@@ -244,14 +244,14 @@ class ZookeeperLink:
             self._arrived(Lost())
         elif self._client.client_state == KeeperState.AUTH_FAILED:
             self._is_denied = True
-        # Else a server has said that the session is gone; a new one follows.
+        # Otherwise the server has reported that the session expired; a new one follows.
 
     def _ended(self) -> None:
         self._arrived(Ended(self._is_denied))
 
 
 class _Secret(str):
-    """Credentials, which kazoo logs with its requests."""
+    """Credentials that are hidden when kazoo logs its requests."""
 
     __slots__ = ()
 
@@ -260,7 +260,7 @@ class _Secret(str):
 
 
 class _Bound:
-    """A request that is sent in its own session or not at all."""
+    """A request that is sent in its own session only."""
 
     def __init__(self, request: ZookeeperRequest, session: str, client: KazooClient) -> None:
         self.type = request.type
@@ -270,30 +270,31 @@ class _Bound:
 
     def serialize(self) -> bytes:
         if session_name(self._client._session_id or 0) != self._session:
-            # It was handed over while nobody knew that the session was gone. Losing the connection
-            # is the one way to have kazoo answer it without sending it.
+            # It was submitted before the end of its session was known. Only a lost connection
+            # makes kazoo answer a request without sending it.
             raise ConnectionDropped("a request of an earlier session")
         return self._request.serialize()
 
     def deserialize(self, data: bytes, offset: int) -> Any:
-        return self._request.deserialize(data, offset)  # type: ignore[attr-defined] # those that have one are asked
+        # Kazoo calls this for requests that have the method.
+        return self._request.deserialize(data, offset)  # type: ignore[attr-defined] # see above
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no types
-    """Calls back in the connection's own thread, so that what comes keeps its order."""
+    """Runs callbacks in the connection's own thread, so that arrivals keep their order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lease_s = 0.0  # how long silence is borne; 0 until it is known
+        self.lease_s = 0.0  # the longest silence; 0 until it is known
         self.is_unwanted = False
         self._heard = 0.0
         self._server: Any = None  # the socket
 
     def start(self) -> None:
-        """Start no threads: a handler that is not running calls back at once."""
+        """Start no threads: a handler that is not running runs callbacks at once."""
 
     def stop(self) -> None:
-        """There is nothing to stop."""
+        """Do nothing: there are no threads."""
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         self._server = super().create_connection(*args, **kwargs)
@@ -304,7 +305,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no
     def select(self, *args: Any, **kwargs: Any) -> Any:
         ready = super().select(*args, **kwargs)
         now = time.monotonic()
-        # What is heard too late proves nothing: it may have lain there while we were stopped.
+        # Late bytes prove nothing: they may have arrived while this process was stopped.
         if self.is_unwanted or self.is_silent(now):
             raise self.timeout_exception("nothing was heard for too long")
         if self._server in ready[0]:
@@ -316,7 +317,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
-    """kazoo's connection, with watches that stay."""
+    """kazoo's connection, with persistent watches."""
 
     def __init__(
         self,

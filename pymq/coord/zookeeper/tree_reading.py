@@ -1,8 +1,8 @@
-"""Reads a tree node by node, so that the result was true at one moment. Pure.
+"""Reads a tree node by node; the result is a consistent snapshot. Pure.
 
-ZooKeeper has no request for a whole tree, which may change while it is read. But its root is
-watched, and the event of a change comes before any answer that knows of it. So a node that is told
-as changed is read again; when nothing is left to be read, none has changed since its last reading.
+ZooKeeper has no request for a whole tree, and the tree may change while it is read. But its root is
+watched, and ZooKeeper sends the event of a change before any answer that reflects it. So a changed
+node is read again. When no reads are left, no node has changed since it was read.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ _by_path = attrgetter("path")
 
 @value
 class GetNode:
-    """Ask for a node itself."""
+    """Read a node."""
 
     path: str
 
 
 @value
 class ListNode:
-    """Ask for the names of a node's children."""
+    """Read the names of a node's children."""
 
     path: str
 
 
 class TreeReading:
-    """One load of *root*; ``/`` itself is not part of what is loaded."""
+    """One load of *root*; the result does not contain ``/`` itself."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._below = "/" if root == "/" else root + "/"
         self._todo: dict[GetNode | ListNode, None] = {}
-        self._out = 0  # questions that were asked and not answered
-        self._listed: set[str] = set()  # only ever asked for what is in it
+        self._out = 0  # reads in flight
+        self._listed: set[str] = set()  # used for membership tests only
         self._found: dict[str, Entry] = {}
         self._todo[ListNode(root) if root == "/" else GetNode(root)] = None
 
     @property
     def is_done(self) -> bool:
-        """Whether all is known."""
+        """Whether all nodes are read."""
         return not self._todo and not self._out
 
     def ask(self, at_most: int) -> list[GetNode | ListNode]:
-        """What to ask next, while fewer than *at_most* questions are out."""
+        """Return the next reads, so that at most *at_most* are in flight."""
         asked = []
         while self._todo and self._out < at_most:
             question = next(iter(self._todo))
@@ -60,18 +60,18 @@ class TreeReading:
         return asked
 
     def got(self, path: str, entry: Entry | None, has_children: bool) -> None:
-        """The node at *path* is *entry*, or is not there."""
+        """Note a node: *entry*, or None if it is missing."""
         self._out -= 1
         if entry is None:
             self._found.pop(path, None)
             return
         self._found[path] = entry
         if has_children and path not in self._listed:
-            # Once is enough: a child that comes later is told as changed.
+            # List once: a new child is reported as changed.
             self._todo[ListNode(path)] = None
 
     def listed(self, path: str, names: Iterable[str] | None) -> None:
-        """The node at *path* has children of these names, or is not there."""
+        """Note the names of a node's children; None if the node is missing."""
         self._out -= 1
         if names is None:
             return
@@ -83,10 +83,10 @@ class TreeReading:
                 self._todo[GetNode(child)] = None
 
     def changed(self, path: str) -> None:
-        """The node at *path* was made, changed or deleted."""
+        """Read the node at *path* again: it was created, changed or deleted."""
         if path == self._root != "/" or path.startswith(self._below):
             self._todo[GetNode(path)] = None
 
     def entries(self) -> tuple[Entry, ...]:
-        """All that was found, ordered by path."""
+        """Return all nodes found, ordered by path."""
         return tuple(sorted(self._found.values(), key=_by_path))

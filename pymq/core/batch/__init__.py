@@ -1,1 +1,1 @@
-"""Record batches: the unit that is sent, written, replicated and read."""
+"""Record batches: the unit of sending, writing, replication and reading."""

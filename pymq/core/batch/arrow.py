@@ -1,49 +1,25 @@
-"""Record batches as Arrow, for Spark, pandas and Polars."""
+"""Converts record batches to Arrow, for Spark, pandas and Polars."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from pymq.core.batch.columns import Headers
 from pymq.errors import MissingExtra
 
 if TYPE_CHECKING:
     import pyarrow
 
-
-class Table(Protocol):
-    """Records as columns, and where they are from."""
-
-    topic: str
-    partition: str
-
-    @property
-    def values(self) -> Sequence[bytes]: ...
-
-    @property
-    def keys(self) -> Sequence[bytes | None]: ...
-
-    @property
-    def headers(self) -> Sequence[Headers]: ...
-
-    @property
-    def timestamps(self) -> Sequence[int]: ...
-
-    @property
-    def offsets(self) -> Sequence[int]: ...
-
-    def __len__(self) -> int: ...
+    from pymq.core.batch.view import RecordBatch
 
 
-def to_arrow(batch: Table) -> pyarrow.RecordBatch:
-    """Return the batch's columns, in the order that Spark's Kafka source has.
+def to_arrow(batch: RecordBatch) -> pyarrow.RecordBatch:
+    """Return the batch's columns, in the order of Spark's Kafka source.
 
     Raises:
         MissingExtra: pyarrow is not installed.
     """
     try:
-        import pyarrow as pa  # an extra: imported when first asked for
+        import pyarrow as pa  # an extra: imported on first use
     except ImportError:
         raise MissingExtra("pyarrow is not installed: pip install 'pymq-log[arrow]'") from None
     count = len(batch)

@@ -1,4 +1,4 @@
-"""Runs of batches that follow each other: what a read returns, and what a leader sends."""
+"""Sequences of consecutive batches, as a read returns them and a leader sends them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pymq.errors import CorruptBatch
 
 
 def split(data: Buffer) -> Iterator[EncodedBatch]:
-    """Iterate over the batches that follow each other in *data*.
+    """Iterate over the consecutive batches in *data*.
 
     Raises:
-        CorruptBatch: *data* is not a run of whole batches.
+        CorruptBatch: *data* is not a sequence of whole batches.
     """
     position = 0
     while position < len(data):
@@ -34,10 +34,10 @@ def split(data: Buffer) -> Iterator[EncodedBatch]:
 
 
 def clip(data: bytes, offset: int) -> bytes:
-    """Let *data* begin at *offset*, should its first batch begin before it and hold nothing.
+    """Return *data* from *offset* on, if its first batch begins before that and is empty.
 
-    Compaction merges batches that it has emptied, so what one broker holds as a single batch may
-    have ended elsewhere in the middle of it. Batches that still hold records are never merged.
+    Compaction merges empty batches, so *offset* may be the end of a batch on one broker and inside
+    a merged batch on another. Compaction never merges batches with records.
 
     Raises:
         CorruptBatch: the first batch is damaged.
@@ -51,16 +51,16 @@ def clip(data: bytes, offset: int) -> bytes:
 
 
 def restamp(data: Buffer, durable: int) -> list[EncodedBatch]:
-    """Check the batches in *data*, which another broker stamped, and say *durable* in each anew.
+    """Check the batches in *data*, which another broker stamped, and stamp them with *durable*.
 
-    A follower does this with what its leader sends: *durable* speaks of the disk of the broker that
-    keeps the batch, so a follower puts in what *its own* disk holds for certain, which is at most
-    where *data* begins. Header and body of each batch are checked, and that it follows on the one
-    before: the next offset, of no earlier epoch. Whether the first one follows on the log is left
-    to the caller. Bodies are not copied.
+    A follower does this with batches of its leader. *durable* is about the disk of the broker that
+    stores the batch, so the follower sets what *its own* disk holds, at most the start of *data*.
+    This checks header and body of each batch, and that it continues the one before: the next
+    offset, of no earlier epoch. The caller checks that the first one continues the log. Bodies are
+    not copied.
 
     Raises:
-        CorruptBatch: *data* is not an unbroken run of whole, sound batches.
+        CorruptBatch: *data* is not an unbroken sequence of whole, sound batches.
     """
     batches: list[EncodedBatch] = []
     view, size, position, end, epoch = memoryview(data), len(data), 0, -1, 0

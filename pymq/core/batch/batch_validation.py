@@ -1,15 +1,14 @@
-"""Whether a batch may enter a log: after Kafka's ``LogValidator``.
+"""Validates batches before they enter a log, like Kafka's ``LogValidator``.
 
 A header with a sound CRC (:func:`~pymq.core.batch.header.parse_header`) says nothing about the
-body. What is appended is read again by recovery, by followers and by every consumer, and each of
-them takes a body that does not fit its header for damage. So the leader looks at a body once,
-before the batch gets its offset:
+body. Recovery, followers and consumers read the body later, and treat one that does not fit its
+header as damage. So the leader checks a body once, before the batch gets its offset:
 
-=====================  =========================================================================
-:func:`check_crc`      the bytes are those that the producer has sealed
-:func:`check_form`     every reader can decode them: format, codec, columns, counts, lengths
-:func:`check_produced` a producer may say this: no marks of the log's own, times within bounds
-=====================  =========================================================================
+======================  ========================================================================
+:func:`check_crc`       the bytes are those that the producer sealed
+:func:`check_form`      every reader can decode them: format, codec, columns, counts, lengths
+:func:`check_produced`  a producer may send this: no marks of the log, times within bounds
+======================  ========================================================================
 
 The cost is by batch: one CRC, and for byte strings of one length some comparisons of slices. Byte
 strings of different lengths are decoded by cbor2, in pieces, and dropped (docs/decisions/0117).
@@ -18,38 +17,46 @@ strings of different lengths are decoded by cbor2, in pieces, and dropped (docs/
 from __future__ import annotations
 
 from pymq.core.batch import columns
-from pymq.core.batch.header import COMPRESSION_MASK, HEADER_SIZE, Header
+from pymq.core.batch.header import (
+    COMPRESSION_MASK,
+    DELAYED,
+    DELAYED_COPY,
+    EXPIRES,
+    HEADER_SIZE,
+    Header,
+)
 from pymq.core.batch.record import EncodedBatch, check_times
 from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp
 
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
-_BACK = 1 << 31  # milliseconds that a delta of 32 bits may go back at most
+# what a producer may set; only the broker itself sets DELAYED_COPY
+PRODUCED = COMPRESSION_MASK | DELAYED | EXPIRES | DELAYED_COPY
+_BACK = 1 << 31  # milliseconds; the most negative delta of 32 bits
 
 
 def check(batch: EncodedBatch) -> None:
-    """Check CRC and form, unless this process made the batch or has checked it before.
+    """Check CRC and form; not necessary for a batch that is sound already.
 
     Raises:
-        CorruptBatch: the body is damaged, or no reader could decode it.
+        CorruptBatch: the body is damaged or cannot be decoded.
         MissingExtra: the package of its codec is not installed here.
     """
-    if not batch.is_sound:
-        check_crc(batch)
-        check_form(batch)
-        batch.is_sound = True
+    check_crc(batch)
+    check_form(batch)
+    batch.is_sound = True
 
 
 def check_crc(batch: EncodedBatch) -> None:
-    """Check that the body is the one that was sealed.
+    """Check the CRC of the body.
 
     Raises:
-        CorruptBatch: its CRC does not hold.
+        CorruptBatch: it does not match.
     """
     batch.verify()
 
 
 def check_form(batch: EncodedBatch) -> None:
-    """Check that every reader can decode the batch; at most its raw length is allocated at once.
+    """Check that every reader can decode the batch; allocates at most its raw length at once.
 
     Raises:
         CorruptBatch: a reader would raise it.
@@ -63,7 +70,7 @@ def check_form(batch: EncodedBatch) -> None:
     columns.check_bytes(values, count, nulls=False)
     present = header.columns
     if present == columns.VALUES:
-        return  # as mostly
+        return  # the most frequent case
     if (keys := batch.column(columns.KEYS)) is not None:
         columns.check_bytes(keys, count, nulls=True)
     if (times := batch.column(columns.TIMESTAMPS)) is not None:
@@ -71,31 +78,31 @@ def check_form(batch: EncodedBatch) -> None:
     if (headers := batch.column(columns.HEADERS)) is not None:
         columns.check_headers(headers, count)
     if present & columns.OFFSETS:
-        _ = batch.offsets  # only compaction writes them, and only followers and readers get them
+        _ = batch.offsets  # written by compaction, read by followers and consumers
 
 
 def is_too_large(header: Header, limit: int) -> bool:
-    """Whether a batch is larger than a topic with that ``max_record_bytes`` takes."""
-    # Unpacked it counts as well: a few bytes can be made to unpack to very many.
+    """Whether a batch is too large for a topic with *limit* as ``max_record_bytes``."""
+    # The unpacked size counts too: a few bytes can unpack to very many.
     return max(header.length, header.raw_length) > limit + BATCH_SLACK or (
         header.count == 1 and header.raw_length > limit + HEADER_SIZE
     )
 
 
 def check_produced(batch: EncodedBatch, latest_ms: int | None) -> None:
-    """Check what only matters of a batch that comes from a producer; its form is sound.
+    """Check a batch of sound form from a producer.
 
     Args:
-        batch: that is to be appended.
-        latest_ms: the latest time that a record may have, None where any will do.
+        batch: the batch to append.
+        latest_ms: the latest permitted time of a record; None: any.
 
     Raises:
-        InvalidRequest: it has marks that only the log sets, or a record that is later than what
-            it says is the largest time.
-        InvalidTimestamp: a record is from before 1970, or from too far ahead.
+        InvalidRequest: it has marks that only the log sets, or a record later than its max
+            timestamp.
+        InvalidTimestamp: a record is from before 1970 or too far in the future.
     """
     header = batch.header
-    if header.attributes & ~COMPRESSION_MASK or header.columns & columns.OFFSETS:
+    if header.attributes & ~PRODUCED or header.columns & columns.OFFSETS:
         raise InvalidRequest("a producer's batch holds records and nothing else")
     first, last = header.first_timestamp, header.max_timestamp
     least = newest = first
@@ -105,7 +112,7 @@ def check_produced(batch: EncodedBatch, latest_ms: int | None) -> None:
         if deltas.itemsize == 8 or first < _BACK:
             least = first + min(deltas)
     if newest > last:
-        raise InvalidRequest("a record is later than what its batch says is the largest time")
+        raise InvalidRequest("a record is later than the max timestamp of its batch")
     if least < 0:
         raise InvalidTimestamp(f"a record's time is {least}; milliseconds since 1970 are from 0 on")
     if latest_ms is not None and last > latest_ms:

@@ -1,22 +1,32 @@
-"""Body format 1 of a record batch: one column a field, each a CBOR item of known length.
+"""Body format 1 of a record batch: one column for each field, each a CBOR item of known length.
 
-The header of the batch says which columns are present (a bit each); in the body they follow each
-other in the order of their bits, each as ``u32 length`` (little-endian) and one CBOR item:
+The header of the batch says which columns are present (a bit each). The body has them in the order
+of their bits, each as ``u32 length`` (little-endian) and one CBOR item:
 
 ==========  =====================================================================================
-values      array of byte strings, one a record
+values      array of byte strings, one for each record
 keys        array of byte strings or null
 timestamps  byte string of packed little-endian i32, or i64 when one of them needs it:
-            milliseconds after the first timestamp; negative for what is older than the first record
+            milliseconds after the first timestamp; negative for records older than the first one
 headers     array; per record null or an array of alternating name (text) and value (byte string)
-offsets     the same of offsets: those after the base offset, rising; only compaction writes it
+offsets     packed like timestamps: rising offsets after the base offset; only of compaction
 ==========  =====================================================================================
 
-An absent column costs nothing: no key, no headers, one timestamp for all, dense offsets. Measured
-with cbor2 6.2.1, 100-byte values (ns a value): cbor2.dumps 55, loads 46, a small map a record
-1,000 and 415. Byte strings of one length, which most streams have, need neither: the array is
-``head + prefix + prefix.join(values)`` (11) and is read back with one struct format (14). The bytes
-are the same CBOR either way, so that a reader in any language needs no special case.
+An absent column costs nothing: no keys, no headers, one timestamp for all, dense offsets.
+
+Measured with cbor2 6.2.1 and values of 100 bytes, in ns a value:
+
+==============================  ======  ======
+way                             encode  decode
+==============================  ======  ======
+a small map for each record     1,000   415
+a column with cbor2             55      46
+byte strings of one length      11      14
+==============================  ======  ======
+
+Most streams have byte strings of one length. Their array is ``head + prefix +
+prefix.join(values)``, and one struct format reads it back. The bytes are the same CBOR, so a reader
+in any language needs no special case.
 """
 
 from __future__ import annotations
@@ -45,20 +55,18 @@ Headers = tuple[tuple[str, bytes], ...]
 
 _LENGTH = struct.Struct("<I")
 _LITTLE = sys.byteorder == "little"
-_COPIED = 256  # bytes of a value and its head
-_WHOLE = 1 << 16  # items that are decoded at a time by who only checks them
-_RUN = (
-    64  # values a struct format takes at once: longer formats cost more to compile than they save
-)
+_COPIED = 256  # bytes of a value and its head up to which a column is copied for checking
+_WHOLE = 1 << 16  # items that a check decodes at a time
+_RUN = 64  # values of a struct format: longer formats cost more to compile than they save
 
 
 def pack(columns: Sequence[bytes]) -> bytes:
-    """Join encoded columns, each behind its length."""
+    """Join encoded columns, each after its length."""
     return b"".join([part for column in columns for part in (_LENGTH.pack(len(column)), column)])
 
 
 def unpack(body: Buffer, present: int) -> dict[int, memoryview]:
-    """Find the columns of *body* without reading them.
+    """Find the columns of *body* without decoding them.
 
     Raises:
         CorruptBatch: the lengths do not fill the body exactly.
@@ -84,7 +92,7 @@ def unpack(body: Buffer, present: int) -> dict[int, memoryview]:
 
 @lru_cache(1024)
 def _head(major: int, number: int) -> bytes:
-    """The initial bytes of a CBOR item (RFC 8949, section 3)."""
+    """Return the initial bytes of a CBOR item (RFC 8949, section 3)."""
     if number < 24:
         return bytes((major << 5 | number,))
     if number < 1 << 8:
@@ -94,11 +102,11 @@ def _head(major: int, number: int) -> bytes:
     return struct.pack(">BI", major << 5 | 26, number)
 
 
-ANY = -1  # a width that nobody has looked for
+ANY = -1  # a width that is not known yet
 
 
 def width_of(values: Sequence[bytes | None]) -> int | None:
-    """How many bytes each of *values* has, if all have as many; else None."""
+    """Return the common length of *values* in bytes; None if lengths differ or one is null."""
     try:
         width = len(values[0])  # type: ignore[arg-type] # a null ends in the except
         same = countOf(map(len, values), width)  # type: ignore[arg-type] # a null, too
@@ -116,7 +124,7 @@ def encode_bytes(values: Sequence[bytes | None]) -> bytes:
 
 
 def pack_values(values: Sequence[bytes], width: int | None) -> bytes:
-    """The same as ``pack([encode_bytes(values)])``, in one copy; *width* is theirs, or ``ANY``."""
+    """Do ``pack([encode_bytes(values)])`` in one copy; *width* is their length, or ``ANY``."""
     if width == ANY:
         width = width_of(values)
     if width is None:
@@ -128,7 +136,7 @@ def pack_values(values: Sequence[bytes], width: int | None) -> bytes:
 
 
 def run_heads(count: int, size: int) -> tuple[bytes, bytes]:
-    """What stands before *count* byte strings of *size* bytes, and before each of them."""
+    """Return the heads of an array of *count* byte strings and of each string of *size* bytes."""
     return _head(4, count), _head(2, size)
 
 
@@ -138,7 +146,7 @@ def _run(prefix: int, size: int, count: int) -> struct.Struct:
 
 
 def _byte_string(view: memoryview, position: int) -> tuple[int, int]:
-    """Read a byte string's head: its own length and the string's; (0, 0) when it is not one."""
+    """Read a byte string's head: its own length and the string's; (0, 0) if it is none."""
     first = view[position] if position < len(view) else 0
     if 0x40 <= first < 0x58:
         return 1, first - 0x40
@@ -149,7 +157,7 @@ def _byte_string(view: memoryview, position: int) -> tuple[int, int]:
 
 
 class RecordRun(NamedTuple):
-    """An array of byte strings of one length: item *i* is at ``i * stride + prefix``."""
+    """An array of byte strings of one length; item *i* is at ``i * stride + prefix``."""
 
     data: memoryview
     prefix: int  # bytes of CBOR before each value
@@ -157,12 +165,12 @@ class RecordRun(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """From the beginning of a value to that of the next."""
+        """Bytes from the start of a value to the start of the next."""
         return self.prefix + self.size
 
 
 def find_run(column: Buffer, count: int) -> RecordRun | None:
-    """The array as a run, if its *count* byte strings are all of one length; else None."""
+    """Return the array as a run if its *count* byte strings have one length; else None."""
     view, head = memoryview(column), _head(4, count)
     start = len(head)
     prefix, size = _byte_string(view, start)
@@ -171,8 +179,8 @@ def find_run(column: Buffer, count: int) -> RecordRun | None:
         return None
     if count == 1:
         return RecordRun(view[start:], prefix, size)  # There is no other head.
-    # The lengths add up; only if each value has the same head is each what it seems.
-    # A view is stepped through item by item, at 5 ns each: short values are better copied before.
+    # The total length fits. Each value must also have the same head.
+    # Steps through a view cost 5 ns an item, so short values are copied first.
     data = bytes(view) if stride <= _COPIED else view
     for at in range(start, start + prefix):
         if bytes(data[at::stride]).count(view[at]) != count:
@@ -181,7 +189,7 @@ def find_run(column: Buffer, count: int) -> RecordRun | None:
 
 
 def _decode_equal(view: memoryview, count: int) -> list[bytes] | None:
-    """Read the array with struct if its byte strings are all of one length; else None."""
+    """Decode the array with struct if its byte strings have one length; else None."""
     run = find_run(view, count)
     if run is None:
         return None
@@ -197,7 +205,7 @@ def decode_bytes(column: Buffer, count: int) -> list[bytes]:
     """Decode an array of *count* byte strings.
 
     Raises:
-        CorruptBatch: it is anything else.
+        CorruptBatch: the column is anything else.
     """
     view = memoryview(column)
     if (equal := _decode_equal(view, count)) is not None:
@@ -212,7 +220,7 @@ def decode_optional_bytes(column: Buffer, count: int) -> list[bytes | None]:
     """Decode an array of *count* byte strings or nulls.
 
     Raises:
-        CorruptBatch: it is anything else.
+        CorruptBatch: the column is anything else.
     """
     view = memoryview(column)
     if (equal := _decode_equal(view, count)) is not None:
@@ -224,7 +232,7 @@ def decode_optional_bytes(column: Buffer, count: int) -> list[bytes | None]:
 
 
 def _array_head(view: memoryview, count: int) -> int:
-    """How many bytes the head of the array takes.
+    """Return the length of the array's head in bytes.
 
     Raises:
         CorruptBatch: it is not the head of an array of *count* items.
@@ -242,7 +250,7 @@ def _array_head(view: memoryview, count: int) -> int:
 
 
 def _decode_array(view: memoryview, count: int, depth: int = 1) -> list[Any]:
-    _array_head(view, count)  # first: what it declares decides how much is allocated
+    _array_head(view, count)  # first: the declared count decides how much is allocated
     values = _load(view, depth)
     if type(values) is not list or len(values) != count:
         raise CorruptBatch(f"a column does not hold an array of {count} items")
@@ -260,7 +268,7 @@ def _load(view: memoryview, depth: int = 1) -> Any:
 
 
 def _pieces(view: memoryview, count: int, depth: int) -> Iterator[list[Any]]:
-    """The items of an array, so many at a time that what they become in memory is bounded.
+    """Decode the items of an array in pieces, so that memory is bounded.
 
     Raises:
         CorruptBatch: it is not an array of *count* items that fill the column.
@@ -275,10 +283,10 @@ def _pieces(view: memoryview, count: int, depth: int) -> Iterator[list[Any]]:
 
 
 def check_bytes(column: Buffer, count: int, *, nulls: bool) -> None:
-    """Check what :func:`decode_bytes`, or with *nulls* its twin, would decode; keeps nothing.
+    """Check a column for :func:`decode_bytes`, or with *nulls* for :func:`decode_optional_bytes`.
 
     Raises:
-        CorruptBatch: that would raise it.
+        CorruptBatch: that function would raise it.
     """
     view = memoryview(column)
     if count and find_run(view, count) is not None:
@@ -290,10 +298,10 @@ def check_bytes(column: Buffer, count: int, *, nulls: bool) -> None:
 
 
 def check_headers(column: Buffer, count: int) -> None:
-    """Check what :func:`decode_headers` would decode; keeps nothing.
+    """Check a column for :func:`decode_headers`.
 
     Raises:
-        CorruptBatch: that would raise it.
+        CorruptBatch: that function would raise it.
     """
     for piece in _pieces(memoryview(column), count, 2):
         if not {list, type(None)}.issuperset(map(type, piece)):
@@ -301,7 +309,7 @@ def check_headers(column: Buffer, count: int) -> None:
         rows = list(filter(None, piece))
         if any(map(and_, map(len, rows), repeat(1))):
             raise CorruptBatch("a record's headers are not an array of pairs")
-        items = list(chain.from_iterable(rows))  # Each row is even, so names stay at even places.
+        items = list(chain.from_iterable(rows))  # Rows have even lengths: names are at even places.
         names, values = items[::2], items[1::2]
         if not ({str}.issuperset(map(type, names)) and {bytes}.issuperset(map(type, values))):
             raise CorruptBatch("a header is not a text and a byte string")
@@ -311,7 +319,7 @@ def check_headers(column: Buffer, count: int) -> None:
 
 
 def encode_numbers(numbers: Sequence[int]) -> bytes:
-    """Pack integers as i32, or as i64 when one does not fit."""
+    """Pack integers as i32, or as i64 if one does not fit."""
     try:
         packed = array("i", numbers)
     except OverflowError:
@@ -325,13 +333,13 @@ def decode_numbers(column: Buffer, count: int) -> list[int]:
     """Unpack *count* integers.
 
     Raises:
-        CorruptBatch: the column does not hold just that many.
+        CorruptBatch: the column does not hold exactly that many.
     """
     return unpack_numbers(column, count).tolist()
 
 
 def unpack_numbers(column: Buffer, count: int) -> array[int]:
-    """The same as :func:`decode_numbers`, as an array of machine integers."""
+    """Do the same as :func:`decode_numbers`, into an array of machine integers."""
     data = _load(memoryview(column))
     if type(data) is not bytes or count == 0 or len(data) not in (4 * count, 8 * count):
         raise CorruptBatch(f"a column does not hold {count} packed integers")

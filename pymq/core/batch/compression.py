@@ -1,4 +1,4 @@
-"""The codecs of a batch's body; each is bounded when it unpacks, whatever the sender declared."""
+"""The codecs of a batch's body; unpacking is bounded, whatever size the sender declared."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _INSTALL = "pip install 'pymq-log[compression]'"
 
 
 def codec_number(name: str | None) -> int:
-    """Look up a codec by the name that users give.
+    """Return the number of a codec by its name.
 
     Raises:
-        ConfigError: there is none of that name.
-        MissingExtra: its package is not installed.
+        ConfigError: the name is unknown.
+        MissingExtra: the codec's package is not installed.
     """
     if name not in _NAMES:
-        raise ConfigError(f"compression={name!r} is not known; use None, 'lz4' or 'zstd'")
+        raise ConfigError(f"compression={name!r} is unknown; use None, 'lz4' or 'zstd'")
     number = _NAMES[name]
     if number == LZ4:
         _lz4()
@@ -32,7 +32,7 @@ def codec_number(name: str | None) -> int:
 
 
 def compress(codec: int, data: bytes) -> bytes:
-    """Pack *data* with a codec of :func:`codec_number`."""
+    """Compress *data* with a codec of :func:`codec_number`."""
     if codec == LZ4:
         packed: bytes = _lz4().compress(data)
         return packed
@@ -43,10 +43,10 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 def decompress(codec: int, data: bytes | memoryview, size: int) -> bytes:
-    """Unpack *data*, which must give exactly *size* bytes; never makes more than that.
+    """Decompress *data* to exactly *size* bytes; bounded by *size*.
 
     Raises:
-        CorruptBatch: it gives more or less, or cannot be unpacked.
+        CorruptBatch: the result has another size, or *data* cannot be decompressed.
         MissingExtra: the codec's package is not installed.
     """
     if codec == LZ4:
@@ -54,9 +54,9 @@ def decompress(codec: int, data: bytes | memoryview, size: int) -> bytes:
     elif codec == ZSTD:
         unpacker = _zstd().ZstdDecompressor()
     else:
-        raise CorruptBatch(f"compression {codec} is not known; a newer pymq wrote this batch")
+        raise CorruptBatch(f"compression {codec} is unknown; a newer pymq wrote this batch")
     try:
-        # One byte more than allowed tells "just enough" from "too much".
+        # One byte more than allowed detects data that unpacks to too much.
         unpacked: bytes = unpacker.decompress(bytes(data), max_length=size + 1)
     except Exception as error:  # each codec has an exception class of its own
         raise CorruptBatch(f"the body cannot be unpacked: {error}") from None
@@ -67,7 +67,7 @@ def decompress(codec: int, data: bytes | memoryview, size: int) -> bytes:
 
 def _lz4() -> Any:
     try:
-        import lz4.frame  # an extra: imported when first asked for
+        import lz4.frame  # an extra: imported on first use
     except ImportError:
         raise MissingExtra(f"lz4 is not installed: {_INSTALL}") from None
     return lz4.frame

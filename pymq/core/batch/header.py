@@ -1,4 +1,4 @@
-"""The header of a record batch, which is all that most of those who pass a batch on look at.
+"""The header of a record batch. Most hops read the header only, not the body.
 
 It is fixed, little-endian:
 
@@ -8,38 +8,38 @@ It is fixed, little-endian:
    0     4  magic            ``PMQB``                                                     header
    4     4  leader epoch     the epoch that appended the batch                            header
    8     8  base offset      offset of the first record                                   header
-  16     8  durable          the offset before which all of the block was known durable,  header
-                             on the broker that stamped the batch and when it did
+  16     8  durable          the offset before which the whole block was known durable    header
+                             on the stamping broker, when it stamped the batch
   24     4  header CRC       CRC-32 of the header without this field
   28     4  batch CRC        CRC-32 of bytes 32.. of the header and of the body           header
   32     4  length           bytes of the whole batch, header included                    both
   36     1  version          1                                                            both
-  37     1  body format      1: CBOR columns (pymq.core.batch.columns); 2: Kafka v2 records     both
-  38     2  attributes       bits 0-2 compression, 3 control, 4 compacted                 both
+  37     1  body format      1: CBOR columns (``columns.py``); 2: Kafka v2 records        both
+  38     2  attributes       bits 0-2 compression, 3 control, 4 compacted, 5 delayed,     both
+                             6 expires, 7 delayed copy
   40     8  producer id      -1: none                                                     both
   48     8  base sequence    the producer's number of the first record; -1: none          both
-  56     4  epoch low        of the producer epoch, the lower half: what it raised          both
+  56     4  epoch low        lower half of the producer epoch, which the producer raises  both
                              itself; of a control batch: its kind
   60     4  count            records in the body                                          both
-  64     4  span             offsets that the batch covers; more than count once          both
-                             compaction has taken records out
+  64     4  span             offsets that the batch covers; more than count after         both
+                             compaction has removed records
   68     2  columns          which columns are present                                    both
   70     2                   zero                                                         both
   72     8  first timestamp  milliseconds since 1970                                      both
   80     8  max timestamp                                                                 both
   88     4  raw length       bytes of the body before compression                         both
-  92     4  epoch high       the upper half: how often its name was opened before it      both
+  92     4  epoch high       upper half: how often the producer's name was opened before  both
 ====  ====  ===============  ===========================================================  ==========
 
-The two CRCs divide the work. The batch CRC is the producer's and is never computed again: leader
-epoch, base offset and durable lie outside it, so that the leader can stamp them. The header CRC is
-the stamping broker's. A good header with a bad body is damage of known extent; a bad header may be
-a torn write; a flipped bit anywhere is one or the other.
+The producer computes the batch CRC once. Leader epoch, base offset and durable are outside of it,
+so that brokers can stamp them. The stamping broker computes the header CRC. A good header with a
+bad body is damage of known extent. A bad header is damage, or a torn write.
 
-*Durable* tells these two apart after a power cut. What lies before it, in any batch of the block,
-was safe on the disk: if it is bad now, the disk has lost it. What lies at or behind the largest one
-may have been on its way, in sectors that a disk writes in any order. It is the block's start when
-nothing is known, and never more than the base offset.
+*Durable* distinguishes these two after a power cut. Bytes before the largest *durable* of the block
+were on the disk: if they are bad now, the disk has lost them. Bytes at or after it may belong to an
+unfinished write, since a disk writes sectors in any order. It is the block's start if nothing is
+known, and at most the base offset.
 """
 
 from __future__ import annotations
@@ -61,29 +61,33 @@ KAFKA_FORMAT = 2
 COMPRESSION_MASK = 0b111
 CONTROL = 0b1000
 COMPACTED = 0b10000
-_ATTRIBUTES = COMPRESSION_MASK | CONTROL | COMPACTED
+DELAYED = 0b100000  # some records are not for groups before their time
+EXPIRES = 0b1000000  # some records are not for groups after their time
+DELAYED_COPY = 0b10000000  # the leader has copied the records from earlier in the log
+NOTE = DELAYED | DELAYED_COPY  # the leader's notes about delayed records
+_ATTRIBUTES = COMPRESSION_MASK | CONTROL | COMPACTED | DELAYED | EXPIRES | DELAYED_COPY
 
 HEADER = struct.Struct("<4sIqqIIIBBHqqIIIHHqqII")
 HEADER_SIZE = HEADER.size
-STAMPED = struct.Struct("<4sIqq")  # its first part, the leader's
-SIGNED_PART = struct.Struct("<IBBHqqIIIHHqqII")  # its last part, the producer's
+STAMPED = struct.Struct("<4sIqq")  # the first part, of the stamping broker
+SIGNED_PART = struct.Struct("<IBBHqqIIIHHqqII")  # the last part, of the producer
 CRC = struct.Struct("<I")
-HEADER_CRC = 24  # where the header CRC lies; all before it is the leader's stamp
-REST = 28  # where the part of the header begins that follows the header CRC
-SIGNED = 32  # where the part begins that the batch CRC covers
+HEADER_CRC = 24  # position of the header CRC, after the stamp
+REST = 28  # position of the part after the header CRC
+SIGNED = 32  # position of the part that the batch CRC covers
 
 BATCH_BYTES_MAX = 64 << 20
 COUNT_MAX = 1 << 24
 NO_PRODUCER = -1
-EPOCH_HALF = 32  # bits: below them a producer raises its epoch by itself, above them its name does
+EPOCH_HALF = 32  # bits of the half that a producer raises itself; its name raises the upper half
 EPOCH_LOW = (1 << EPOCH_HALF) - 1
 
 
 class ControlKind(IntEnum):
-    """What a control batch is for; it stands where other batches have the producer's epoch."""
+    """The kinds of control batches; the field of the producer epoch holds the kind."""
 
     BEGIN = 1  # a leader's first batch in its epoch (Raft's no-op)
-    SEAL = 2  # no record comes after it in its block
+    SEAL = 2  # the end of the block's records
 
 
 class Header(NamedTuple):
@@ -102,7 +106,7 @@ class Header(NamedTuple):
     producer_id: int
     base_sequence: int
     epoch_low: int
-    count: int  # type: ignore[assignment] # hides tuple.count, which nobody asks of a header
+    count: int  # type: ignore[assignment] # hides tuple.count, which is never used
     span: int
     columns: int
     zero: int
@@ -113,7 +117,7 @@ class Header(NamedTuple):
 
     @property
     def producer_epoch(self) -> int:
-        """What tells a producer from those that had its id before; a higher one fences a lower."""
+        """The epoch of the producer id; a higher one fences a lower one."""
         return self.epoch_high << EPOCH_HALF | self.epoch_low
 
     @property
@@ -123,26 +127,31 @@ class Header(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether the batch is pymq's own; consumers never see it."""
+        """Whether the batch is internal to pymq; consumers never see it."""
         return bool(self.attributes & CONTROL)
 
     @property
+    def is_hidden(self) -> bool:
+        """Whether readers never see the batch: of a copy they have seen the original."""
+        return bool(self.attributes & (CONTROL | DELAYED_COPY))
+
+    @property
     def control_kind(self) -> int:
-        """What a control batch is for, see :class:`ControlKind`; 0 of another batch."""
+        """The :class:`ControlKind` of a control batch; 0 of any other batch."""
         return self.producer_epoch if self.attributes & CONTROL else 0
 
 
 def header_crc(head: Buffer) -> int:
-    """Compute the CRC of a header as it should be, whatever the one in it says."""
+    """Compute the CRC of a header, ignoring the one in it."""
     view = memoryview(head)
     return crc32(view[REST:], crc32(view[:HEADER_CRC]))
 
 
 def parse_header(data: Buffer, position: int = 0) -> Header:
-    """Read and check the header at *position*; the body is neither needed nor looked at.
+    """Read and check the header at *position*, without the body.
 
     Raises:
-        CorruptBatch: it is cut short, its CRC does not hold, or a field is out of its range.
+        CorruptBatch: it is cut short, its CRC does not match, or a field is out of range.
     """
     if len(data) - position < HEADER_SIZE:
         raise CorruptBatch("the header is cut short")
@@ -152,7 +161,7 @@ def parse_header(data: Buffer, position: int = 0) -> Header:
     if header_crc(memoryview(data)[position : position + HEADER_SIZE]) != header.header_crc:
         raise CorruptBatch("the header's CRC does not hold")
     if header.version != VERSION:
-        raise CorruptBatch(f"batch version {header.version} is not known; a newer pymq wrote it")
+        raise CorruptBatch(f"batch version {header.version} is unknown; a newer pymq wrote it")
     if (
         not HEADER_SIZE <= header.length <= BATCH_BYTES_MAX
         or header.raw_length > BATCH_BYTES_MAX

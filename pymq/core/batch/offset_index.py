@@ -1,7 +1,7 @@
-"""The sparse index of a block: where in its file an offset or a time is to be found.
+"""The sparse index of a block: positions in its file by offset and by time.
 
-One entry stands for a group of batches, at least ``GAP`` bytes of them. It costs 24 bytes, less
-than 1 MB for a block of 1 GB. What lies inside a group is found by walking its headers.
+An entry covers a group of batches of at least ``GAP`` bytes. It takes 24 bytes, so less than 1 MB
+for a block of 1 GB. Within a group a reader walks the headers.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _LITTLE = sys.byteorder == "little"
 
 
 class Index:
-    """Positions of batches by offset, and by time; grows at its end only."""
+    """Positions of batches by offset and by time; append-only."""
 
     __slots__ = ("_next", "offsets", "positions", "times")
 
     def __init__(self) -> None:
         self.offsets = array("q")  # of the group's first record
         self.positions = array("q")  # of the group's first byte in the file
-        # The latest time of any record up to the group's end. It never falls, so that one can
-        # search it, and the first group to reach a time holds the first batch to reach it.
+        # The latest time of any record up to the group's end. It never falls, so it can be
+        # searched, and the first group that reaches a time holds the first batch that does.
         self.times = array("q")
-        self._next = 0  # a batch at or beyond this position begins a group
+        self._next = 0  # a batch at or beyond this position starts a group
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def add(self, header: Header, position: int) -> None:
-        """Take in the next batch, which begins at *position*."""
+        """Add the next batch, which begins at *position*."""
         times, time = self.times, header.max_timestamp
         if position >= self._next:
             self.offsets.append(header.base_offset)
@@ -52,7 +52,7 @@ class Index:
             times[-1] = time
 
     def find(self, offset: int) -> int | None:
-        """Return the position of the group that holds *offset*; None when it is before all."""
+        """Return the position of the group with *offset*; None if it is before all groups."""
         at = bisect_right(self.offsets, offset) - 1
         return self.positions[at] if at >= 0 else None
 
@@ -62,21 +62,21 @@ class Index:
         return self.positions[at] if at < len(self.times) else None
 
     def position_after(self, offset: int) -> int | None:
-        """Return where the first group begins that has nothing before *offset*, if there is one."""
+        """Return the position of the first group at or after *offset*, or None."""
         at = bisect_left(self.offsets, offset)
         return self.positions[at] if at < len(self.positions) else None
 
     def boundary(self, position: int) -> int:
-        """Return the last known beginning of a batch at or before *position*; -1 for none."""
+        """Return the last known start of a batch at or before *position*; -1 if there is none."""
         at = bisect_right(self.positions, position) - 1
         return self.positions[at] if at >= 0 else -1
 
     def cut(self, end: int) -> int | None:
-        """Forget the group that holds the record before *end*, and all after it.
+        """Remove the group that holds the record before *end*, and all groups after it.
 
         Returns:
-            Where that group begins; what is still there of it must be added again. None when the
-            index was empty.
+            The start of that group, whose remaining batches must be added again. None if the index
+            was empty.
         """
         at = max(bisect_left(self.offsets, end) - 1, 0)
         if at >= len(self.offsets):
@@ -98,13 +98,13 @@ class Index:
         """Decode an index.
 
         Raises:
-            CorruptMetadata: it is damaged; build it again from the block.
+            CorruptMetadata: it is damaged; rebuild it from the block.
         """
         if len(data) < _HEAD.size + 4 or _CRC.unpack(data[-4:])[0] != crc32(data[:-4]):
             raise CorruptMetadata("the index is damaged")
         magic, version, zero, count, following = _HEAD.unpack_from(data)
         if (magic, version, zero) != (_MAGIC, _VERSION, 0):
-            raise CorruptMetadata("the index is of a version that is not known")
+            raise CorruptMetadata("the index has an unknown version")
         if len(data) != _HEAD.size + 24 * count + 4:
             raise CorruptMetadata("the index has the wrong length")
         index = cls()
@@ -119,7 +119,7 @@ class Index:
 
 
 def _little(column: array[int]) -> array[int]:
-    """Turn a column from this machine's byte order into little-endian, or back."""
+    """Convert a column between this machine's byte order and little-endian."""
     if _LITTLE:
         return column
     swapped = array(column.typecode, column)

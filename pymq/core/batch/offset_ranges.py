@@ -1,9 +1,11 @@
-"""Sorted ranges of offsets, apart from each other: which records of a partition have no key.
+"""Sorted, disjoint ranges of offsets, for the records of a partition without a key.
 
-The header of a batch says whether any record in it has a key. The replicas of an open block note
-the runs of batches without one, and the leader tells them to who watches the partition. Members of
-a group pass that on to their coordinator, which sees no records itself. What is not in a range is
-not known to be without a key, and is treated as if it had one.
+1. The header of a batch says whether any of its records has a key.
+2. Replicas of an open block collect the ranges of batches without keys.
+3. The leader sends them to members that watch the partition.
+4. Members forward them to their group coordinator, which sees no records itself.
+
+Records outside of these ranges count as records with a key.
 """
 
 from __future__ import annotations
@@ -12,16 +14,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 from pymq.core.batch.columns import KEYS
-from pymq.core.batch.header import COLUMNS_FORMAT, Header
+from pymq.core.batch.header import COLUMNS_FORMAT, CONTROL, Header
 
 Range = tuple[int, int]
 
-RUNS_MAX = 16  # that a log keeps and tells: where keys come and go, only the last ones
-OFFSET_END = 1 << 62  # behind every offset
+RUNS_MAX = 16  # ranges that a log keeps and reports, the last ones
+OFFSET_END = 1 << 62  # after every offset
 
 
 def insert(found: list[Range], start: int, end: int) -> None:
-    """Add a range to sorted ones that do not touch, and join it with those that it touches."""
+    """Insert a range into sorted, disjoint ranges, and join it with those that it touches."""
     first = bisect_left(found, (start,))
     if first and found[first - 1][1] >= start:
         first -= 1
@@ -34,7 +36,7 @@ def insert(found: list[Range], start: int, end: int) -> None:
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """As few ranges as have the same offsets, in their order."""
+    """Return the fewest sorted ranges with the same offsets."""
     found: list[Range] = []
     for start, end in sorted(ranges):
         if found and start <= found[-1][1]:
@@ -45,7 +47,7 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 class Ranges:
-    """Ranges of offsets in their order; of more than *most* the lowest are forgotten."""
+    """Sorted ranges of offsets, at most *most*: the lowest are dropped."""
 
     __slots__ = ("_found", "_most")
 
@@ -62,9 +64,9 @@ class Ranges:
         return bool(self._found)
 
     def put(self, start: int, end: int) -> bool:
-        """Add the offsets from *start* up to *end*; whether any of them is new."""
+        """Add the offsets in [*start*, *end*); return whether any of them is new."""
         found = self._found
-        if found and start < end:  # as nearly always it goes on where the last one ends
+        if found and start < end:  # the most frequent case: it extends the last range
             low, high = found[-1]
             if low <= start <= high:
                 if end > high:
@@ -78,12 +80,12 @@ class Ranges:
         return True
 
     def covers(self, start: int, end: int) -> bool:
-        """Whether all offsets from *start* up to *end* are in one range."""
+        """Whether all offsets in [*start*, *end*) are in one range."""
         part = self.first(start, end)
         return part == (start, end)
 
     def first(self, start: int, end: int) -> Range | None:
-        """The first part of [*start*, *end*) that is in a range."""
+        """Return the first part of [*start*, *end*) that is in a range."""
         found = self._found
         index = max(0, bisect_right(found, start, key=_start) - 1)
         for low, high in found[index : index + 2]:
@@ -92,7 +94,7 @@ class Ranges:
         return None
 
     def count(self, start: int, end: int) -> int:
-        """How many of the offsets from *start* up to *end* are in a range."""
+        """Return how many offsets in [*start*, *end*) are in a range."""
         index = max(0, bisect_right(self._found, start, key=_start) - 1)
         count = 0
         while index < len(self._found) and (span := self._found[index])[0] < end:
@@ -101,28 +103,28 @@ class Ranges:
         return count
 
     def cut(self, end: int) -> None:
-        """Forget all from *end* on."""
+        """Remove all offsets from *end* on."""
         while self._found and self._found[-1][1] > end:
             start, _ = self._found.pop()
             if start < end:
                 self._found.append((start, end))
 
     def forget(self, before: int) -> None:
-        """Forget all before an offset."""
+        """Drop the ranges that end at or before an offset."""
         while self._found and self._found[0][1] <= before:
             del self._found[0]
 
     def below(self, end: int) -> tuple[Range, ...]:
-        """All of them, as far as they lie before *end*."""
+        """Return all ranges, cut at *end*."""
         return tuple((low, min(high, end)) for low, high in self._found if low < end)
 
 
 def has_keys(header: Header) -> bool:
-    """Whether a record of the batch may have a key, or one had that compaction has removed since.
+    """Whether a record of the batch may have a key, or had one before compaction removed it.
 
-    A consumer may be at work on such a record: another one is not to get a later one of its key.
+    A consumer may still hold a removed record, so no other consumer may get a later one of its key.
     """
-    if header.is_control:
+    if header.attributes & CONTROL:
         return False  # Consumers never see it.
     if header.count < header.span:
         return True

@@ -1,8 +1,8 @@
-"""Records and record batches: what users send, and how it travels and rests.
+"""Records, and their encoding as record batches.
 
-A batch is encoded once, in the producer. Every later hop (broker, disk, replica, consumer's socket)
-moves its body by reference and reads its header only (:mod:`pymq.core.batch.header`), but for the
-leader, which checks once that the body is sound (:mod:`pymq.core.batch.batch_validation`).
+The producer encodes a batch once. Every later hop (broker, disk, replica, consumer's socket) moves
+its body by reference and reads its header only (:mod:`pymq.core.batch.header`). The leader also
+validates the body once (:mod:`pymq.core.batch.batch_validation`).
 """
 
 from __future__ import annotations
@@ -40,15 +40,13 @@ from pymq.errors import CorruptBatch
 if TYPE_CHECKING:
     from array import array
 
-    import pyarrow
-
 TIME_MAX = 1 << 63  # milliseconds; times have 64 bits
 _UNSTAMPED = STAMPED.pack(MAGIC, 0, 0, 0)
 _UNSTAMPED_CRC = crc32(_UNSTAMPED)
 
 
 class Record(NamedTuple):
-    """One message, as a consumer gets it."""
+    """One record, as delivered to a consumer."""
 
     topic: str
     partition: str
@@ -57,15 +55,15 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes
     headers: Headers = ()
-    delivery_count: int = 1  # 1 the first time; counts on when it was not acknowledged
+    delivery_count: int = 1  # 1 at first; rises with each redelivery
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record was written."""
+    """The place of a written record."""
 
     topic: str
     partition: str
-    offset: int  # -1 with ``acks="none"``, which is not answered
+    offset: int  # -1 with ``acks="none"``, which is not acknowledged
     timestamp_ms: int
 
 
@@ -75,7 +73,7 @@ def _pack_all(
     timestamps: Sequence[int] | None,
     headers: Sequence[Headers] | None,
 ) -> tuple[bytes, int]:
-    """Encode the columns that say something; returns the body and which columns are there."""
+    """Encode the columns that are needed; returns the body and the bits of its columns."""
     parts, present = [columns.encode_bytes(values)], columns.VALUES
     if keys is not None and any(key is not None for key in keys):
         parts.append(columns.encode_bytes(keys))
@@ -91,21 +89,21 @@ def _pack_all(
 
 
 def check_times(first: int, deltas: array[int]) -> None:
-    """Check that times have 64 bits; 32 bits reach none that has not, from a time of our age.
+    """Check that times fit 64 bits.
 
     Raises:
-        CorruptBatch: one of them has more.
+        CorruptBatch: one of them does not.
     """
     if deltas.itemsize == 4 and abs(first) < TIME_MAX >> 1:
-        return  # as nearly always, and a look at each delta would cost more than all else
+        return  # The usual case: 32-bit deltas cannot overflow, and a scan would cost too much.
     if first + min(deltas) < -TIME_MAX or first + max(deltas) >= TIME_MAX:
         raise CorruptBatch("a record's time has more than 64 bits")
 
 
 class EncodedBatch:
-    """Some records of one partition, encoded; columns are decoded when first looked at.
+    """An encoded batch of records of one partition, whose columns are decoded on access.
 
-    A batch is immutable: stamping gives a new one that shares the body.
+    A batch is immutable: a stamp makes a new one that shares the body.
     """
 
     __slots__ = ("_columns", "body", "head", "header", "is_sound", "partition", "topic")
@@ -120,7 +118,7 @@ class EncodedBatch:
         *,
         is_sound: bool = False,
     ) -> None:
-        # Whether this process has encoded the body itself, or has checked it already.
+        # Whether this process has encoded or validated the body.
         self.is_sound = is_sound
         self.head = head
         self.body = body
@@ -129,7 +127,7 @@ class EncodedBatch:
         self.partition = partition
         self._columns: dict[int, memoryview] | None = None
 
-    # --- making one -----------------------------------------------------------------------------
+    # --- encoding -------------------------------------------------------------------------------
 
     @classmethod
     def encode(
@@ -149,9 +147,9 @@ class EncodedBatch:
     ) -> Self:
         """Encode records, given as columns of equal length.
 
-        Columns that are None or say nothing are left out. *timestamps* holds each record's own
-        time in milliseconds; without it all have *timestamp_ms*. *width* is what
-        :func:`pymq.core.batch.columns.width_of` says of the values, if it was asked before.
+        Columns that are None or without content are left out. *timestamps* holds each record's time
+        in milliseconds; without it all have *timestamp_ms*. *width* is the result of
+        :func:`pymq.core.batch.columns.width_of` for the values, if it is known.
         """
         first = last = timestamp_ms
         if keys is None and headers is None and timestamps is None:
@@ -162,7 +160,7 @@ class EncodedBatch:
                 first, last = timestamps[0], max(timestamps)
         body = compression.compress(codec, raw) if codec else raw
         if len(body) >= len(raw):
-            codec, body = compression.NONE, raw  # It did not shrink: spare every reader the work.
+            codec, body = compression.NONE, raw  # It did not shrink: save readers the work.
         signed = (
             HEADER_SIZE + len(body),
             VERSION,
@@ -180,7 +178,7 @@ class EncodedBatch:
             len(raw),
             producer_epoch >> EPOCH_HALF,
         )
-        # What ``_seal`` does, but this is done for every request: each field is packed once.
+        # Like ``_seal``, but each field is packed once, because this runs for every request.
         packed = SIGNED_PART.pack(*signed)
         batch_crc = crc32(body, crc32(packed))
         rest = CRC.pack(batch_crc) + packed
@@ -191,13 +189,12 @@ class EncodedBatch:
 
     @classmethod
     def of_columns(cls, count: int, encoded: Mapping[int, bytes], first: int, last: int) -> Self:
-        """*count* records whose columns were encoded elsewhere, as :mod:`pymq.core.batch.columns`
-        says.
+        """Make a batch of columns that were encoded elsewhere (:mod:`pymq.core.batch.columns`).
 
         Args:
-            count: of records.
+            count: the number of records.
             encoded: columns by their bits.
-            first: the first record's time, milliseconds since 1970, from which those count.
+            first: the first record's time in milliseconds since 1970; other times are relative.
             last: the largest time.
         """
         raw = columns.pack([encoded[bit] for bit in sorted(encoded)])
@@ -228,21 +225,21 @@ class EncodedBatch:
 
     @classmethod
     def control(cls, payload: bytes, *, timestamp_ms: int, kind: int = 0) -> Self:
-        """A batch of one record that brokers read and consumers never see."""
+        """Make a batch of one record for brokers, which consumers never see."""
         return cls.encode(
             [payload], timestamp_ms=timestamp_ms, attributes=CONTROL, producer_epoch=kind
         )
 
     @classmethod
     def gap(cls, base_offset: int, span: int, leader_epoch: int) -> Self:
-        """A batch without records that covers *span* offsets; only compaction makes one."""
+        """Make a batch without records that covers *span* offsets; for compaction."""
         raw = columns.pack([columns.encode_bytes([])])
         return cls._seal(
             Header(
                 MAGIC,
                 leader_epoch,
                 base_offset,
-                base_offset,  # Only sealed blocks are compacted, and all of them is durable.
+                base_offset,  # Only sealed blocks are compacted, and these are durable.
                 0,
                 0,
                 HEADER_SIZE + len(raw),
@@ -273,33 +270,33 @@ class EncodedBatch:
         rest = CRC.pack(batch_crc) + signed
         head_crc = crc32(rest, crc32(packed[:HEADER_CRC]))
         head = packed[:HEADER_CRC] + CRC.pack(head_crc) + rest
-        # Not ``_replace``: it costs as much as all the rest of this method.
+        # ``_replace`` would cost as much as the rest of this method.
         sealed = Header._make((*header[:4], head_crc, batch_crc, *header[6:]))
         return cls(head, body, sealed)
 
     def stamp(self, base_offset: int, leader_epoch: int, durable: int) -> EncodedBatch:
-        """Return this batch at its place in the log; only the leader calls this.
+        """Return this batch with its place in the log; only the leader calls this.
 
-        *durable* is the offset before which all of the block is on disk for certain.
+        *durable* is the offset before which the whole block is durable on this broker.
         """
         stamped = STAMPED.pack(MAGIC, leader_epoch, base_offset, durable)
         rest = bytes(self.head[REST:])
         head_crc = crc32(rest, crc32(stamped))
         head = stamped + CRC.pack(head_crc) + rest
         stamp = (MAGIC, leader_epoch, base_offset, durable, head_crc)
-        header = tuple.__new__(Header, stamp + self.header[5:])  # half of what ``_make`` costs
+        header = tuple.__new__(Header, stamp + self.header[5:])  # half the cost of ``_make``
         return EncodedBatch(
             head, self.body, header, self.topic, self.partition, is_sound=self.is_sound
         )
 
     def renamed(self, producer_id: int, producer_epoch: int, base_sequence: int) -> EncodedBatch:
-        """Return this batch as another producer's, who copies it without a look at its records."""
+        """Return this batch as one of another producer, which copies it without decoding it."""
         header = self.header._replace(producer_id=producer_id)
         renamed = EncodedBatch(self.head, self.body, header, is_sound=self.is_sound)
         return renamed.numbered(producer_epoch, base_sequence)
 
     def numbered(self, producer_epoch: int, base_sequence: int) -> EncodedBatch:
-        """Return this batch under other numbers of its producer; only the producer calls this."""
+        """Return this batch with another epoch and sequence; only its producer calls this."""
         header = self.header._replace(
             epoch_low=producer_epoch & EPOCH_LOW,
             epoch_high=producer_epoch >> EPOCH_HALF,
@@ -310,12 +307,11 @@ class EncodedBatch:
         return sealed
 
     def keep(self, chosen: Sequence[int]) -> EncodedBatch:
-        """Return the batch with only the records at the indexes *chosen*, which rise.
+        """Return the batch with only the records at the rising indexes *chosen*; for compaction.
 
-        The batch goes on covering the same offsets, so that the log stays gapless; compaction is
-        the only caller.
+        The result covers the same offsets, so the log has no gap.
         """
-        offsets, values = self.offsets, self.values  # each decodes its column: look once
+        offsets, values = self.offsets, self.values  # each access decodes the column
         parts, present = [columns.encode_bytes([values[i] for i in chosen])], columns.VALUES
         if self.header.columns & columns.KEYS:
             keys = self.keys
@@ -346,11 +342,11 @@ class EncodedBatch:
         kept = EncodedBatch._seal(header, body)
         return EncodedBatch(kept.head, body, kept.header, self.topic, self.partition)
 
-    # --- reading one ----------------------------------------------------------------------------
+    # --- decoding -------------------------------------------------------------------------------
 
     @classmethod
     def parse(cls, data: Buffer, position: int = 0) -> Self:
-        """Read the batch at *position*: header checked, body only bounded, nothing copied.
+        """Read the batch at *position*: check the header and the length, and copy nothing.
 
         Raises:
             CorruptBatch: the header is bad or the body is cut short.
@@ -366,7 +362,7 @@ class EncodedBatch:
         """Check the batch CRC.
 
         Raises:
-            CorruptBatch: it does not hold.
+            CorruptBatch: it does not match.
         """
         if crc32(self.body, crc32(memoryview(self.head)[SIGNED:])) != self.header.batch_crc:
             raise CorruptBatch(
@@ -376,7 +372,7 @@ class EncodedBatch:
         return self
 
     def at(self, topic: str, partition: str) -> Self:
-        """Name the partition that the batch came from, for the records made of it."""
+        """Set the partition of the batch, for its records."""
         self.topic, self.partition = topic, partition
         return self
 
@@ -395,28 +391,11 @@ class EncodedBatch:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch, as it travels and rests."""
+        """Bytes of the whole encoded batch."""
         return self.header.length
 
-    @property
-    def is_control(self) -> bool:
-        """Whether the batch is pymq's own; consumers never see it."""
-        return self.header.is_control
-
-    @property
-    def batch_count(self) -> int:
-        """Records of the whole batch."""
-        return self.header.count
-
-    @property
-    def batch_crc(self) -> int:
-        """The producer's CRC."""
-        return self.header.batch_crc
-
     def column(self, bit: int) -> memoryview | None:
-        """One column as it is encoded (:mod:`pymq.core.batch.columns`); None when it is left
-        out.
-        """
+        """Return an encoded column (:mod:`pymq.core.batch.columns`); None if it is absent."""
         if self._columns is None:
             header, body = self.header, self.body
             if header.body_format != COLUMNS_FORMAT:
@@ -466,7 +445,7 @@ class EncodedBatch:
 
     @property
     def offsets(self) -> Sequence[int]:
-        """Each record's offset; a ``range`` as long as compaction has taken nothing out."""
+        """Each record's offset; a ``range`` unless compaction has removed records."""
         base = self.header.base_offset
         column = self.column(columns.OFFSETS)
         if column is None:
@@ -479,8 +458,8 @@ class EncodedBatch:
         return [base + delta for delta in deltas]
 
     def records(self, delivery_count: int = 1) -> list[Record]:
-        """Make the batch's records."""
-        values = self.values  # first: this tells whether there are as many as the header says
+        """Return the batch's records."""
+        values = self.values  # first: this checks the count of the header
         count = self.header.count
         rows: Any = zip(
             (self.topic,) * count,
@@ -494,16 +473,6 @@ class EncodedBatch:
             strict=True,
         )
         return list(map(Record._make, rows))
-
-    def to_arrow(self) -> pyarrow.RecordBatch:
-        """Return the columns ``key value topic partition offset timestamp headers`` as Arrow.
-
-        Raises:
-            MissingExtra: pyarrow is not installed.
-        """
-        from pymq.core.batch.arrow import to_arrow  # only now: pyarrow is an extra
-
-        return to_arrow(self)
 
     def __repr__(self) -> str:
         header = self.header

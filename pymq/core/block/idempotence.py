@@ -23,7 +23,7 @@ import zlib
 from typing import NamedTuple
 
 from pymq.core import cbor
-from pymq.core.batch.header import EPOCH_HALF, NO_PRODUCER, Header
+from pymq.core.batch.header import DELAYED, EPOCH_HALF, NO_PRODUCER, Header
 from pymq.core.observe.coverage import mark
 from pymq.errors import (
     CorruptMetadata,
@@ -34,6 +34,7 @@ from pymq.errors import (
 )
 
 NAMED = 1 << 62  # this bit marks the id of a named producer
+DELAYS = (1 << 63) - 1  # the producer id of the leader's notes about delayed records
 REMEMBERED = 5  # batches a producer, as many as it may have in flight
 UNKNOWN_TIME = -1
 STEP_MS = 60 * 1000  # of silence at most, between two readings of a clock that may have been set
@@ -72,6 +73,11 @@ def _batch(
 def _is_named(producer_id: int, producer: ProducerState) -> bool:
     """Whether a producer has a name. A hashed id shows it only by a later epoch."""
     return bool(producer_id & NAMED) or bool(producer.epoch >> EPOCH_HALF)
+
+
+def _keeping(each: tuple[int, ProducerState]) -> tuple[bool, bool]:
+    """Sorts producers: the last ones are kept longest."""
+    return each[0] == DELAYS, _is_named(*each)
 
 
 def _plainly(snapshot: bytes) -> bytes:
@@ -113,7 +119,12 @@ class ProducerTable:
         """Check a batch: None to append it, the offset of a duplicate, or the error to answer."""
         if header.producer_id == NO_PRODUCER:
             return None
-        known = self._latest(header.producer_id)
+        producer_id = header.producer_id  # What follows is written out: it runs with each batch.
+        known = (
+            self._proposed.get(producer_id)
+            or self._writing.get(producer_id)
+            or self._producers.get(producer_id)
+        )
         if known is None:
             if header.base_sequence == 0:
                 return None
@@ -123,7 +134,7 @@ class ProducerTable:
                 f"but its batch begins at {header.base_sequence}",
                 expected=0,
             )
-        producer_epoch = header.producer_epoch
+        producer_epoch = header.epoch_high << EPOCH_HALF | header.epoch_low
         if header.base_sequence == known.next_sequence and producer_epoch >= known.epoch:
             return None
         # The same sequence under another epoch is another batch: the producer gave up the first.
@@ -133,8 +144,8 @@ class ProducerTable:
                 if crc not in (header.batch_crc, UNKNOWN_CRC):
                     mark("producers.other_batch")
                     return DuplicateSequence(
-                        f"sequence {sequence} of producer {header.producer_id} is that of another "
-                        "batch: somebody else writes under its numbers"
+                        f"sequence {sequence} of producer {header.producer_id} belongs to another "
+                        "batch: another producer uses the same id"
                     )
                 mark("producers.repeat")
                 return offset
@@ -144,7 +155,7 @@ class ProducerTable:
         if producer_epoch > known.epoch:
             mark("producers.later_epoch")
             return OutOfOrderSequence(
-                f"epoch {producer_epoch} must go on at sequence {known.next_sequence}, "
+                f"epoch {producer_epoch} must continue at sequence {known.next_sequence}, "
                 f"not at {header.base_sequence}",
                 expected=known.next_sequence,
             )
@@ -168,18 +179,26 @@ class ProducerTable:
 
     def propose(self, header: Header) -> None:
         """Count a batch that will be written."""
+        if header.attributes & DELAYED and self._latest(DELAYS) is None:
+            # The leader has to know that the partition has delayed records, and since when.
+            self._proposed[DELAYS] = ProducerState(0, 0, (_batch(0, 0, 0, header.base_offset),))
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
             return
-        known = self._latest(producer_id)
-        epoch, sequence, count = header.producer_epoch, header.base_sequence, header.count
+        known = (
+            self._proposed.get(producer_id)
+            or self._writing.get(producer_id)
+            or self._producers.get(producer_id)
+        )
+        epoch = header.epoch_high << EPOCH_HALF | header.epoch_low
+        sequence, count = header.base_sequence, header.count
         batch = (epoch, sequence, count, header.base_offset, header.batch_crc)
         batches = (*known.batches[-REMEMBERED + 1 :], batch) if known is not None else (batch,)
         self._proposed[producer_id] = ProducerState(epoch, sequence + count, batches)
 
     def write(self, now_ms: int = UNKNOWN_TIME) -> None:
         """Take in that the proposed batches are being written; *now_ms* is the wall clock."""
-        if now_ms != UNKNOWN_TIME:
+        if now_ms not in (UNKNOWN_TIME, self._told):
             self.tell(now_ms)
         self._time = now_ms
         self._writing, self._proposed = self._proposed, self._writing
@@ -194,6 +213,9 @@ class ProducerTable:
         self._writing.clear()
         while len(producers) > PRODUCERS_MAX:
             first = next(iter(producers))
+            if first == DELAYS:
+                producers[first] = producers.pop(first)
+                continue
             del producers[first], seen[first]
 
     def discard(self) -> None:
@@ -221,6 +243,17 @@ class ProducerTable:
             return -1
         _, _, count, offset, _ = producer.batches[-1]
         return offset + count
+
+    def last_note(self) -> tuple[int, int] | None:
+        """The offset and the number of records of the last note about delayed records.
+
+        A note of no records is the first batch with a delayed record. None: there is none.
+        """
+        state = self._latest(DELAYS)
+        if state is None or not state.batches:
+            return None
+        _, _, count, offset, _ = state.batches[-1]
+        return offset, count
 
     def tell(self, now_ms: int) -> None:
         """Set the wall clock to *now_ms*.
@@ -279,7 +312,7 @@ class ProducerTable:
             return packed
         mark("producers.shortened")
         # The sort is stable, and the table is in the order of the last writes.
-        ordered = dict(sorted(self._producers.items(), key=lambda each: _is_named(*each)))
+        ordered = dict(sorted(self._producers.items(), key=_keeping))
         for producer_id, p in ordered.items():
             if now_ms - self._seen[producer_id] > UNDER_WAY_MS:
                 ordered[producer_id] = p._replace(batches=p.batches[-1:])

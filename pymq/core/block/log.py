@@ -7,16 +7,16 @@ the store has written them.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import deque
 from typing import Protocol
 
-from pymq.core import cbor
 from pymq.core.batch.batch_sequence import restamp
-from pymq.core.batch.header import ControlKind, Header
+from pymq.core.batch.header import CONTROL, ControlKind
 from pymq.core.batch.offset_ranges import RUNS_MAX, Ranges, has_keys
 from pymq.core.batch.record import EncodedBatch
+from pymq.core.block.block_snapshot import BlockSnapshot
 from pymq.core.block.idempotence import UNKNOWN_TIME, ProducerTable
+from pymq.core.block.leader_epochs import LeaderEpochs
+from pymq.core.block.recent_batches import RecentBatches
 from pymq.core.message import RaftAppend, ReplicaFetched
 from pymq.core.observe.coverage import mark
 from pymq.core.ready import (
@@ -33,15 +33,12 @@ from pymq.core.ready import (
     Write,
 )
 from pymq.core.types import BlockId
-from pymq.errors import CorruptBatch, CorruptBlock, CorruptMetadata, InvalidRequest
+from pymq.errors import CorruptBatch, CorruptBlock
 
 # A checkpoint follows so many bytes or batches, which bounds what a recovery reads. Batches cost
 # the time: 25 us each, 0.4 s for these.
 CHECKPOINT_BYTES = 32 << 20
 CHECKPOINT_BATCHES = 16_384
-RECENT_BYTES = 4 << 20  # cached for followers that are nearly up to date
-
-Epochs = tuple[tuple[int, int], ...]  # (epoch, where it begins), in order
 
 
 class LogHost(Protocol):
@@ -70,17 +67,16 @@ class BlockLog:
         "_durable_soon",
         "_durable_then",
         "_host",
-        "_in_flight",
         "_is_shared",
-        "_joined",
         "_recent",
-        "_recent_bytes",
         "_time",
-        "_unwritten",
+        "_write_end",
+        "_write_size",
         "committed",
         "end",
         "epochs",
         "is_recovering",
+        "is_writing",
         "max_timestamp",
         "name",
         "producers",
@@ -90,6 +86,7 @@ class BlockLog:
         "stable_size",
         "start",
         "unkeyed",
+        "unwritten",
     )
 
     def __init__(self, host: LogHost, name: BlockId, start: int, *, is_shared: bool) -> None:
@@ -98,15 +95,17 @@ class BlockLog:
         self.committed = start  # how far it is known to be committed: outlives a restart
         self.size = self.stable_size = 0  # bytes
         self.max_timestamp = -1  # of its records, truncated ones included
-        self.epochs: list[tuple[int, int]] = []  # (epoch, where it begins)
+        self.epochs = LeaderEpochs()
         self.seal_end: int | None = None  # the offset after the seal batch, if there is one
         self.producers = ProducerTable()
         self.is_recovering = False  # the store is finding out where the block ends
+        self.is_writing = False  # a write is under way
         self.unkeyed = Ranges(RUNS_MAX)  # records without a key, as far as that is known
         self._host = host
         self._is_shared = is_shared  # other brokers hold the block too
-        self._unwritten: list[EncodedBatch] = []  # stamped, for the next write
-        self._in_flight: int | None = None  # the end that the write under way will reach
+        self.unwritten: list[EncodedBatch] = []  # stamped, for the next write
+        self._write_end = start  # the end that the write under way will reach ...
+        self._write_size = 0  # ... and the size
         self._durable_end = start  # all before it is on the disk and synced ...
         self._durable_then = start  # ... before this, once the write under way is done,
         self._durable_soon = start  # ... and before this, once the requested syncs are done
@@ -115,10 +114,7 @@ class BlockLog:
         self._batches = 0  # written since the last checkpoint
         self._checkpointed = 0  # the block's size then
         self._checkpointed_committed = start  # ... and its high watermark
-        self._recent: deque[EncodedBatch] | None = deque() if is_shared else None
-        self._recent_bytes = 0
-        # The last answer to a follower, by (offset, most bytes): the others need the same.
-        self._joined: tuple[tuple[int, int], bytes] | None = None
+        self._recent = RecentBatches() if is_shared else None
         self._time = 0  # the wall clock, as last set
 
     # --- beginning ------------------------------------------------------------------------------
@@ -132,11 +128,7 @@ class BlockLog:
         if self.name.number > 0:
             # Without a checkpoint, recovery reads the blocks before. The first block has none, so
             # thousands of new partitions are created without a wait for the disk.
-            out.write.append(Checkpoint(self.name, self._snapshot()))
-
-    def write_first(self, create: CreateBlock) -> None:
-        """Create a copy of a block of another broker."""
-        self._host.out.write.append(create)
+            out.write.append(Checkpoint(self.name, BlockSnapshot.encode(self)))
 
     def recover(self, *, is_open: bool = True) -> None:
         """Ask the store to recover the block; :meth:`restore` follows."""
@@ -162,16 +154,20 @@ class BlockLog:
                 offset=found.end,
             )
         if found.snapshot is not None:
-            self._restore(found.snapshot)
+            kept = BlockSnapshot.decode(found.snapshot, self.start)
+            self.producers, self.epochs, self.unkeyed = kept.producers, kept.epochs, kept.unkeyed
+            self.seal_end, self.max_timestamp = kept.seal_end, kept.max_timestamp
+            self.committed = max(self.committed, kept.committed)
         elif before is not None:
-            self.producers, self.epochs, self.seal_end = before, [], None
+            self.producers, self.epochs, self.seal_end = before, LeaderEpochs(), None
             self.unkeyed = Ranges(RUNS_MAX)
             self.max_timestamp = -1
         else:
             return False
         for header in found.headers:
-            self._note_keys(header)
-            self._note(header.leader_epoch, header.base_offset)
+            if not has_keys(header):
+                self.unkeyed.put(header.base_offset, header.end_offset)
+            self.epochs.assign(header.leader_epoch, header.base_offset)
             if not header.is_control:
                 self.producers.replay(header)
                 self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
@@ -184,35 +180,12 @@ class BlockLog:
         self.size = self.stable_size = found.size
         self._checkpointed = found.size if found.snapshot is not None and not found.headers else 0
         self._batches = len(found.headers)
-        self._unwritten, self._in_flight = [], None
+        self.unwritten, self.is_writing = [], False
         # The recovered state replaces the snapshot that the create would write.
         self._beginning = []
-        self._recent = deque() if self._is_shared else None
-        self._recent_bytes, self._joined = 0, None
+        self._recent = RecentBatches() if self._is_shared else None
         self.is_recovering = False
         return True
-
-    def _snapshot(self) -> bytes:
-        epochs = [list(epoch) for epoch in self.epochs if epoch[1] < self.stable_end]
-        unkeyed = [list(span) for span in self.unkeyed.below(self.stable_end)]
-        committed = min(self.committed, self.stable_end)
-        producers = self.producers.snapshot()
-        return cbor.dumps(
-            [self.max_timestamp, producers, epochs, self.seal_end, committed, unkeyed]
-        )
-
-    def _restore(self, snapshot: bytes) -> None:
-        try:
-            max_timestamp, producers, *rest = cbor.loads(snapshot)
-            self.max_timestamp = int(max_timestamp)
-            epochs, self.seal_end, *known = rest or ([], None)
-            self.committed = max(self.committed, int(known[0]) if known else self.start)
-            self.epochs = [(int(epoch), int(start)) for epoch, start in epochs]
-            spans = known[1] if len(known) > 1 else ()
-            self.unkeyed = Ranges(RUNS_MAX, ((int(start), int(end)) for start, end in spans))
-        except (InvalidRequest, TypeError, ValueError, OverflowError) as error:
-            raise CorruptMetadata(f"not a snapshot of a partition: {error}") from None
-        self.producers = ProducerTable.restore(producers)
 
     # --- appending ------------------------------------------------------------------------------
 
@@ -222,17 +195,15 @@ class BlockLog:
         self._add(stamped)
         return stamped
 
-    def control(self, kind: ControlKind, payload: bytes, epoch: int) -> None:
-        """Append a control batch, which consumers never see, as leader of *epoch*."""
-        self.append(EncodedBatch.control(payload, timestamp_ms=self._time, kind=kind), epoch)
-
     def begin(self, epoch: int) -> None:
         """Append the control batch that opens *epoch*, as its leader."""
-        self.control(ControlKind.BEGIN, b"", epoch)
+        kind = ControlKind.BEGIN
+        self.append(EncodedBatch.control(b"", timestamp_ms=self._time, kind=kind), epoch)
 
     def seal(self, epoch: int) -> None:
         """Append the seal batch: no leader of this block appends a record after it."""
-        self.control(ControlKind.SEAL, b"", epoch)
+        kind = ControlKind.SEAL
+        self.append(EncodedBatch.control(b"", timestamp_ms=self._time, kind=kind), epoch)
 
     def extend(self, data: bytes) -> None:
         """Append batches of the leader, as its follower.
@@ -244,109 +215,55 @@ class BlockLog:
         if not batches:
             return
         first = batches[0].header
-        if first.base_offset != self.end or first.leader_epoch < self.epoch_at(self.end):
+        epoch = self.epochs.at(self.end)
+        if first.base_offset != self.end or first.leader_epoch < epoch:
             raise CorruptBatch(
                 f"the batch at offset {first.base_offset} of epoch {first.leader_epoch} does not "
-                f"follow on {self.end} of {self.epoch_at(self.end)} in {self.name}"
+                f"follow on {self.end} of {epoch} in {self.name}"
             )
         for batch in batches:
             self._add(batch)
 
     def _add(self, batch: EncodedBatch) -> None:
         header = batch.header
-        self._note_keys(header)
-        if not header.is_control:
+        end = header.base_offset + header.span
+        if not has_keys(header):
+            self.unkeyed.put(header.base_offset, end)
+        if not header.attributes & CONTROL:
             self.producers.propose(header)
             self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
         elif header.control_kind == ControlKind.SEAL:
-            self.seal_end = header.end_offset
-        self._note(header.leader_epoch, header.base_offset)
-        self._unwritten.append(batch)
-        self.end = header.end_offset
+            self.seal_end = end
+        if not self.epochs or self.epochs[-1][0] != header.leader_epoch:
+            self.epochs.assign(header.leader_epoch, header.base_offset)
+        self.unwritten.append(batch)
+        self.end = end
         self.size += header.length
         if self._recent is not None:
-            self._joined = None
             self._recent.append(batch)
-            self._recent_bytes += header.length
-            while self._recent_bytes > RECENT_BYTES and len(self._recent) > 1:
-                self._recent_bytes -= self._recent.popleft().header.length
 
-    def _note_keys(self, header: Header) -> None:
-        if not has_keys(header):
-            self.unkeyed.put(header.base_offset, header.end_offset)
-
-    def _note(self, epoch: int, offset: int) -> None:
-        if not self.epochs or self.epochs[-1][0] != epoch:
-            self.epochs.append((epoch, offset))
-
-    # --- epochs ---------------------------------------------------------------------------------
+    # --- for replicators (:class:`pymq.core.block.replicator.ReplicatedLog`) --------------------
 
     def epoch_at(self, end: int) -> int:
         """The epoch of the batch that holds offset ``end - 1``; 0 at the start of the block."""
-        index = bisect_left(self.epochs, end, key=lambda epoch: epoch[1])
-        return self.epochs[index - 1][0] if index else 0
+        return self.epochs.at(end)
 
     def end_of(self, epoch: int) -> tuple[int, int]:
         """The largest epoch in the log that is not above *epoch*, and the offset where it ends."""
-        index = bisect_right(self.epochs, epoch, key=lambda known: known[0])
-        if not index:
-            return 0, self.start
-        end = self.epochs[index][1] if index < len(self.epochs) else self.end
-        return self.epochs[index - 1][0], end
-
-    def agreed(self, epochs: Epochs, end: int) -> int:
-        """Return up to where this log equals one with *epochs* and *end*.
-
-        Two logs with the same (offset, epoch) hold the same batches up to there (Raft, log
-        matching).
-        """
-        for index, (epoch, start) in enumerate(epochs):
-            theirs = epochs[index + 1][1] if index + 1 < len(epochs) else end
-            mine = next(((s, i) for i, (e, s) in enumerate(self.epochs) if e == epoch), None)
-            if mine is None or mine[0] != start:
-                mark("log.agreed.other_epoch")
-                return min(start, self.end)
-            after = mine[1] + 1
-            my_end = self.epochs[after][1] if after < len(self.epochs) else self.end
-            if my_end != theirs:
-                mark("log.agreed.other_end")
-                return min(my_end, theirs)
-        return min(end, self.end)
-
-    # --- sending to others ----------------------------------------------------------------------
+        return self.epochs.end_of(epoch, self.start, self.end)
 
     def recent(self, offset: int, max_bytes: int) -> bytes | None:
         """Return whole batches from *offset* on if they are cached, at least one; else None."""
         if offset == self.end:
             return b""
-        wanted = offset, max_bytes
-        if self._joined is not None and self._joined[0] == wanted:
-            return self._joined[1]
-        recent = self._recent
-        if not recent or offset < recent[0].header.base_offset:
-            return None
-        index = len(recent) - 1  # Most followers need only the last few.
-        while index and recent[index].header.base_offset > offset:
-            index -= 1
-        if recent[index].header.base_offset != offset:
-            return None
-        parts: list[bytes | memoryview] = []
-        size = 0
-        for position in range(index, len(recent)):
-            batch = recent[position]
-            size += batch.header.length
-            if parts and size > max_bytes:
-                break
-            parts += (batch.head, batch.body)  # type: ignore[arg-type] # Buffer: bytes-like
-        self._joined = wanted, b"".join(parts)
-        return self._joined[1]
+        return self._recent.read(offset, max_bytes) if self._recent is not None else None
 
     def release(self) -> None:
         """Drop the cached batches that are on the disk."""
-        if self._recent and not self._unwritten and self._in_flight is None:
+        if self._recent is None or self.unwritten or self.is_writing:
+            return
+        if self._recent.clear():
             mark("log.released")
-            self._recent.clear()
-            self._recent_bytes, self._joined = 0, None
 
     def read(
         self, peer: str, answer: ReplicaFetched | RaftAppend, offset: int, max_bytes: int
@@ -375,43 +292,33 @@ class BlockLog:
             self.recover()  # Only the log itself has the producer table as of that point.
 
     def _cut(self, end: int) -> None:
-        self.end, self._joined = end, None
+        self.end = end
         self.unkeyed.cut(end)
         self.stable_end = min(self.stable_end, end)
         # The batches that follow are another leader's, which reports anew what is committed.
         self.committed = min(self.committed, end)
-        self.epochs = [epoch for epoch in self.epochs if epoch[1] < end]
+        self.epochs.cut(end)
         if self.seal_end is not None and self.seal_end > end:
             mark("log.seal_cut")
             self.seal_end = None
-        while self._recent and self._recent[-1].header.end_offset > end:
-            self._recent_bytes -= self._recent.pop().header.length
+        if self._recent is not None:
+            self._recent.cut(end)
 
     # --- the disk -------------------------------------------------------------------------------
 
-    @property
-    def has_unwritten(self) -> bool:
-        """Whether there is something to write."""
-        return bool(self._unwritten)
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether a write is under way."""
-        return self._in_flight is not None
-
     def flush(self, ready: Ready, *, sync: bool) -> None:
         """Add the unwritten batches to *ready*; :meth:`advance` or :meth:`fail` follows."""
-        self._in_flight = self.end
+        self.is_writing, self._write_end, self._write_size = True, self.end, self.size
         self._durable_then = self._durable_soon
         if self._beginning:
             ready.write += self._beginning
             self._beginning = []
-        if self._unwritten:
+        if self.unwritten:
             if sync:
                 self._durable_then = self.end
-            ready.write.append(Append(self.name, self._unwritten, sync))
-            self._batches += len(self._unwritten)
-            self._unwritten = []
+            ready.write.append(Append(self.name, self.unwritten, sync))
+            self._batches += len(self.unwritten)
+            self.unwritten = []
             self.producers.write(self._time or UNKNOWN_TIME)
 
     def seal_block(self, ready: Ready, *, keep_open: bool = False) -> None:
@@ -426,12 +333,14 @@ class BlockLog:
 
     def advance(self) -> bool:
         """Take in that the write is done; returns whether there was one."""
-        if self._in_flight is None:
+        if not self.is_writing:
             return False
-        self.stable_end, self._in_flight, self._joined = self._in_flight, None, None
+        self.stable_end, self.stable_size = self._write_end, self._write_size
+        self.is_writing = False
+        if self._recent is not None:
+            self._recent.joined = None  # What was written will hardly be sent again.
         self.producers.settle()
         self._durable_end = max(self._durable_end, self._durable_then)
-        self.stable_size = self.size - sum(batch.size for batch in self._unwritten)
         is_much = self.stable_size - self._checkpointed >= CHECKPOINT_BYTES
         if is_much or self._batches >= CHECKPOINT_BATCHES:
             self.checkpoint()
@@ -439,9 +348,9 @@ class BlockLog:
 
     def fail(self) -> None:
         """Take in that the write has failed: drop what is not on the disk."""
-        self._in_flight = None
+        self.is_writing = False
         self._durable_soon = self._durable_end  # The syncs may not have happened either.
-        self._unwritten = []
+        self.unwritten = []
         self.producers.discard()
         self.size = self.stable_size
         self._cut(self.stable_end)
@@ -451,18 +360,18 @@ class BlockLog:
             mark("log.begins_again")
             self._beginning = [self._create]
             if self.name.number > 0:
-                self._beginning.append(Checkpoint(self.name, self._snapshot()))
+                self._beginning.append(Checkpoint(self.name, BlockSnapshot.encode(self)))
 
     def checkpoint(self) -> None:
         """Write a checkpoint, unless it is up to date."""
-        if self.is_recovering or self._unwritten or self._in_flight is not None:
+        if self.is_recovering or self.unwritten or self.is_writing:
             return
         is_kept = self.committed == self._checkpointed_committed
         if self.stable_size != self._checkpointed or not is_kept:
             mark("log.checkpoint")
             self._checkpointed, self._checkpointed_committed = self.stable_size, self.committed
             self._batches = 0
-            self._host.out.write.append(Checkpoint(self.name, self._snapshot()))
+            self._host.out.write.append(Checkpoint(self.name, BlockSnapshot.encode(self)))
             self._durable_soon = self.stable_end
 
     def past(self, expire_ms: int) -> bytes:

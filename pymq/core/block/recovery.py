@@ -18,8 +18,10 @@ from pymq.core.block.log import BlockLog, LogHost
 from pymq.core.metadata.nodes import BlockNode, PartitionState
 from pymq.core.observe.coverage import mark
 from pymq.core.ready import Recover, Recovered, RecoverFailed
-from pymq.core.types import AckMode, BlockId
+from pymq.core.types import NEVER, AckMode, BlockId
 from pymq.errors import CorruptBlock, CorruptMetadata, PymqError, StoreError
+
+READ_AGAIN_MAX_MS = 30_000  # the longest pause before a block that could not be read is read again
 
 
 def as_told(error: Exception) -> PymqError:
@@ -40,26 +42,79 @@ def may_pass(failed: RecoverFailed) -> bool:
 
 
 class Recovery:
-    """Collects the parts that the store has found, newest block first."""
+    """Recovers one log: collects what the store finds, and asks again if it could not read."""
 
-    __slots__ = ("_asked", "_found", "_host", "_is_known")
+    __slots__ = (
+        "_asked",
+        "_first_pause_ms",
+        "_found",
+        "_host",
+        "_is_known",
+        "_is_stopped",
+        "failures",
+        "retry_at",
+    )
 
-    def __init__(self, host: LogHost, is_known: Callable[[BlockNode], bool]) -> None:
+    def __init__(
+        self, host: LogHost, is_known: Callable[[BlockNode], bool], first_pause_ms: int
+    ) -> None:
+        self.failures = 0  # in a row, that may succeed the next time
+        self.retry_at = NEVER  # when the store is asked again
         self._host = host
         self._is_known = is_known  # whether a sealed block's producer table is complete here
-        self._found: list[Recovered] = []
+        self._first_pause_ms = first_pause_ms
+        self._found: tuple[Recovered, ...] = ()  # newest block first
         self._asked: BlockId | None = None  # the last earlier block that was requested
+        self._is_stopped = False
 
-    def begin(self) -> None:
-        """Begin anew: drop what was found."""
-        self._found, self._asked = [], None
+    @property
+    def is_retrying(self) -> bool:
+        """Whether the store could not read the block, and will be asked again."""
+        return self.failures > 0 and not self._is_stopped
+
+    @property
+    def pause_ms(self) -> int:
+        """The pause before the next try, which doubles with each failure."""
+        return min(self._first_pause_ms << min(self.failures - 1, 16), READ_AGAIN_MAX_MS)
 
     def awaits(self, block: BlockId, log: BlockLog) -> bool:
         """Whether recovery waits for the store's answer about *block*.
 
         The store may also answer about others, such as a sealed block that is no longer kept.
         """
-        return log.is_recovering and block == (self._asked or log.name)
+        if self._is_stopped or not log.is_recovering:
+            return False
+        return block == (self._asked or log.name)
+
+    def is_resting(self, log: BlockLog) -> bool:
+        """Whether *log* is not recovered and the store owes no answer about its block.
+
+        The store will be asked, or it has answered and now reads the blocks before.
+        """
+        if self.retry_at != NEVER:
+            return True
+        return log.is_recovering and not self.awaits(log.name, log)
+
+    def ask(self, log: BlockLog) -> None:
+        """Ask the store for the block of *log*, anew."""
+        self._drop()
+        self.retry_at = NEVER
+        log.recover()
+
+    def ask_at(self, now: int) -> None:
+        """Ask the store anew at *now*, and not before."""
+        self._drop()
+        self.retry_at = now
+
+    def failed(self, now: int) -> None:
+        """Take in that the store could not read the block: it is asked again after a pause."""
+        self.failures += 1
+        self.retry_at = now + self.pause_ms
+
+    def stop(self) -> None:
+        """Stop: the replica has failed for good, and answers of the store are ignored."""
+        self._is_stopped = True
+        self.retry_at = NEVER
 
     def add(self, found: Recovered, log: BlockLog, state: PartitionState) -> Recovered | None:
         """Take in a part. Once no more are needed, restore *log* and return the open block's part.
@@ -69,18 +124,26 @@ class Recovery:
             CorruptMetadata: a checkpoint cannot be read.
             StoreError: the block has records, and its saved Raft state is missing.
         """
-        self._found.append(found)
+        self._found = (*self._found, found)
         first = self._found[0]
         block = state.blocks[-1]
         is_voted = len(block.replicas) > 1 and block.acks is AckMode.RAFT
         if is_voted and first.state is None and first.end > first.start:
             mark("partition.votes_lost")
             # A replica saves its term before it accepts records, so its votes are lost.
-            raise StoreError(f"{first.block} has records, and what it has voted on is missing")
+            raise StoreError(f"{first.block} has records, and its saved vote is missing")
         if not self._restore(log, state):
             return None
-        self.begin()
+        self._drop()
         return first
+
+    def done(self) -> None:
+        """Take in that the log is recovered."""
+        self.failures = 0
+        self.retry_at = NEVER  # A write may have failed after the store was asked.
+
+    def _drop(self) -> None:
+        self._found, self._asked = (), None
 
     def _restore(self, log: BlockLog, state: PartitionState) -> bool:
         blocks, found = state.blocks, self._found

@@ -130,13 +130,17 @@ class Replicator(Protocol):
     """How the replicas of one open block agree."""
 
     high_watermark: int  # the first offset that is not committed; never goes back
-    leader: str | None  # at this epoch, as far as this replica knows
     is_dirty: bool  # :meth:`flush` has something to add
     deadline: int  # when :meth:`tick` has something to do
 
     @property
     def epoch(self) -> int:
         """This replica's leader epoch (Raft's term)."""
+        ...
+
+    @property
+    def leader(self) -> str | None:
+        """The leader at this epoch, as far as this replica knows."""
         ...
 
     @property

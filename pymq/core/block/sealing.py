@@ -8,10 +8,13 @@ The leader seals in three steps:
 3. It makes the log and its index durable.
 
 If the leader is gone (a takeover), a follower only stops following it and reports where its own
-copy ends.
+copy ends. It is fenced then: it ignores its leader until the roll, or until another controller
+takes over.
 """
 
 from __future__ import annotations
+
+from enum import Enum
 
 from pymq.core.block.log import BlockLog
 from pymq.core.block.replicator import Replicator
@@ -21,18 +24,35 @@ from pymq.core.ready import Ready
 from pymq.core.types import TopicPartition
 
 
+class SealState(Enum):
+    """How far the seal of one block is on this broker."""
+
+    OPEN = "no seal is requested"
+    DRAINING = "batches are parked until all that was appended is committed"
+    WRITING = "the seal is being written"
+    SEALED = "the seal is durable, and the controller was told the end"
+
+
+# A seal is given up in any state. A further request changes the state only of an open block.
+TRANSITIONS = {
+    SealState.OPEN: {SealState.DRAINING},
+    SealState.DRAINING: {SealState.WRITING, SealState.OPEN},
+    SealState.WRITING: {SealState.SEALED, SealState.DRAINING, SealState.OPEN},
+    SealState.SEALED: {SealState.SEALED, SealState.OPEN},
+}
+
+
 class Sealing:
     """The seal of one open block, if the controller has requested one."""
 
-    __slots__ = ("_is_raft", "_is_shared", "_is_written", "answer", "fenced", "request")
+    __slots__ = ("_is_raft", "_is_shared", "fenced", "request", "state")
 
     def __init__(self, *, is_shared: bool, is_raft: bool) -> None:
-        self.request: Seal | None = None
-        self.answer: Sealed | None = None  # once the block is sealed
+        self.state = SealState.OPEN
+        self.request: Seal | None = None  # None: the block is open
         self.fenced: int | None = None  # the controller epoch under which the block is taken over
         self._is_shared = is_shared
         self._is_raft = is_raft
-        self._is_written = False  # by the write under way
 
     @property
     def is_parking(self) -> bool:
@@ -47,6 +67,8 @@ class Sealing:
     def begin(self, m: Seal) -> None:
         """Begin the seal that the controller requests."""
         self.request = m
+        if self.state is SealState.OPEN:
+            self._move(SealState.DRAINING)
         if m.takeover:
             mark("sealing.fenced")
             self.fenced = m.controller_epoch
@@ -55,12 +77,16 @@ class Sealing:
         """Give up the seal, so that the block stays open; returns the request, if any."""
         mark("sealing.given_up")
         request, self.request = self.request, None
-        self.answer = self.fenced = None
+        self.fenced = None
+        if self.state is not SealState.OPEN:
+            self._move(SealState.OPEN)
         return request
 
     def must_write(self, log: BlockLog, replicator: Replicator) -> bool:
-        """Whether the seal must be written now: all that the block will hold is committed."""
-        if self.request is None or self.answer is not None or log.has_unwritten:
+        """Whether a draining seal must be written now: all that the block will hold is
+        committed.
+        """
+        if log.unwritten:
             return False
         if self.is_fenced or not self._is_shared:
             return True
@@ -72,12 +98,14 @@ class Sealing:
         """Add the seal to *ready*."""
         # A fenced replica may have to follow another leader in this block, so it stays open.
         log.seal_block(ready, keep_open=self.is_fenced)
-        self._is_written = True
+        self._move(SealState.WRITING)
 
     def written(self, log: BlockLog) -> bool:
-        """Take in that the write is done; returns whether it sealed the block."""
-        was, self._is_written = self._is_written, False
-        return was and self.request is not None and log.end == log.stable_end
+        """Take in that the write of the seal is done; returns whether it has sealed the block."""
+        if log.end == log.stable_end:
+            return True
+        self._move(SealState.DRAINING)  # More was appended meanwhile.
+        return False
 
     def done(
         self,
@@ -92,8 +120,9 @@ class Sealing:
         if self.request is None:
             return None
         mark("sealing.done")
+        self._move(SealState.SEALED)
         holders = (me,) if self.is_fenced else replicator.holders(log.end)
-        self.answer = Sealed(
+        return Sealed(
             *name,
             self.request.block,
             self.request.epoch,
@@ -109,4 +138,7 @@ class Sealing:
             topic_id=log.name.topic_id,
             controller_epoch=self.request.controller_epoch,
         )
-        return self.answer
+
+    def _move(self, to: SealState) -> None:
+        assert to in TRANSITIONS[self.state], f"{self.state.name} -> {to.name}"
+        self.state = to

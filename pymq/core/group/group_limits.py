@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pymq.core.partition.fetch_limits import at_least
+from pymq.core.pending.fetch_limits import at_least
 from pymq.core.values import value
 from pymq.errors import GroupLimitReached
 
@@ -52,7 +52,7 @@ class GroupLimits:
         """
         if count >= self.groups:
             raise GroupLimitReached(
-                f"this coordinator has {count} groups already; delete those that nobody uses",
+                f"this coordinator has {count} groups already; delete unused ones",
                 limit=self.groups,
             )
 

@@ -32,6 +32,7 @@ STATES = ("available", "leased", "acked")  # names of the states, for people
 
 
 Counted = tuple[int, int, int]  # a range of offsets, and how often it was delivered
+Failed = tuple[int, int, str]  # a range of offsets, and why a member has last returned it
 
 
 @define
@@ -45,6 +46,7 @@ class Span:
     count: int = 0  # deliveries so far
     due: int = NEVER
     dead: bool = False  # leased to be moved to the dead-letter topic, which is no delivery
+    error: str = ""  # why a member has last returned the records, in its words
 
 
 class Leases:
@@ -53,7 +55,11 @@ class Leases:
     __slots__ = ("_spans", "committed", "has_counted", "next", "unkeyed")
 
     def __init__(
-        self, committed: int, done: Iterable[Range] = (), counts: Iterable[Counted] = ()
+        self,
+        committed: int,
+        done: Iterable[Range] = (),
+        counts: Iterable[Counted] = (),
+        errors: Iterable[Failed] = (),
     ) -> None:
         """Begin with what the former coordinator has written.
 
@@ -61,6 +67,7 @@ class Leases:
             committed: the lowest offset that is not acknowledged.
             done: ranges that are acknowledged above it.
             counts: ranges that were delivered, how often, and not acknowledged.
+            errors: ranges among those that a member has returned with an error.
         """
         self.committed = committed
         self.next = committed
@@ -77,6 +84,9 @@ class Leases:
             due = NEVER if state == DONE else 0
             self._spans.append(Span(low, end, state, count=count, due=due))
             self.next = end
+        for start, end, error in errors:
+            for span in self._within(start, end, AVAILABLE):
+                span.error = error
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -128,6 +138,10 @@ class Leases:
             if span.state != DONE
         )
         return tuple(each for each in found if each[2] > 0)
+
+    def errors(self) -> tuple[Failed, ...]:
+        """The errors of unacknowledged ranges, for a coordinator that takes over."""
+        return tuple((span.start, span.end, span.error) for span in self._spans if span.error)
 
     def spans(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
         """Describe the records from *offset* on, in at most *limit* spans."""
@@ -203,7 +217,7 @@ class Leases:
                 taken.state, taken.owner, taken.due = LEASED, member, until
                 taken.count += not dead
                 taken.dead = dead
-                leases.append(Lease("", taken.start, taken.end, taken.count, dead))
+                leases.append(Lease("", taken.start, taken.end, taken.count, dead, taken.error))
                 limit -= taken.end - taken.start
         new = among.first(self.next, end) if limit > 0 and self.next < end else None
         if new is not None and not self.is_full:
@@ -213,7 +227,7 @@ class Leases:
                 self._spans.append(Span(self.next, new[0], AVAILABLE, due=0))
             start, self.next = new[0], min(new[1], new[0] + limit)
             last = self._spans[-1] if self._spans else None
-            if last and _fate(last) == (LEASED, member, 1, until, False):
+            if last and _fate(last) == (LEASED, member, 1, until, False, ""):
                 last.end = self.next
             else:
                 self._spans.append(Span(start, self.next, LEASED, member, 1, until))
@@ -227,7 +241,7 @@ class Leases:
             held = 0
             for span in self._held(member, start, end):
                 held += span.end - span.start
-                span.state, span.owner, span.due = DONE, None, NEVER
+                span.state, span.owner, span.due, span.error = DONE, None, NEVER, ""
             refused += end - start - held
         self._advance()
         return refused
@@ -245,11 +259,12 @@ class Leases:
                 index += 1
         return count
 
-    def reject(self, member: str, ranges: Iterable[Range], due: int) -> None:
-        """Return records to be delivered again, from *due* on."""
+    def reject(self, member: str, ranges: Iterable[Range], due: int, error: str = "") -> None:
+        """Return records to be delivered again, from *due* on; *error* says why."""
         for start, end in ranges:
             for span in self._held(member, start, end):
                 span.state, span.owner, span.due = AVAILABLE, None, due
+                span.error = error or span.error
                 self.has_counted = True
 
     def renew(self, member: str, ranges: Iterable[Range], until: int) -> None:
@@ -287,12 +302,16 @@ class Leases:
 
     def _held(self, member: str, start: int, end: int) -> Iterator[Span]:
         """Cut the spans of a range that *member* has leased out of their neighbours."""
+        return self._within(start, end, LEASED, member)
+
+    def _within(self, start: int, end: int, state: int, owner: str | None = None) -> Iterator[Span]:
+        """Cut the spans of a range that have a state and an owner out of their neighbours."""
         if start >= end:
             return
         index = max(0, bisect_right(self._spans, start, key=_start) - 1)
         while index < len(self._spans) and self._spans[index].start < end:
             span = self._spans[index]
-            if span.state == LEASED and span.owner == member and span.end > start:
+            if span.state == state and span.owner == owner and span.end > start:
                 span = self._cut(span, max(start, span.start), min(end, span.end))
                 index = bisect_right(self._spans, span.start, key=_start) - 1
                 yield span
@@ -337,8 +356,8 @@ def _described(span: Span, now: int) -> LeaseSpan:
     return LeaseSpan(span.start, span.end, STATES[span.state], span.owner, span.count, due)
 
 
-def _fate(span: Span) -> tuple[int, str | None, int, int, bool]:
-    return span.state, span.owner, span.count, span.due, span.dead
+def _fate(span: Span) -> tuple[int, str | None, int, int, bool, str]:
+    return span.state, span.owner, span.count, span.due, span.dead, span.error
 
 
 def _start(span: Span) -> int:

@@ -10,6 +10,7 @@ retired: groups must not depend on a broker that no longer hosts the partition.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import attrs
@@ -18,8 +19,8 @@ from pymq.core import cbor
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import EncodedBatch
+from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.leases import Leases
-from pymq.core.group.membership import ConsumerGroup
 from pymq.core.message import BEGIN, Fetch, Fetched, Message, Produce, Produced, Settled
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
@@ -28,7 +29,9 @@ from pymq.errors import CorruptBatch, OffsetOutOfRange, PymqError, ReplicaNotAva
 OFFSET_KEY = 1  # kind and version of a record's key
 TOMBSTONE = ("pymq.tombstone", b"")  # marks a deletion for compaction
 DELIVERIES = "pymq.deliveries"  # a header: delivery counts of unacknowledged ranges
+ERRORS = "pymq.errors"  # a header: why members have last returned unacknowledged ranges
 RANGES_MAX = 512  # ranges acknowledged above the committed offset that are kept
+ERRORS_MAX = 20  # different errors that are kept; each commit writes them again
 LOAD_BYTES = 64 << 10  # loaded at a time: some 350 batches of commits, which take 10 to 20 ms
 RETRY_MS = 200
 ASK_MS = 1_000  # another broker has so long to answer
@@ -158,7 +161,7 @@ class OffsetLog:
         self.patience_until = NEVER
         if self._is_borrowed:
             for group in self._groups.values():
-                for topic, partition in group.leases:
+                for topic, partition in group.offsets.leases:
                     self.changed(group.name, topic, partition)
 
     def _replay(self, batch: EncodedBatch) -> None:
@@ -171,24 +174,36 @@ class OffsetLog:
             self._loose = name, topic, partition  # Only the former leader may have synced it.
             group = self._groups.setdefault(name, ConsumerGroup(name))
             if TOMBSTONE in headers:
-                group.drop_offset(topic, partition)
+                group.offsets.drop_offset(topic, partition)
                 if group.is_empty:
                     del self._groups[name]
             else:
                 # Records of older versions lack the third item, the topic's id.
                 committed, done, *topic_id = cbor.loads(item)
-                counts = next((item for found, item in headers if found == DELIVERIES), None)
-                counted = cbor.loads(counts) if counts is not None else ()
+                known = dict(headers)
+                counted = cbor.loads(known[DELIVERIES]) if DELIVERIES in known else ()
+                failed = cbor.loads(known[ERRORS]) if ERRORS in known else ()
                 leases = Leases(
-                    committed, [(a, b) for a, b in done], [(a, b, n) for a, b, n in counted]
+                    committed,
+                    [(a, b) for a, b in done],
+                    [(a, b, n) for a, b, n in counted],
+                    [(a, b, error) for error, spans in failed for a, b in spans],
                 )
-                group.set_offset(topic, partition, leases, *topic_id)
+                group.offsets.set_offset(topic, partition, leases, *topic_id)
 
     # --- writing --------------------------------------------------------------------------------
 
     def changed(self, group: str, topic: str, partition: str) -> None:
         """Mark an offset to be written."""
         self._changed[group, topic, partition] = None
+
+    def note_counts(self, group: ConsumerGroup, names: Iterable[tuple[str, str]]) -> None:
+        """Mark delivery counts of partitions to be written, if they have changed."""
+        for name in names:
+            leases = group.offsets.leases.get(name)
+            if leases is not None and leases.has_counted:
+                leases.has_counted = False
+                self.changed(group.name, *name)
 
     def answer(self, source: str, answer: Settled, *, durable: bool) -> None:
         """Queue an answer until all changes so far are written."""
@@ -242,21 +257,15 @@ class OffsetLog:
         values, headers = list[bytes](), list[Headers]()
         for name, topic, partition in self._written:
             group = self._groups.get(name)
-            leases = group.leases.get((topic, partition)) if group is not None else None
+            leases = group.offsets.leases.get((topic, partition)) if group is not None else None
             keys.append(cbor.dumps([OFFSET_KEY, name, topic, partition]))
             done = leases.done_ranges()[:RANGES_MAX] if leases else ()
             item: list[Any] = [leases.committed if leases else 0, [list(r) for r in done]]
             if group is not None and leases is not None:
-                topic_id = group.topic(topic).id_of(partition)
+                topic_id = group.offsets.topic(topic).id_of(partition)
                 item += [topic_id] if topic_id else []
             values.append(cbor.dumps(item))
-            if leases is None:
-                headers.append((TOMBSTONE,))
-            elif counts := leases.counts()[:RANGES_MAX]:
-                # In a header, so that older versions can read the record.
-                headers.append(((DELIVERIES, cbor.dumps([list(each) for each in counts])),))
-            else:
-                headers.append(())
+            headers.append((TOMBSTONE,) if leases is None else _unacknowledged(leases))
         return EncodedBatch.encode(
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
         )
@@ -291,3 +300,14 @@ class OffsetLog:
         if not self.is_loaded:
             mark("group.load_again")
             self.load(self._at, now)
+
+
+def _unacknowledged(leases: Leases) -> Headers:
+    """The delivery counts and errors, as headers, so that older versions can read the record."""
+    counts = [list(each) for each in leases.counts()[:RANGES_MAX]]
+    by_error = dict[str, list[list[int]]]()
+    for start, end, error in leases.errors()[:RANGES_MAX]:
+        if error in by_error or len(by_error) < ERRORS_MAX:
+            by_error.setdefault(error, []).append([start, end])
+    found = ((DELIVERIES, counts), (ERRORS, [[*each] for each in by_error.items()]))
+    return tuple((name, cbor.dumps(ranges)) for name, ranges in found if ranges)

@@ -11,6 +11,7 @@ from typing import TypeVar, assert_never
 from pymq.core.message import (
     BEGIN,
     END,
+    ERROR_MAX,
     Acquire,
     Acquired,
     Answer,
@@ -90,6 +91,13 @@ def check(m: R) -> R:
             _ranges([span for _, span, _ in m.nacks])
             for _, _, delay in m.nacks:
                 _number("the delay in ms", delay, 0, TIME_MAX)
+            if len(m.errors) > len(m.nacks):
+                raise InvalidRequest(f"{len(m.errors)} errors for {len(m.nacks)} ranges of records")
+            for error in m.errors:
+                if len(error.encode()) > ERROR_MAX:
+                    raise InvalidRequest(
+                        f"an error of {len(error.encode())} bytes: at most {ERROR_MAX}"
+                    )
         case Leave():
             _ranges([span for _, span in m.unread])
         case CommitOffset():

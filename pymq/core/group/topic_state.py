@@ -48,7 +48,9 @@ class TopicState:
             StaleEpoch: a later topic of that name exists.
         """
         if max([self.topic_id, *self._ids.values()]) > topic_id:
-            raise StaleEpoch(f"topic {self.name!r} was deleted and made again; ask for it anew")
+            raise StaleEpoch(
+                f"topic {self.name!r} was deleted and created again; send the request again"
+            )
 
     def adopt(self, topic_id: str, offsets: Iterable[str]) -> None:
         """Take in the id that a member has named; *offsets* are the partitions that have any.

@@ -62,6 +62,7 @@ from pymq.core.message.control import (
     TransferLeader,
 )
 from pymq.core.message.groups import (
+    ERROR_MAX,
     Acquire,
     Acquired,
     Assigned,
@@ -88,6 +89,8 @@ from pymq.core.message.groups import (
 from pymq.core.message.records import (
     BEGIN,
     END,
+    CancelDelayed,
+    Cancelled,
     Copied,
     Copy,
     Fetch,
@@ -105,7 +108,6 @@ from pymq.core.message.replicas import (
     Ping,
     RaftAppend,
     RaftAppended,
-    RaftSnapshot,
     RaftTimeout,
     RaftVote,
     RaftVoted,
@@ -120,6 +122,7 @@ Message = RecordMessage | GroupMessage | AdminMessage | ControlMessage | Replica
 __all__ = [
     "BEGIN",
     "END",
+    "ERROR_MAX",
     "Acquire",
     "Acquired",
     "AdminMessage",
@@ -131,6 +134,8 @@ __all__ = [
     "BecomeLeader",
     "BlockSizes",
     "BrokerHeartbeat",
+    "CancelDelayed",
+    "Cancelled",
     "CommitOffset",
     "ControlMessage",
     "ControlledShutdown",
@@ -182,7 +187,6 @@ __all__ = [
     "Progress",
     "RaftAppend",
     "RaftAppended",
-    "RaftSnapshot",
     "RaftTimeout",
     "RaftVote",
     "RaftVoted",

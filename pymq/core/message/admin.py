@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.core.metadata.nodes import (
-    ClusterDescription,
-    Loss,
-    ProducerIds,
-    TopicDescription,
-    TopicMetadata,
-)
+from pymq.core.metadata.descriptions import ClusterDescription, TopicDescription, TopicMetadata
+from pymq.core.metadata.nodes import Loss, ProducerIds
 from pymq.core.types import AckMode
 from pymq.core.values import value
 from pymq.errors import PymqError

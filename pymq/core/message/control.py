@@ -279,7 +279,7 @@ class DescribePartitions:
 
 @value
 class PartitionReport:
-    """The state of a partition that only its leader knows."""
+    """The state of a partition as its leader, or another replica, reports it."""
 
     topic: str
     partition: str
@@ -289,6 +289,7 @@ class PartitionReport:
     size: int
     in_sync: tuple[str, ...] = ()
     problem: str | None = None
+    leads: bool = True  # whether the broker that reports leads the partition
 
 
 @value

@@ -7,6 +7,8 @@ from pymq.errors import PymqError
 
 Range = tuple[int, int]  # offsets from the first up to, not including, the second
 
+ERROR_MAX = 200  # bytes of UTF-8 that a member may say about records that it returns
+
 
 @value
 class Join:
@@ -92,6 +94,7 @@ class Lease:
     end: int
     delivery_count: int
     dead: bool = False  # delivered too often: move it to the dead-letter topic, then acknowledge
+    error: str = ""  # why a member has returned the records, if one did; see Settle.errors
 
 
 @value
@@ -116,6 +119,9 @@ class Settle:
     renewals: tuple[tuple[str, Range], ...] = ()  # still in work: their leases start anew
     unread: tuple[tuple[str, Range], ...] = ()  # returned, as if never delivered
     durable: bool = False  # answer when this and all before it survives a power cut
+    # why the records of *nacks* were returned, in their order; no entry or "" says nothing. At most
+    # ERROR_MAX bytes of UTF-8 each
+    errors: tuple[str, ...] = ()
 
 
 @value
@@ -204,7 +210,7 @@ class GroupMember:
     member: str
     topic: str
     partitions: tuple[str, ...]
-    source: str = ""  # the machine that sends its messages
+    source: str = ""  # name of the client machine that sends its messages
     assignor: str = ""
     ack_wait_ms: int = 0
     max_deliver: int = 0

@@ -111,6 +111,26 @@ class OffsetFound:
     error: PymqError | None = None
 
 
+@value
+class CancelDelayed:
+    """Cancel a delayed record, by the offset at which it was sent; the leader does it."""
+
+    id: int
+    topic: str
+    partition: str
+    offset: int
+    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
+
+
+@value
+class Cancelled:
+    """The record will not be delivered; or it is due already, and *is_cancelled* is false."""
+
+    id: int
+    is_cancelled: bool = False
+    error: PymqError | None = None
+
+
 class Piece(NamedTuple):
     """One batch of a topic, by its place."""
 
@@ -159,6 +179,8 @@ RecordMessage = (
     | Fetched
     | FindOffset
     | OffsetFound
+    | CancelDelayed
+    | Cancelled
     | Copy
     | Copied
 )

@@ -67,7 +67,6 @@ class RaftAppend:
     prev_epoch: int
     commit: int
     data: bytes = b""  # consecutive batches; empty for a probe or a new *commit*
-    round: int = 0  # of a read index that waits for an answer
     error: PymqError | None = None  # of reading the leader's disk; such a message is not sent
 
 
@@ -85,7 +84,6 @@ class RaftAppended:
     end: int = 0
     commit: int = 0  # the follower's high watermark
     conflict: tuple[int, int] | None = None
-    round: int = 0
 
 
 @value
@@ -118,26 +116,8 @@ class RaftTimeout:
     epoch: int
 
 
-@value
-class RaftSnapshot:
-    """InstallSnapshot: the state before *end*, for a follower that is behind the log's start."""
-
-    block: BlockId
-    epoch: int
-    end: int
-    last_epoch: int
-    data: bytes
-
-
 Replication = (
-    RaftAppend
-    | RaftAppended
-    | RaftVote
-    | RaftVoted
-    | RaftTimeout
-    | RaftSnapshot
-    | ReplicaFetch
-    | ReplicaFetched
+    RaftAppend | RaftAppended | RaftVote | RaftVoted | RaftTimeout | ReplicaFetch | ReplicaFetched
 )
 
 ReplicaMessage = Ping | Replication

@@ -1,9 +1,10 @@
-"""What a zkserver asks of its coordinator backend, and what comes back, as plain values.
+"""Requests to a coordinator backend and their answers, as plain values.
 
-The backend is a small tree of nodes with versions, kept in memory, in SQLite or in ZooKeeper. It is
-asked through :class:`Commit` and :class:`Load`, each with a tag that its answer carries, and it
-never blocks its caller: answers and watch events come back in order, as :data:`CoordEvent` values.
-A watch event is a hint and nothing more; whoever gets one reads again with the version.
+The backend is a small tree of nodes with versions, kept in memory, in SQLite or in ZooKeeper. The
+controller sends :class:`Commit` and :class:`Load`, each with a tag that the answer carries. The
+backend never blocks its caller: answers and watch events come back in order, as :data:`CoordEvent`
+values. A watch event is only a hint, after which the controller reads the node and its version
+again.
 
 Paths are absolute, ``/``-separated, without a trailing slash. A node's version starts at 0 when it
 is created and rises by one with each :class:`Put`. A node that is created again starts at 0 again.
@@ -17,16 +18,16 @@ from pymq.errors import PymqError
 
 @value
 class Create:
-    """Make a node; fails when it exists or when its parent does not."""
+    """Create a node; fails if it exists or its parent does not."""
 
     path: str
     data: bytes
-    ephemeral: bool = False  # goes away with the session that made it
+    ephemeral: bool = False  # removed with the session that created it
 
 
 @value
 class Put:
-    """Replace a node's data, but only while its version is *version*."""
+    """Replace a node's data if its version is *version*."""
 
     path: str
     data: bytes
@@ -35,7 +36,7 @@ class Put:
 
 @value
 class Delete:
-    """Remove a node without children, but only while its version is *version*."""
+    """Remove a node without children if its version is *version*."""
 
     path: str
     version: int
@@ -43,7 +44,7 @@ class Delete:
 
 @value
 class Check:
-    """Change nothing, but fail the whole commit unless the node's version is *version*."""
+    """Fail the whole commit unless the node's version is *version*."""
 
     path: str
     version: int
@@ -54,7 +55,7 @@ Op = Create | Put | Delete | Check
 
 @value
 class Commit:
-    """Do all of *ops* in their order, or none of them."""
+    """Do all of *ops* in order, or none of them."""
 
     tag: int
     ops: tuple[Op, ...]
@@ -62,7 +63,7 @@ class Commit:
 
 @value
 class Load:
-    """Read *root* and everything below it, and report every later change below it."""
+    """Read *root* and all nodes below it, and watch them for changes."""
 
     tag: int
     root: str
@@ -73,7 +74,7 @@ CoordRequest = Commit | Load
 
 @value
 class Entry:
-    """A node as it was read."""
+    """A node that was read."""
 
     path: str
     data: bytes
@@ -83,7 +84,7 @@ class Entry:
 
 @value
 class Committed:
-    """The commit was done; *versions* holds the new version of each op's node (-1 once deleted)."""
+    """The commit succeeded; *versions* holds the new version of each op's node (-1 if deleted)."""
 
     tag: int
     versions: tuple[int, ...]
@@ -91,7 +92,7 @@ class Committed:
 
 @value
 class Conflicted:
-    """The commit was refused and changed nothing; *index* is the first op that did not hold."""
+    """The commit failed and changed nothing; *index* is the first op that failed."""
 
     tag: int
     index: int
@@ -100,14 +101,14 @@ class Conflicted:
 
 @value
 class Uncertain:
-    """The connection broke while the commit was under way: it was done whole, or never will be."""
+    """The connection broke during the commit: it was done in full, or never will be."""
 
     tag: int
 
 
 @value
 class Failed:
-    """The backend will not do it, and nothing has changed: *error* says what stands in the way."""
+    """The backend refused the request and changed nothing; *error* says why."""
 
     tag: int
     error: PymqError
@@ -123,24 +124,24 @@ class Loaded:
 
 @value
 class Changed:
-    """Something at *path* was created, changed or deleted. Only a hint: read it again."""
+    """The node at *path* was created, changed or deleted. A hint: read it again."""
 
     path: str
 
 
 @value
 class Suspended:
-    """The backend cannot be reached; until :class:`Resumed` nothing can be known or decided."""
+    """The backend cannot be reached; until :class:`Resumed` the controller decides nothing."""
 
 
 @value
 class Resumed:
-    """The backend is reachable again and the session has survived."""
+    """The backend can be reached again, in the same session."""
 
 
 @value
 class SessionExpired:
-    """The session is gone and its ephemeral nodes with it; *session* names the new one."""
+    """The session and its ephemeral nodes are gone; *session* is the new one."""
 
     session: str
 

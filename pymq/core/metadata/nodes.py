@@ -1,14 +1,13 @@
-"""What a zkserver knows, as nodes of the coordinator's tree, and the one codec for all of them.
+"""The nodes of the metadata tree and their codec, and the state that brokers get.
 
-Each node is an attrs class. It is stored as a CBOR map of its fields with a ``"v"`` for the
-format's version, so that any language can read the tree; whatever is read back is checked field by
-field.
+Each node is an attrs class, stored as a CBOR map of its fields with a ``"v"`` for the version of
+the format, so that any language can read the tree. The decoder checks each field.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -17,7 +16,7 @@ import attrs
 from pymq.core import cbor
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode, BlockId, check_topic_id
-from pymq.core.values import Factory, value
+from pymq.core.values import value
 from pymq.errors import ConfigError, CorruptMetadata, InvalidRequest
 
 VERSION = 1
@@ -32,14 +31,14 @@ class BrokerNode:
     endpoint: str = ""
     rack: str | None = None
     weight: int = 1
-    storage_id: str = ""  # a broker whose disk was wiped comes back with another one
-    incarnation: int = 0  # of its last registration; a broker that starts anew has a higher one
-    is_draining: bool = False  # decommissioned: it is given nothing new
+    storage_id: str = ""  # of its disk; a wiped disk has another one
+    incarnation: int = 0  # of its last registration; rises with each start
+    is_draining: bool = False  # decommissioned: no new blocks are placed on it
 
 
 @value
 class BrokerState:
-    """Alive: an ephemeral node that lives as long as its zkserver and the broker's heartbeats."""
+    """A live broker; ephemeral. It ends with its zkserver's session or the broker's heartbeats."""
 
     incarnation: int = 0
 
@@ -50,55 +49,55 @@ class ControllerNode:
 
     name: str
     endpoint: str = ""
-    claim: str = ""  # tells one take-over from another, when nobody knows whether it succeeded
+    claim: str = ""  # identifies the takeover, whose commit may have an unknown outcome
 
 
 @value
 class ControllerEpoch:
-    """Rises with each take-over; brokers refuse what carries an older one."""
+    """The controller epoch, which rises with each takeover; brokers refuse older ones."""
 
     epoch: int
 
 
 @value
 class TopicNode:
-    """A topic; one that is deleted and made again has another id."""
+    """A topic. One that is deleted and created again has another id."""
 
     name: str
     id: str
     next_index: int  # of the next partition
-    acks: AckMode  # what a new partition starts with
+    acks: AckMode  # of new partitions
     replicas: int
     config: TopicConfig
     version: int = 1  # rises with each change
-    # It is being made, or removed, in several commits: for everybody else it is not there.
+    # It is being created or deleted in several commits, and hidden from clients and brokers.
     is_hidden: bool = False
 
 
 @value
 class Wanted:
-    """How the next block of a partition is to be replicated; None: as before."""
+    """The replication of a partition's next block; None: as before."""
 
     acks: AckMode | None = None
-    replicas: tuple[str, ...] | None = None  # these and no others, the first is to lead
+    replicas: tuple[str, ...] | None = None  # exactly these; the first leads
     count: int | None = None
-    move_sealed: bool = False  # the sealed blocks are to be on *replicas*, too
+    move_sealed: bool = False  # move the sealed blocks to *replicas* too
 
 
 @value
 class Loss:
-    """A partition went on though records that were committed may be missing."""
+    """An unclean election: a partition continued although committed records may be missing."""
 
     block: int  # number of the block that was open
-    offset: int  # records at this offset and beyond may be lost; new ones take their offsets
+    offset: int  # records from this offset on may be lost; new ones reuse their offsets
     log_start: int  # the first offset that is kept
-    holder: str | None  # whose copy was taken for the whole; None: there was none
+    holder: str | None  # the broker whose copy was used; None: there was none
     at_ms: int  # wall clock
 
 
 @value
 class PartitionNode:
-    """A partition: which block is open, and how the next one is to be replicated."""
+    """A partition: its open block, and the replication of its next one."""
 
     name: str
     index: int  # in creation order, for hashing of keys
@@ -106,25 +105,25 @@ class PartitionNode:
     replicas: int
     next_block: int  # number of the block after the open one
     epoch: int  # leader epoch; rises with each leader and each block
-    ptp_offset: int = 0  # a hint; the truth is with the group coordinator
+    ptp_offset: int = 0  # a hint; the group coordinator has the committed offset
     version: int = 1  # rises with each change of the partition or of its blocks
-    leaving: tuple[str, ...] = ()  # brokers that host no block any more, and may still have files
-    wanted: Wanted | None = None  # what an administrator was promised, until the roll that does it
+    leaving: tuple[str, ...] = ()  # brokers that host no block of it now, and may still have files
+    wanted: Wanted | None = None  # an accepted request, until the roll that carries it out
     losses: tuple[Loss, ...] = ()  # the latest, oldest first
-    sealed_to: tuple[str, ...] = ()  # sealed blocks move to these brokers, until all have
+    sealed_to: tuple[str, ...] = ()  # brokers to which all sealed blocks are moving
 
 
 @value
 class Move:
-    """A sealed block changes one of its replicas for another one (the terms are KIP-455's)."""
+    """A sealed block replaces one of its replicas by another one (terms of KIP-455)."""
 
     adding: str  # one of the replicas; its copy is not whole yet
-    removing: str  # leaves in the commit in which the other one's copy counts
+    removing: str  # removed in the commit that counts the new copy
 
 
 @value
 class Interrupted:
-    """A replica that was in sync until its broker started anew: it lacks what it had not synced."""
+    """A replica that was in sync until its broker restarted; it may lack unsynced records."""
 
     broker: str
     at_ms: int  # wall clock
@@ -134,8 +133,8 @@ class Interrupted:
 class BlockNode:
     """A block; the open one has no end.
 
-    *in_sync* are, of the open block, the replicas that a fetch leader waits for, and of a sealed
-    one those that hold all of it.
+    *in_sync* are the replicas that a fetch leader waits for, and of a sealed block those that hold
+    all of it.
     """
 
     number: int
@@ -146,12 +145,12 @@ class BlockNode:
     leader: str | None
     replicas: tuple[str, ...]
     in_sync: tuple[str, ...]
-    # The storage id of each replica, in their order: a broker whose disk was replaced is another
-    # replica, which must neither vote nor be counted as the one before.
+    # The storage id of each replica, in their order. A broker whose disk was replaced is another
+    # replica, which must neither vote nor count as the earlier one.
     storages: tuple[str, ...] = ()
-    epochs: tuple[tuple[int, int], ...] = ()  # (epoch, where it begins), once sealed
-    past: bytes = b""  # of an open block with several replicas: what it is to know of producers
-    is_unclean: bool = False  # sealed without any replica that was known to hold all of it
+    epochs: tuple[tuple[int, int], ...] = ()  # (epoch, first offset), once sealed
+    past: bytes = b""  # of an open block with several replicas: the producer state at its start
+    is_unclean: bool = False  # sealed without a replica that was known to hold all of it
     size: int = 0  # bytes, once sealed
     max_timestamp: int = -1  # of its records, once sealed
     opened_ms: int = 0  # wall clock
@@ -165,7 +164,7 @@ class BlockNode:
 
     @property
     def wanted_copies(self) -> int:
-        """How many copies there are to be; one that a move is about to make is none more."""
+        """The intended number of copies; the extra replica of a move does not count."""
         return len(self.replicas) - (self.move is not None)
 
 
@@ -181,7 +180,7 @@ class ReplicaNode:
 
 @value
 class DeletedNode:
-    """A topic that was deleted, until every broker that had some of it has confirmed."""
+    """A deleted topic, until every broker that had some of it has confirmed."""
 
     topic: str
     id: str
@@ -190,7 +189,7 @@ class DeletedNode:
 
 @value
 class SubscriptionNode:
-    """Who consumes a topic, and how."""
+    """The subscription of a group or a reader to a topic."""
 
     name: str
     topic: str
@@ -201,24 +200,24 @@ class SubscriptionNode:
 
 @value
 class ProducerNode:
-    """A named producer's epoch; the latest one fences all before it."""
+    """The epoch of a named producer; it fences all earlier ones."""
 
     name: str
     epoch: int
-    run: str = ""  # of the latest; those with the same share its epoch
-    id: int = -1  # random; -1: the name is of before ids were given out, and hashed to one
+    run: str = ""  # of the latest producer; those with the same run share its epoch
+    id: int = -1  # random; -1: the name is older than random ids, and its id is a hash of it
 
 
 @value
 class SecretNode:
-    """What only brokers and zkservers know: the grants of producers' ids are made with it."""
+    """The secret of brokers and zkservers that seals the grants of producer ids."""
 
     secret: bytes
 
 
 @value
 class ProducerIds:
-    """*count* ids of producers from *first* on, an epoch (its upper half), and the grant."""
+    """*count* producer ids from *first* on, the upper half of an epoch, and the grant."""
 
     first: int
     count: int
@@ -244,7 +243,7 @@ N = TypeVar("N")
 
 
 def encode_node(node: Node) -> bytes:
-    """Pack a node for the coordinator."""
+    """Encode a node of the metadata tree."""
     return cbor.dumps({"v": VERSION, **_plain(node)})
 
 
@@ -252,7 +251,7 @@ def decode_node(cls: type[N], data: bytes) -> N:
     """Unpack a node of class *cls*.
 
     Raises:
-        CorruptMetadata: it is not one, or a newer pymq wrote it.
+        CorruptMetadata: *data* is no such node, or a newer pymq wrote it.
     """
     try:
         fields = cbor.loads(data)
@@ -263,7 +262,7 @@ def decode_node(cls: type[N], data: bytes) -> N:
     node = _typed(cls, fields)
     if isinstance(node, (TopicNode, DeletedNode)):
         try:
-            check_topic_id(node.id)  # It becomes the name of a folder.
+            check_topic_id(node.id)  # It names a folder.
         except InvalidRequest as error:
             raise CorruptMetadata(f"{cls.__name__}: {error.message}") from None
     return node
@@ -273,7 +272,7 @@ _SCALARS = frozenset({str, int, bool, bytes, float, type(None)})
 
 
 def _plain(item: Any) -> Any:
-    if type(item) in _SCALARS:  # Nearly all of them are.
+    if type(item) in _SCALARS:  # the most frequent case
         return item
     if isinstance(item, tuple):
         return [_plain(part) for part in item]
@@ -320,7 +319,7 @@ def _readers(cls: type) -> dict[str, Callable[[Any], Any]]:
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """What turns plain data into what the type *hint* says, or raises :class:`TypeError`."""
+    """Return a function that converts plain data to the type *hint*, or raises TypeError."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         known = next(part for part in get_args(hint) if part is not type(None))
@@ -356,12 +355,12 @@ def _plainly(cls: type, found: Any) -> Any:
     return found
 
 
-# --- what brokers and clients are told ----------------------------------------------------------
+# --- the state for brokers ----------------------------------------------------------------------
 
 
 @value
 class PartitionState:
-    """All that a broker must know of a partition that it hosts."""
+    """The state of a partition for the brokers that host it."""
 
     topic: str
     topic_id: str
@@ -373,127 +372,11 @@ class PartitionState:
     config: TopicConfig
     blocks: tuple[BlockNode, ...]  # in order; the last one is open
     siblings: int = 1  # partitions of the topic, this one included
-    version: int = 0  # rises with each change; of two states of a topic id, the higher one holds
-    earlier: int = 0  # blocks that lie before these, and were told in messages before (as parts)
+    version: int = (
+        0  # rises with each change; of two states of one topic id the higher one is valid
+    )
+    earlier: int = 0  # blocks before these, sent in earlier messages (as chunks)
 
     def block_id(self, block: BlockNode) -> BlockId:
-        """The name of one of the blocks towards a store."""
+        """Return the id of one of the blocks in a store."""
         return BlockId(self.topic_id, self.index, block.number)
-
-
-@value
-class PartitionLeader:
-    """Where a partition is to be produced to; the leader is None while there is none."""
-
-    partition: str
-    index: int
-    acks: AckMode
-    epoch: int
-    leader: str | None
-    endpoint: str | None
-    replicas: tuple[str, ...] = ()  # live brokers to read from, the most complete first
-
-
-@value
-class BrokerPlace:
-    """Where a live broker is."""
-
-    name: str
-    endpoint: str
-    rack: str | None = None
-
-
-@value
-class TopicMetadata:
-    """A topic as clients need it."""
-
-    topic: str
-    topic_id: str
-    config: TopicConfig
-    partitions: tuple[PartitionLeader, ...]  # in creation order
-    brokers: tuple[BrokerPlace, ...] = ()  # the live ones that the partitions name
-
-
-@value
-class BlockDescription:
-    """A block as ``describe_topic`` shows it; *end_offset* is None while it is open."""
-
-    name: str
-    start_offset: int
-    end_offset: int | None
-    epoch: int
-    acks: AckMode
-    leader: str | None
-    replicas: tuple[str, ...]
-    size_bytes: int
-    number: int = 0  # counts the blocks of the partition, those that are gone included
-    in_sync: tuple[str, ...] = ()  # replicas that hold all of it, or, while it is open, keep up
-    opened_ms: int = 0  # wall clock
-    max_timestamp_ms: int = -1  # of its records; -1 while it is open or empty
-    is_unclean: bool = False  # sealed without any replica that was known to hold all of it
-
-
-@value
-class PartitionDescription:
-    """A partition as ``describe_topic`` shows it."""
-
-    name: str
-    index: int
-    acks: AckMode
-    leader: str | None
-    epoch: int
-    replicas: tuple[str, ...]
-    in_sync: tuple[str, ...]
-    start_offset: int
-    end_offset: int
-    high_watermark: int
-    blocks: tuple[BlockDescription, ...]
-    problem: str | None = None  # why nobody leads it, or why its leader cannot write
-    losses: tuple[Loss, ...] = ()
-    offline: tuple[str, ...] = ()  # replicas whose broker is dead, or whose disk fails them
-    under_replicated: bool = False  # fewer replicas are in sync than it is to have
-
-    def unreadable(self, dead: Collection[str]) -> list[BlockDescription]:
-        """Sealed blocks that nobody holds but *dead* brokers; a leader says nothing of them."""
-        return [
-            block
-            for block in self.blocks
-            if block.end_offset is not None and all(broker in dead for broker in block.in_sync)
-        ]
-
-
-@value
-class TopicDescription:
-    """What ``describe_topic`` returns."""
-
-    name: str
-    config: TopicConfig
-    partitions: tuple[PartitionDescription, ...]
-
-
-@value
-class BrokerDescription:
-    """A broker as ``cluster`` shows it."""
-
-    name: str
-    endpoint: str
-    rack: str | None
-    alive: bool
-    leads: int  # partitions whose open block it leads
-    is_draining: bool = False
-    blocks: int = 0  # open and sealed ones that it is a replica of
-    kept_by: tuple[str, ...] = ()  # why it is not empty yet, if it is draining
-
-
-@value
-class ClusterDescription:
-    """What ``cluster`` returns."""
-
-    controller: str
-    controller_epoch: int
-    brokers: tuple[BrokerDescription, ...] = Factory(tuple)
-    topics: int = 0
-    partitions: int = 0
-    leaderless: tuple[str, ...] = ()  # "topic/partition"; ``describe_topic`` says why
-    under_replicated_blocks: int = 0  # sealed ones with fewer whole copies alive than replicas
-    moving_blocks: int = 0  # sealed ones of which a copy is being made for another broker

@@ -1,4 +1,4 @@
-"""What a topic can be told: its options, their defaults and their limits."""
+"""The options of a topic, with defaults and limits."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from pymq.errors import ConfigError
 
 FSYNC = ("always", "interval", "os")
 CLEANUP = ("delete", "compact")
-RECORD_MAX = 32 << 20  # bytes; the most that max_record_bytes can be
+RECORD_MAX = 32 << 20  # bytes; the upper limit of max_record_bytes
 
 
 @value
 class TopicConfig:
     """The options of a topic; None where an option depends on the partition's ack mode."""
 
-    block_bytes: int = 128 << 20  # a block is rolled when it has reached this size ...
-    block_ms: int = 7 * 24 * 3600 * 1000  # ... or this age
+    block_bytes: int = 128 << 20  # the size at which a block is rolled
+    block_ms: int = 7 * 24 * 3600 * 1000  # the age at which a block is rolled
     retention_bytes: int | None = None  # of one partition; None keeps everything
-    retention_ms: int | None = None  # blocks whose newest record is older go
+    retention_ms: int | None = None  # removes blocks whose newest record is older
     cleanup_policy: str = "delete"  # or "compact": keep the last record of each key
     max_record_bytes: int = 1 << 20  # key, value and headers together
     timestamp_after_max_ms: int | None = 3600 * 1000  # ahead of the broker's clock; None: any
-    min_in_sync: int = 1  # fewer, and producers that wait for all in sync are refused
-    unclean_election: bool = False  # go on without records that may have been acknowledged
+    min_in_sync: int = 1  # with fewer, produces that wait for all in-sync replicas fail
+    unclean_election: bool = False  # continue without records that may have been acknowledged
     fsync: str | None = None  # of ack modes 1 and 0, None is "interval"; raft always syncs
     fsync_interval_ms: int = 1000  # of fsync="interval"
-    tombstone_ms: int = 24 * 3600 * 1000  # how long compaction keeps a deletion visible
-    producer_expire_ms: int = 24 * 3600 * 1000  # of silence; then a roll forgets who has no name
+    tombstone_ms: int = 24 * 3600 * 1000  # how long compaction keeps a tombstone
+    producer_expire_ms: int = (
+        24 * 3600 * 1000
+    )  # idle time after which a roll drops unnamed producers
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Read options as users give them.
+        """Read options from a user.
 
         Raises:
             ConfigError: an option is unknown, of a wrong type or out of its range.
@@ -44,7 +46,7 @@ class TopicConfig:
         return cls().altered(options)
 
     def altered(self, options: Mapping[str, Any]) -> Self:
-        """Return these options with some of them changed; errors as for :meth:`of`."""
+        """Return these options with some changed; raises as :meth:`of`."""
         check_options(options, (field.name for field in attrs.fields(type(self))))
         changed = attrs.evolve(self, **options)
         changed._check()
@@ -68,26 +70,26 @@ class TopicConfig:
             raise ConfigError(f"unclean_election={self.unclean_election!r} must be True or False")
 
     def sync_policy(self, acks: AckMode) -> str:
-        """When an append becomes durable: ``always``, ``interval`` or ``os``.
+        """Return when appends are synced: ``always``, ``interval`` or ``os``.
 
-        With ``raft`` always: a replica that forgets what it has voted on breaks the promises of all
-        (Raft, section 5.2), so there is no option by which -1 means less.
+        With ``raft`` it is ``always``: a replica that loses its vote breaks the guarantees of the
+        whole group (Raft, section 5.2), so no option weakens -1.
         """
         if acks is AckMode.RAFT:
             return "always"
         return self.fsync if self.fsync is not None else "interval"
 
     def __getitem__(self, name: str) -> Any:
-        """An option by its name, as in a dictionary."""
+        """Return an option by its name, as in a dictionary."""
         return self.to_dict()[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as plain values."""
+        """Return the options as plain values."""
         return attrs.asdict(self)
 
 
 def check_options(given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse what is not known, with the name that was probably meant.
+    """Refuse unknown options; the error suggests a similar name.
 
     Raises:
         ConfigError: an option of *given* is not among *known*.
@@ -95,7 +97,7 @@ def check_options(given: Iterable[str], known: Iterable[str]) -> None:
     names = list(known)
     for name in given:
         if name not in names:
-            import difflib  # only now: it takes a while, and few mistype
+            import difflib  # on demand: it is slow to import and rarely needed
 
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ready": ("The node answers from now on", ("node", "endpoint", "pid", "http", "descriptors")),
     "stopped": ("It has ended in order", ("node", "endpoint", "pid", "http")),
-    "failed": ("It cannot go on", ("node", "endpoint", "pid", "http", "code", "why")),
+    "failed": ("It cannot continue", ("node", "endpoint", "pid", "http", "code", "why")),
     "few_descriptors": (
         "The operating system lets it have few files and sockets open",
         ("limit", "wanted"),
@@ -49,7 +49,7 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("topic", "partition", "leader", "before", "epoch"),
     ),
     "unclean_election": (
-        "A partition goes on although committed records may be missing",
+        "A partition continues although committed records may be missing",
         ("topic", "partition", "end"),
     ),
     "replica_offline": (

@@ -23,7 +23,7 @@ class Spec(NamedTuple):
 
 
 BROKER = {
-    "pymq_messages_in_total": Spec(COUNTER, TOPIC, "Records that were taken in from producers"),
+    "pymq_messages_in_total": Spec(COUNTER, TOPIC, "Records appended for producers"),
     "pymq_bytes_in_total": Spec(COUNTER, TOPIC, "Bytes of their batches"),
     "pymq_bytes_out_total": Spec(COUNTER, TOPIC, "Bytes of batches that were read by clients"),
     "pymq_replication_bytes_in_total": Spec(COUNTER, (), "Bytes of batches from other brokers"),
@@ -56,6 +56,9 @@ BROKER = {
         GAUGE, GROUP, "Offsets from there to the high watermark, as far as members have told"
     ),
     "pymq_group_in_flight": Spec(GAUGE, GROUP, "Records that are leased and not acknowledged"),
+    "pymq_delayed_records": Spec(
+        GAUGE, (), "Delayed records that are not due yet, of the partitions that the broker leads"
+    ),
     "pymq_fetches_waiting": Spec(
         GAUGE, (), "Fetches that wait until there is room for what they would be answered"
     ),
@@ -72,7 +75,7 @@ ZKSERVER = {
     "pymq_topics": Spec(GAUGE, (), "Topics, internal ones included; by the active one"),
     "pymq_partitions": Spec(GAUGE, (), "Their partitions; by the active one"),
     "pymq_offline_partitions": Spec(
-        GAUGE, (), "Partitions that nobody can lead; by the active one"
+        GAUGE, (), "Partitions without a leader; from the active zkserver"
     ),
     "pymq_offline_replicas": Spec(
         GAUGE,
@@ -126,13 +129,17 @@ NODE = {
     "pymq_refused_total": Spec(COUNTER, (), "Requests that the policy refused"),
     "pymq_idle_seconds_total": Spec(COUNTER, (), "Time in which the loop had nothing to do"),
     "pymq_events_total": Spec(COUNTER, ("event",), "What has happened; see the log of events"),
-    "pymq_info": Spec(GAUGE, ("node", "kind", "version"), "Always 1; says who this is"),
+    "pymq_info": Spec(
+        GAUGE,
+        ("node", "kind", "version"),
+        "Always 1; name, role and version of the node are its labels",
+    ),
     "process_cpu_seconds_total": Spec(COUNTER, (), "Processor time of the process"),
     "process_resident_memory_bytes": Spec(GAUGE, (), "Memory of the process"),
     "process_start_time_seconds": Spec(GAUGE, (), "When it started, in seconds since 1970"),
     "process_open_fds": Spec(GAUGE, (), "Files and sockets that the process has open"),
     "process_max_fds": Spec(
-        GAUGE, (), "Files and sockets that it may have open, but for those kept back for files"
+        GAUGE, (), "Limit of open files and sockets, without those reserved for files"
     ),
 }
 
@@ -149,6 +156,9 @@ CLIENT = {
     "pymq_producers": Spec(GAUGE, (), "Producers that are open"),
     "pymq_consumers": Spec(GAUGE, (), "Consumers that are open"),
     "pymq_consumer_records_total": Spec(COUNTER, (), "Records that were handed to consumers"),
+    "pymq_consumer_expired_total": Spec(
+        COUNTER, (), "Records that consumers did not hand out because of their expiry"
+    ),
 }
 
 METRICS: dict[str, Spec] = {**BROKER, **ZKSERVER, **NODE, **CLIENT}

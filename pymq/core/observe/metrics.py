@@ -50,7 +50,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many durations were counted."""
+        """The number of counted durations."""
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:

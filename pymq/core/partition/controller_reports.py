@@ -3,42 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from pymq.core.message import BecomeLeader, Message, Progress, Seal, Sealed
-from pymq.core.metadata.nodes import PartitionState
+from pymq.core.message import BecomeLeader, Progress, Seal, Sealed
 from pymq.core.observe.coverage import mark
+from pymq.core.partition.context import PartitionContext
 from pymq.core.partition.maintenance import ASK_RETRY_MS
-from pymq.core.repair.partition_repairs import PartitionRepairs
-from pymq.core.types import NEVER, TopicPartition
+from pymq.core.types import NEVER
 from pymq.errors import PymqError
-
-
-class ReportedReplica(Protocol):
-    """The partition, as far as its reports need it."""
-
-    name: TopicPartition
-    state: PartitionState
-
-    @property
-    def elected(self) -> int | None:
-        """The epoch for which the replica here was elected, while it leads."""
-        ...
-
-
-class ControllerReportsHost(Protocol):
-    """The broker, as far as reports need it."""
-
-    incarnation: int
-
-    @property
-    def me(self) -> str:
-        """The name of this broker."""
-        ...
-
-    def tell_controller(self, message: Message) -> None:
-        """Send something to the active zkserver."""
-        ...
 
 
 class ControllerReports:
@@ -46,12 +17,10 @@ class ControllerReports:
 
     __slots__ = ("_host", "_partition", "_repairs", "deadline")
 
-    def __init__(
-        self, partition: ReportedReplica, repairs: PartitionRepairs, host: ControllerReportsHost
-    ) -> None:
+    def __init__(self, partition: PartitionContext) -> None:
         self._partition = partition
-        self._repairs = repairs
-        self._host = host
+        self._repairs = partition.blocks.repairs
+        self._host = partition.host
         self.deadline = NEVER
 
     def stop(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Protocol
 
 import attrs
 
@@ -14,16 +13,14 @@ from pymq.core.message import (
     Fetch,
     Fetched,
     FindOffset,
-    Message,
     OffsetFound,
 )
-from pymq.core.metadata.nodes import BlockNode, PartitionState
+from pymq.core.metadata.nodes import PartitionState
 from pymq.core.observe.coverage import mark
-from pymq.core.partition.fetch_limits import AGAIN_MS
-from pymq.core.partition.open_block import OpenBlock
-from pymq.core.partition.pending_fetches import PendingFetches, WaitingRoom
-from pymq.core.ready import FindTime, Read, Ready, TimeFound
-from pymq.core.types import TopicPartition
+from pymq.core.partition.context import PartitionContext
+from pymq.core.pending.fetch_limits import AGAIN_MS
+from pymq.core.pending.pending_fetches import PendingFetches
+from pymq.core.ready import FindTime, Read, TimeFound
 from pymq.errors import (
     CorruptBatch,
     NotLeader,
@@ -34,72 +31,17 @@ from pymq.errors import (
 )
 
 
-class ReadableReplica(Protocol):
-    """The partition, as far as fetch requests need it."""
-
-    name: TopicPartition
-    state: PartitionState
-    problem: PymqError | None
-    opened: OpenBlock
-
-    @property
-    def me(self) -> str:
-        """The broker's name."""
-        ...
-
-    @property
-    def leads(self) -> bool:
-        """Whether the replica here leads."""
-        ...
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether recovery has ended: it has found the log's end, or has failed for good."""
-        ...
-
-    def has(self, block: BlockNode) -> bool:
-        """Whether the copy of a sealed block here is complete."""
-        ...
-
-    def damage(self, block: BlockNode) -> PymqError | None:
-        """Why the copy of a sealed block that is here cannot be read, if so."""
-        ...
-
-
-class FetchHost(Protocol):
-    """The broker, as far as fetch requests need it."""
-
-    waiting: WaitingRoom  # of all partitions
-
-    @property
-    def out(self) -> Ready:
-        """The broker's :class:`Ready` of this turn."""
-        ...
-
-    def reply(self, source: str, message: Message, now: int) -> None:
-        """Send an answer."""
-        ...
-
-    def admit(self, source: str, m: Fetch, now: int) -> int:
-        """Return the bytes that may be read for a fetch now; 0 if it waits or was refused."""
-        ...
-
-    def owner(self, source: str) -> tuple[str, str]:
-        """The account and the connection of the machine *source*."""
-        ...
-
-
 class FetchHandler:
     """Answers the fetches of one partition on one broker."""
 
-    __slots__ = ("_host", "_partition", "_starts", "_times", "_waits")
+    __slots__ = ("_host", "_partition", "_starts", "_times", "waits")
 
-    def __init__(self, partition: ReadableReplica, host: FetchHost) -> None:
+    def __init__(self, partition: PartitionContext) -> None:
         self._partition = partition
-        self._host = host
-        self._waits = PendingFetches(host.waiting)
+        self._host = partition.host
+        self.waits = PendingFetches(partition.host.waiting)
         # searches by token, with the sealed block that is searched
-        self._times: dict[int, tuple[str, FindOffset, int | None]] = {}
+        self._times: dict[int, tuple[str, FindOffset, int | None]] | None = None
         self._starts: list[int] = []  # of the blocks
 
     def adopt(self, state: PartitionState) -> None:
@@ -132,7 +74,7 @@ class FetchHandler:
             mark("serving.end_not_known")
             self._wait(source, m, now)
             return
-        start, high = self.log_start, partition.opened.high_watermark
+        start, high = self.log_start, partition.opened.offsets.high_watermark
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
         if not self._is_answered(source, m, offset, now):
             # END means the end at the time of the request, however long the fetch waits.
@@ -146,7 +88,7 @@ class FetchHandler:
         nothing and its own high watermark, and the reader asks another replica.
         """
         opened = self._partition.opened
-        start, high = self.log_start, opened.readable_end
+        start, high = self.log_start, opened.offsets.readable_end
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
         if m.offset == BEGIN and m.max_bytes <= 0:
             # The log's start is in the metadata.
@@ -173,7 +115,7 @@ class FetchHandler:
         return None if partition.problem is None else partition.opened.refusal(partition.problem)
 
     def _out_of_range(self, m: Fetch) -> OffsetOutOfRange:
-        start, high = self.log_start, self._partition.opened.high_watermark
+        start, high = self.log_start, self._partition.opened.offsets.high_watermark
         return OffsetOutOfRange(
             f"{self._partition.name} holds offsets {start} to {high}, not {m.offset}",
             log_start=start,
@@ -183,9 +125,9 @@ class FetchHandler:
     def _is_answered(self, source: str, m: Fetch, offset: int, now: int) -> bool:
         """Answer a fetch if it has data or an error; returns whether it was answered."""
         partition = self._partition
-        start, high = self.log_start, partition.opened.high_watermark
+        start, high = self.log_start, partition.opened.offsets.high_watermark
         error = self._unreadable(m.offset, offset)
-        if error is None and not start <= offset <= max(high, partition.opened.end):
+        if error is None and not start <= offset <= max(high, partition.opened.offsets.end):
             mark("serving.out_of_range")
             error = self._out_of_range(m)
         if error is not None:
@@ -210,10 +152,10 @@ class FetchHandler:
         if offset < self.log_start:
             return None  # No replica holds the block: a different error.
         block = partition.state.blocks[bisect_right(self._starts, offset) - 1]
-        if partition.has(block):
+        if partition.blocks.has(block):
             return None
         others = [name for name in block.in_sync if name != partition.me]
-        if not others and (damage := partition.damage(block)) is not None:
+        if not others and (damage := partition.blocks.repairs.problem(block.number)) is not None:
             mark("serving.damaged")
             return damage  # No replica has a sound copy.
         mark("serving.not_here")
@@ -237,7 +179,7 @@ class FetchHandler:
     def _answer(self, m: Fetch, offset: int, error: PymqError | None = None) -> Fetched:
         partition, opened = self._partition, self._partition.opened
         is_follower = m.any_replica and not partition.leads
-        high = opened.readable_end if is_follower else opened.high_watermark
+        high = opened.offsets.readable_end if is_follower else opened.offsets.high_watermark
         unkeyed: tuple[tuple[int, int], ...] = ()
         if m.max_bytes <= 0 and error is None and opened.log is not None:
             unkeyed = opened.log.unkeyed.below(high)
@@ -268,11 +210,6 @@ class FetchHandler:
 
     # --- waiting --------------------------------------------------------------------------------
 
-    @property
-    def deadline(self) -> int:
-        """When the first waiting fetch times out."""
-        return self._waits.deadline
-
     def _wait(self, source: str, m: Fetch, now: int) -> None:
         """Let a fetch wait. If its connection has too many, the oldest is answered with nothing.
 
@@ -285,7 +222,7 @@ class FetchHandler:
             error = QuotaExceeded(why, retry_ms=AGAIN_MS)
             self._host.reply(source, self._answer(m, m.offset, error), now)
             return
-        oldest = self._waits.add(source, account, connection, m, now)
+        oldest = self.waits.add(source, account, connection, m, now)
         if oldest is not None:
             mark("serving.too_many_wait")
             self._answer_empty(*oldest, now)
@@ -295,7 +232,7 @@ class FetchHandler:
 
         This runs with each append, so it goes through the fetches only if one may be answered.
         """
-        if not self._waits or self._all_go_on_waiting:
+        if not self.waits.waiting or self._all_go_on_waiting:
             return
 
         def is_served(source: str, m: Fetch) -> bool:
@@ -311,41 +248,41 @@ class FetchHandler:
                 return True
             return self._is_answered(source, m, m.offset, now)
 
-        self._waits.serve(is_served)
+        self.waits.serve(is_served)
 
     @property
     def _all_go_on_waiting(self) -> bool:
         """Whether no waiting fetch can have new data, judged by the bounds of all of them."""
-        partition, opened, waits = self._partition, self._partition.opened, self._waits
+        partition, opened, waits = self._partition, self._partition.opened, self.waits
         if not partition.leads:
-            read_to = opened.readable_end
+            read_to = opened.offsets.readable_end
             return not waits.is_any_plain and opened.is_in_touch and waits.lowest >= read_to
-        high = opened.high_watermark
+        high = opened.offsets.high_watermark
         return (
             partition.is_settled
             and partition.problem is None
             and waits.lowest >= max(high, self.open_start)
-            and waits.highest <= max(high, opened.end)
+            and waits.highest <= max(high, opened.offsets.end)
         )
 
     def _is_news(self, m: Fetch) -> bool:
         """Whether a follower has more for a waiting reader than before."""
         opened = self._partition.opened
-        return opened.readable_end > m.offset or not opened.is_in_touch
+        return opened.offsets.readable_end > m.offset or not opened.is_in_touch
 
     def tick(self, now: int) -> None:
         """Answer the fetches that have timed out."""
-        for source, m in self._waits.over(now):
+        for source, m in self.waits.over(now):
             self._answer_empty(source, m, now)
 
     def close(self) -> None:
         """Answer all waiting fetches: the partition leaves this broker."""
-        self._waits.clear()
+        self.waits.clear()
 
     def _is_early(self, m: Fetch) -> bool:
         """Whether *m* needs the log's end from a leader that does not know it yet."""
         partition = self._partition
-        return m.offset == END and partition.leads and not partition.opened.knows_end
+        return m.offset == END and partition.leads and not partition.opened.offsets.knows_end
 
     def _answer_empty(self, source: str, m: Fetch, now: int) -> None:
         if self._is_early(m) and not m.any_replica:
@@ -353,7 +290,7 @@ class FetchHandler:
             error = ReplicaNotAvailable(f"{why}; try again")
             self._host.reply(source, self._answer(m, -1, error), now)
             return
-        offset = m.offset if m.offset >= 0 else self._partition.opened.high_watermark
+        offset = m.offset if m.offset >= 0 else self._partition.opened.offsets.high_watermark
         self._host.reply(source, self._answer(m, offset), now)
 
     # --- times ----------------------------------------------------------------------------------
@@ -378,18 +315,22 @@ class FetchHandler:
                     self._host.reply(source, OffsetFound(m.id, -1, error), now)
                     return False
                 is_open = block.end is None
+                self._times = self._times or {}
                 self._times[token] = (source, m, None if is_open else block.number)
-                end = partition.opened.high_watermark if block.end is None else block.end
+                end = partition.opened.offsets.high_watermark if block.end is None else block.end
                 name = state.block_id(block)
                 self._host.out.ask.append(FindTime(name, end, m.timestamp_ms, token))
                 return True
         problem = partition.problem
         error = None if problem is None else partition.opened.refusal(problem)
-        self._host.reply(source, OffsetFound(m.id, partition.opened.high_watermark, error), now)
+        self._host.reply(
+            source, OffsetFound(m.id, partition.opened.offsets.high_watermark, error), now
+        )
         return False
 
     def found(self, m: TimeFound, now: int) -> bool:
         """Take in the search of one block; returns whether the store searches the next one."""
+        assert self._times is not None
         source, request, number = self._times.pop(m.token)
         error = as_told(m.error) if m.error is not None else None
         if isinstance(error, CorruptBatch):
@@ -400,6 +341,6 @@ class FetchHandler:
         if m.offset is None and error is None and number is not None:
             # Its newest record may be gone: truncated, or compacted.
             return self._search(source, request, now, m.token, number)
-        offset = self._partition.opened.high_watermark if m.offset is None else m.offset
+        offset = self._partition.opened.offsets.high_watermark if m.offset is None else m.offset
         self._host.reply(source, OffsetFound(request.id, offset, error), now)
         return False

@@ -6,11 +6,12 @@ from typing import Protocol
 
 from pymq.core.block.replicator import ReplicaHost, ReplicationConfig
 from pymq.core.message import Fetch, Message
-from pymq.core.partition.pending_fetches import WaitingRoom
+from pymq.core.pending.pending_fetches import WaitingRoom
+from pymq.core.pending.pending_produces import DelayedAppended
 from pymq.core.ready import Ready
 from pymq.core.repair.repair_scheduler import RepairScheduler
 from pymq.core.repair.repair_throttle import RepairThrottle
-from pymq.core.types import BlockId, Rng
+from pymq.core.types import BlockId, Rng, TopicPartition
 
 
 class Home(ReplicaHost, Protocol):
@@ -29,6 +30,10 @@ class Home(ReplicaHost, Protocol):
 
     def reply(self, source: str, message: Message, now: int) -> None:
         """Send an answer."""
+        ...
+
+    def delayed(self, name: TopicPartition, news: DelayedAppended, now: int) -> None:
+        """Take in that a batch with delayed records is committed."""
         ...
 
     def admit(self, source: str, m: Fetch, now: int) -> int:

@@ -21,13 +21,13 @@ from pymq.core.repair.partition_repairs import PartitionRepairs
 class LocalBlocks:
     """The blocks of one partition that this broker holds or has to complete."""
 
-    __slots__ = ("_host", "_make_replicator", "_near", "repairs")
+    __slots__ = ("_host", "_make_replicator", "host", "repairs")
 
     def __init__(self, host: Home, make_replicator: ReplicatorFactory) -> None:
         self._host = host
-        self._near = PartitionHost(host)  # the same host, for the replicators
+        self.host = PartitionHost(host)  # the broker, as the replicators see it
         self._make_replicator = make_replicator
-        self.repairs = PartitionRepairs(self._near)  # of the sealed ones
+        self.repairs = PartitionRepairs(self.host)  # of the sealed ones
 
     def holds(self, block: BlockNode) -> bool:
         """Whether a block is assigned to this broker, and to the disk that it has now."""
@@ -49,14 +49,19 @@ class LocalBlocks:
 
     def open(self, state: PartitionState, visible: int) -> OpenBlock:
         """Create the open block's replica; *visible* is the high watermark before it."""
-        return OpenBlock(state, self._near, self._make_replicator, self._knows, visible)
+        return OpenBlock(state, self.host, self._make_replicator, self._knows, visible)
 
-    def begin(self, state: PartitionState, unsealed: frozenset[int]) -> None:
-        """Start repairs of sealed blocks that are incomplete, or *unsealed* on the disk."""
+    def begin(self, state: PartitionState, opened: OpenBlock, unsealed: frozenset[int]) -> None:
+        """Start repairs of sealed blocks that are incomplete, or *unsealed* on the disk.
+
+        The open block is recovered if it may be here.
+        """
         for block in state.blocks[:-1]:
             if block.number in unsealed and self._host.me in block.replicas:
                 self.repairs.start(state, block, None)
         self.repairs.adopt(state)
+        if self.holds(opened.node):
+            opened.recover()
 
     def close(
         self, state: PartitionState, last: BlockNode, log: BlockLog, *, is_resting: bool

@@ -2,61 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 from pymq.core.block.retention import first_kept
-from pymq.core.message import BlockSizes, Message, RetireBlocks, RollWanted
-from pymq.core.metadata.nodes import BlockNode, PartitionState
+from pymq.core.block.sealing import SealState
+from pymq.core.message import BlockSizes, RetireBlocks, RollWanted
+from pymq.core.metadata.nodes import BlockNode
 from pymq.core.observe.coverage import mark
-from pymq.core.partition.open_block import OpenBlock
-from pymq.core.ready import Compact, Compacted, Ready
-from pymq.core.types import NEVER, BlockId, TopicPartition
-from pymq.errors import PymqError
+from pymq.core.partition.context import DelayBounds, PartitionContext
+from pymq.core.ready import Compact, Compacted
+from pymq.core.types import NEVER, BlockId
 
 RETENTION_CHECK_MS = 5_000
 # share of the bytes of sealed blocks that must be new before they are compacted again
 MIN_DIRTY = 0.5
 ASK_RETRY_MS = 1_000  # after which a request to the controller is sent again
-
-
-class MaintainedReplica(Protocol):
-    """The partition, as far as maintenance needs it."""
-
-    name: TopicPartition
-    state: PartitionState
-    problem: PymqError | None
-    opened: OpenBlock
-
-    @property
-    def me(self) -> str:
-        """The broker's name."""
-        ...
-
-    @property
-    def leads(self) -> bool:
-        """Whether the replica here leads."""
-        ...
-
-    def has(self, block: BlockNode) -> bool:
-        """Whether the copy of a sealed block here is complete."""
-        ...
-
-
-class MaintenanceHost(Protocol):
-    """The broker, as far as maintenance needs it."""
-
-    @property
-    def out(self) -> Ready:
-        """The broker's :class:`Ready` of this turn."""
-        ...
-
-    def wall_ms(self, now: int) -> int:
-        """The wall clock's milliseconds at the monotonic time *now*."""
-        ...
-
-    def tell_controller(self, message: Message) -> None:
-        """Send something to the active zkserver."""
-        ...
 
 
 class Maintenance:
@@ -72,10 +32,10 @@ class Maintenance:
         "roll_at",
     )
 
-    def __init__(self, partition: MaintainedReplica, host: MaintenanceHost, now: int) -> None:
+    def __init__(self, partition: PartitionContext, now: int) -> None:
         self.opened_ms = 0  # when the open block was created; 0: not known
         self._partition = partition
-        self._host = host
+        self._host = partition.host
         self._asked_at = -ASK_RETRY_MS
         # read after every write, so these two are attributes and no properties
         self.roll_at = NEVER
@@ -133,8 +93,12 @@ class Maintenance:
         is_lost = opened.has_lost_lead
         if not partition.leads and not opened.sealing.is_fenced and not is_lost:
             return
-        is_sealed = opened.is_sealed
-        if not is_sealed and not is_lost and (log.stable_size == 0 or opened.sealing.is_parking):
+        is_sealed = opened.sealing.state is SealState.SEALED or log.seal_end is not None
+        if (
+            not is_sealed
+            and not is_lost
+            and (log.stable_size == 0 or opened.sealing.request is not None)
+        ):
             return
         wall = self._host.wall_ms(now)
         age = wall - (self.opened_ms or wall)
@@ -161,6 +125,8 @@ class Maintenance:
         if config.retention_bytes is not None or config.retention_ms is not None:
             self.retention_at = now + RETENTION_CHECK_MS
             kept = first_kept(blocks, log.stable_size, config, self._host.wall_ms(now))
+            if partition.delays is not None:
+                kept = _keeping(partition.delays, blocks, kept)
             if kept > blocks[0].number and partition.leads:
                 mark("partition.retired")
                 retire = RetireBlocks(*partition.name, state.epoch, kept, state.topic_id)
@@ -172,8 +138,10 @@ class Maintenance:
         """Start compaction of the local sealed blocks, if enough of them is new."""
         partition, state = self._partition, self._partition.state
         sealed = state.blocks[:-1]
-        here = tuple(state.block_id(block) for block in sealed if partition.has(block))
-        if any(partition.me in block.replicas and not partition.has(block) for block in sealed):
+        here = tuple(state.block_id(block) for block in sealed if partition.blocks.has(block))
+        if any(
+            partition.me in block.replicas and not partition.blocks.has(block) for block in sealed
+        ):
             # On a follower, the block that was just sealed may need a short repair first.
             mark("upkeep.compact_in_part")
             self.retention_at = now + RETENTION_CHECK_MS
@@ -192,3 +160,12 @@ class Maintenance:
             sizes = tuple((block.number, size) for block, size in m.sizes)
             topic_id = self._partition.state.topic_id
             self._host.tell_controller(BlockSizes(*self._partition.name, sizes, topic_id))
+
+
+def _keeping(delays: DelayBounds, blocks: Sequence[BlockNode], kept: int) -> int:
+    """Return the number of the first block to keep; *kept*, unless delayed records are before."""
+    delays.wanted_from = next(block.start for block in blocks if block.number == kept)
+    return max(
+        (b.number for b in blocks if b.number <= kept and b.start <= delays.pending_from),
+        default=blocks[0].number,
+    )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from pymq.core.batch.batch_validation import check, check_produced, is_too_large
+from pymq.core.batch.header import CONTROL, DELAYED, DELAYED_COPY, NOTE
 from pymq.core.batch.record import EncodedBatch
-from pymq.core.message import GetSequence, Message, Produce, Produced, Sequence
-from pymq.core.metadata.nodes import PartitionState
+from pymq.core.message import GetSequence, Produce, Produced, Sequence
 from pymq.core.observe.coverage import mark
-from pymq.core.partition.open_block import OpenBlock
-from pymq.core.partition.pending_produces import PendingProduces
-from pymq.core.types import AckMode, TopicPartition
+from pymq.core.partition.context import PartitionContext
+from pymq.core.partition.open_block import ReplicaState
+from pymq.core.pending.pending_produces import DelayedAppended, PendingProduces, Waited
+from pymq.core.types import AckMode
 from pymq.errors import (
     CorruptBatch,
+    DelayLimitReached,
     DuplicateSequence,
     InvalidRequest,
     MissingExtra,
@@ -26,47 +26,8 @@ from pymq.errors import (
     not_written,
 )
 
+APPOINTED = ReplicaState.APPOINTED
 PARKED_BYTES = 16 << 20  # of batches that wait while a block is sealed or recovered
-
-
-class WritableReplica(Protocol):
-    """The partition, as far as produce requests need it."""
-
-    name: TopicPartition
-    state: PartitionState
-    problem: PymqError | None
-    opened: OpenBlock
-
-    @property
-    def me(self) -> str:
-        """The broker's name."""
-        ...
-
-    @property
-    def leads(self) -> bool:
-        """Whether the replica here leads."""
-        ...
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether recovery has ended: it has found the log's end, or has failed for good."""
-        ...
-
-    def produce(self, source: str, m: Produce, now: int) -> None:
-        """Append a batch, or refuse it."""
-        ...
-
-
-class ProduceHost(Protocol):
-    """The broker, as far as produce requests need it."""
-
-    def reply(self, source: str, message: Message, now: int) -> None:
-        """Send an answer."""
-        ...
-
-    def wall_ms(self, now: int) -> int:
-        """The wall clock's milliseconds at the monotonic time *now*."""
-        ...
 
 
 class ProduceHandler:
@@ -75,23 +36,23 @@ class ProduceHandler:
     __slots__ = (
         "_answers",
         "_host",
-        "_must_sync",
         "_parked",
         "_parked_bytes",
         "_partition",
         "bytes",
+        "must_sync",
         "records",
     )
 
-    def __init__(self, partition: WritableReplica, host: ProduceHost) -> None:
+    def __init__(self, partition: PartitionContext) -> None:
         self.records = 0  # since this replica is hosted here, for the metrics
         self.bytes = 0
         self._partition = partition
-        self._host = host
+        self._host = partition.host
         self._answers = PendingProduces()
         self._parked: list[tuple[str, Produce]] = []
         self._parked_bytes = 0
-        self._must_sync = False  # a producer asked for a sync, whatever the topic's ``fsync``
+        self.must_sync = False  # a producer asked for a sync, whatever the topic's ``fsync``
 
     def produce(self, source: str, m: Produce, now: int) -> None:
         """Append a batch or refuse it; the answer leaves when *m.acks* is fulfilled."""
@@ -101,11 +62,12 @@ class ProduceHandler:
             return
         partition = self._partition
         opened = partition.opened
-        replicator, log = opened.replicator, opened.log
-        if replicator is None or log is None or opened.is_parking:
+        writer = opened.writer
+        if writer is None or opened.is_parking:
             mark("partition.parked")
             self._park(source, m, now)
             return
+        replicator, log = writer.replicator, writer.log
         verdict = log.producers.check(m.batch.header)
         if isinstance(verdict, DuplicateSequence):
             self._answer(source, Produced(m.id, error=verdict), m.acks, now)
@@ -128,13 +90,24 @@ class ProduceHandler:
         if (error := self._unsound(m.batch, now)) is not None:
             self._refuse(source, m, error, now)
             return
-        header = log.append(m.batch, epoch).header
+        appended = log.append(m.batch, epoch)
+        header = appended.header
         self.records += header.count
         self.bytes += header.length
-        self._must_sync = self._must_sync or m.sync
+        if m.sync:
+            self.must_sync = True
+        if header.attributes & (DELAYED | DELAYED_COPY):
+            # First this: after the answer, the scheduler begins its next job.
+            news = DelayedAppended(0, appended)
+            self._answers.add(header.base_offset + header.span, "", news, is_local=False)
         answer = Produced(m.id, header.base_offset, epoch)
         self._await(header.base_offset + header.span, source, m, answer)
-        opened.appended()
+        writer.is_unsent = True
+
+    def would_park(self) -> bool:
+        """Whether a batch would wait until the block is sealed or recovered."""
+        opened = self._partition.opened
+        return opened.writer is None or opened.is_parking
 
     def _park(self, source: str, m: Produce, now: int) -> None:
         """Park a batch; refuse it, and all that follow, if too many bytes are parked already."""
@@ -161,15 +134,20 @@ class ProduceHandler:
             )
         opened = partition.opened
         replicator = opened.replicator
-        if replicator is not None and not replicator.is_leader and not opened.is_appointed:
+        if replicator is not None and not replicator.is_leader and opened.replica is not APPOINTED:
             return NotLeader.of(name, replicator.leader)
         if replicator is None and (opened.log is None or state.leader != partition.me):
             return NotLeader.of(name, state.leader)
         header = m.batch.header
-        if header.count == 0 or header.span != header.count or header.is_control:
+        if header.count == 0 or header.span != header.count or header.attributes & CONTROL:
             return InvalidRequest("a producer's batch holds records and nothing else")
+        if header.attributes & DELAYED and state.config.cleanup_policy == "compact":
+            return InvalidRequest(f"topic {state.topic!r} is compacted: it has no delayed records")
+        delays = partition.delays
+        if delays is not None and delays.is_full and header.attributes & NOTE == DELAYED:
+            return DelayLimitReached(f"{name} has as many delayed records as it may")
         limit = state.config.max_record_bytes
-        if is_too_large(header, limit):
+        if is_too_large(header, limit) and not header.attributes & DELAYED_COPY:
             return RecordTooLarge(
                 f"a batch of {header.length} bytes is too large for {state.topic!r}, whose "
                 f"max_record_bytes is {limit}"
@@ -182,7 +160,8 @@ class ProduceHandler:
         """Return why the batch is not sound, if so: the last check before it gets an offset."""
         name, after = self._partition.name, self._partition.state.config.timestamp_after_max_ms
         try:
-            check(batch)
+            if not batch.is_sound:
+                check(batch)
             check_produced(batch, None if after is None else self._host.wall_ms(now) + after)
         except CorruptBatch as error:
             mark("partition.unsound")
@@ -267,16 +246,25 @@ class ProduceHandler:
 
     def answer_due(self, local: int, committed: int, now: int) -> None:
         """Answer the requests whose records are safe: on this disk, or committed."""
-        if self._answers.until_committed and not self._partition.opened.is_voted and self._lacks():
+        answers, opened = self._answers, self._partition.opened
+        if not answers.local and not answers.committed:
+            return  # the usual case: this runs with every message, also on followers
+        if answers.committed and opened.is_shared and not opened.is_voted and self._lacks():
             # All in-sync replicas have it, but the in-sync set has become too small meanwhile.
             committed = -1
-        for source, answer in self._answers.due(local, committed):
+        for source, answer in answers.due(local, committed):
+            self._leave(source, answer, now)
+
+    def _leave(self, source: str, answer: Waited, now: int) -> None:
+        if isinstance(answer, DelayedAppended):
+            self._host.delayed(self._partition.name, answer, now)
+        else:
             self._host.reply(source, answer, now)
 
     def refuse(self, error: PymqError, now: int) -> None:
         """Answer *error* to all that wait: the outcome of their records is unknown."""
         for source, answer in self._answers.take():
-            self._host.reply(source, type(answer)(answer.id, error=error), now)
+            self._leave(source, type(answer)(answer.id, error=error), now)
 
     def refuse_parked(self, error: PymqError, now: int) -> None:
         """Refuse all parked batches."""
@@ -286,9 +274,4 @@ class ProduceHandler:
     def drive_parked(self, now: int) -> None:
         """Handle all parked batches again; some may be parked once more."""
         for source, produce in self._take_parked():
-            self._partition.produce(source, produce, now)
-
-    def take_sync(self) -> bool:
-        """Return whether a producer has asked for a sync since the last call."""
-        must_sync, self._must_sync = self._must_sync, False
-        return must_sync
+            self.produce(source, produce, now)

@@ -8,136 +8,137 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from pymq.core.block.idempotence import ProducerTable
-from pymq.core.message import Message, Seal
-from pymq.core.metadata.nodes import BlockNode, PartitionState
+from pymq.core.block.sealing import SealState
+from pymq.core.message import Seal
+from pymq.core.metadata.nodes import BlockNode
 from pymq.core.observe.coverage import mark
+from pymq.core.partition.context import PartitionContext
 from pymq.core.partition.controller_reports import ControllerReports
-from pymq.core.partition.local_blocks import LocalBlocks
 from pymq.core.partition.maintenance import Maintenance
 from pymq.core.partition.open_block import OpenBlock
-from pymq.core.partition.produce import ProduceHandler
-from pymq.core.types import TopicPartition
-from pymq.errors import CorruptBlock, NotLeader, PymqError
-
-
-class RollingPartition(Protocol):
-    """The partition, as far as a roll needs it."""
-
-    name: TopicPartition
-    state: PartitionState
-    problem: PymqError | None
-    opened: OpenBlock
-
-    def look(self, now: int) -> None:
-        """Apply the replicator's new state."""
-        ...
-
-    def step_down(self, now: int) -> None:
-        """Stop leading."""
-        ...
-
-
-class RollHost(Protocol):
-    """The broker, as far as a roll needs it."""
-
-    def tell_controller(self, message: Message) -> None:
-        """Send something to the active zkserver."""
-        ...
+from pymq.errors import CorruptBlock, NotLeader, PymqError, ReplicaNotAvailable
 
 
 class RollHandler:
     """Handles the seals and rolls of one partition."""
 
-    __slots__ = ("_holdings", "_host", "_intake", "_partition", "_tidings", "_upkeep")
+    __slots__ = ("_context", "_maintenance", "_reports")
 
     def __init__(
-        self,
-        partition: RollingPartition,
-        holdings: LocalBlocks,
-        intake: ProduceHandler,
-        upkeep: Maintenance,
-        tidings: ControllerReports,
-        host: RollHost,
+        self, context: PartitionContext, maintenance: Maintenance, reports: ControllerReports
     ) -> None:
-        self._partition = partition
-        self._holdings = holdings
-        self._intake = intake
-        self._upkeep = upkeep
-        self._tidings = tidings
-        self._host = host
+        self._context = context
+        self._maintenance = maintenance
+        self._reports = reports
 
-    def seal(self, m: Seal, now: int) -> None:
-        """Seal the open block. Batches that arrive now are parked for the next one."""
-        partition = self._partition
-        opened = partition.opened
-        if m.block != opened.node.number or m.epoch <= partition.state.epoch or opened.log is None:
-            return  # The request is of an earlier roll, or of a controller that was replaced.
+    # --- the seal -------------------------------------------------------------------------------
+
+    def begin(self, m: Seal) -> bool:
+        """Begin the seal of the open block, or refuse it; returns whether it began.
+
+        :meth:`proceed` follows.
+        """
+        context, opened = self._context, self._context.opened
+        if m.block != opened.node.number or m.epoch <= context.state.epoch or opened.log is None:
+            return False  # The request is of an earlier roll, or of a controller that was replaced.
         # The controller would take a refusal as final.
-        is_asked_again = m.takeover and opened.is_unread
-        if partition.problem is not None and not is_asked_again:
-            self._tidings.refuse_seal(m, partition.problem)
-        elif opened.replicator is None or opened.is_recovering:
+        is_asked_again = m.takeover and opened.recovery.is_retrying
+        if context.problem is not None and not is_asked_again:
+            self._reports.refuse_seal(m, context.problem)
+        elif opened.replicator is None or opened.log.is_recovering:
             mark("partition.seal_too_early")  # The controller asks again.
-        elif (error := opened.seal_error(m, partition.name)) is not None:
-            self._tidings.refuse_seal(m, error)
+        elif (error := self._refusal(m)) is not None:
+            self._reports.refuse_seal(m, error)
         else:
             opened.sealing.begin(m)
-            if m.takeover:
-                partition.step_down(now)
-            if opened.sealing.answer is not None:
-                mark("partition.seal_again")
-                # The first answer was lost, or a new controller asks.
-                self.sealed(now)
-            elif not m.takeover:
-                opened.close(now)
+            return True
+        return False
+
+    def _refusal(self, m: Seal) -> PymqError | None:
+        """Return why this replica cannot seal the block, if so."""
+        context, opened = self._context, self._context.opened
+        replicator = opened.replicator
+        if m.takeover or replicator is None:
+            return None
+        if opened.has_lost_lead:
+            mark("partition.seal.lost_lead")
+            lost = f"a write of {context.me} has failed, and it does not lead {context.name} "
+            return ReplicaNotAvailable(f"{lost}any more")
+        if not replicator.is_leader:
+            mark("partition.seal.not_leader")
+            return NotLeader.of(context.name, replicator.leader)
+        return None
+
+    def proceed(self, m: Seal, now: int) -> None:
+        """Proceed with a seal: an elected leader appends a seal entry to the log."""
+        opened = self._context.opened
+        log, replicator = opened.log, opened.replicator
+        if opened.sealing.state is SealState.SEALED:
+            mark("partition.seal_again")
+            # The first answer was lost, or a new controller asks.
+            self.sealed(now)
+        elif m.takeover or not opened.is_voted or log is None or replicator is None:
+            pass  # The write that follows seals the block.
+        elif log.seal_end is None:
+            log.at(self._context.host.wall_ms(now))
+            log.seal(replicator.epoch)
+            replicator.appended(now)
 
     def sealed(self, now: int) -> None:
         """Report the sealed block's end to the controller."""
-        answer = self._partition.opened.sealed(self._partition.name)
+        context, opened = self._context, self._context.opened
+        log, replicator, host = opened.log, opened.replicator, context.host
+        assert log is not None
+        assert replicator is not None
+        past = log.past(opened.state.config.producer_expire_ms)
+        answer = opened.sealing.done(context.name, host.me, host.incarnation, log, replicator, past)
         if answer is not None:
-            self._host.tell_controller(answer)
+            host.tell_controller(answer)
             # If this controller is replaced before it commits, the next one has to learn of the
             # seal.
-            self._upkeep.asked(now)
+            self._maintenance.asked(now)
 
-    def roll(self, last: BlockNode, now: int) -> None:
-        """Open the next block: the roll is committed."""
-        partition, holdings = self._partition, self._holdings
-        before = partition.opened
-        state, log = partition.state, before.log
+    # --- the next block -------------------------------------------------------------------------
+
+    def open_next(self, now: int) -> OpenBlock:
+        """Replace the open block by the next one: the roll is committed. Returns the last one."""
+        context, last = self._context, self._context.opened
         # Consumers saw no more than the sealed block's end, unless an election has lost records.
-        opened = partition.opened = holdings.open(state, 0)
-        self._tidings.stop()
-        self._upkeep.open_next(opened.node.opened_ms, now)
-        rolled = NotLeader(f"{partition.name} has been rolled", leader=state.leader)
-        self._intake.refuse(rolled, now)
-        past = None
-        is_copy = before.is_shared and isinstance(partition.problem, CorruptBlock)
-        if before.is_unread or is_copy:
-            # The problem is of the sealed block, and its repair takes care of it.
-            partition.problem = None
-        if log is not None and partition.problem is None:
-            past = holdings.close(state, last, log, is_resting=before.is_resting)
-        partition.look(now)
-        if holdings.holds(opened.node) and partition.problem is None:
-            if opened.node.past:
-                mark("partition.past_inherited")
-                past = ProducerTable.restore(opened.node.past)
-            if past is None and log is not None:
-                mark("partition.past_unread")
-                # The block before has the producer table, and its recovery has not ended.
-                opened.recover()
-            else:
-                opened.create(past or ProducerTable(), now)
-                self.begun(now)
-        self._intake.drive_parked(now)
+        context.opened = context.blocks.open(context.state, 0)
+        self._reports.stop()
+        self._maintenance.open_next(context.opened.node.opened_ms, now)
+        return last
 
-    def begun(self, now: int) -> None:
-        """Take in that the open block is recovered and has its replicator."""
-        self._partition.look(now)
-        if self._partition.opened.has_lost_lead:
-            mark("partition.lost_lead")
-            self._upkeep.want_roll(now)
+    def close(self, last: OpenBlock, node: BlockNode) -> ProducerTable | None:
+        """Close the *last* open block, of *node*; returns its producer table, if that is complete.
+
+        A problem of that block is over for the partition: its repair takes care of it.
+        """
+        context = self._context
+        is_copy = last.is_shared and isinstance(context.problem, CorruptBlock)
+        if last.recovery.is_retrying or is_copy:
+            context.problem = None
+        if last.log is None or context.problem is not None:
+            return None
+        is_resting = last.recovery.is_resting(last.log)
+        return context.blocks.close(context.state, node, last.log, is_resting=is_resting)
+
+    def start(self, last: OpenBlock, past: ProducerTable | None, now: int) -> bool:
+        """Start the new open block with the producer table *past*; returns whether it runs.
+
+        Without that table, it is read from the disk first.
+        """
+        context, opened = self._context, self._context.opened
+        if not context.blocks.holds(opened.node) or context.problem is not None:
+            return False
+        if opened.node.past:
+            mark("partition.past_inherited")
+            past = ProducerTable.restore(opened.node.past)
+        if past is None and last.log is not None:
+            mark("partition.past_unread")
+            # The block before has the producer table, and its recovery has not ended.
+            opened.recover()
+            return False
+        opened.create(past or ProducerTable(), now)
+        return True

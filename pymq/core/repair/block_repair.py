@@ -104,7 +104,9 @@ class BlockRepair:
         if log.is_recovering:
             return
         assert block.end is not None
-        agreed = log.agreed(block.epochs, block.end) if block.epochs else min(log.end, block.end)
+        agreed = min(log.end, block.end)
+        if block.epochs:
+            agreed = log.epochs.agreed(log.end, block.epochs, block.end)
         if agreed < log.end:
             if self._rests:
                 # A truncation has failed and the copy was read at once: truncate after the pause.
@@ -166,7 +168,7 @@ class BlockRepair:
     def _go_on(self) -> None:
         if self._rests or self.log.is_recovering:
             return
-        if self.log.end < (self._block.end or 0) and not self.log.has_unwritten:
+        if self.log.end < (self._block.end or 0) and not self.log.unwritten:
             self._host.slots.want(self)
 
     @property
@@ -245,7 +247,7 @@ class BlockRepair:
             mark("repair.replaced")
             self._host.out.write.append(RemoveBlock(self.log.name))
             self.problem = None
-        self.log.write_first(self._create)
+        self._host.out.write.append(self._create)
         self._create = None
 
     def leave(self) -> None:
@@ -271,7 +273,7 @@ class BlockRepair:
         log = self.log
         if log.is_recovering or log.is_writing or self.is_done or self._rests:
             return False
-        return log.has_unwritten or (log.end == self._block.end and not self._is_sealing)
+        return bool(log.unwritten) or (log.end == self._block.end and not self._is_sealing)
 
     def flush(self, ready: Ready) -> None:
         """Add the pending writes to *ready*."""

@@ -19,29 +19,33 @@ from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
 from pymq.errors import PymqError, ReplicaNotAvailable, StoreError
 
+_NONE: dict[int, BlockRepair] = {}  # never changed
+_NO_TIMERS: TimerHeap[int] = TimerHeap()
+
 
 class PartitionRepairs:
     """The sealed blocks of one partition that this broker is repairing."""
 
     __slots__ = (
-        "_dirty",
         "_host",
         "_overrated",
         "_repairs",
         "_timers",
         "_whole",
-        "_writing",
         "deadline",
+        "dirty",
+        "writing",
     )
 
     def __init__(self, host: RepairHost) -> None:
         self._host = host
-        self._repairs: dict[int, BlockRepair] = {}  # by block number, as all of these
-        self._dirty: dict[int, BlockRepair] = {}  # with something to write
-        self._writing: dict[int, BlockRepair] = {}  # with a write under way
-        self._whole: dict[int, BlockRepair] = {}  # whole, and the controller does not know
-        self._overrated: dict[int, BlockRepair] = {}  # not whole, and the controller counts it
-        self._timers: TimerHeap[int] = TimerHeap()
+        # Most partitions repair nothing, and share these until the first repair starts.
+        self._repairs = _NONE  # by block number, as all of these
+        self.dirty = _NONE  # what :meth:`flush` will write
+        self.writing = _NONE  # with a write under way
+        self._whole = _NONE  # whole, and the controller does not know
+        self._overrated = _NONE  # not whole, and the controller counts it
+        self._timers = _NO_TIMERS
         self.deadline = NEVER
 
     def __contains__(self, number: int) -> bool:
@@ -53,6 +57,9 @@ class PartitionRepairs:
         if log is None:
             name = state.block_id(block)
             log = BlockLog(self._host, name, block.start, is_shared=False)
+        if self._repairs is _NONE:
+            self._repairs, self._timers = {}, TimerHeap()
+            self.dirty, self.writing, self._whole, self._overrated = {}, {}, {}, {}
         self.drop(block.number)
         repair = self._repairs[block.number] = BlockRepair(self._host, block, log)
         if fresh:
@@ -60,7 +67,7 @@ class PartitionRepairs:
         else:
             repair.begin(state.topic, state.partition)
             if log.is_writing:
-                self._writing[block.number] = repair  # The write began while the block was open.
+                self.writing[block.number] = repair  # The write began while the block was open.
         self._note(block.number, repair)
 
     def adopt(self, state: PartitionState) -> None:
@@ -168,21 +175,16 @@ class PartitionRepairs:
             self._note(number, repair)
         self.deadline = self._timers.due
 
-    @property
-    def is_dirty(self) -> bool:
-        """Whether :meth:`flush` has something to write."""
-        return bool(self._dirty)
-
     def flush(self, ready: Ready) -> None:
         """Add the pending writes to *ready*."""
-        dirty, self._dirty = self._dirty, {}
+        dirty, self.dirty = self.dirty, {}
         for repair in dirty.values():
             repair.flush(ready)
-        self._writing |= dirty
+        self.writing |= dirty
 
     def advance(self) -> list[int]:
         """Take in that the write is done; return the blocks that are whole and unreported."""
-        writing, self._writing = self._writing, {}
+        writing, self.writing = self.writing, {}
         for number, repair in writing.items():
             repair.advance()
             self._note(number, repair)
@@ -204,7 +206,7 @@ class PartitionRepairs:
         if repair.is_done and repair.is_known:
             self.drop(number)
             return
-        _keep(self._dirty, number, repair, repair.is_dirty)
+        _keep(self.dirty, number, repair, repair.is_dirty)
         _keep(self._whole, number, repair, repair.is_done)
         _keep(self._overrated, number, repair, repair.is_overrated)
         if repair.deadline != NEVER:
@@ -219,7 +221,7 @@ class PartitionRepairs:
         if repair is None:
             return
         repair.leave()
-        for those in (self._dirty, self._writing, self._whole, self._overrated):
+        for those in (self.dirty, self.writing, self._whole, self._overrated):
             those.pop(number, None)
         self._timers.drop(number)
 

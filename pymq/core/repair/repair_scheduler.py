@@ -80,16 +80,11 @@ class RepairScheduler:
     def __init__(self, config: ReplicationConfig) -> None:
         self._config = config
         self._slots: dict[Asker, _Ask | None] = {}  # with the request in flight, if any
-        self._waiting: OrderedDict[Asker, None] = OrderedDict()
+        self.waiting: OrderedDict[Asker, None] = OrderedDict()  # for a slot
         self._timers: TimerHeap[Asker] = TimerHeap()  # timeouts of answers, and ends of pauses
         self._holders: dict[str, _Holder] = {}
         self._paced_until_us = 0  # when the requested bytes are through at the bounded rate
         self.deadline = NEVER  # when :meth:`tick` has something to do; may be too early
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether :meth:`fill` may have something to do."""
-        return bool(self._waiting)
 
     # --- calls of repairs -----------------------------------------------------------------------
 
@@ -97,11 +92,11 @@ class RepairScheduler:
         """Queue *repair*, which lacks a part. A repeated call changes nothing."""
         if self._slots.get(repair) is not None or repair in self._timers:
             return
-        if repair not in self._waiting:
-            self._waiting[repair] = None
+        if repair not in self.waiting:
+            self.waiting[repair] = None
             if repair in self._slots or repair.is_begun:
                 # A block that was just rolled lacks little, and has no further copies yet.
-                self._waiting.move_to_end(repair, last=False)
+                self.waiting.move_to_end(repair, last=False)
 
     def answered(self, repair: Asker, holder: str, now: int) -> None:
         """Take in that *holder* has answered the last request of *repair*, perhaps late."""
@@ -114,7 +109,7 @@ class RepairScheduler:
                 most = PATIENCE_MAX * self._config.retry_ms
                 found.patience_ms = min(max(least, SLOWER * (now - ask.at)), most)
         self._timers.drop(repair)
-        self._waiting.pop(repair, None)
+        self.waiting.pop(repair, None)
         if ask is not None:
             self._slots[repair] = None
 
@@ -128,7 +123,7 @@ class RepairScheduler:
     def leave(self, repair: Asker) -> None:
         """Remove *repair*: it is complete, cannot continue now, or is dropped."""
         self._slots.pop(repair, None)
-        self._waiting.pop(repair, None)
+        self.waiting.pop(repair, None)
         self._timers.drop(repair)
 
     # --- calls of the broker --------------------------------------------------------------------
@@ -140,7 +135,7 @@ class RepairScheduler:
             if ask is not None:
                 mark("repair.unanswered")
                 self._missed(ask, now)
-            self._waiting[repair] = None
+            self.waiting[repair] = None
         self.deadline = self._timers.due
 
     def _missed(self, ask: _Ask, now: int) -> None:
@@ -154,7 +149,7 @@ class RepairScheduler:
 
     def fill(self, now: int) -> None:
         """Give free slots to waiting repairs and let them ask; called at the end of each turn."""
-        waiting = self._waiting
+        waiting = self.waiting
         while waiting:
             repair = next(iter(waiting))
             if repair not in self._slots and len(self._slots) >= self._config.repairs:

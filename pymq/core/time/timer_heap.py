@@ -38,6 +38,11 @@ class TimerHeap(Generic[K]):
             heappush(self._heap, (due, self._armings, key))
             self.due = min(self.due, due)
 
+    def add(self, key: K, due: int) -> None:
+        """Set the deadline of *key* to *due*, unless it has one."""
+        if key not in self._due:
+            self.set(key, due)
+
     def sooner(self, key: K, due: int) -> None:
         """Set the deadline of *key* to *due*, unless it has an earlier one."""
         if due < self._due.get(key, NEVER):

@@ -1,7 +1,7 @@
-"""Which consumer of a group takes which partitions: :func:`assignor` finds the rule by its name.
+"""Assignors divide partitions among the members of a group; :func:`assignor` finds one by name.
 
-A new rule is one file with one function under ``@register("name")``; the tests of ``tests/hash``
-then run over it as well.
+A new assignor is a file with one function under ``@register("name")``; the tests of ``tests/hash``
+run over all of them.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ from pymq.hash.assign.base import Assignment, Assignor, Partition, assignor, nam
 
 __all__ = ["Assignment", "Assignor", "Partition", "assignor", "names", "register"]
 
-# The submodule ``range`` hides the built-in of that name in this file, and only in this file.
-_BUILT_IN = (_range, _ring, _sticky)  # importing them has registered them
+# The submodule ``range`` hides the built-in function, in this file only.
+_BUILT_IN = (_range, _ring, _sticky)  # registered by their import

@@ -1,4 +1,4 @@
-"""What every assignor shares: the signature, the registry, and who may take what."""
+"""The signature and the registry of assignors, and their input in canonical order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 Partition = tuple[str, int]  # topic and index of the partition in it
-Assignment = dict[str, tuple[Partition, ...]]  # what each member consumes, in order
+Assignment = dict[str, tuple[Partition, ...]]  # the partitions of each member, in order
 
 NONE: Mapping[str, Sequence[Partition]] = {}
 
@@ -29,10 +29,10 @@ NONE: Mapping[str, Sequence[Partition]] = {}
 class Assignor(Protocol):
     """Divides the partitions of a group's topics among its members.
 
-    Pure: the same arguments give the same answer in any process and whatever the order of members
-    and partitions. Every member is in the answer. Every partition that some member may take has an
-    owner, and exactly one as long as no member that may take any would go without; members that
-    would are spare and share partitions, evenly.
+    An assignor is pure: the same arguments give the same answer in any process, in any order of
+    members and partitions. Every member is in the answer. Every partition that a member may take
+    has an owner. It has exactly one, unless a member that may take partitions would get none: such
+    members are spare, and share partitions evenly.
     """
 
     def __call__(
@@ -43,9 +43,9 @@ class Assignor(Protocol):
         *,
         subscriptions: Mapping[str, Collection[str]] | None = None,
     ) -> Assignment:
-        """Assign *partitions*; *previous* is the last answer, which an assignor may hold on to.
+        """Assign *partitions*; *previous* is the last answer, which an assignor may preserve.
 
-        *subscriptions* limits a member to some topics; a member not in it takes all.
+        *subscriptions* limits a member to some topics; a member not in it may take all.
         """
         ...
 
@@ -56,7 +56,7 @@ F = TypeVar("F", bound=Assignor)
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Make the decorated function known as assignor *name*; ConfigError if the name is taken."""
+    """Register the decorated function as assignor *name*; ConfigError if the name is taken."""
 
     def decorate(function: F) -> F:
         if name in _ASSIGNORS:
@@ -68,7 +68,7 @@ def register(name: str) -> Callable[[F], F]:
 
 
 def assignor(name: str) -> Assignor:
-    """The assignor called *name*; ConfigError, with the known names, if there is none."""
+    """Return the assignor *name*; ConfigError, with the known names, if there is none."""
     try:
         return _ASSIGNORS[name]
     except KeyError:
@@ -78,16 +78,16 @@ def assignor(name: str) -> Assignor:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all assignors, sorted."""
+    """Return the names of all assignors, sorted."""
     return tuple(sorted(_ASSIGNORS))
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentGroup:
-    """The input of an assignor in canonical order, so that the given order cannot matter."""
+    """The input of an assignor in canonical order, so that the given order does not matter."""
 
     members: tuple[str, ...]
-    takers: dict[Partition, tuple[str, ...]]  # who may take it; partitions nobody may are left out
+    takers: dict[Partition, tuple[str, ...]]  # members that may take it; at least one
 
     @classmethod
     def of(
@@ -96,11 +96,11 @@ class AssignmentGroup:
         partitions: Sequence[Partition],
         subscriptions: Mapping[str, Collection[str]] | None,
     ) -> AssignmentGroup:
-        """Sort everything, drop duplicates and work out who may take what."""
+        """Sort the input, drop duplicates and find the takers of each partition."""
         everyone = tuple(sorted(set(members)))
         limits = subscriptions or {}
         takers: dict[Partition, tuple[str, ...]] = {}
-        # One tuple object a set of takers: comparing them is then mostly comparing identities.
+        # One tuple object for each set of takers, so that most comparisons are by identity.
         shared: dict[tuple[str, ...], tuple[str, ...]] = {}
         of_topic: dict[str, tuple[str, ...]] = {}
         for topic in sorted({topic for topic, _ in partitions}):
@@ -117,14 +117,14 @@ class AssignmentGroup:
         return all(len(able) == len(self.members) for able in self.takers.values())
 
     def by_takers(self) -> dict[tuple[str, ...], list[Partition]]:
-        """Partitions with the same takers together, in the order of the first of each."""
+        """Return partitions by their takers, in the order of each set's first partition."""
         found: dict[tuple[str, ...], list[Partition]] = {}
         for partition, able in self.takers.items():
             found.setdefault(able, []).append(partition)
         return found
 
     def claimants(self, previous: Mapping[str, Sequence[Partition]]) -> dict[Partition, list[str]]:
-        """Who had each partition before, by name."""
+        """Return the previous owners of each partition, by name."""
         found: dict[Partition, list[str]] = {}
         for member in self.members:
             for partition in dict.fromkeys(previous.get(member, ())):
@@ -136,9 +136,9 @@ class AssignmentGroup:
         owner: Mapping[Partition, str],
         claims: Mapping[str, Sequence[Partition]] = NONE,
     ) -> Assignment:
-        """The assignment by *owner*, with every spare member given one partition to share.
+        """Return the assignment by *owner*, in which every spare member shares one partition.
 
-        A spare goes to a partition that it claims if that leaves the spares evenly spread.
+        A spare member gets a partition that it claims, if the spares stay evenly spread.
         """
         owned: dict[str, list[Partition]] = {member: [] for member in self.members}
         for partition, member in owner.items():
@@ -146,13 +146,13 @@ class AssignmentGroup:
         allowed: dict[str, tuple[Partition, ...]] = {}
         for able, partitions in self._reach().items():
             allowed |= {m: partitions for m in able if not owned[m]}
-        # Every partition has one owner so far, so even spares are even sharers.
+        # Every partition has one owner here, so evenly spread spares share evenly.
         for member, partition in level(dict(sorted(allowed.items())), claims).items():
             owned[member].append(partition)
         return {member: tuple(sorted(partitions)) for member, partitions in owned.items()}
 
     def _reach(self) -> dict[tuple[str, ...], tuple[Partition, ...]]:
-        """The partitions that members may take; members with the same ones together."""
+        """Return the partitions that members may take, by members with the same ones."""
         sets = self.by_takers()
         of_member: dict[tuple[int, ...], list[str]] = {}
         able_sets = [frozenset(able) for able in sets]

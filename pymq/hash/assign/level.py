@@ -1,4 +1,4 @@
-"""Items into bins, as level as the rules allow, moving as few items as possible."""
+"""Distributes items over bins, as level as the rules allow, with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Bin = TypeVar("Bin", bound=Any)
 def level(
     allowed: Mapping[Item, Sequence[Bin]], claims: Mapping[Item, Sequence[Bin]]
 ) -> dict[Item, Bin]:
-    """A bin for every item of *allowed* (item to the bins it may go to, at least one).
+    """Return a bin for every item of *allowed* (item to its permitted bins, at least one).
 
-    An item stays in a bin of its *claims* unless that leaves one bin fuller than it must be. No
-    chain of moves could make the fullest bins less full: where every item may go everywhere, bins
-    differ by one at most, and no other answer that level moves fewer items out of the only bin
-    they claim. Deterministic in the order of *allowed*.
+    An item stays in a bin of its *claims*, unless a bin would be fuller than necessary. No chain of
+    moves could make the fullest bins less full. If every item may go everywhere, bins differ by at
+    most one, and no other answer as level moves fewer items out of the only bin that they claim.
+    Deterministic in the order of *allowed*.
 
     >>> level({1: "AB", 2: "AB", 3: "AB", 4: "AB"}, {1: "A", 2: "A", 3: "A"})
     {1: 'A', 2: 'A', 4: 'B', 3: 'B'}
     """
     held: dict[Bin, list[Item]] = {}
-    # Many items have the same bins, as one object: look at each object once.
+    # Many items share one object of bins: visit each object once.
     for bins in {id(bins): bins for bins in allowed.values()}.values():
         for b in bins:
             held.setdefault(b, [])
@@ -43,11 +43,11 @@ def _keep_claims(
     allowed: Mapping[Item, Sequence[Bin]],
     claims: Mapping[Item, Sequence[Bin]],
 ) -> list[Item]:
-    """Put items where they were; return those that were nowhere."""
+    """Put items into claimed bins; return the items without a claim."""
     wanted = {
         item: [b for b in claims.get(item, ()) if b in bins] for item, bins in allowed.items()
     }
-    # Items with one claim have no choice; the others then go where there is more room.
+    # Items with one claim have no choice; the others then take the emptier claimed bin.
     for item in sorted(wanted, key=lambda item: len(wanted[item])):
         if wanted[item]:
             held[min(wanted[item], key=lambda b: len(held[b]))].append(item)
@@ -57,15 +57,15 @@ def _keep_claims(
 def _fill(
     held: dict[Bin, list[Item]], allowed: Mapping[Item, Sequence[Bin]], fresh: list[Item]
 ) -> None:
-    """Put each item into the emptiest bin that it may go to, the least flexible items first."""
+    """Put each item into its emptiest permitted bin, items with the fewest bins first."""
     heaps: dict[int, list[tuple[int, int, Bin]]] = {}
     for item in sorted(fresh, key=lambda item: len(allowed[item])):
         bins = allowed[item]
-        heap = heaps.get(id(bins))  # The mapping holds the object, so its id stays its own.
+        heap = heaps.get(id(bins))  # The mapping keeps the object alive, so its id is unique.
         if heap is None:
             heap = heaps[id(bins)] = [(len(held[b]), i, b) for i, b in enumerate(bins)]
             heapify(heap)
-        # Bins only get fuller here, so a stale entry is too low, never too high.
+        # Bins only get fuller here, so a stale entry is too low, never too high. Refresh it.
         while heap[0][0] != len(held[heap[0][2]]):
             _, i, b = heap[0]
             heapreplace(heap, (len(held[b]), i, b))
@@ -73,12 +73,12 @@ def _fill(
 
 
 def _drain(held: dict[Bin, list[Item]], allowed: Mapping[Item, Sequence[Bin]]) -> bool:
-    """Take one item out of each of the fullest bins that can be relieved; false if none can."""
+    """Move one item out of each of the fullest bins, if possible; return whether one moved."""
     drained = -1
     for start in sorted(held, key=lambda b: -len(held[b])):
         size = len(held[start])
         if size < drained:
-            break  # Look again first: draining what is no longer fullest moves too much.
+            break  # Start over: draining bins that are no longer fullest moves too much.
         if path := _path(held, allowed, start):
             drained = size
             for item, source, target in path:
@@ -90,10 +90,10 @@ def _drain(held: dict[Bin, list[Item]], allowed: Mapping[Item, Sequence[Bin]]) -
 def _path(
     held: dict[Bin, list[Item]], allowed: Mapping[Item, Sequence[Bin]], start: Bin
 ) -> list[tuple[Item, Bin, Bin]]:
-    """The moves (item, from, to) that relieve *start* by one into a bin at least two below it.
+    """Return moves (item, from, to) that shift one item from *start* to a bin at least two below.
 
-    A breadth-first search for a cost-reducing path (Harvey et al., "Semi-matchings for bipartite
-    graphs and load balancing": there is none exactly when the assignment is optimal).
+    This is a breadth-first search for a cost-reducing path (Harvey et al., "Semi-matchings for
+    bipartite graphs and load balancing": there is none exactly if the assignment is optimal).
     """
     room = len(held[start]) - 2
     lowest = min(map(len, held.values()))
@@ -103,7 +103,7 @@ def _path(
     seen: set[int] = set()
     queue = [start]
     for source in queue:
-        for item in reversed(held[source]):  # Those placed last are new here: free to move.
+        for item in reversed(held[source]):  # The last ones are new here, so they move first.
             bins = allowed[item]
             if id(bins) in seen:
                 continue
@@ -121,7 +121,7 @@ def _path(
 def _back(
     came: Mapping[Bin, tuple[Item, Bin]], target: Bin, start: Bin
 ) -> list[tuple[Item, Bin, Bin]]:
-    """The moves found by the search, from *target* back to *start*."""
+    """Return the moves that the search found, from *target* back to *start*."""
     path = []
     while target != start:
         item, source = came[target]

@@ -1,4 +1,4 @@
-"""Assignor ``ring``: consistent hashing with a bounded load; needs no memory of the past."""
+"""Assignor ``ring``: consistent hashing with a bounded load, without the previous assignment."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def assign(
     *,
     subscriptions: Mapping[str, Collection[str]] | None = None,
 ) -> Assignment:
-    """Each partition goes to the first member on the ring that has not its fair share yet.
+    """Assign each partition to the first member on the ring below its fair share.
 
-    *previous* is not used: a coordinator that starts anew gives the same answer. The price is that
-    a member that joins moves more partitions than it must: so many times the least there is, on
-    average (single cases up to twice that), by members before and partitions a member:
+    It ignores *previous*: a new coordinator gives the same answer. In exchange, a joining member
+    moves more partitions than necessary. The table shows the average multiple of the minimum
+    (single cases: up to twice that), by members before and partitions per member:
 
     ==========  ============  ============  ============  ============
     members     2 partitions  4             10            50
@@ -39,7 +39,7 @@ def assign(
     >>> assign(["c", "a", "b"], [("t", i) for i in range(4)])
     {'a': (('t', 3),), 'b': (('t', 0), ('t', 2)), 'c': (('t', 1),)}
 
-    More members than partitions: the spare ones share.
+    With more members than partitions, the spare members share.
 
     >>> assign(["a", "b", "c"], [("t", 0), ("t", 1)])
     {'a': (('t', 0),), 'b': (('t', 0),), 'c': (('t', 1),)}
@@ -48,12 +48,12 @@ def assign(
     ring = Ring(group.members)
     able = {takers: frozenset(takers) for takers in group.by_takers()}
     active = frozenset[str]().union(*able.values())
-    # The bound is exactly the fair share. A slack of 25 % moves less but leaves the poorest member
-    # a quarter of its share or, with few partitions, nothing.
+    # The bound is exactly the fair share. A slack of 25 % moves fewer partitions, but leaves the
+    # last member a quarter of its share or, with few partitions, nothing.
     share, extra = divmod(len(group.takers), len(active) or 1)
     load = Counter(dict.fromkeys(group.members, 0))
     owner: dict[Partition, str] = {}
-    # Partitions that few may take come first, before others fill those few.
+    # Partitions with few takers come first, before other partitions fill these takers.
     for partition in sorted(group.takers, key=lambda p: len(group.takers[p])):
         takers = group.takers[partition]
         walk = ring.order(_name(partition))
@@ -68,12 +68,12 @@ def assign(
 def _first_with_room(
     walk: Iterable[str], takers: Collection[str], load: Mapping[str, int], bound: int
 ) -> str | None:
-    """The first of *takers* on the *walk* below *bound*; none when other topics filled them all."""
+    """Return the first of *takers* on the *walk* below *bound*; None if all are full."""
     return next((member for member in walk if load[member] < bound and member in takers), None)
 
 
 def _nearest(group: AssignmentGroup, load: Mapping[str, int]) -> dict[str, list[Partition]]:
-    """For each spare member the partition that it would share by rendezvous hashing."""
+    """Return the partition that each spare member shares, by rendezvous hashing."""
     reach: dict[str, list[Partition]] = {m: [] for m in group.members if not load[m]}
     for partition, takers in group.takers.items():
         for member in takers:

@@ -1,4 +1,4 @@
-"""Assignor ``sticky``: level, and what a member has it keeps."""
+"""Assignor ``sticky``: level, and members keep their partitions."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ def assign(
     *,
     subscriptions: Mapping[str, Collection[str]] | None = None,
 ) -> Assignment:
-    """Balanced, with as little movement away from *previous* as balance allows.
+    """Assign evenly, with as few moves from *previous* as possible.
 
-    *previous* may be stale: members and partitions that are gone are ignored, and a partition that
-    several claim, where it needs one owner, goes to the claimant with the least.
+    *previous* may be outdated: members and partitions that are gone are ignored. If several members
+    claim a partition that needs one owner, the claimant with the fewest gets it.
 
-    Here ``c`` joins; one partition moves, from the member that had most.
+    In this example ``c`` joins, and one partition moves:
 
     >>> assign(["a", "b", "c"], [("t", i) for i in range(4)],
     ...        {"a": [("t", 0), ("t", 3)], "b": [("t", 1), ("t", 2)]})
     {'a': (('t', 0),), 'b': (('t', 1), ('t', 2)), 'c': (('t', 3),)}
 
-    More members than partitions: the spare ones share, and keep what they share.
+    With more members than partitions, the spare members share, and keep what they share.
 
     >>> assign(["a", "b", "c"], [("t", 0), ("t", 1)], {"a": [("t", 1)], "c": [("t", 1)]})
     {'a': (('t', 1),), 'b': (('t', 0),), 'c': (('t', 1),)}
     """
     group = AssignmentGroup.of(members, partitions, subscriptions)
     if group.is_uniform and len(group.members) > len(group.takers) > 0:
-        # Seen the other way round it is one levelling of members over partitions. Owners first and
-        # spares second, as below, would move more: who is spare depends on who sits where.
+        # Level members over partitions in one step. To assign owners first and spares second, as
+        # below, would move more, because the owners decide which members are spare.
         everything = tuple(group.takers)
         seats = level(dict.fromkeys(group.members, everything), previous)
         return {member: (seats[member],) for member in group.members}

@@ -1,15 +1,15 @@
-"""Hard state (term and vote), roles, and the counting of votes."""
+"""Elections of one member: whom it follows, when it stands, and whether it grants a vote."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
 
-from pymq.core import cbor
-from pymq.errors import CorruptMetadata, InvalidRequest
+from pymq.core.message import RaftVote, RaftVoted
+from pymq.core.observe.coverage import invariant, mark
+from pymq.core.types import NEVER
 from pymq.replication.quorum import majority
-
-VERSION = 1
+from pymq.replication.raft.group import RaftGroup
+from pymq.replication.raft.persistent_state import PersistentState
 
 
 class RaftRole(Enum):
@@ -21,30 +21,11 @@ class RaftRole(Enum):
     LEADER = "leader"
 
 
-class HardState(NamedTuple):
-    """Term and vote: one value, so that they are saved together."""
+class ElectionResult(Enum):
+    """A majority has granted its votes."""
 
-    term: int
-    vote: str | None
-
-    def dumps(self) -> bytes:
-        """Pack it for the disk."""
-        return cbor.dumps([VERSION, self.term, self.vote])
-
-    @classmethod
-    def loads(cls, data: bytes) -> HardState:
-        """Unpack it.
-
-        Raises:
-            CorruptMetadata: it is not a hard state, or a newer pymq wrote it.
-        """
-        try:
-            match cbor.loads(data):
-                case [1, int(term), None | str() as vote] if term >= 0:
-                    return cls(term, vote)
-        except InvalidRequest:
-            pass  # as bad as what follows
-        raise CorruptMetadata("what was saved of the elections of a block cannot be read")
+    PREVOTE_WON = "prevote_won"  # the member may begin the election
+    WON = "won"  # the member leads the term
 
 
 class Ballot:
@@ -69,3 +50,222 @@ class Ballot:
         """Whether so many have refused that no majority is possible any more."""
         against = len(self._votes) - sum(self._votes.values())
         return against > self._members - self._needed
+
+
+class RaftElection:
+    """The role of one member, the leader that it knows, and its election timeout.
+
+    ==============  ====================  ========================================================
+    role            becomes               when
+    ==============  ====================  ========================================================
+    FOLLOWER        LEADER                it is the block's first leader, and has saved its term
+    all but LEADER  PRECANDIDATE          the election timeout has passed
+    PRECANDIDATE    CANDIDATE, next term  a majority would vote for it
+    all but LEADER  CANDIDATE, next term  the leader transfers its leadership to it
+    CANDIDATE       LEADER                a majority has voted for it, itself included
+    all but LEADER  FOLLOWER              so many refuse that no majority is possible, the leader
+                                          of the term sends, or it votes for another member
+    all             FOLLOWER, later term  another member has that term
+    LEADER          FOLLOWER              no majority is alive, or its disk has failed
+    ==============  ====================  ========================================================
+    """
+
+    def __init__(
+        self,
+        group: RaftGroup,
+        state: PersistentState,
+        leader: str | None,
+        is_appointed: bool,
+        now: int,
+    ) -> None:
+        self._group = group
+        self._host = group.host
+        self._log = group.log
+        self._state = state
+        self.is_voter = group.me in group.voters
+        self.role = RaftRole.FOLLOWER
+        self.leader = leader
+        # The member is the block's first leader, and leads once its hard state is durable.
+        self.is_appointed = self.is_voter and is_appointed
+        self.timeout_at = NEVER
+        self._ballot = Ballot(len(group.members))
+        self.watch(now)
+
+    # --- the leader of the term -----------------------------------------------------------------
+
+    def is_led(self, candidate: str) -> bool:
+        """Whether, as far as this member knows, another member than *candidate* leads."""
+        if self.role is RaftRole.LEADER:
+            return True
+        leader = self.leader
+        return leader is not None and leader != candidate and self._host.is_alive(leader)
+
+    def follow(self, source: str, now: int) -> None:
+        """Follow *source*, the leader of this term."""
+        invariant(
+            self.role is not RaftRole.LEADER,
+            "one leader in a term",
+            term=self._state.hard.term,
+            other=source,
+        )
+        self.role = RaftRole.FOLLOWER
+        self.is_appointed = False
+        if self.leader != source:
+            mark("raft.found_leader")
+            self.leader = source
+        self.timeout_at = NEVER
+        self.watch(now)
+
+    def lead(self, now: int) -> None:
+        """Lead this term."""
+        self.is_appointed = False
+        self.role = RaftRole.LEADER
+        self.leader = self._group.me
+        self.watch(now)
+
+    def resign(self, now: int) -> None:
+        """Become a follower that knows no leader; the vote stays (CCF #8094)."""
+        self.role = RaftRole.FOLLOWER
+        self.leader = None
+        self.watch(now)
+
+    def leader_changed(self, now: int) -> None:
+        """Take in that the leader's broker seems dead, is back, or has restarted."""
+        assert self.leader is not None
+        if self._host.is_alive(self.leader) and self.timeout_at == NEVER:
+            # Its death was not noticed, so the broker has restarted and no longer leads.
+            mark("raft.leader_restarted")
+            self.leader = None
+        self.watch(now)
+
+    def watch(self, now: int) -> None:
+        """Arm the election timeout exactly while no leader is known to be alive."""
+        is_led = self.leader is not None and self._host.is_alive(self.leader)
+        if not self.is_voter or self.role is RaftRole.LEADER or is_led or self.is_appointed:
+            self.timeout_at = NEVER
+        elif self.timeout_at == NEVER:
+            mark("raft.timer")
+            self._rearm(now)
+
+    def _rearm(self, now: int) -> None:
+        base = self._host.replication.election_ms
+        self.timeout_at = now + self._host.rng.randrange(base, 2 * base)
+
+    # --- standing for election ------------------------------------------------------------------
+
+    def begin_prevote(self, now: int) -> ElectionResult | None:
+        """Begin a pre-vote, which disturbs no leader (thesis 9.6)."""
+        mark("raft.precandidate")
+        self.leader = None
+        self.role = RaftRole.PRECANDIDATE
+        self._rearm(now)
+        self._ballot = Ballot(len(self._group.members))
+        self._call_for_votes(self._state.term + 1, pre=True)
+        return self._cast(self._group.me, True)
+
+    def takes_over(self, source: str) -> bool:
+        """Whether to begin an election at once, because the leader transfers its leadership."""
+        is_voter = self.is_voter and source in self._group.voters
+        if not is_voter or self.role is RaftRole.LEADER:
+            mark("raft.take_over.ignored")
+            return False
+        mark("raft.take_over")
+        return True
+
+    def campaign(self, now: int, transfer: bool) -> None:
+        """Begin an election; *transfer*: the leader has asked for it."""
+        mark("raft.candidate")
+        self.leader = None
+        self.role = RaftRole.CANDIDATE
+        self._state.change(self._state.term + 1, self._group.me)
+        self.is_appointed = False
+        self._rearm(now)
+        # This member's own vote counts once it is durable.
+        self._ballot = Ballot(len(self._group.members))
+        self._call_for_votes(self._state.term, pre=False, transfer=transfer)
+
+    def _call_for_votes(self, term: int, pre: bool, transfer: bool = False) -> None:
+        end = self._log.end
+        message = RaftVote(self._group.block, term, end, self._log.epoch_at(end), pre, transfer)
+        for peer in self._group.others:
+            if peer in self._group.voters:
+                self._state.send(peer, message)
+
+    def voted(self, source: str, m: RaftVoted) -> ElectionResult | None:
+        """Count the vote of another member."""
+        if source not in self._group.voters:
+            mark("raft.vote.learner")
+        elif m.pre:
+            if self.role is RaftRole.PRECANDIDATE and m.epoch == self._state.term + m.granted:
+                return self._cast(source, m.granted)
+        elif self.role is RaftRole.CANDIDATE:
+            return self._cast(source, m.granted)
+        return None
+
+    def vote_saved(self) -> ElectionResult | None:
+        """Count the candidate's vote for itself, which is durable now."""
+        return self._cast(self._group.me, True) if self.role is RaftRole.CANDIDATE else None
+
+    def _cast(self, member: str, granted: bool) -> ElectionResult | None:
+        self._ballot.cast(member, granted)
+        if self._ballot.is_won:
+            if self.role is RaftRole.PRECANDIDATE:
+                return ElectionResult.PREVOTE_WON
+            if self._state.is_durable:
+                return ElectionResult.WON
+        elif self._ballot.is_lost:
+            mark("raft.election.lost")
+            self.role = RaftRole.FOLLOWER  # and waits for its next timeout
+        return None
+
+    # --- voting ---------------------------------------------------------------------------------
+
+    def asked(self, source: str, m: RaftVote, now: int) -> None:
+        """Answer a vote or pre-vote request."""
+        if source not in self._group.voters:
+            mark("raft.vote.learner")
+            return
+        state = self._state
+        if m.pre:
+            granted = self._would_vote(source, m, now)
+            term = m.epoch if granted else state.term
+            state.send(source, RaftVoted(m.block, term, granted, pre=True))
+            return
+        granted = state.vote in (None, source) and self.leader in (None, source)
+        if not granted:
+            mark("raft.vote.other")
+        elif not self._is_up_to_date(m):
+            mark("raft.vote.log_behind")
+            granted = False
+        else:
+            mark("raft.vote.granted")
+            if state.vote is None:
+                state.change(state.term, source)
+            # This member may have been a pre-candidate for the next term.
+            self.role = RaftRole.FOLLOWER
+            if self.leader is None:
+                self._rearm(now)
+        state.send(source, RaftVoted(m.block, state.term, granted, pre=False))
+
+    def _would_vote(self, source: str, m: RaftVote, now: int) -> bool:
+        """Answer a pre-vote; the answer promises nothing."""
+        if m.epoch > self._state.term and source == self.leader:
+            mark("raft.leader_gave_up")
+            self.leader = None
+            self.watch(now)
+        if self.role is RaftRole.LEADER:
+            mark("raft.prevote.at_leader")
+            return False
+        if self.is_led(source):
+            mark("raft.prevote.led")
+            return False
+        if m.epoch <= self._state.term or not self._is_up_to_date(m):
+            mark("raft.prevote.refused")
+            return False
+        mark("raft.prevote.granted")
+        return True
+
+    def _is_up_to_date(self, m: RaftVote) -> bool:
+        """Whether the candidate's log is at least as up to date as this one (Raft 5.4.1)."""
+        end = self._log.end
+        return (m.last_epoch, m.end) >= (self._log.epoch_at(end), end)

@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 from pymq.core.block.replicator import ReplicaHost, ReplicatedLog
 from pymq.core.types import BlockId
 from pymq.core.values import define
 from pymq.replication.quorum import majority
-
-__all__ = ["RaftGroup", "ReplicaHost", "ReplicatedLog", "SnapshotLog"]
-
-
-@runtime_checkable
-class SnapshotLog(Protocol):
-    """A log whose beginning may be replaced by a snapshot.
-
-    The log of a block is none: its first batch has all that the block needs of the past.
-    """
-
-    def snapshot(self) -> tuple[int, int, bytes] | None:
-        """The latest snapshot: (end, epoch of the last batch before it, data); None if
-        unavailable.
-        """
-        ...
-
-    def install(self, end: int, epoch: int, data: bytes) -> None:
-        """Replace the log by a snapshot: it starts and ends at *end*, and ``epoch_at(end) ==
-        epoch``.
-
-        The write belongs to the same turn, as with an append.
-        """
-        ...
 
 
 @define
@@ -42,7 +16,7 @@ class RaftGroup:
     log: ReplicatedLog
     host: ReplicaHost
     members: tuple[str, ...]  # all of them
-    learners: frozenset[str]  # members that neither vote nor count
+    voters: frozenset[str]  # all members but learners, which neither vote nor count
 
     @property
     def me(self) -> str:
@@ -59,6 +33,6 @@ class RaftGroup:
         alive = [
             name
             for name in self.members
-            if name not in self.learners and (name == self.me or self.host.is_alive(name))
+            if name in self.voters and (name == self.me or self.host.is_alive(name))
         ]
         return len(alive) >= majority(len(self.members))

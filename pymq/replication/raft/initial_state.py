@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pymq.core.block.replicator import Replica
 from pymq.core.observe.coverage import mark
-from pymq.replication.raft.election import HardState
+from pymq.replication.raft.persistent_state import HardState
 
 
 def hard_state(replica: Replica) -> tuple[HardState, bool]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pymq.core.message import RaftAppend, RaftAppended, RaftSnapshot
+from pymq.core.block.replicator import ReplicatedLog
+from pymq.core.message import RaftAppend, RaftAppended
 from pymq.core.observe.coverage import invariant, mark
 from pymq.core.types import NEVER, BlockId
 from pymq.errors import CorruptBatch
-from pymq.replication.raft.group import ReplicatedLog, SnapshotLog
 from pymq.replication.raft.log_matching import conflict, end_of_data, held
+from pymq.replication.raft.quorum_features.messages import RoundAppend, RoundAppended
 
 
 class LogCopy:
@@ -24,7 +25,7 @@ class LogCopy:
         self.durable = log.stable_end
         self._counts_to = NEVER  # how far the write under way counts; a truncation lowers it
         self._verified = log.start  # up to here the log matches the leader's of this term
-        self._round = 0  # the last message of this term's leader
+        self._round = 0  # the latest of this term's leader, if it confirms reads (quorum_features)
         self._has_answer = False
         self._refusal: RaftAppended | None = None
 
@@ -59,13 +60,16 @@ class LogCopy:
         return found
 
     def _answer(self, term: int, end: int, pair: tuple[int, int] | None = None) -> RaftAppended:
-        return RaftAppended(self._block, term, end, self.committed, pair, self._round)
+        if self._round:
+            return RoundAppended(self._block, term, end, self.committed, pair, self._round)
+        return RaftAppended(self._block, term, end, self.committed, pair)
 
     # --- what the leader sends ------------------------------------------------------------------
 
     def append(self, m: RaftAppend) -> None:
         """Take in an append of this term's leader."""
-        self._round = max(self._round, m.round)
+        if isinstance(m, RoundAppend):
+            self._round = max(self._round, m.round)
         # The matched part equals the leader's log, so there is nothing to compare.
         pair = conflict(self._log, m.prev, m.prev_epoch) if m.prev > self._verified else None
         if pair is not None:
@@ -113,23 +117,3 @@ class LogCopy:
         self._log.truncate(end)
         self.durable = min(self.durable, end)
         self._counts_to = min(self._counts_to, end)
-
-    def install(self, m: RaftSnapshot) -> None:
-        """Install a snapshot in place of entries that the leader no longer has."""
-        log = self._log
-        if m.end <= self._verified:
-            mark("raft.snapshot.ignored")
-        elif conflict(log, m.end, m.last_epoch) is None:
-            mark("raft.snapshot.known")  # The log has these entries and perhaps more: keep it.
-            self._verified = m.end
-            self.committed = max(self.committed, m.end)
-        elif isinstance(log, SnapshotLog):
-            mark("raft.snapshot.installed")
-            # Nothing on the disk beyond the commit index belongs to this log.
-            self.durable = self._counts_to = min(self.durable, self.committed)
-            log.install(m.end, m.last_epoch, m.data)
-            self._verified = self.committed = m.end
-        else:
-            mark("raft.snapshot.refused")
-            return
-        self._has_answer = True

@@ -15,7 +15,7 @@ class Mode(Enum):
     PROBE = "probe"  # one message at a time, to find where the logs match
     REPLICATE = "replicate"  # pipelined, without waiting for answers
     READ = "read"  # one at a time, from disk; the answer says how much was sent
-    SNAPSHOT = "snapshot"  # the leader's log does not go back so far
+    SNAPSHOT = "snapshot"  # the leader's log does not go back so far (quorum_features)
 
 
 @define
@@ -33,8 +33,6 @@ class FollowerProgress:
     is_known: bool = False  # *match* was confirmed in this term
     sent: int = 0  # where the last message ended
     told_commit: int = 0  # in the last message
-    told_round: int = 0  # in the last message
-    round: int = 0  # the latest read round that it answered
     in_flight: deque[int] = Factory(deque)  # the ends of what was sent in REPLICATE, in order
     retry_at: int = NEVER  # when messages in flight count as lost; NEVER if none are
 
@@ -53,7 +51,7 @@ class FollowerProgress:
     def rest(self) -> None:
         """Forget messages in flight to a dead follower; it is probed when it is back."""
         self.probe(self.match if self.is_known else self.next)
-        self.told_commit = self.told_round = 0
+        self.told_commit = 0
 
     def replicate(self) -> None:
         """Begin to pipeline: the logs match."""

@@ -1,1 +1,1 @@
-"""What a source reads from."""
+"""Logs that a source reads: of a cluster, or of a folder."""

@@ -1,6 +1,6 @@
-"""What a source reads from: a cluster through a client, or a folder from its files.
+"""Reads the log of a cluster through a client, and opens the log for a URL.
 
-Both are made from an address in whatever process needs one.
+Each process opens its own log from the URL.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pymq.spark.options import SourceOptions
 from pymq.spark.planning import Range
 from pymq.spark.process import client, process_cache
 
-POLL_MS = 1000  # how long a fetch waits for what is not there yet
+POLL_MS = 1000  # how long a fetch waits for new records
 
 
 class ClusterLog:
-    """A log behind a client."""
+    """The log of a cluster, read through a client."""
 
     def __init__(self, mq: Client, timeout_s: float) -> None:
         self._client = mq
@@ -65,7 +65,7 @@ class ClusterLog:
         }
 
     def begin(self, wanted: Range, fetch_bytes: int) -> Call | None:
-        """Ask for what :meth:`read` will wait for, if it is known whom to ask."""
+        """Send the fetch whose answer :meth:`read` waits for; None if the leader is unknown."""
         topic, partition, position, end, topic_id = wanted
         ask = partial(_fetch, topic, partition, position, end, fetch_bytes, topic_id)
         return self._questions.begin(topic, partition, ask)
@@ -73,7 +73,7 @@ class ClusterLog:
     def read(
         self, wanted: Range, fetch_bytes: int, begun: Call | None = None
     ) -> Iterator[EncodedBatch]:
-        """As :class:`TopicLog`; *begun* is what :meth:`begin` has made of the same range."""
+        """As :class:`TopicLog`; *begun* is the result of :meth:`begin` for the same range."""
         topic, partition, position, end, topic_id = wanted
         until = self._client.driver.monotonic() + self._timeout_s
         while position < end:
@@ -89,7 +89,7 @@ class ClusterLog:
             begun = None
             if batches:
                 position = batches[-1].end_offset
-                if position < end:  # The next answer comes while this one is worked on.
+                if position < end:  # Fetch ahead while the caller works on these.
                     begun = self.begin(wanted._replace(start=position), fetch_bytes)
                 for batch in batches:
                     yield batch.verify().at(topic, partition)
@@ -102,10 +102,10 @@ class ClusterLog:
 
 
 def _overtaken(wanted: Range, error: OffsetOutOfRange) -> OffsetOutOfRange:
-    """What a broker says of an offset that it has no more, as :class:`TopicLog` says it."""
+    """Convert a broker's error for a removed offset to the one that :class:`TopicLog` raises."""
     start = error.details.get("log_start")
     if not isinstance(start, int) or start <= wanted.start:
-        return error  # It is beyond the end, and nothing is there to go on with.
+        return error  # The offset is beyond the end: no later start to offer.
     place = f"{wanted.topic}/{wanted.partition}"
     return OffsetOutOfRange(f"{place} begins at offset {start}, after {wanted.start}", start=start)
 
@@ -117,28 +117,28 @@ def _fetch(
 
 
 def is_folder(url: str) -> bool:
-    """Whether an address is a folder's."""
+    """Whether the URL names a folder."""
     return "://" not in url and not is_memory(url)
 
 
 def is_memory(url: str) -> bool:
-    """Whether an address is of a queue that lives in its own process alone."""
+    """Whether the URL names a queue in memory, which only its own process can read."""
     return url.startswith("memory:")
 
 
 @contextmanager
 def open_log(options: SourceOptions) -> Iterator[TopicLog]:
-    """The log that a source was asked for, as of now; this process keeps it for the next time.
+    """Open the source's log in its present state; this process caches it for later calls.
 
     Raises:
-        ConfigError: it cannot be read from another process.
+        ConfigError: the queue is in memory, so other processes cannot read it.
     """
     if is_memory(options.url):
         raise ConfigError("option 'url': what is in memory can be read by its own process alone")
     if not is_folder(options.url):
         yield ClusterLog(client(options.url), options.timeout_s)
         return
-    from pymq.spark.log.folder_log import FolderLog  # only now: it loads sqlite3
+    from pymq.spark.log.folder_log import FolderLog  # lazy: it loads sqlite3
 
     folders: dict[str, FolderLog] = process_cache("folders")
     if options.url not in folders:

@@ -1,7 +1,7 @@
-"""An embedded queue's folder, read from its files: no broker, no lock, no process but one's own.
+"""Reads an embedded queue's folder from its files, without a broker and without locks.
 
-What is sealed never changes. The open block may grow while it is read, and may be sealed: whoever
-writes goes on as if nobody was there. A batch that is not whole yet is not there yet.
+Sealed blocks never change. The owner may append to the open block, or seal it, during a read. A
+reader ignores an incomplete last batch.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ from pymq.store.file.folder import INDEX, Folder
 from pymq.store.file.os_files import OsFiles
 
 CKPT = ".ckpt"
-TRIES = 5  # a copy of the metadata that was taken in the middle of a change does not add up
+TRIES = 5  # a copy of the metadata taken during a change is inconsistent
 SETTLED_NS = 2_000_000_000
-READ_BYTES = 512 << 10  # at once: they are still in the cache when they are checked and copied
+READ_BYTES = 512 << 10  # per read: small enough to be in the CPU cache when checked and copied
 
-State = tuple[tuple[int, int, int], ...]  # of each file: its number, its size, its time
+State = tuple[tuple[int, int, int], ...]  # of each file: inode, size, mtime
 
 
 def metadata_state(path: str) -> State:
-    """What differs when the metadata at *path* has changed; empty when there is none."""
+    """Return a fingerprint that changes with the metadata at *path*; empty if there is none."""
     found = []
     for name in (path, path + "-wal"):
         try:
-            # Not `os.stat`: opening asks a file server, which may be a while behind otherwise.
+            # Not `os.stat`: on a network file system only opening refreshes the attributes.
             with open(name, "rb") as file:
                 about = os.fstat(file.fileno())
         except OSError:
-            continue  # What cannot be read is complained of when it is needed.
+            continue  # A file that cannot be read raises when it is needed.
         found.append((about.st_ino, about.st_size, about.st_mtime_ns))
     return tuple(found)
 
 
 def is_settled(state: State, looked_ns: int) -> bool:
-    """Whether a later change would differ: times of files only advance every few milliseconds."""
+    """Whether the files are old enough: mtimes are coarse, so a recent file may change unseen."""
     return all(looked_ns - changed > SETTLED_NS for _, _, changed in state)
 
 
 class FolderLog:
-    """The log in an embedded folder, as its files have it.
+    """The log in an embedded folder, read from its files.
 
-    Which topics and blocks there are is read once, and again after :meth:`look`.
+    Topics and blocks are read once, and again by :meth:`look`.
     """
 
     def __init__(self, path: str) -> None:
@@ -71,26 +71,26 @@ class FolderLog:
         self._folder = Folder(path, self._files)
         self._image: Image | None = None
         self._metadata = os.path.join(path, METADATA)
-        self._state: State = ()  # of the metadata that the image is of
-        self._looked_ns = 0  # when that was
+        self._state: State = ()  # of the metadata that the image shows
+        self._looked_ns = 0  # when that state was read
 
     def look(self) -> None:
-        """Have what there is now; it is read again only if anything may have changed."""
+        """Refresh the image; reads the metadata only if it may have changed."""
         state = metadata_state(self._metadata)
         if state != self._state or not is_settled(state, self._looked_ns):
             self._image = None
 
-    # --- what there is --------------------------------------------------------------------------
+    # --- topics and offsets ---------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The names of all topics but the internal ones."""
+        """Return the names of all topics except internal ones."""
         return sorted(name for name in self._tree().topics if not name.startswith(INTERNAL_PREFIX))
 
     def topic(self, name: str) -> Topic:
-        """A topic.
+        """Describe a topic.
 
         Raises:
-            UnknownTopic: there is none of that name.
+            UnknownTopic: no topic has that name.
         """
         found = self._tree().topic(name)
         return Topic(found.node.id, tuple(found.partitions))
@@ -98,7 +98,7 @@ class FolderLog:
     def bounds(
         self, topic: str, partitions: Sequence[str], topic_id: str = ""
     ) -> Mapping[str, tuple[int, int]]:
-        """Where the partitions start and end."""
+        """Return the start and end offsets of the partitions."""
         found = {}
         for partition in partitions:
             blocks = self._blocks(topic, partition, topic_id)
@@ -110,7 +110,7 @@ class FolderLog:
     def at_time(
         self, topic: str, partitions: Sequence[str], timestamp_ms: int, topic_id: str = ""
     ) -> Mapping[str, int]:
-        """The first offset that is not older than a time; the end when all are."""
+        """Return the first offset at or after a time; the end if all records are older."""
         return {each: self._at_time(topic, each, timestamp_ms, topic_id) for each in partitions}
 
     def _at_time(self, topic: str, partition: str, timestamp_ms: int, topic_id: str) -> int:
@@ -121,7 +121,7 @@ class FolderLog:
                 continue
             end = block.end if block.end is not None else self._end(id, block)
             for batch in self._read(id, block.start, end, 1 << 20):
-                if batch.header.max_timestamp >= timestamp_ms and not batch.is_control:
+                if batch.header.max_timestamp >= timestamp_ms and not batch.header.is_hidden:
                     for offset, time in zip(batch.offsets, batch.timestamps, strict=True):
                         if time >= timestamp_ms:
                             return offset
@@ -152,7 +152,7 @@ class FolderLog:
     def _blocks(self, topic: str, partition: str, topic_id: str) -> list[tuple[BlockId, BlockNode]]:
         found = self._tree().topic(topic)
         if topic_id not in ("", found.node.id):
-            why = "was deleted and made again: it is not the one that was asked about"
+            why = "was deleted and created again since the request"
             raise UnknownTopic(f"topic {topic!r} {why}")
         image = found.partitions.get(partition)
         if image is None:
@@ -160,14 +160,14 @@ class FolderLog:
         name = partial(BlockId, found.node.id, image.node.index)
         return [(name(block.number), block) for block in image.blocks.values()]
 
-    # --- what is in it --------------------------------------------------------------------------
+    # --- records --------------------------------------------------------------------------------
 
     def read(self, wanted: Range, fetch_bytes: int) -> Iterator[EncodedBatch]:
-        """All batches that have something of a range, checked, in order.
+        """Yield all batches that overlap a range, CRC checked, in order.
 
         Raises:
-            OffsetOutOfRange: what the range begins with is not there any more.
-            UnknownTopic: nor is its topic; it may have been made again.
+            OffsetOutOfRange: the start of the range has been removed.
+            UnknownTopic: the topic was deleted, perhaps created again.
             CorruptBlock: a file is damaged.
         """
         position = wanted.start
@@ -180,7 +180,8 @@ class FolderLog:
                 position = batch.end_offset
             if position < end:
                 self._image = None
-                self._blocks_from(wanted, position)  # Retention may have taken the file meanwhile.
+                # Retention may have removed the file meanwhile.
+                self._blocks_from(wanted, position)
                 path = self._folder.file(id)
                 raise corrupt(path, 0, position, f"it ends before offset {end}")
 
@@ -195,7 +196,7 @@ class FolderLog:
         return blocks
 
     def _read(self, id: BlockId, start: int, end: int, size: int) -> Iterator[EncodedBatch]:
-        """The batches of one block that reach beyond *start* and begin before *end*."""
+        """Yield the batches of one block that overlap ``range(start, end)``."""
         with self._open(id) as handle:
             if handle < 0:
                 return
@@ -217,7 +218,7 @@ class FolderLog:
                     return
 
     def _seek(self, id: BlockId, handle: int, offset: int) -> int:
-        """Where in the file to look for *offset*: a batch that begins at or before it."""
+        """Return the position of a batch that begins at or before *offset*."""
         first = self._head_size(id, handle)
         for suffix in (INDEX, CKPT):
             known = self._known(id, suffix)
@@ -226,14 +227,14 @@ class FolderLog:
         return first
 
     def _end(self, id: BlockId, block: BlockNode) -> int:
-        """Where the open block ends now: after its last whole batch.
+        """Return where the open block ends now: after its last complete batch.
 
-        What follows that batch is the zeros that the owner writes ahead, or a batch that is being
-        written. A batch may itself end in zeros, so the file is read from the front.
+        Behind it are preallocated zeros or an incomplete batch. A batch may itself end in zeros, so
+        this reads the file from the front.
         """
         with self._open(id) as handle:
             if handle < 0:
-                return block.start  # Nothing was appended yet.
+                return block.start  # The block is empty.
             first = self._head_size(id, handle)
             pread = partial(self._pread, handle)
             known = self._known(id, CKPT)
@@ -245,7 +246,7 @@ class FolderLog:
 
     @contextmanager
     def _open(self, id: BlockId) -> Iterator[int]:
-        """The file of a block, open for reading; -1 when there is none."""
+        """Open the file of a block for reading; -1 if there is none."""
         path = self._folder.file(id)
         try:
             handle = self._files.open_readonly(path)
@@ -270,7 +271,7 @@ class FolderLog:
             raise corrupt(self._folder.file(id), 0, 0, f"file header: {error.message}") from None
 
     def _known(self, id: BlockId, suffix: str) -> Known | None:
-        """What a small file beside the block says; None when there is none that is sound."""
+        """Read a small file beside the block; None if it is missing or damaged."""
         try:
             with open(self._folder.file(id, suffix), "rb") as file:
                 return Known.from_bytes(file.read())

@@ -1,4 +1,4 @@
-"""What a source reads from, whatever that is: the protocol of :mod:`~.logs` and :mod:`~.folder`."""
+"""The interface of the logs that a source reads."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from pymq.spark.planning import Range
 
 @value
 class Topic:
-    """A topic as of now."""
+    """A topic in its present state."""
 
     id: str
     partitions: tuple[str, ...]
 
 
 class TopicLog(Protocol):
-    """Where records come from."""
+    """The log that a source reads."""
 
     def topics(self) -> list[str]:
-        """The names of all topics but the internal ones."""
+        """Return the names of all topics except internal ones."""
         ...
 
     def topic(self, name: str) -> Topic:
-        """A topic.
+        """Describe a topic.
 
         Raises:
-            UnknownTopic: there is none of that name.
+            UnknownTopic: no topic has that name.
         """
         ...
 
     def bounds(
         self, topic: str, partitions: Sequence[str], topic_id: str = ""
     ) -> Mapping[str, tuple[int, int]]:
-        """Where the partitions start and end now.
+        """Return the present start and end offsets of the partitions.
 
         Raises:
-            UnknownTopic: there is none of that name, or not the one with that id any more.
+            UnknownTopic: no topic has that name, or it now has another id.
         """
         ...
 
     def at_time(
         self, topic: str, partitions: Sequence[str], timestamp_ms: int, topic_id: str = ""
     ) -> Mapping[str, int]:
-        """The first offset that is not older than a time; the end when all are."""
+        """Return the first offset at or after a time; the end if all records are older."""
         ...
 
     def read(self, wanted: Range, fetch_bytes: int) -> Iterator[EncodedBatch]:
-        """All batches that have something of a range, checked, in order.
+        """Yield all batches that overlap a range, CRC checked, in order.
 
         Raises:
-            OffsetOutOfRange: what the range begins with is not there any more.
-            UnknownTopic: nor is its topic; it may have been made again.
+            OffsetOutOfRange: the start of the range has been removed.
+            UnknownTopic: the topic was deleted, perhaps created again.
         """
         ...

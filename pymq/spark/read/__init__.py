@@ -1,1 +1,1 @@
-"""Reading, as a table and as a stream."""
+"""The source: batch and streaming queries."""

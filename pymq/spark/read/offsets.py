@@ -1,7 +1,7 @@
-"""How far a query has read, as JSON that is the same text whenever it means the same.
+"""Positions of a query as canonical JSON: equal positions give equal text.
 
-Spark compares the text, not what it means. It is Kafka's shape, and under the key ``@`` the id of
-each topic: one that was deleted and made again is another topic, whatever its offsets are::
+Spark compares the text. The shape is Kafka's, plus the id of each topic under the key ``@``: a
+topic that was deleted and created again is another topic, whatever its offsets are::
 
     {"@": {"orders": "3f2a9c10..."}, "orders": {"0": 123, "1": 456}}
 """
@@ -18,19 +18,19 @@ IDS = "@"  # no topic has this name
 
 
 def order(partition: str) -> tuple[int, int | str]:
-    """The key by which partitions are sorted: numbers as numbers, before names."""
+    """Return the sort key of a partition: numbers by value, before names."""
     return (0, int(partition)) if partition.isdecimal() else (1, partition)
 
 
 @value
 class Position:
-    """How far each partition of each topic has been read."""
+    """The next offset to read of each partition, and the id of each topic."""
 
     ids: Mapping[str, str]  # by topic
     offsets: Mapping[tuple[str, str], int]  # by (topic, partition)
 
     def to_json(self) -> dict[str, Any]:
-        """What Spark is to keep; always in the same order."""
+        """Return the JSON for Spark's checkpoint, in canonical order."""
         found: dict[str, Any] = {IDS: {topic: self.ids[topic] for topic in sorted(self.ids)}}
         for topic in sorted({topic for topic, _ in self.offsets}):
             partitions = sorted((p for t, p in self.offsets if t == topic), key=order)
@@ -39,10 +39,10 @@ class Position:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Position:
-        """Read what Spark kept.
+        """Parse JSON from Spark's checkpoint.
 
         Raises:
-            InvalidRequest: it is not what this source wrote.
+            InvalidRequest: this source did not write it.
         """
         try:
             ids = {str(topic): str(id) for topic, id in found[IDS].items()}
@@ -60,5 +60,5 @@ class Position:
         return cls(ids, offsets)
 
     def sorted(self) -> Iterable[tuple[tuple[str, str], int]]:
-        """The partitions with their offsets, always in the same order."""
+        """Return the partitions with their offsets, in canonical order."""
         return sorted(self.offsets.items(), key=lambda item: (item[0][0], order(item[0][1])))

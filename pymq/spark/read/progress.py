@@ -1,4 +1,4 @@
-"""How far a running query is behind what it reads."""
+"""The lag of a running query."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 def lag(query: StreamingQuery | StreamingQueryProgress) -> dict[str, dict[str, int]]:
-    """How many records of each partition a query had not read when it told of itself last.
+    """Return the lag, in records, of each partition in a query's last progress report.
 
-    Takes a query, or the progress that a listener is told. The result is by topic and partition;
-    it is empty before the end of a query's first batch. Of several sources of one partition the one
-    that is farther behind counts.
+    Takes a query, or the progress that a listener receives. The result is keyed by topic and
+    partition; it is empty before the end of a query's first batch. If several sources read a
+    partition, the largest lag counts.
     """
     progress = query.lastProgress if hasattr(query, "lastProgress") else query
     found: dict[str, dict[str, int]] = {}
     for source in progress.sources if progress is not None else ():
         at, latest = _position(source.endOffset), _position(source.latestOffset)
         if at is None or latest is None:
-            continue  # It is of another kind, or has read nothing yet.
+            continue  # Another kind of source, or nothing read yet.
         for (topic, partition), end in latest.sorted():
-            # A topic that was made again has the offsets of another one.
+            # A topic that was created again has unrelated offsets.
             is_same = at.ids.get(topic) == latest.ids[topic]
             start = at.offsets.get((topic, partition), 0) if is_same else 0
             waiting = found.setdefault(topic, {})
@@ -35,6 +35,6 @@ def lag(query: StreamingQuery | StreamingQueryProgress) -> dict[str, dict[str, i
 
 
 def _position(text: str | None) -> Position | None:
-    """What a source of pymq has said; None when it was another source."""
+    """Parse the position of a pymq source; None for other sources."""
     tree = json.loads(text) if text else None
     return Position.from_json(tree) if isinstance(tree, dict) and IDS in tree else None

@@ -1,7 +1,7 @@
-"""Reading, as a table and as a stream.
+"""Readers for batch and streaming queries.
 
-Spark makes a new object of these classes for nearly every call, in several processes, and what they
-share is pickled. So they hold options and positions, and get their log anew where they need it.
+Spark creates these objects anew for nearly every call, in several processes, and pickles them. So
+they hold only options and positions, and open their log where they need it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pymq.spark.process import Prompt, settle
 from pymq.spark.read.offsets import Position
 from pymq.spark.read.subscription import Bounds, chosen, resolve
 
-ARROW_BYTES = 2 << 20  # of record batches that make an Arrow batch
+ARROW_BYTES = 2 << 20  # of record batches per Arrow batch
 ARROW_ROWS = 50_000
 
 log_ = logging.getLogger("pymq.spark")
@@ -39,13 +39,13 @@ log_ = logging.getLogger("pymq.spark")
 
 @dataclass
 class ReadTask(InputPartition):
-    """What one task reads."""
+    """The ranges that one task reads."""
 
     ranges: tuple[Range, ...]
 
 
 class TableReader(Prompt, DataSourceReader):
-    """Reads what there was when the query was planned."""
+    """Reads the records that existed when the query was planned."""
 
     def __init__(
         self, options: SourceOptions, schema: StructType, slots: int | None = None
@@ -56,7 +56,7 @@ class TableReader(Prompt, DataSourceReader):
         _check_schema(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks; Spark asks once a query."""
+        """Plan the tasks; Spark calls this once per query."""
         options = self._options
         with open_log(options) as log:
             topics = chosen(log, options)
@@ -72,7 +72,7 @@ class TableReader(Prompt, DataSourceReader):
 
 
 class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what comes; positions are kept in the query's checkpoint and nowhere else."""
+    """Reads new records; only the query's checkpoint keeps positions."""
 
     def __init__(
         self, options: SourceOptions, schema: StructType, slots: int | None = None
@@ -80,11 +80,11 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._slots = slots
-        self._target: Position | None = None  # of a query that ends when it is there
+        self._target: Position | None = None  # end of an ``availableNow`` query
         _check_schema(schema)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins."""
+        """Return the start of a query without a checkpoint."""
         with open_log(self._options) as log:
             topics = chosen(log, self._options)
             bounds = Bounds.of(log, topics)
@@ -93,24 +93,24 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Position(bounds.ids, start).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """How much a batch may have."""
+        """Return the limit of a batch."""
         most = self._options.max_offsets
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """The query ends when it has read what is there now."""
+        """Fix the present end of the log as the query's end."""
         with open_log(self._options) as log:
             self._target = self._latest(log)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Where the log ends now, for the query's progress."""
+        """Return the present end of the log, for the query's progress."""
         with open_log(self._options) as log:
             return self._latest(log).to_json()
 
     def latestOffset(
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Where the next batch ends; never before where it begins."""
+        """Return the end of the next batch, never before its start."""
         with open_log(self._options) as log:
             target = self._target or self._latest(log)
             if start is None:
@@ -119,8 +119,8 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = self._first(log, begin, target)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         ends = planning.limit(first, target.offsets, most)
-        # What is not there any more stays in the position: if it comes back, it is no news. But
-        # of a topic that was made again nothing of the old one means anything.
+        # Keep the offsets of partitions that have gone: if they return, they are not new. Drop
+        # those of a topic that was created again: its old offsets mean nothing.
         ids = {**begin.ids, **target.ids}
         kept = {
             place: offset
@@ -132,7 +132,7 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: Mapping[str, Any], end: Mapping[str, Any]
     ) -> Sequence[InputPartition]:
-        """The tasks of a batch; after a crash Spark asks for the same batch again."""
+        """Plan the tasks of a batch; after a crash Spark repeats the same batch."""
         begin, finish = Position.from_json(start), Position.from_json(end)
         with open_log(self._options) as log:
             first = self._first(log, begin, finish)
@@ -143,10 +143,10 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._options, self._schema, partition)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Spark has a batch in its checkpoint, which is the only place that counts."""
+        """Do nothing: Spark's checkpoint has the batch, and only that counts."""
 
     def stop(self) -> None:
-        """Spark does not always call it, so nothing depends on it."""
+        """Do nothing: Spark does not always call this."""
 
     def _latest(self, log: TopicLog) -> Position:
         topics = chosen(log, self._options)
@@ -154,10 +154,10 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Position(bounds.ids, bounds.ends)
 
     def _first(self, log: TopicLog, begin: Position, finish: Position) -> dict[Place, int]:
-        """Where each partition of *finish* is to be read from.
+        """Return the start offset of each partition of *finish*.
 
         Raises:
-            OffsetOutOfRange: records were lost, and that is to be an error.
+            OffsetOutOfRange: records were lost, and ``failOnDataLoss`` is set.
         """
         options = self._options
         found: dict[Place, int] = {}
@@ -166,7 +166,8 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
             if topic in begin.ids:
                 _lost(
                     options,
-                    f"topic {topic} was deleted and made again: it had the id {begin.ids[topic]} "
+                    f"topic {topic} was deleted and created again: it had the id "
+                    f"{begin.ids[topic]} "
                     f"and has {finish.ids[topic]}",
                 )
         missing: dict[str, list[str]] = {}
@@ -176,7 +177,7 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
             else:
                 found[topic, partition] = begin.offsets[topic, partition]
         for topic, partitions in missing.items():
-            # A partition that is new to the query is read from its beginning.
+            # Read a partition that is new to the query from its beginning.
             try:
                 bounds = log.bounds(topic, partitions, finish.ids[topic])
             except UnknownTopic as error:
@@ -224,7 +225,7 @@ def _read(
     options: SourceOptions, schema: StructType, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, ReadTask):
-        return  # Spark makes one task for a query without any, and gives it nothing.
+        return  # For a query without tasks Spark runs one, with None.
     names = [field.name for field in schema.fields]
     gathered = columns.ArrowColumns(names, columns.arrow_schema(schema))
     with open_log(options) as log:
@@ -242,13 +243,13 @@ def _batches(options: SourceOptions, log: TopicLog, wanted: Range) -> Iterator[A
     while True:
         try:
             for batch in log.read(wanted, options.fetch_bytes):
-                if not batch.is_control and len(batch):
+                if not batch.header.is_hidden and len(batch):
                     yield batch
         except (UnknownTopic, UnknownPartition) as error:
             _lost(options, str(error))
             return
         except OffsetOutOfRange as error:
-            # What is lost begins where the next batch would have: none is handed on twice.
+            # The gap begins at the next batch, so no batch is yielded twice.
             _lost(options, str(error))
             start = error.details.get("start")
             if not isinstance(start, int) or start >= wanted.end:
@@ -262,6 +263,6 @@ def _lost(options: SourceOptions, what: str) -> None:
     if options.fail_on_data_loss:
         raise OffsetOutOfRange(
             f"{what}; records are lost for this query. With the option 'failOnDataLoss' set to "
-            "'false' it goes on without them"
+            "'false' it continues without them"
         )
-    log_.warning("%s; the query goes on without those records", what)
+    log_.warning("%s; the query continues without these records", what)

@@ -1,4 +1,4 @@
-"""Which partitions a query reads, and where in them it begins and ends."""
+"""Resolves which partitions a query reads, and their start and end offsets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pymq.spark.write.staging import PREFIX
 
 
 def chosen(log: TopicLog, options: SourceOptions) -> dict[str, Topic]:
-    """The topics that were asked for, with those of their partitions that were.
+    """Return the subscribed topics with their subscribed partitions.
 
     Raises:
-        UnknownTopic, UnknownPartition: one that was asked for by name is not there.
+        UnknownTopic, UnknownPartition: a topic or partition named in the options does not exist.
     """
     if options.pattern is not None:
         pattern = re.compile(options.pattern)
@@ -48,7 +48,7 @@ def chosen(log: TopicLog, options: SourceOptions) -> dict[str, Topic]:
 
 @value
 class Bounds:
-    """Where the partitions start and end as of now."""
+    """The present start and end offsets of partitions."""
 
     starts: dict[Place, int]
     ends: dict[Place, int]
@@ -56,7 +56,7 @@ class Bounds:
 
     @classmethod
     def of(cls, log: TopicLog, topics: Mapping[str, Topic]) -> Bounds:
-        """Ask the log."""
+        """Read the bounds of *topics* from the log."""
         starts: dict[Place, int] = {}
         ends: dict[Place, int] = {}
         for name, topic in topics.items():
@@ -68,11 +68,11 @@ class Bounds:
 def resolve(
     log: TopicLog, bounds: Bounds, where: PartitionPoints, *, is_end: bool, options: SourceOptions
 ) -> dict[Place, int]:
-    """Offsets for where a query begins, or ends.
+    """Return the offsets at which a query begins, or ends.
 
     Raises:
-        ConfigError: it names a partition that is not read, or a time after the last record.
-        OffsetOutOfRange: it begins before the log does, and that is to be an error.
+        ConfigError: *points* names a partition that is not read, or a time after the last record.
+        OffsetOutOfRange: the start is before the log start, and ``failOnDataLoss`` is set.
     """
     for (topic, partition), point in where.points.items():
         if (topic, partition) not in bounds.ends:

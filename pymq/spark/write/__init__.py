@@ -1,1 +1,1 @@
-"""Writing, as a table and as a stream."""
+"""The sink: batch and streaming queries, and producers inside tasks."""

@@ -1,7 +1,7 @@
-"""Byte strings of one length, which most streams have: a table of bytes, handled all at once.
+"""Encodes and hashes columns of byte strings of one length with numpy, without work per value.
 
-What is in here makes the same as the plain functions of :mod:`pymq.core.batch.columns` and
-:mod:`pymq.hash.partitioner`, which take one value after the other.
+The results equal those of :mod:`pymq.core.batch.columns` and :mod:`pymq.hash.partitioner`, which
+take one value after the other.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import pyarrow as pa
 from pymq.core.batch import columns
 from pymq.hash.partitioner import MAX_PARTITIONS, key_partitions
 
-HASHED_BYTES = 16  # longer keys are hashed as fast one by one
+HASHED_BYTES = 16  # hashing one by one is as fast for longer keys
 
 Cells = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 
 def cells(column: pa.ChunkedArray) -> Cells | None:
-    """A column of byte strings as a table with a row for each; None when their lengths differ."""
+    """Return a column of byte strings as a table, one row each; None if their lengths differ."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     count = len(array)
     if not count or array.null_count:
@@ -36,7 +36,7 @@ def cells(column: pa.ChunkedArray) -> Cells | None:
 
 
 def encode(column: pa.ChunkedArray) -> bytes:
-    """The column of a record batch that holds these byte strings or nulls."""
+    """Encode these byte strings or nulls as a column of a record batch."""
     found = cells(column)
     if found is None:
         return columns.encode_bytes(plain(column))
@@ -52,27 +52,27 @@ def encode(column: pa.ChunkedArray) -> bytes:
 
 
 def plain(column: pa.ChunkedArray) -> list[Any]:
-    """A column as a list; this takes a third of what ``to_pylist`` does."""
+    """Return a column as a list, in a third of the time of ``to_pylist``."""
     return column.to_numpy().tolist()  # type: ignore[no-any-return] # numpy has no types for it
 
 
 def partitions(keys: pa.ChunkedArray, count: int) -> np.ndarray[Any, Any]:
-    """Of *count* partitions, the index of each key's; of a null, that of the empty key."""
+    """Return the partition index of each key, of *count* partitions; nulls count as empty keys."""
     found = cells(keys)
     if found is None or found.shape[1] > HASHED_BYTES:
         return np.array(key_partitions([key or b"" for key in plain(keys)], count))
-    # A CRC is linear: that of a key is the sum of what each of its bytes gives where it stands.
+    # A CRC is linear: a key's CRC is the XOR of one term per byte and place.
     empty, tables = _crc_tables(found.shape[1])
     crcs = np.full(len(found), empty, np.uint32)
     for table, byte in zip(tables, np.ascontiguousarray(found.T), strict=True):
-        crcs ^= table.take(byte, mode="wrap")  # which spares a check of what cannot be too large
+        crcs ^= table.take(byte, mode="wrap")  # which saves a bounds check
     found_at: np.ndarray[Any, Any] = crcs % MAX_PARTITIONS % count
     return found_at
 
 
 @lru_cache(HASHED_BYTES)
 def _crc_tables(size: int) -> tuple[int, np.ndarray[Any, Any]]:
-    """The CRC of *size* zeros, and by how much each value of each byte changes it."""
+    """Return the CRC of *size* zeros, and the change that each byte value makes at each place."""
     empty, made = crc32(bytes(size)), np.zeros((size, 256), np.uint32)
     for place in range(size):
         for byte in range(256):

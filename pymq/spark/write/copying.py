@@ -1,6 +1,6 @@
-"""Brings what was decided to where it belongs, from wherever a crash has left it.
+"""Copies decided batches from the staging topic to their targets; resumes after a crash.
 
-Brokers copy what they lead on both sides themselves; what is left goes through this process.
+A broker that leads both partitions copies by itself; all other batches go through this process.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, zip_longest
 
+from pymq.client.admin.appends import ON_THEIR_WAY, Appends, mode, sequences
 from pymq.client.client import Client
 from pymq.client.router import Call
 from pymq.core import message as msg
 from pymq.core.batch.record import EncodedBatch
-from pymq.core.metadata.nodes import TopicMetadata
+from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.values import value
 from pymq.errors import DuplicateSequence, InternalError, OutOfOrderSequence, UnknownTopic
 from pymq.spark.log.cluster_log import ClusterLog
 from pymq.spark.planning import Place, Range
-from pymq.spark.write.appends import ON_THEIR_WAY, Appends, mode, sequences
 from pymq.spark.write.staging import StagedPiece
 
 FETCH_BYTES = 4 << 20
-AHEAD = 5  # staged batches that are asked for before they are needed
+AHEAD = 5  # staged batches fetched ahead
 ON_THEIR_WAY_MAX = 32  # of all partitions, each of up to a megabyte
-PIECES = 32  # that a broker is asked to copy at once, for one partition
-TRIES = 20  # that another process, which is doing the same, gets in between
+PIECES = 32  # per copy request, for one partition
+TRIES = 20  # each is lost to another process that copies the same batches
 
-Numbered = tuple[int, StagedPiece]  # what is to be copied, and the sequence of its first record
+Numbered = tuple[int, StagedPiece]  # sequence of its first record, batch
 
 
 @value
 class BatchWriter:
-    """Under whose numbers something is appended."""
+    """The producer id and epoch of appends."""
 
     producer: int
     epoch: int
@@ -41,7 +41,7 @@ class BatchWriter:
 
 @value
 class Target:
-    """One partition that is written to."""
+    """A partition that a decision writes to."""
 
     place: Place
     topic_id: str
@@ -49,7 +49,7 @@ class Target:
 
 
 class StagedCopy:
-    """Copies staged batches; each is there once, however often and from wherever it is begun."""
+    """Copies staged batches; each is appended once, even if several runs or processes copy it."""
 
     def __init__(
         self,
@@ -70,27 +70,28 @@ class StagedCopy:
         self._timeout_s = timeout_s
 
     def run(self) -> None:
-        """Copy what is missing.
+        """Copy the batches that are missing in their targets.
 
         Raises:
-            ProducerFenced: another process has taken over; it goes on.
+            ProducerFenced: another process has taken over and finishes the copy.
         """
         if rest := self._missing():
-            with suppress(UnknownTopic):  # Another process has been at it, perhaps to the end.
+            # Another process has finished the copy and deleted the stage.
+            with suppress(UnknownTopic):
                 self._ask(rest)
         tries = TRIES
         while rest := self._missing():
             try:
                 self._append(rest)
             except (DuplicateSequence, OutOfOrderSequence, UnknownTopic):
-                # Another process has been at it, perhaps to the end, or what an answer did not come
-                # for was written, and too much after it: look how far it got.
+                # Another process copies, too, or has finished; or a batch whose answer was lost
+                # was appended, and too many after it. Ask for the sequences again.
                 tries -= 1
                 if not tries:
                     raise
 
     def _missing(self) -> dict[Place, list[Numbered]]:
-        """What is to be copied to each partition, in order, with its sequences."""
+        """Return the batches that each partition still lacks, in order, with their sequences."""
         found: dict[Place, list[Numbered]] = {}
         begun = self._begun()
         position = dict.fromkeys(begun, 0)
@@ -103,13 +104,13 @@ class StagedCopy:
                 topic, partition = piece.place
                 raise InternalError(
                     f"{topic}/{partition} has {done} records of a batch that has a border at {at}: "
-                    "it has lost what it had acknowledged, or forgotten its producers"
+                    "it has lost acknowledged records, or its producer state"
                 )
             found.setdefault(piece.place, []).append((start + at, piece))
         return found
 
     def _begun(self) -> dict[Place, tuple[int, int]]:
-        """At which sequence the records of each partition begin, and how many of them it has."""
+        """Return for each partition the first sequence and the number of records already copied."""
         by_topic: dict[str, list[Target]] = {}
         for target in self._targets:
             by_topic.setdefault(target.place[0], []).append(target)
@@ -119,15 +120,16 @@ class StagedCopy:
             names = [target.place[1] for target in targets]
             now = sequences(self._questions, topic, names, self._writer.producer, self._timeout_s)
             for target in targets:
-                # A topic that was made anew knows of none.
+                # A topic that was created again has none.
                 start = target.start if target.topic_id == id else 0
                 found[target.place] = start, now[target.place[1]] - start
         return found
 
     def _ask(self, rest: dict[Place, list[Numbered]]) -> None:
-        """Have the brokers copy what they lead themselves, without a way through this process.
+        """Ask brokers to copy between partitions that they lead, so that no data passes this
+        process.
 
-        What they do not do, for whatever reason, is still missing afterwards.
+        Batches that they do not copy stay missing; :meth:`_append` copies those.
         """
         known = self._topics(rest)
         stage = self._questions.topic_metadata(self._stage, self._timeout_s)
@@ -177,15 +179,15 @@ class StagedCopy:
         return self._questions.begin(name, partition, make)
 
     def _topics(self, rest: Iterable[Place]) -> dict[str, TopicMetadata]:
-        """The topics that are copied to."""
+        """Return the metadata of the target topics."""
         names = dict.fromkeys(topic for topic, _ in rest)
         return {name: self._questions.topic_metadata(name, self._timeout_s) for name in names}
 
     def _append(self, rest: dict[Place, list[Numbered]]) -> None:
-        """Copy all that is left, of each partition in turn.
+        """Copy the remaining batches, one of each partition in turn.
 
-        Some batches are read while others are written. Each has its sequence, so that of those that
-        follow one that was lost none is taken.
+        Reads overlap with appends. If a batch is lost, the sequences make the broker refuse those
+        behind it.
         """
         known = self._topics(rest)
         turns = [each for each in chain(*zip_longest(*rest.values())) if each is not None]
@@ -199,7 +201,7 @@ class StagedCopy:
         appends.flush()
 
     def _staged(self, pieces: Sequence[StagedPiece]) -> Iterator[EncodedBatch]:
-        """Staged batches, in this order; the next ones are on their way meanwhile."""
+        """Yield staged batches in this order; fetches ahead."""
         asked: deque[tuple[Range, Call | None]] = deque()
         coming = iter(pieces)
         for piece in pieces:
@@ -216,6 +218,6 @@ class StagedCopy:
 
 
 def _parts(numbered: Sequence[Numbered]) -> Iterator[Sequence[Numbered]]:
-    """What is asked for at once."""
+    """Split batches into the pieces of one copy request each."""
     for first in range(0, len(numbered), PIECES):
         yield numbered[first : first + PIECES]

@@ -1,19 +1,19 @@
-"""What a sink has decided to write, and how far that was carried out.
+"""The decision log of a sink: which staged batches are committed, and which are copied.
 
 A decision is one record in a compacted topic, with the sink's id as its key. It names staged
-batches and the partitions they go to, and from then on they count: whoever comes next, after a
-crash, first finishes it. Two drivers cannot both decide, because a decision is appended with the
-number that
-follows the last one that its author knows: of two authors of the same number one is refused.
+batches and their target partitions, and commits them: after a crash the next driver finishes it
+first. Two drivers cannot both decide. A decision is appended with the sequence that follows the
+last one its author knows, and of two appends with one sequence the broker refuses the second.
 
-The copies are numbered in the same way: a decision says at which sequence of the sink's producer
-its records begin in each partition, so the partition itself knows how much of it has been copied.
+Copies have sequences, too: a decision holds the first sequence of its records in each partition,
+so the partition's next sequence tells how many of them have been copied.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from pymq.client.admin.appends import append, sequences
 from pymq.client.client import Client
 from pymq.core import cbor
 from pymq.core.batch.header import EPOCH_HALF, NO_PRODUCER
@@ -31,32 +31,31 @@ from pymq.hash.partitioner import key_partition
 from pymq.spark.log.cluster_log import ClusterLog
 from pymq.spark.planning import Range
 from pymq.spark.write import staging
-from pymq.spark.write.appends import append, sequences
 from pymq.spark.write.copying import FETCH_BYTES, BatchWriter, StagedCopy, Target
 from pymq.spark.write.staging import StagedPiece
 
 TOPIC = f"{staging.PREFIX}decisions"
 PARTITIONS = 8
-BLOCK_BYTES = 4 << 20  # small, so that compaction leaves little to read
+BLOCK_BYTES = 4 << 20  # small, so that compaction leaves few records to read
 RECORD_BYTES = 32 << 20
 PAUSE_S = 0.02
 
 
 @value
 class Decision:
-    """A batch of a sink, which counts."""
+    """A committed batch of a sink."""
 
-    number: int  # of the sink's records in its partition of the topic of decisions
+    number: int  # sequence of this record in the topic of decisions
     batch: int
     stage: str  # the staging topic
     targets: tuple[Target, ...] = ()
     pieces: tuple[StagedPiece, ...] = ()
-    is_done: bool = False  # all of it was copied
+    is_done: bool = False  # all batches are copied
     count: int = 0  # of records
-    tasks: int = 0  # that the job has of which this is one; 0 when nobody said
+    tasks: int = 0  # of the job that this task belongs to; 0 if unknown
 
     def encode(self) -> bytes:
-        """As it is kept."""
+        """Encode the decision as a record's value."""
         index = {target.place: number for number, target in enumerate(self.targets)}
         return cbor.dumps(
             {
@@ -74,10 +73,10 @@ class Decision:
 
     @classmethod
     def decode(cls, data: bytes) -> Decision:
-        """Read what was kept.
+        """Decode a record's value.
 
         Raises:
-            CorruptMetadata: it is no decision, or one of a later version.
+            CorruptMetadata: *data* is no decision, or has a later version.
         """
         try:
             found: dict[str, Any] = cbor.loads(data)
@@ -108,14 +107,14 @@ class Decision:
 
 
 def task_name(job: str, task: int | str) -> str:
-    """The id of a task as a sink of its own."""
+    """Return the sink id of a single task of a job."""
     return f"{job}.task{task}"
 
 
 class DecisionLedger:
-    """The decisions of one sink; only one process at a time gets anywhere with them.
+    """The decisions of one sink; only one process at a time can add to them.
 
-    Sinks that are tasks of one *job* have theirs in one partition, where each sees those of others.
+    The tasks of one *job* are sinks that share a partition, so each reads the others' decisions.
     """
 
     def __init__(
@@ -144,15 +143,15 @@ class DecisionLedger:
         self._writer = BatchWriter(NO_PRODUCER, 0)
         self.enter(run)
         self._read_to = -1
-        self._finished = -1  # the number of the last record that leaves nothing to do
+        self._finished = -1  # number of the last decision known to be finished
         self.last: Decision | None = None
-        self._tasks: dict[int, int] = {}  # that the job has, by batch, as its tasks say
+        self._tasks: dict[int, int] = {}  # number of the job's tasks, by batch
 
     def enter(self, run: str) -> None:
-        """Decide for a run of the sink from now on; runs before it can write nothing any more.
+        """Enter a run of the sink; this fences all earlier runs.
 
-        A process that enters a run which another process has entered takes over its epoch, and does
-        not fence it. An empty *run* is one of its own.
+        Processes that enter the same run share its epoch and do not fence each other. An empty
+        *run* is always a new run.
         """
         if run == self._run:
             return
@@ -160,10 +159,10 @@ class DecisionLedger:
         self._writer = BatchWriter(producer, epoch << EPOCH_HALF)
         self._run = run
 
-    # --- deciding -------------------------------------------------------------------------------
+    # --- decisions ------------------------------------------------------------------------------
 
     def refresh(self) -> Decision | None:
-        """The last decision, as of now."""
+        """Return the last decision, after reading the topic to its end."""
         until = self._client.driver.monotonic() + self._timeout_s
         while True:
             wanted = self._sequence()
@@ -171,7 +170,7 @@ class DecisionLedger:
             number = self.last.number + 1 if self.last is not None else 0
             if wanted in (number, 0):
                 return self.last
-            # Somebody's decision is being written: it is to be seen before ours is made.
+            # Another process's decision is not yet committed; wait until it is readable.
             if self._client.driver.monotonic() > until:
                 raise RequestTimeout(
                     f"{wanted} records of sink {self._sink!r} were made, {number} are to be seen"
@@ -181,13 +180,13 @@ class DecisionLedger:
     def commit(
         self, batch: int, stage: str, pieces: tuple[StagedPiece, ...], tasks: int = 0
     ) -> bool:
-        """Let a batch count and carry it out, with what an earlier process has left undone.
+        """Decide on a batch and copy it; first finishes the last decision.
 
         Returns:
-            Whether it is new; if not, it was decided before, and what is staged now is dropped.
+            Whether the batch is new; if it was decided before, its new stage is deleted.
 
         Raises:
-            InvalidRequest: a later batch was decided before, or this one as another.
+            InvalidRequest: a later batch is already decided, or this batch with other contents.
             ProducerFenced: another process has taken over the sink.
         """
         count = sum(piece.count for piece in pieces)
@@ -221,18 +220,18 @@ class DecisionLedger:
             try:
                 decision = self.decide(batch, stage, pieces, tasks)
             except (DuplicateSequence, OutOfOrderSequence):
-                continue  # Somebody was faster: see what he has decided.
+                continue  # Another process decided first: read its decision.
             self.finish(decision)
             return True
 
     def decide(
         self, batch: int, stage: str, pieces: tuple[StagedPiece, ...], tasks: int = 0
     ) -> Decision:
-        """Make staged batches count.
+        """Append the decision that commits staged batches.
 
         Raises:
-            OutOfOrderSequence: somebody else has decided meanwhile; look again.
-            ProducerFenced: somebody else has taken over.
+            OutOfOrderSequence: another process has decided meanwhile; call :meth:`refresh`.
+            ProducerFenced: another process has taken over.
         """
         wanted: dict[str, list[str]] = {}
         for topic, partition in dict.fromkeys(piece.place for piece in pieces):
@@ -255,7 +254,7 @@ class DecisionLedger:
         return decision
 
     def finish(self, decision: Decision) -> None:
-        """Carry out what was decided, as far as it was not; then let go of what was staged."""
+        """Copy the rest of a decision's batches, mark it as done and delete its stage."""
         if decision.number == self._finished:
             return
         if not decision.is_done:
@@ -279,12 +278,12 @@ class DecisionLedger:
             try:
                 self._write(done)
             except DuplicateSequence:
-                self.last = done  # Another process of the run has said so at another time.
+                self.last = done  # Another process of this run has marked it.
         staging.drop(self._client, decision.stage)
         self._finished = self.last.number if self.last is not None else -1
 
     def _write(self, decision: Decision) -> None:
-        """Append a record, if it is the next one."""
+        """Append a decision, if its number is the next one."""
         known = self.last.number + 1 if self.last is not None else 0
         if decision.number not in (known, 0):
             raise OutOfOrderSequence(
@@ -309,13 +308,13 @@ class DecisionLedger:
         return found[self._partition]
 
     def _read(self) -> None:
-        """Look at what was appended since we last did."""
+        """Read the decisions appended since the last call."""
         start, end = self._log.bounds(TOPIC, [self._partition])[self._partition]
         start = max(start, self._read_to)
         if start >= end:
             return
         for batch in self._log.read(Range(TOPIC, self._partition, start, end), FETCH_BYTES):
-            if batch.is_control or not len(batch):
+            if batch.header.is_control or not len(batch):
                 continue
             for key, data in zip(batch.keys, batch.values, strict=True):
                 if key == self._key:
@@ -326,7 +325,9 @@ class DecisionLedger:
         self._read_to = end
 
     def _is_of_job(self, key: bytes | None) -> bool:
-        """Whether a record is of a task of our job; its name may begin like that of another job."""
+        """Whether a record belongs to a task of this job; another job's name may have it as a
+        prefix.
+        """
         if self._job is None or key is None:
             return False
         return key.startswith(self._job) and key[len(self._job) :].isdigit()

@@ -1,8 +1,8 @@
-"""Producers inside of what Spark runs: in ``mapInArrow``, ``foreachBatch``, or a UDF.
+"""Producers inside Spark's tasks: for ``mapInArrow``, ``foreachBatch``, or a UDF.
 
-Spark may run a task twice, or a whole query again for its next action. So a task stages what it
-produces and decides at its end, as a sink's driver does for all of its tasks; the decision of the
-first attempt holds, and later ones learn of it.
+Spark may run a task twice, or repeat a query for its next action. So each task stages its records
+and decides at its end, as a sink's driver does for all of its tasks. The first attempt's decision
+counts, and later attempts read it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ACKS = pa.schema(
         ("is_new", pa.bool_()),
     ]
 )
-ROWS = 5000  # that ``foreach_partition`` takes at once
+ROWS = 5000  # per batch of ``foreach_partition``
 
 
 def produce_in_arrow(
@@ -53,25 +53,25 @@ def produce_in_arrow(
     tasks: int | None = None,
     **options: Any,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for ``df.mapInArrow(..., pymq.spark.ACK_SCHEMA)`` that produces its rows.
+    """Return a function for ``df.mapInArrow(..., pymq.spark.ACK_SCHEMA)`` that produces its rows.
 
-    Columns and options are those of the sink. The result has a row for each task and partition that
-    it wrote to: how many records, and whether this attempt has written them.
+    Columns and options are those of the sink. The result has a row for each task and partition
+    written to: the number of records, and whether this attempt has written them.
 
     Args:
-        topic: where to; None when rows say so in their column ``topic``.
+        topic: the target; None to take it from the rows' column ``topic``.
         url: of the cluster.
-        job: names this piece of work. Whatever is run again under the name writes nothing, so it
-            must have the same rows in the same tasks. In a streaming query it is not needed.
-        tasks: how many tasks the job has, as in ``df.repartition(tasks)``. Tasks are not told by
-            Spark, so only with this it is certain that the job is not run again in more of them.
+        job: names this piece of work. A repetition under the same name writes nothing, so it must
+            have the same rows in the same tasks. A streaming query needs no name.
+        tasks: the number of the job's tasks, as in ``df.repartition(tasks)``. Spark does not pass
+            it to tasks, so without it a repetition in more tasks is not detected.
         options: of the sink.
 
     Raises:
-        ConfigError: an option is wrong; when it is run, that there is neither a job nor a query, or
-            that there are more tasks.
-        InvalidRequest: when it is run, that the job was run in another number of tasks, or that
-            this one had another number of rows. It has written nothing.
+        ConfigError: an option is wrong; when run: there is neither a job nor a query, or the job
+            has more tasks than *tasks*.
+        InvalidRequest: when run: the job was run before in another number of tasks, or this task
+            with another number of rows. Nothing is written.
     """
     work = Work(_options(url, topic, options), job, tasks or 0)
 
@@ -107,7 +107,7 @@ def foreach_partition(
     tasks: int | None = None,
     **options: Any,
 ) -> Callable[[Iterable[Row]], None]:
-    """:func:`produce_in_arrow` for ``df.foreachPartition``, which is slower and tells nothing."""
+    """:func:`produce_in_arrow` for ``df.foreachPartition``: slower, and without a result."""
     work = Work(_options(url, topic, options), job, tasks or 0)
 
     def produce(rows: Iterable[Row]) -> None:
@@ -119,10 +119,10 @@ def foreach_partition(
 def foreach_batch(
     topic: str | None = None, *, url: str, sink: str | None = None, **options: Any
 ) -> Callable[[DataFrame, int], None]:
-    """A function for ``writeStream.foreachBatch`` that writes each batch once.
+    """Return a function for ``writeStream.foreachBatch`` that writes each batch once.
 
-    It is for output mode ``update``, which Spark does not let Python sinks run in, and for queries
-    with several sinks; each of those needs another name in *sink*.
+    Use it for output mode ``update``, which Spark does not allow for Python sinks, and for queries
+    with several sinks; give each of those another name in *sink*.
     """
     more = {"url": url, **({"topic": topic} if topic is not None else {}), **options}
 
@@ -136,9 +136,10 @@ def foreach_batch(
 
 
 def send_udf(topic: str, *, url: str) -> UserDefinedFunction:
-    """A UDF that appends values and returns their offsets; a row that Spark repeats is there twice.
+    """Return a UDF that appends values and returns their offsets.
 
-    Spark also leaves out a column that nobody reads, with what it would have done.
+    A row that Spark repeats is appended twice. If no plan step reads the column, Spark drops it and
+    appends nothing.
     """
     from pyspark.sql.pandas.functions import arrow_udf
 
@@ -147,31 +148,31 @@ def send_udf(topic: str, *, url: str) -> UserDefinedFunction:
     def send(values: Iterator[pa.Array]) -> Iterator[pa.Array]:
         yield from sending.append_all(values)
 
-    # Annotations are text here, and Spark wants them as types.
+    # Annotations are strings in this module; Spark needs types.
     send.__annotations__ = {"values": Iterator[pa.Array], "return": Iterator[pa.Array]}
-    make: Any = arrow_udf  # Its types do not know what is annotated by hand.
+    make: Any = arrow_udf  # Its type hints reject annotations set at run time.
     return cast("UserDefinedFunction", make(send, "long").asNondeterministic())
 
 
 @dataclass
 class Sending(Prompt):
-    """What the tasks of a UDF do."""
+    """The work of a UDF's tasks."""
 
     options: SinkOptions
 
     def append_all(self, columns: Iterable[pa.Array]) -> Iterator[pa.Array]:
-        """Append columns of values, each to one partition; gives their offsets.
+        """Append columns of values, each to one partition; yields their offsets.
 
-        While a column is on its way the next one is asked for.
+        It takes the next column from Spark while the previous one is in flight.
         """
         options, mq = self.options, client(self.options.url)
         metadata = cache(mq.questions.topic_metadata)
         turns = process_cache("turns")
         known: dict[str, Direct] = process_cache("direct")
-        # Kept only if it goes well: nobody knows which of its numbers were written otherwise.
+        # Reused only after success: after an error it is unknown which sequences were written.
         direct = known.pop(options.url, None) or Direct(mq, options.timeout_s)
         starts: deque[int] = deque()
-        counts: deque[list[int]] = deque()  # of the batches of each column on its way
+        counts: deque[list[int]] = deque()  # of the batches of each column in flight
         for column in columns:
             turn = turns[options.topic] = turns.get(options.topic, _task() - 1) + 1
             rows = Rows(metadata, staging.now_ms, options.topic, turn)
@@ -191,25 +192,25 @@ class Sending(Prompt):
 
 
 def _offsets(starts: deque[int], counts: list[int]) -> pa.Array:
-    """Those of the records in some batches, whose first ones are taken from *starts*."""
+    """Return the offsets of all records of some batches; takes the base offsets from *starts*."""
     runs = [np.arange(count, dtype=np.int64) + starts.popleft() for count in counts]
     return pa.array(np.concatenate(runs) if runs else np.empty(0, np.int64))
 
 
 @dataclass
 class Work(Prompt):
-    """A piece of work, in so many tasks if that is known."""
+    """A job or a batch of a query; *tasks* is 0 if unknown."""
 
     options: SinkOptions
     job: str | None
     tasks: int = 0
 
     def attempt(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
-        """One attempt of one task; returns what is written, by it or by an earlier one.
+        """Run one attempt of one task; returns the records written by it or by an earlier attempt.
 
         Raises:
-            ConfigError: it cannot be known which piece of work it is.
-            InvalidRequest: it was another one when it was run before.
+            ConfigError: there is neither a job nor a query, or the job has more than *tasks* tasks.
+            InvalidRequest: an earlier run had another number of tasks or rows.
         """
         options, job, tasks = self.options, self.job, self.tasks
         task, number = _task(), 0
@@ -226,7 +227,7 @@ class Work(Prompt):
         staged = write(options, sink, stage, batches)
         is_new = True
         if staged.pieces:
-            # All attempts are one run: the first decision holds, whoever makes it.
+            # All attempts share one run, so none fences another, and the first decision counts.
             ours = ledger(options, sink, "attempts", job)
             is_new = ours.commit(number, stage, staged.pieces, tasks)
         rows = [

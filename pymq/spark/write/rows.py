@@ -1,7 +1,7 @@
-"""Rows of a data frame as record batches, each for one partition.
+"""Converts rows of a data frame to record batches of one partition each.
 
-Rows are told apart by column and not one by one: where they go is an array of numbers, and what
-goes to one partition is taken out at once.
+It works on columns, not row by row: the target partitions are an array of indexes, and one
+operation takes out all rows of a partition.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pymq.core.batch import columns
 from pymq.core.batch.batch_validation import is_too_large
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import EncodedBatch
-from pymq.core.metadata.nodes import TopicMetadata
+from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import InvalidRequest, InvalidTimestamp, RecordTooLarge, UnknownPartition
 from pymq.spark.planning import Place
 from pymq.spark.write import cell_codec
 
 BATCH_BYTES = 512 << 10
-HELD_BYTES = 32 << 20  # of rows that wait for others of their partition
+HELD_BYTES = 32 << 20  # of rows that wait for more of their partition
 BATCH_ROWS = 50_000
 NAMES = ("value", "key", "topic", "partition", "headers", "timestamp")
 
@@ -32,7 +32,7 @@ Metadata = Callable[[str], TopicMetadata]
 
 
 class Held:
-    """Rows of one partition that are not encoded yet."""
+    """The rows of one partition that are not encoded yet."""
 
     __slots__ = ("parts", "size")
 
@@ -42,7 +42,7 @@ class Held:
 
 
 class Rows:
-    """Takes in Arrow batches, gives out record batches."""
+    """Converts Arrow batches to record batches."""
 
     def __init__(
         self, metadata: Metadata, now_ms: Callable[[], int], topic: str | None, turn: int = 0
@@ -51,17 +51,18 @@ class Rows:
         self._now_ms = now_ms
         self._topic = topic
         self._topics: dict[str, TopicMetadata] = {}
-        self._turns: dict[str, int] = {}  # where rows without a key go, for about a batch
+        # partition index for rows without a key, for about a batch
+        self._turns: dict[str, int] = {}
         self._turn = turn
         self._held: dict[Place, Held] = {}
         self._size = 0
 
     def add(self, rows: pa.RecordBatch) -> Iterator[tuple[Place, EncodedBatch]]:
-        """Take rows; gives the batches that are full by them.
+        """Add rows; yields the batches that become full.
 
         Raises:
             InvalidRequest: a row has no value or no topic, or a header no key.
-            UnknownTopic, UnknownPartition, RecordTooLarge, InvalidTimestamp: as they say.
+            UnknownTopic, UnknownPartition, RecordTooLarge, InvalidTimestamp: a row does not fit.
         """
         table = pa.table({name: rows.column(name) for name in NAMES if name in rows.schema.names})
         for name in ("value", "key"):
@@ -77,17 +78,17 @@ class Rows:
                 yield from self._hold(place, mine)
 
     def all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Place, EncodedBatch]]:
-        """All record batches of some rows; errors as in :meth:`add`."""
+        """Yield all record batches of some rows; raises as :meth:`add`."""
         for batch in batches:
             yield from self.add(batch)
         yield from self.finish()
 
     def finish(self) -> Iterator[tuple[Place, EncodedBatch]]:
-        """What is left."""
+        """Yield the batches of the remaining rows."""
         for place in list(self._held):
             yield from self._give(place)
 
-    # --- where rows go --------------------------------------------------------------------------
+    # --- the partition of a row -----------------------------------------------------------------
 
     def _by_topic(self, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         if self._topic is not None:
@@ -117,7 +118,7 @@ class Rows:
             )
 
     def _check_times(self, topic: str, rows: pa.Table) -> None:
-        """Refuse here what the brokers would refuse once the batch is decided, and could not be."""
+        """Raise for timestamps that brokers refuse: a decided batch must not be refused."""
         after = self._known(topic).config.timestamp_after_max_ms
         if after is None or "timestamp" not in rows.column_names or not len(rows):
             return
@@ -145,9 +146,7 @@ class Rows:
             chosen = np.where(named >= 0, named, chosen)
         known = self._known(topic)
         if len(known.partitions) <= 1 << 16:
-            chosen = chosen.astype(
-                np.uint16
-            )  # Numbers as small as these are sorted by their digits.
+            chosen = chosen.astype(np.uint16)  # numpy sorts 16-bit integers with a radix sort
         order = np.argsort(chosen, kind="stable")
         ordered = chosen[order]
         edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
@@ -158,7 +157,7 @@ class Rows:
                 yield (topic, name), rows if is_all else rows.take(pa.array(order[low:high]))
 
     def _named(self, topic: str, column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-        """The index of the partition that each row asks for; -1 where it asks for none."""
+        """Return the index of the partition that each row names; -1 if it names none."""
         asked = pc.unique(column).to_pylist()
         places = {None: -1} | {each: self._index(topic, each) for each in asked if each is not None}
         coded = pc.index_in(column, pa.array(asked, column.type))
@@ -175,7 +174,7 @@ class Rows:
                 return asked
         raise UnknownPartition(f"topic {topic!r} has no partition {asked!r}")
 
-    # --- when they go ---------------------------------------------------------------------------
+    # --- full batches ---------------------------------------------------------------------------
 
     def _hold(self, place: Place, rows: pa.Table) -> Iterator[tuple[Place, EncodedBatch]]:
         held = self._held.setdefault(place, Held())
@@ -215,7 +214,7 @@ class Rows:
 
 
 def encode(rows: pa.Table, now_ms: int) -> EncodedBatch:
-    """One record batch; what has no time of its own has *now_ms*."""
+    """Encode one record batch; rows without a timestamp get *now_ms*."""
     names, first, last = rows.column_names, now_ms, now_ms
     encoded = {columns.VALUES: cell_codec.encode(rows["value"])}
     if "key" in names and rows["key"].null_count < len(rows):
@@ -231,7 +230,7 @@ def encode(rows: pa.Table, now_ms: int) -> EncodedBatch:
 
 
 def _sizes(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The bytes of each row's key, value and headers, which ``max_record_bytes`` limits."""
+    """Return the bytes of each row's key, value and headers, which ``max_record_bytes`` limits."""
     sizes = _lengths(rows["value"])
     if "key" in rows.column_names:
         sizes = sizes + _lengths(rows["key"])

@@ -1,8 +1,10 @@
-"""Writing, as a table and as a stream.
+"""Writers for batch and streaming queries.
 
-Tasks stage what they write, and tell the driver where. The driver decides once for each batch which
-tasks count, and has what they staged copied to where it belongs. An attempt that failed, was slower
-or died has staged in vain.
+1. A task appends its rows to a staging topic and returns the places to the driver.
+2. The driver appends one decision per batch, with the attempts that count.
+3. The driver has their staged batches copied to their topics.
+
+The rows of an attempt that failed or was slower stay in the staging topic, which is deleted.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pymq.client.admin.appends import Appends
 from pymq.client.client import Client
 from pymq.core.batch.record import EncodedBatch
-from pymq.core.metadata.nodes import TopicMetadata
+from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import ConfigError, InternalError
 from pymq.spark import columns
 from pymq.spark.log.cluster_log import ClusterLog
@@ -39,15 +42,15 @@ from pymq.spark.options import SinkOptions
 from pymq.spark.planning import Place
 from pymq.spark.process import Prompt, client, process_cache, settle
 from pymq.spark.write import staging
-from pymq.spark.write.appends import Appends
 from pymq.spark.write.copying import BatchWriter as Numbers
 from pymq.spark.write.copying import StagedCopy, Target
 from pymq.spark.write.decisions import DecisionLedger
 from pymq.spark.write.rows import Rows
 from pymq.spark.write.staging import Stage, StagedPiece
 
-QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # what Spark tells its tasks
-RUN = "spark.jobGroup.id"  # of a query: another one each time that it is started
+# local properties that Spark passes to its tasks
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+RUN = "spark.jobGroup.id"  # a new one for each start of a query
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "value": (BinaryType, StringType),
     "key": (BinaryType, StringType),
@@ -59,24 +62,24 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task has staged."""
+    """The batches that a task has staged."""
 
     sink: str
     stage: str
     pieces: tuple[StagedPiece, ...]
-    counts: tuple[tuple[Place, int], ...]  # rows, also of those that were appended at once
+    counts: tuple[tuple[Place, int], ...]  # rows, also of those appended without staging
     run: str = ""  # of the query
 
 
 class TableWriter(Prompt, DataSourceArrowWriter):
-    """Writes a table: all of it or nothing."""
+    """Writes a table: all of its rows or none."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, is_overwrite: bool) -> None:
         check_columns(options, schema, is_overwrite=is_overwrite)
         self._options = options
         self._sink = options.sink or f"job.{uuid4().hex}"
         self._batch = options.version or 0
-        self._run = uuid4().hex  # This object is copied to whichever process commits.
+        self._run = uuid4().hex  # Pickled with this object, so the committing process has it.
 
     @property
     def _stage(self) -> str:
@@ -87,7 +90,7 @@ class TableWriter(Prompt, DataSourceArrowWriter):
         return write(self._options, self._sink, self._stage, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """All tasks have staged what they had."""
+        """Commit the batches that all tasks have staged."""
         pieces = gather(messages)
         if self._options.sink is not None:
             commit(self._options, self._sink, self._run, self._batch, self._stage, pieces)
@@ -95,14 +98,14 @@ class TableWriter(Prompt, DataSourceArrowWriter):
             copy_once(self._options, self._stage, pieces)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """A task or the commit has failed."""
-        # What has an id may have been decided, and is finished by whoever writes it again.
+        """Delete the stage after a task or the commit has failed."""
+        # A batch with an id may have been decided: the next run with that id finishes it.
         if self._options.sink is None and self._options.is_exactly_once:
             staging.drop(client(self._options.url), self._stage)
 
 
 class StreamWriter(Prompt, DataSourceStreamArrowWriter):
-    """Writes a stream: each of its batches once."""
+    """Writes a stream: each batch once."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, is_overwrite: bool) -> None:
         check_columns(options, schema, is_overwrite=is_overwrite)
@@ -122,7 +125,7 @@ class StreamWriter(Prompt, DataSourceStreamArrowWriter):
         return replace(staged, run=task_run())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """All tasks of a batch have staged what they had; after a crash Spark says so again."""
+        """Commit the staged batches of all tasks; after a crash Spark repeats the call."""
         pieces = gather(messages)
         for message in messages:
             if isinstance(message, Staged):
@@ -131,15 +134,15 @@ class StreamWriter(Prompt, DataSourceStreamArrowWriter):
                 return
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """A task or the commit has failed; what was decided is finished when it is repeated."""
+        """Do nothing: if the batch was decided, its repetition finishes it."""
 
 
 def check_columns(options: SinkOptions, schema: StructType, *, is_overwrite: bool) -> None:
-    """Complain of what cannot be written, before anything is."""
+    """Raise for columns that cannot be written, before any task runs."""
     if is_overwrite and not options.appends_on_overwrite:
         raise ConfigError(
             "a log cannot be overwritten: use .mode('append'), or the output mode 'append'; with "
-            "option 'onOverwrite' set to 'append' all rows are added to what is there"
+            "option 'onOverwrite' set to 'append' all rows are appended"
         )
     names = ", ".join([*_TYPES, "headers"])
     for field in schema.fields:
@@ -167,7 +170,7 @@ def check_columns(options: SinkOptions, schema: StructType, *, is_overwrite: boo
 
 
 def stage_name(sink: str, batch: int) -> str:
-    """Of the topic where a batch is staged."""
+    """Return the name of a batch's staging topic."""
     return f"{staging.PREFIX}{sink}.{batch}"
 
 
@@ -175,14 +178,14 @@ def stage_name(sink: str, batch: int) -> str:
 
 
 def task_run() -> str:
-    """The run of the query that this task is of; empty when it is of none."""
+    """Return the run of this task's query; empty outside of a query."""
     context = TaskContext.get()
     found = context.getLocalProperty(RUN) if context is not None else None
     return found or ""
 
 
 def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.RecordBatch]) -> Staged:
-    """Write a task's rows, to the stage or where they belong."""
+    """Write a task's rows to the stage, or straight to their topics."""
     mq = client(options.url)
     context = TaskContext.get()
     turn = context.partitionId() if context is not None else 0
@@ -199,7 +202,7 @@ def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.Reco
 
 
 class Direct:
-    """Appends to where rows belong; an attempt that is repeated does so once more."""
+    """Appends straight to the target topics; a repeated attempt appends again."""
 
     def __init__(self, mq: Client, timeout_s: float) -> None:
         self._questions = mq.questions
@@ -210,7 +213,7 @@ class Direct:
         self._topics: dict[str, TopicMetadata] = {}
 
     def put(self, place: Place, batch: EncodedBatch) -> None:
-        """Append a batch; it is on its way with a few others when this returns."""
+        """Append a batch without waiting for its answer; a few are in flight at a time."""
         topic, partition = place
         sequence = self._sequences.get(place, 0)
         self._sequences[place] = sequence + len(batch)
@@ -220,7 +223,7 @@ class Direct:
         self._appends.put(known, partition, batch.renamed(self._producer, 0, sequence))
 
     def flush(self, left: int = 0) -> list[int]:
-        """Wait until all but *left* batches are appended; returns where those begin since then."""
+        """Wait until all but *left* batches are appended; returns base offsets since last time."""
         self._appends.flush(left)
         found, self._appends.offsets = self._appends.offsets, []
         return found
@@ -230,9 +233,9 @@ class Direct:
 
 
 def gather(messages: Sequence[WriterCommitMessage | None]) -> tuple[StagedPiece, ...]:
-    """What all tasks have staged; of each, what goes to one place stays in its order.
+    """Return the staged batches of all tasks, sorted by target; each task's keep their order.
 
-    What lies together is named together, so that it is read at once when it is copied.
+    Batches that are neighbours in the stage are neighbours here, so that one fetch reads them.
     """
     pieces = (
         each for message in messages if isinstance(message, Staged) for each in message.pieces
@@ -248,14 +251,14 @@ def commit(
     stage: str,
     pieces: tuple[StagedPiece, ...],
 ) -> None:
-    """Let a batch count; it has none of its own if it was empty."""
+    """Commit a batch; an empty one needs no decision."""
     if pieces:
         ledger(options, sink, run).commit(batch, stage, pieces)
     settle()
 
 
 def ledger(options: SinkOptions, sink: str, run: str, job: str | None = None) -> DecisionLedger:
-    """This process's access to the decisions of a sink, which may be a task of a job.
+    """Return this process's ledger of a sink, which may be a task of a job.
 
     Spark commits in any idle process of its driver, so several processes hold ledgers of one sink
     in turn. Those of one *run* share an epoch; another run fences them.
@@ -271,7 +274,7 @@ def ledger(options: SinkOptions, sink: str, run: str, job: str | None = None) ->
 
 
 def copy_once(options: SinkOptions, stage: str, pieces: tuple[StagedPiece, ...]) -> None:
-    """Copy what nobody will ever come back for: if we die meanwhile, a part of it is there."""
+    """Copy without a decision: a crash leaves a part of the batches, and no run finishes them."""
     mq = client(options.url)
     targets = []
     for place in dict.fromkeys(piece.place for piece in pieces):

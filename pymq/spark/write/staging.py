@@ -1,44 +1,46 @@
-"""Where tasks put what they write until somebody decides that it counts.
+"""Staging topics: hold the records of tasks until the driver commits them.
 
-It is a topic of its own for each batch of a sink, with records that look as they will look where
-they go. Whoever stages remembers where; nobody else finds it. Once the batch is decided and copied,
-the topic is deleted, with what the losers of a race between attempts have left in it.
+Each batch of a sink has a staging topic, with records as they will be in their target. Only the
+task that staged a batch knows its offset, and reports it to the driver. Once the batch is decided
+and copied, the topic is deleted, together with the records of attempts that lost.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Unpack
 
+from pymq.client.admin.appends import Appends
 from pymq.client.client import Client
+from pymq.client.option_types import TopicOptions
 from pymq.core.batch.record import EncodedBatch
-from pymq.core.metadata.nodes import TopicMetadata
+from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.metadata.topic_config import RECORD_MAX
 from pymq.core.values import value
 from pymq.errors import UnknownTopic
 from pymq.hash.partitioner import key_partition
 from pymq.spark.planning import Place
-from pymq.spark.write.appends import Appends
 
-PREFIX = "pymq-spark."  # of the topics that Spark's tasks and drivers keep for themselves
-PARTITIONS = 4  # of a staging topic, or as many as there are brokers, so that each leads some ...
-PARTITIONS_MAX = 16  # ... up to so many
-KEPT_MS = 7 * 24 * 3600 * 1000  # what nobody comes back for
+PREFIX = "pymq-spark."  # of the internal topics of Spark's tasks and drivers
+PARTITIONS = 4  # of a staging topic; or one for each broker, so that each leads some ...
+PARTITIONS_MAX = 16  # ... up to this number
+KEPT_MS = 7 * 24 * 3600 * 1000  # retention of abandoned stages
 REPLICAS = 3
 
 
 @value
 class StagedPiece:
-    """One staged batch, and where it is to go."""
+    """A staged batch and its target."""
 
-    staged: str  # the partition of the staging topic
+    staged: str  # partition of the staging topic
     offset: int
     count: int
     place: Place
 
 
 class Stage:
-    """The staging topic of one batch of a sink, as one task uses it."""
+    """One task's access to the staging topic of a batch of a sink."""
 
     def __init__(self, client: Client, topic: str, timeout_s: float) -> None:
         self._client = client
@@ -47,14 +49,14 @@ class Stage:
         self._metadata: TopicMetadata | None = None
         self._appends = Appends(client.questions, timeout_s)
         self._chosen: dict[Place, str] = {}
-        self._put: list[tuple[str, Place, int]] = []  # of each batch: where it is staged, and whose
+        # of each batch: staging partition, target, count
+        self._put: list[tuple[str, Place, int]] = []
         self.pieces: list[StagedPiece] = []
 
     def put(self, place: Place, batch: EncodedBatch) -> None:
-        """Stage a batch; it is on its way with a few others when this returns.
+        """Stage a batch without waiting for its answer; a few are in flight at a time.
 
-        One that is sent twice, because an answer was lost, is there twice: only the one that was
-        answered is ever told of.
+        A retry after a lost answer stages the batch twice; only the acknowledged copy is reported.
         """
         if self._metadata is None:
             create(
@@ -63,7 +65,7 @@ class Stage:
                 PARTITIONS,
                 PARTITIONS_MAX,
                 retention_ms=KEPT_MS,
-                # Each row was held to the limit of the topic that it is for.
+                # Rows are already checked against the limit of their target topic.
                 max_record_bytes=RECORD_MAX,
             )
             self._metadata = self._client.questions.topic_metadata(self._topic, self._timeout_s)
@@ -74,9 +76,9 @@ class Stage:
         self._put.append((name, place, len(batch)))
 
     def _near(self, place: Place, metadata: TopicMetadata) -> str:
-        """The staging partition for what goes to *place*: one with the same leader, if there is.
+        """Return the staging partition for a target: one with the same leader, if there is one.
 
-        That broker can copy it by itself, and reads at once what several tasks have for a place.
+        That broker copies by itself, and one read serves what several tasks staged for the target.
         """
         questions, (topic, partition) = self._client.questions, place
         names = [each.partition for each in metadata.partitions]
@@ -85,12 +87,12 @@ class Stage:
         leader = questions.leader(*place)
         near = [name for name in names if questions.leader(self._topic, name) == leader]
         among = near if leader is not None and near else names
-        if partition.isdecimal():  # as most are: neighbours go to different ones
+        if partition.isdecimal():  # the usual case: spreads neighbours
             return among[int(partition) % len(among)]
         return among[key_partition(partition.encode(), len(among))]
 
     def flush(self) -> None:
-        """Wait until all of it is staged, as safe as can be."""
+        """Wait until all batches are acknowledged, and note their offsets."""
         self._appends.flush()
         self.pieces = [
             StagedPiece(name, offset, count, place)
@@ -99,26 +101,28 @@ class Stage:
 
 
 def create(
-    client: Client, topic: str, partitions: int, partitions_max: int = 0, **config: object
+    client: Client,
+    topic: str,
+    partitions: int,
+    partitions_max: int = 0,
+    **config: Unpack[TopicOptions],
 ) -> None:
-    """Make a topic, if there is none of the name, that loses nothing but with most of a cluster.
+    """Create a topic of ack mode ``raft``, if it does not exist yet.
 
-    It has one partition for each broker, if that is more than *partitions* and not more than
-    *partitions_max*.
-
-    Of two replicas either may stop a partition: with fewer brokers than three, one is better.
+    It has one partition per alive broker, but at least *partitions*, and at most *partitions_max*
+    if that is more. With fewer than three brokers it has one replica: with two, the loss of either
+    would stop the partition.
     """
     alive = [each for each in client.cluster().brokers if each.alive and not each.is_draining]
     replicas = REPLICAS if len(alive) >= REPLICAS else 1
     count = max(partitions, min(len(alive), partitions_max))
-    # What a record's time may be is for the topic to say that it is for: see Rows.
-    client.create_topic(
-        topic, count, replicas, "raft", exist_ok=True, timestamp_after_max_ms=None, **config
-    )
+    # `Rows` has checked timestamps against the limits of the target topics.
+    config["timestamp_after_max_ms"] = None
+    client.create_topic(topic, count, replicas, "raft", exist_ok=True, **config)
 
 
 def drop(client: Client, topic: str) -> None:
-    """Delete a staging topic, if it is there."""
+    """Delete a staging topic, if it exists."""
     try:
         client.delete_topic(topic)
     except UnknownTopic:
@@ -126,7 +130,7 @@ def drop(client: Client, topic: str) -> None:
 
 
 def now_ms() -> int:
-    """The time that records get which have none."""
+    """Return the timestamp for records without one."""
     return time.time_ns() // 1_000_000
 
 

@@ -1,1 +1,1 @@
-"""The bytes of a block and what a store remembers of it."""
+"""A block in a store: its file format, its state in memory, and its compaction."""

@@ -1,12 +1,12 @@
-"""What is inside the files of a block, and how to walk through it.
+"""The format of a block's files, and how to walk through the batches.
 
 Every block has up to three files, named after its number, and rarely a fourth:
 
 ``00000007.block``  a file header, then the batches, one behind the other
-``00000007.ckpt``   what was known good at some time, and the state of a machine at that time
-``00000007.index``  the same without a state, written when the block is sealed
-``00000007.cut``    what recovery has cut off the block although there were whole batches in it;
-                    then ``.cut2`` and so on. Nothing reads it but people
+``00000007.ckpt``   a checkpoint: the part of the file known good, and a snapshot taken there
+``00000007.index``  the same without a snapshot, written when the block is sealed
+``00000007.cut``    a tail with whole batches that recovery cut off the block; then ``.cut2`` and so
+                    on. Only people read it
 
 An open block may end in zeros, written ahead so that appends need not make the file longer.
 
@@ -41,7 +41,7 @@ from pymq.errors import CorruptBatch, CorruptBlock, CorruptMetadata, InvalidRequ
 BLOCK_MAGIC = b"pymq-blk"
 KNOWN_MAGIC = b"pymq-idx"
 VERSION = 1
-HEAD_MAX = 4096  # bytes of a file header: two names of 249 letters and small change
+HEAD_MAX = 4096  # bytes of a file header: two names of 249 letters and some small fields
 
 CHUNK = 1 << 20
 
@@ -62,7 +62,7 @@ def unframe(magic: bytes, data: bytes) -> tuple[Any, int]:
     """Decode what :func:`frame` made; *data* may go on after it.
 
     Returns:
-        The item and how many bytes it took.
+        The item and the number of bytes it took.
 
     Raises:
         CorruptMetadata: it is something else, of another version, or damaged.
@@ -73,7 +73,7 @@ def unframe(magic: bytes, data: bytes) -> tuple[Any, int]:
     if found != magic:
         raise CorruptMetadata("this is not a file of pymq: the magic is missing")
     if version != VERSION:
-        raise CorruptMetadata(f"file version {version} is not known; a newer pymq wrote it")
+        raise CorruptMetadata(f"file version {version} is unknown; a newer pymq wrote it")
     end = _FRAME.size + length
     if len(data) < end + _CRC.size:
         raise CorruptMetadata("the file is cut short")
@@ -87,7 +87,7 @@ def unframe(magic: bytes, data: bytes) -> tuple[Any, int]:
 
 @value
 class FileHead:
-    """Whose batches a block file holds."""
+    """The header of a block file: which block it holds."""
 
     block: BlockId
     start: int  # offset of the first record
@@ -111,7 +111,7 @@ class FileHead:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> tuple[FileHead, int]:
-        """Decode the file header; returns it and where the batches begin.
+        """Decode the file header; return it and the position of the first batch.
 
         Raises:
             CorruptMetadata: it is damaged or foreign.
@@ -133,7 +133,7 @@ class FileHead:
 
 @value
 class Known:
-    """What is known good of a block file: all of it before *position*."""
+    """The part of a block file that is known good: all bytes before *position*."""
 
     block: BlockId
     start: int
@@ -141,7 +141,7 @@ class Known:
     position: int  # 0 when there was no file yet
     epoch: int  # of the last batch
     last: int  # position of the last batch; -1 when there is none
-    last_crc: int  # its header's CRC: tells whether this belongs to that file
+    last_crc: int  # its header's CRC: proves that this belongs to that file
     index: Index
     snapshot: bytes | None
 
@@ -169,7 +169,7 @@ class Known:
         """Decode it.
 
         Raises:
-            CorruptMetadata: it is damaged; do without.
+            CorruptMetadata: it is damaged; the caller does without it.
         """
         item, size = unframe(KNOWN_MAGIC, data)
         if size != len(data) or type(item) is not list or len(item) != 11:
@@ -193,11 +193,11 @@ class Known:
 
 
 class Window:
-    """A view of a file that moves forward; holds one chunk in memory."""
+    """A view of a file that moves forward and holds one chunk in memory."""
 
     def __init__(self, pread: Pread, size: int) -> None:
         self.pread = pread
-        self.size = size  # the file's length; nothing beyond it is looked at
+        self.size = size  # the file's length; nothing beyond it is read
         self.chunk = CHUNK  # bytes read at once
         self._base = 0
         self._data = memoryview(b"")
@@ -241,15 +241,15 @@ class Window:
 
 @define
 class Walk:
-    """Batches found one behind the other, and the first thing that was none."""
+    """The batches found one behind the other, and the fault that ended the walk."""
 
-    position: int  # where the walk stands: the first byte after the last good batch
-    end: int  # the offset that must come next
+    position: int  # the first byte after the last good batch
+    end: int  # the offset that the next batch must have
     epoch: int  # of the last good batch
     last: int = -1
     last_crc: int = 0
     headers: list[Header] = Factory(list)
-    fault: str | None = None  # what is wrong at position, unless the file ends there
+    fault: str | None = None  # the fault at position; None if the file ends there
 
 
 def check_chain(header: Header, end: int, epoch: int) -> None:
@@ -267,7 +267,7 @@ def check_chain(header: Header, end: int, epoch: int) -> None:
 
 
 def walk(window: Window, found: Walk, index: Index, verify_from: int) -> Walk:
-    """Go on from *found* to the window's end or the first fault, filling *index*.
+    """Continue *found* up to the window's end or the first fault, filling *index*.
 
     Bodies are checked from position *verify_from* on; before it only headers are read.
     """
@@ -305,19 +305,19 @@ def is_whole(head: memoryview) -> bool:
 
 @define
 class Behind:
-    """What lies behind the fault of a walk."""
+    """The batches behind the fault of a walk."""
 
-    is_misplaced: bool = False  # at the fault itself is a whole header that does not belong there
-    attested: int | None = None  # position of a batch that says: the offset at fault was durable
-    has_batches: bool = False  # whether there is a whole one
-    end: int = 0  # the position after the last one, whole or not
+    is_misplaced: bool = False  # at the fault is a whole header that does not belong there
+    attested: int | None = None  # position of a batch that attests the offset at fault as durable
+    has_batches: bool = False  # whether at least one batch is whole
+    end: int = 0  # the position after the last batch, whole or not
 
 
 def look_behind(window: Window, found: Walk) -> Behind:
-    """Search behind the fault of *found* for what tells damage from a write cut short.
+    """Search behind the fault of *found* for signs that tell damage from a torn write.
 
-    The search ends at the first batch that attests the offset at fault. It looks at every byte
-    once, except that one whole batch is checked.
+    The search ends at the first batch that attests the offset at fault as durable. It reads every
+    byte once, and the bodies until a whole batch is found.
     """
     behind, position = Behind(), found.position
     if is_whole(window.piece(position, HEADER_SIZE, HEADER_SIZE)):
@@ -325,10 +325,10 @@ def look_behind(window: Window, found: Walk) -> Behind:
             header = window.header(position)
             check_chain(header, found.end, found.epoch)
         except CorruptBatch:
-            # No write tears like this: a newer version, or a batch out of place.
+            # Not a torn write: a newer version, or a misplaced batch.
             behind.is_misplaced = True
             return behind
-        # Only the body is bad. What looks like a batch inside it is somebody's payload.
+        # Only the body is bad. Skip it: a batch inside it would be a record's payload.
         position = behind.end = min(position + header.length, window.size)
     else:
         position += 1
@@ -341,7 +341,7 @@ def look_behind(window: Window, found: Walk) -> Behind:
             position += 1
             continue
         if header.base_offset <= found.end or header.leader_epoch < found.epoch:
-            position += 1  # It cannot come after: somebody's payload.
+            position += 1  # out of order, so it is part of a record's payload
         elif header.durable > found.end:
             behind.attested = position
             return behind
@@ -357,11 +357,11 @@ def look_behind(window: Window, found: Walk) -> Behind:
 
 
 def find_magic(window: Window, position: int) -> int | None:
-    """Return where the next batch may begin, at or after *position*; None if there is no room."""
+    """Return where a batch may begin, at or after *position*; None if no header fits any more."""
     while position + HEADER_SIZE <= window.size:
         piece = bytes(window.piece(position, CHUNK, HEADER_SIZE))
         if len(piece) < HEADER_SIZE:
-            break  # somebody has made the file shorter meanwhile
+            break  # another process has truncated the file meanwhile
         at = piece.find(MAGIC)
         if at >= 0:
             return position + at
@@ -370,7 +370,7 @@ def find_magic(window: Window, position: int) -> int | None:
 
 
 def data_end(pread: Pread, start: int, size: int) -> int:
-    """Return where the zeros begin that reach to *size*, looking no further back than *start*."""
+    """Return where the zeros that reach to *size* begin; at least *start*."""
     while size > start:
         at = max(start, size - CHUNK)
         if piece := pread(size - at, at).rstrip(b"\0"):
@@ -380,7 +380,7 @@ def data_end(pread: Pread, start: int, size: int) -> int:
 
 
 def corrupt(path: str, position: int, offset: int, what: str) -> CorruptBlock:
-    """Make the error for damage of a block file."""
+    """Return the error for damage of a block file."""
     return CorruptBlock(
         f"{path} is damaged at byte {position}, offset {offset}: {what}; nothing was changed. "
         "Run verify() on the folder to see all of it, then restore the file from another replica "
@@ -392,7 +392,7 @@ def corrupt(path: str, position: int, offset: int, what: str) -> CorruptBlock:
 
 
 def damaged(path: str, position: int, batch: EncodedBatch, error: CorruptBatch) -> CorruptBlock:
-    """Make the error for a batch whose header is sound and whose body is not."""
+    """Return the error for a batch whose header is sound and whose body is damaged."""
     found = corrupt(path, position, batch.base_offset, error.message)
     crc = crc32(batch.body, crc32(memoryview(batch.head)[SIGNED:]))
     details = {**found.details, "end": batch.end_offset, "found_crc": crc}
@@ -403,7 +403,7 @@ def check_head(data: bytes, path: str, block: BlockId, start: int | None) -> tup
     """Decode the file header of *block* and check that it is this block's, beginning at *start*.
 
     Raises:
-        CorruptBlock: it is not, or is damaged.
+        CorruptBlock: it belongs to another block or is damaged.
     """
     try:
         head, size = FileHead.from_bytes(data)

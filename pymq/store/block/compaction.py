@@ -1,8 +1,9 @@
-"""Key compaction: of each key only the last record stays.
+"""Key compaction: keeps only the last record of each key.
 
-A record that has the header ``("pymq.tombstone", b"")`` deletes its key; it stays until its time
-has come, so that every consumer gets to see it, and then goes too. Records without a key stay, and
-so do control batches. Offsets never change: a batch covers those of the records it lost for ever.
+* A tombstone, a record with the header ``("pymq.tombstone", b"")``, deletes its key. It is kept for
+  some time, so that every consumer sees it, and then removed, too.
+* Records without a key and control batches are kept.
+* Offsets never change: a batch still covers the offsets of its removed records.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ _SPAN_MAX = (1 << 32) - 1
 
 
 def is_due(clean: int, dirty: int, min_dirty: float) -> bool:
-    """Whether *dirty* bytes that came since the last compaction are enough for another one.
+    """Whether the *dirty* bytes since the last compaction are enough for another one.
 
-    *clean* is what that one has left. Reading all of it again for each new block would make the
-    whole cost quadratic; for a share of the whole it is linear (Kafka, min.cleanable.dirty.ratio).
+    *clean* is the size in bytes after the last one. Compacting after each new block would make the
+    total cost quadratic; waiting for a share of the whole keeps it linear (Kafka,
+    min.cleanable.dirty.ratio).
     """
     return min_dirty <= 0 or (dirty > 0 and dirty >= min_dirty * (clean + dirty))
 
 
 def _digest(key: bytes) -> bytes:
-    """Stand for a key of any length, so that memory is bounded by the number of keys."""
+    """Return a short digest of a key, so that memory depends only on the number of keys."""
     return blake2b(key, digest_size=16).digest()
 
 
 def last_offsets(batches: Iterable[EncodedBatch], last: dict[bytes, int]) -> None:
-    """Note in *last*, for each key's digest, the offset of its last record."""
+    """Set in *last*, for each key's digest, the offset of its last record."""
     for batch in batches:
         if batch.header.is_control:
             continue
@@ -45,16 +47,16 @@ def last_offsets(batches: Iterable[EncodedBatch], last: dict[bytes, int]) -> Non
 def compacted(
     batches: Iterable[EncodedBatch], last: Mapping[bytes, int], tombstones_before_ms: int
 ) -> Iterator[EncodedBatch]:
-    """Go through *batches* and give what stays of them; untouched ones as they are.
+    """Yield *batches* without their removed records; unchanged batches as they are.
 
-    Batches that have lost everything are merged with their like, as far as the epoch is the same.
+    Successive batches that have lost all records are merged if their epoch is the same.
     """
-    gap: EncodedBatch | None = None  # what is merged so far
+    gap: EncodedBatch | None = None  # the empty batches merged so far
     for batch in batches:
         kept = batch if batch.header.is_control else _keep(batch, last, tombstones_before_ms)
         if gap is not None and kept.header.count == 0:
             merged = _merge(gap, kept)
-            if merged is not None:  # a batch without records is false
+            if merged is not None:  # not by truth value: an empty batch is false
                 gap = merged
                 continue
         if gap is not None:

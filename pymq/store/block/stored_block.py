@@ -1,4 +1,4 @@
-"""What a store remembers of a block, and how it reads from it."""
+"""A block of the file store in memory: its end, its positions in the file, and its reads."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from pymq.store.block.block_file import (
     walk,
 )
 
-# The fields that a walk needs, at their places in the batch header: magic, base offset, header CRC,
-# length, version, span, max timestamp.
+# The fields of the batch header that a walk needs: magic, base offset, header CRC, length, version,
+# span, max timestamp.
 _HEAD = Struct("<4s4xq8xI4xIB27xI12xq8x")
 assert _HEAD.size == HEADER_SIZE
 
 
 class StoredBlock:
-    """One block: where it begins and ends, and where in its file what lies.
+    """One block: its offsets, and the positions of its batches in its file.
 
-    Ten thousand idle ones must fit: what is not there yet is None, and paths are made when needed.
+    Ten thousand idle blocks must fit in memory: missing parts are None, and paths are not stored.
     """
 
     __slots__ = (
@@ -66,19 +66,19 @@ class StoredBlock:
         self.epoch = 0  # of the last batch
         self.last = -1  # position of the last batch
         self.last_crc = 0
-        self.size = 0  # of what is in the file, header included; 0 as long as there is none
+        self.size = 0  # of header and batches; 0 while there is no file
         self.length = 0  # of the file: more than size when zeros were written ahead
-        self.may_reserve = True  # False once there was no room for zeros
+        self.may_reserve = True  # False after the disk had no space for zeros
         self.start_position = 0  # where the batches begin
         self.index: Index | None = None
         self.handle = -1  # -1 when the file is not open
-        self.used = False  # since the last look for a handle to close
+        self.used = False  # since the last search for a handle to close
         self.unsynced = False
         self.is_sealed = False
-        self.is_passive = False  # taken up to be read, not recovered
-        self.ckpt_end = self.index_end = -1  # up to what offset .ckpt and .index say all is good
-        self.failed: StoreError | None = None  # after a failed sync: nothing goes any more
-        self.hint = (-1, 0)  # (offset, position) where the last read ended: sequential ones go on
+        self.is_passive = False  # loaded for reads, not recovered
+        self.ckpt_end = self.index_end = -1  # end offsets that .ckpt and .index attest
+        self.failed: StoreError | None = None  # after a failed sync: every call raises it
+        self.hint = (-1, 0)  # (offset, position) of the last read's end, for sequential reads
 
     @property
     def start(self) -> int:
@@ -88,7 +88,7 @@ class StoredBlock:
     # --- growing and shrinking ------------------------------------------------------------------
 
     def add(self, batches: Sequence[EncodedBatch]) -> None:
-        """Take note of *batches*, which are in the file now."""
+        """Add *batches*, which were written to the file, to the index."""
         index = self.index
         if index is None:
             index = self.index = Index()
@@ -104,7 +104,7 @@ class StoredBlock:
         self.epoch, self.last_crc = header.leader_epoch, header.header_crc
 
     def stand(self, found: Walk, index: Index) -> None:
-        """Take over what a walk to the end has found."""
+        """Set end, size and index from a walk to the end."""
         self.index = index
         self.size = self.length = found.position
         self.end, self.epoch = found.end, found.epoch
@@ -112,7 +112,7 @@ class StoredBlock:
         self.hint = (-1, 0)
 
     def cut(self, end: int, pread: Pread, path: str) -> None:
-        """Forget what lies at or beyond offset *end*, where a batch must begin.
+        """Drop the batches from offset *end* on; a batch must begin there.
 
         Raises:
             InternalError: *end* lies inside a batch.
@@ -137,7 +137,7 @@ class StoredBlock:
         self.stand(found, index)
 
     def known(self, snapshot: bytes | None) -> Known:
-        """What is known good of the file, as of now."""
+        """Return the description of the current file for a checkpoint or index."""
         return Known(
             self.id,
             self.start,
@@ -153,7 +153,7 @@ class StoredBlock:
     # --- reading --------------------------------------------------------------------------------
 
     def read(self, pread: Pread, path: str, offset: int, end: int, max_bytes: int) -> bytes:
-        """Read as :meth:`pymq.store.base.BlockStore.read` says."""
+        """Read batches; see :meth:`pymq.store.base.BlockStore.read`."""
         if not self.start <= offset <= self.end:
             raise OffsetOutOfRange(
                 f"block {self.id} holds the offsets {self.start} to {self.end}, not {offset}"
@@ -173,10 +173,10 @@ class StoredBlock:
         return data if stop == len(data) else data[:stop]
 
     def verified(self, data: bytes, path: str) -> bytes:
-        """What of *data*, which was just read, comes before the first damaged body.
+        """Return the part of *data*, which was just read, before the first damaged body.
 
         Raises:
-            CorruptBlock: it is the first one.
+            CorruptBlock: the first body is damaged.
         """
         start, good = self.hint[1] - len(data), 0
         for batch in split(data):
@@ -190,14 +190,14 @@ class StoredBlock:
         return data[:good]
 
     def _seek(self, pread: Pread, path: str, offset: int) -> int:
-        """Find the batch that holds *offset*."""
+        """Return the position of the batch that holds *offset*."""
         hint, position = self.hint
         if hint == offset:
             return position
         index = self.index
         found = index.find(offset) if index else None
         if found is None:
-            raise corrupt(path, self.start_position, offset, "the index has no such offset")
+            raise corrupt(path, self.start_position, offset, "the index lacks this offset")
         position = found
         window = Window(pread, self.size)
         data, at = memoryview(b""), 0
@@ -214,15 +214,15 @@ class StoredBlock:
                 raise corrupt(path, position, offset, "the index leads beyond the file's end")
 
     def _limit(self, pread: Pread, path: str, start: int, end: int, max_bytes: int) -> int:
-        """Return up to which position to read, so that little is read in vain."""
+        """Return the position up to which to read, so that few bytes are read in vain."""
         index = self.index
         limit = min(self.size, start + max(max_bytes, HEADER_SIZE))
         if index is not None:
             if end < self.end and (after := index.position_after(end)) is not None:
                 limit = min(limit, after)
             if limit < self.size and (boundary := index.boundary(limit)) > start:
-                # If what begins here does not fit, and large batches all are in the index, then
-                # ending before it spares a copy to cut off its first part.
+                # All large batches are in the index. If the batch that begins here does not
+                # fit, end the read before it: this saves a copy to cut off its first part.
                 head = pread(HEADER_SIZE, boundary)
                 if boundary + head_at(head, 0, path, boundary, -1)[1] > limit:
                     limit = boundary
@@ -232,8 +232,8 @@ class StoredBlock:
         """Check the headers in *data*, read at *start*.
 
         Returns:
-            How many bytes the whole batches take that begin before *end*, or the first one if
-            there is more of it than *data*; and the offset after them.
+            The bytes of the whole batches that begin before *end* (or the length of the first
+            batch if it is longer than *data*), and the offset after them.
         """
         at, size, expected = 0, len(data), -1
         while size - at >= HEADER_SIZE:
@@ -258,7 +258,7 @@ class StoredBlock:
         return at, expected
 
     def batches(self, pread: Pread, path: str) -> Iterator[EncodedBatch]:
-        """Read all batches, checked.
+        """Yield all batches, checked.
 
         Raises:
             CorruptBlock: one is damaged.
@@ -275,7 +275,7 @@ class StoredBlock:
             position, end = position + length, batch.end_offset
 
     def find_time(self, pread: Pread, path: str, end: int, timestamp_ms: int) -> int | None:
-        """Search as :meth:`pymq.store.base.BlockStore.find_time` says."""
+        """Find the offset of a time; see :meth:`pymq.store.base.BlockStore.find_time`."""
         position = self.index.find_time(timestamp_ms) if self.index else None
         if position is None:
             return None
@@ -312,8 +312,8 @@ def head_at(
 ) -> tuple[int, int, int, int]:
     """Check the batch header in *data* and return (base offset, length, span, max timestamp).
 
-    This is what :func:`pymq.core.batch.header.parse_header` does, without making anything of it: a
-    read of 1 MiB may walk over thousands of headers.
+    It checks like :func:`pymq.core.batch.header.parse_header`, but makes no object: a read of 1 MiB
+    may walk over thousands of headers.
 
     Raises:
         CorruptBlock: it is damaged.
@@ -335,13 +335,13 @@ def head_at(
 def first_at(batch: EncodedBatch, timestamp_ms: int) -> int | None:
     """Return the offset of the first record of *batch* that is not older than *timestamp_ms*.
 
-    A control batch holds none: consumers never see it, and its time is that of its leader's clock.
+    Control batches are skipped: consumers never see them, and their time is the leader's clock.
 
     Raises:
-        CorruptBatch: its CRC holds and its columns cannot be decoded, so it came like this, and no
-            disk is to blame. ``details`` hold ``offset`` and ``end``, the offset behind the batch.
+        CorruptBatch: its CRC holds but its columns cannot be decoded: the producer sent it like
+            this. ``details`` hold ``offset`` and ``end``, the offset behind the batch.
     """
-    if batch.is_control:
+    if batch.header.is_hidden:
         return None
     try:
         times = zip(batch.offsets, batch.timestamps, strict=True)
@@ -358,7 +358,7 @@ def first_at(batch: EncodedBatch, timestamp_ms: int) -> int | None:
 def check_append(
     id: BlockId, end: int, epoch: int, batches: Sequence[EncodedBatch]
 ) -> list[Buffer]:
-    """Check that *batches* continue a block that ends at *end* in *epoch*; return their bytes.
+    """Check that *batches* continue a block that ends at *end* in *epoch*; return their buffers.
 
     Raises:
         InternalError: they do not.

@@ -1,9 +1,9 @@
-"""The end of a block's file: what is appended, and the zeros that are written ahead of it.
+"""Appends batches to block files, and writes zeros ahead of small synced appends.
 
 A sync after an append that makes the file longer has to write the file system's journal as well.
-So small synced appends go into zeros that were written, and synced, ahead of them: one record and
-its sync take 217 instead of 285 us with 1 KB, 245 instead of 382 us with 8 KB (medians of 2,200,
-taking turns, on ext4 on virtio, the machine being busy; 64 KiB ahead do as well as 256).
+So the store writes and syncs zeros ahead, and small synced appends overwrite them. One record and
+its sync then take 217 instead of 285 us with 1 KB, 245 instead of 382 us with 8 KB (medians of
+2,200, interleaved, on ext4 on virtio, on a busy machine; 64 KiB ahead do as well as 256).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from pymq.store.file.handles import Handles
 from pymq.store.file.os_files import store_error
 
 RESERVE_MOST = 256 << 10  # zeros written ahead at once ...
-RESERVE_FROM = 16 << 10  # ... in a block that has this much: ten thousand idle ones take no room
+# ... in a block of at least this size: ten thousand idle blocks take no space
+RESERVE_FROM = 16 << 10
 RESERVE_BELOW = 16 << 10  # ... for a write smaller than this; for larger ones it does not pay
 _ZEROS = memoryview(bytes(RESERVE_MOST))
 
 
 class Appending:
-    """Lets block files grow, and takes back what a failed write has left."""
+    """Appends to block files, and undoes writes that failed."""
 
     def __init__(self, folder: Folder, handles: Handles) -> None:
         self._folder = folder
@@ -34,12 +35,12 @@ class Appending:
     def append(
         self, batches: list[EncodedBatch], sync: bool, id: BlockId, block: StoredBlock | None
     ) -> None:
-        """Write *batches* at the end of the block; with *sync*, one follows.
+        """Write *batches* at the end of the block; *sync* says that the caller syncs them next.
 
         Raises:
             InvalidRequest: the block is not open.
             InternalError: the batches do not continue it.
-            StoreError, OSError: the disk refuses; nothing of it is there then.
+            StoreError, OSError: the write failed and is undone.
         """
         if block is None or block.is_sealed:
             what = "is not open here; create or recover it first" if block is None else "is sealed"
@@ -66,7 +67,7 @@ class Appending:
         block.add(batches)
 
     def begin(self, block: StoredBlock, batches: list[EncodedBatch], buffers: list[Buffer]) -> None:
-        """Make the file, with the first batches in it; durable on return."""
+        """Create the file with the first batches in it; durable on return."""
         head = block.head.to_bytes()
         self._handles.make_room()
         self._handles.adopt(block, self._folder.create(block.id, [head, *buffers]))
@@ -75,7 +76,7 @@ class Appending:
             block.add(batches)
 
     def trim(self, block: StoredBlock) -> None:
-        """Cut off what was written ahead; durable after the next sync."""
+        """Cut off the zeros that were written ahead; durable after the next sync."""
         if block.length > block.size:
             handle = block.handle if block.handle >= 0 else self._handles.open(block)
             self._files.truncate(handle, block.size)
@@ -83,7 +84,7 @@ class Appending:
             block.unsynced = True
 
     def _reserve(self, block: StoredBlock, needed: int) -> None:
-        """Write zeros ahead of a small write, as many bytes as the block has; or do without."""
+        """Write zeros ahead of a small write, as many as the block has bytes, if there is space."""
         is_there = block.size + needed <= block.length
         if is_there or needed >= RESERVE_BELOW or not block.may_reserve:
             return
@@ -99,7 +100,7 @@ class Appending:
             block.length = block.size + size
 
     def _undo(self, block: StoredBlock) -> None:
-        """Cut off what a failed write has left."""
+        """Cut off the rest of a failed write."""
         try:
             self._files.truncate(block.handle, block.size)
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Which blocks of a partition were compacted together last, and what that has left of them.
+"""Notes which blocks of a partition were compacted together last, and their size after that.
 
-It is a small file beside the last one of these blocks, ``00000007.clean``: all blocks up to 7 held
-the last record of each key only, as far as these blocks went. It says when the next compaction is
-due and nothing else, so whoever loses it compacts once too often.
+The note is a small file beside the last of these blocks. ``00000007.clean`` says: among the blocks
+up to 7, only the last record of each key is left. It decides only when the next compaction is due,
+so losing it costs one needless compaction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLEAN_MAGIC = b"pymq-cln"
 
 @value
 class Cleaned:
-    """The blocks up to *block* are clean."""
+    """The note that the blocks up to *block* are clean."""
 
     block: BlockId
     size: int  # bytes of their batches
@@ -32,7 +32,7 @@ class Cleaned:
         """Decode it.
 
         Raises:
-            CorruptMetadata: it is damaged; do without.
+            CorruptMetadata: it is damaged; the caller does without it.
         """
         item, size = unframe(CLEAN_MAGIC, data)
         if size != len(data) or type(item) is not list:
@@ -43,7 +43,7 @@ class Cleaned:
 
 
 def load(folder: Folder, block: BlockId) -> Cleaned | None:
-    """What is known of the partition of *block*; None if nothing is, or it cannot be read."""
+    """Return the last note of the partition of *block*; None if it is missing or cannot be read."""
     for number in reversed(folder.numbers(block, CLEAN)):
         marked = block._replace(number=number)
         try:
@@ -57,7 +57,7 @@ def load(folder: Folder, block: BlockId) -> Cleaned | None:
 
 
 def save(folder: Folder, cleaned: Cleaned) -> None:
-    """Take note of a compaction; what was known of the one before goes."""
+    """Save the note of a compaction and remove the note of the one before."""
     block = cleaned.block
     folder.replace(block, CLEAN, cleaned.to_bytes())
     for number in folder.numbers(block, CLEAN):

@@ -1,8 +1,7 @@
 """Blocks as files: the store that brokers use.
 
-A block file appears when its first batch is written, and under its name only once that batch is
-durable. So an idle block costs no file, and nothing is ever acknowledged from a file that a crash
-may take away.
+A block gets its file with its first batch, and the file gets its name only when that batch is
+durable. So an idle block needs no file, and a crash never removes a file with acknowledged records.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ _Action = Callable[[BlockId, StoredBlock | None], None]
 
 
 class FileStore:
-    """Keeps blocks as files in the folder *path*, which it locks, and which must begin empty.
+    """Keeps blocks as files in the folder *path*, which it locks.
 
     Args:
-        path: the folder; made when it is not there.
-        files: the file system; a simulator brings its own.
-        handles_max: how many files to hold open at most.
+        path: the folder, a store or empty; created if it is missing.
+        files: the file system; the simulator passes its own.
+        handles_max: how many files may be open at once.
 
     Raises:
         StoreLocked: another process has the folder open.
         StoreError: the folder is not a store of a known version, or cannot be written.
-        CorruptBlock: what replicas must not forget is damaged.
+        CorruptBlock: the saved states of replicas are damaged.
     """
 
     def __init__(
@@ -71,8 +70,8 @@ class FileStore:
         self._blocks: dict[BlockId, StoredBlock] = {}
         self._handles = Handles(self._folder, handles_max)
         self._appending = Appending(self._folder, self._handles)
-        # Compaction may run in a thread of its own; it holds this only while it opens or swaps a
-        # file, and must never do so between another's look at a handle and its use.
+        # Compaction may run in a thread of its own. It holds this lock only while it opens or swaps
+        # a file, so that another thread's handle stays valid from its lookup to its use.
         self._lock = threading.RLock()
         self._closed = False
         self._folder.open()
@@ -92,14 +91,14 @@ class FileStore:
     # --- writing --------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
-        """Do *writes* in their order; what asks for a sync is durable on return."""
+        """Carry out *writes* in their order; a write with ``sync`` is durable on return."""
         if self._closed:
             raise Closed(f"the store {self.path} was closed")
         failed: dict[BlockId, WriteFailed] = {}
         with self._lock:
             if len(writes) == 1 and type(append := writes[0]) is Append:
-                # There is nothing to gather, and what this costs comes on top of every sync: the
-                # processor's caches are cold then, so that each call saved is worth a microsecond.
+                # The fast path: a single append needs no grouping. It adds to the latency of every
+                # sync, and with cold processor caches each call saved is worth a microsecond.
                 id, sync = append.block, append.sync
                 block = self._blocks.get(id)
                 try:
@@ -116,7 +115,8 @@ class FileStore:
         pending: dict[BlockId, list[EncodedBatch]] = {}
         syncs: dict[BlockId, None] = {}
         kinds = (SaveState, RemoveBlock)
-        states = {write.block: write for write in writes if type(write) in kinds}  # the last ones
+        # the last of each block
+        states = {write.block: write for write in writes if type(write) in kinds}
         if states:
             self._save({w.block: w.state for w in states.values() if type(w) is SaveState}, failed)
         gone: list[BlockId] = []
@@ -149,12 +149,12 @@ class FileStore:
         for block, batches in pending.items():
             self._attempt(block, failed, partial(self._appending.append, batches, block in syncs))
         self._sync([block for block in syncs if block not in failed], failed)
-        # A state goes last: a block that has lost it, but not its records, must never be there.
+        # States are removed last: after a crash no block may have records but no state.
         gone = [block for block, write in states.items() if type(write) is RemoveBlock]
         self._save({block: None for block in gone if self._states.get(block) is not None}, failed)
 
     def _save(self, states: Changes, failed: dict[BlockId, WriteFailed]) -> None:
-        """Keep what replicas must not forget."""
+        """Save the states of replicas (term and vote, for example)."""
         for id in states:
             block = self._blocks.get(id)
             problem = (block.failed if block else None) or self._states.problem(id)
@@ -179,7 +179,7 @@ class FileStore:
             self._note(id, error, failed)
 
     def _note(self, id: BlockId, error: Exception, failed: dict[BlockId, WriteFailed]) -> None:
-        """Take note of a write that has failed."""
+        """Report a failed write; a failed sync also marks its block as failed."""
         if not isinstance(error, OSError):
             failed[id] = WriteFailed(id, error, False)
             return
@@ -221,7 +221,7 @@ class FileStore:
             self._blocks[write.block] = StoredBlock(head)
         elif block.start != write.start:
             raise InvalidRequest(
-                f"block {write.block} is there and begins at {block.start}, not at {write.start}"
+                f"block {write.block} exists and begins at {block.start}, not at {write.start}"
             )
         elif block.size == 0:
             block.head = head  # recovered without a file, hence without names
@@ -236,7 +236,8 @@ class FileStore:
         path = self._folder.file(block.id)
         block.cut(end, self._handles.reader(block), path)
         try:
-            # First what says that more is good, or the shorter file would look damaged later.
+            # Remove the checkpoint and the index first: they attest a longer file, so after a
+            # crash the shorter file would look damaged.
             if block.ckpt_end > end:
                 self._folder.remove(block.id, CKPT)
                 block.ckpt_end = -1
@@ -264,10 +265,10 @@ class FileStore:
         except StoreError as error:
             if is_sync(error):
                 raise
-            # The index only saves time, and a full disk must not keep a block from being sealed.
+            # The index only saves time; a block can be sealed on a full disk, too.
 
     def _remove(self, ids: Iterable[BlockId], failed: dict[BlockId, WriteFailed]) -> None:
-        """Remove blocks; those of one partition share what that costs."""
+        """Remove blocks; the folder of a partition is listed and synced once for all its blocks."""
         folders: dict[tuple[str, int], dict[BlockId, None]] = {}
         for id in ids:
             folders.setdefault((id.topic_id, id.partition), {})[id] = None
@@ -288,10 +289,10 @@ class FileStore:
             if error is not None:
                 failed[block.id] = WriteFailed(block.id, error, True)
 
-    # --- finding out what is there --------------------------------------------------------------
+    # --- recovery -------------------------------------------------------------------------------
 
     def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
-        """Find out where *block* ends. A block that is not there is empty when it is open."""
+        """Recover *block* and return its end. An open block without a file is empty."""
         if self._closed:
             raise Closed(f"the store {self.path} was closed")
         with self._lock:
@@ -317,12 +318,12 @@ class FileStore:
             return answer
 
     def _load(self, id: BlockId) -> StoredBlock:
-        """Take up a block that nobody recovered: a sealed one, read now and then."""
+        """Load a block that was not recovered: a sealed one that is read now and then."""
         if self._closed:
             raise Closed(f"the store {self.path} was closed")
         path, suffixes = self._folder.file(id), self._folder.suffixes(id)
         if BLOCK not in suffixes:
-            raise StoreError(f"{path} is not there: this store has no block {id}", file=path)
+            raise StoreError(f"{path} does not exist: this store has no block {id}", file=path)
         block = StoredBlock(FileHead(id, 0, "", ""))
         try:
             self._handles.open(block)
@@ -367,8 +368,8 @@ class FileStore:
     # --- the rest -------------------------------------------------------------------------------
 
     def compact(self, job: Compact) -> Compacted:
-        """Rewrite the sealed blocks of *job*; a block appears either as before or rewritten."""
-        from pymq.store.file.rewriting import Rewriting  # only now: few topics are compacted
+        """Compact the sealed blocks of *job*; readers see each block as before or as compacted."""
+        from pymq.store.file.rewriting import Rewriting  # lazily: few topics are compacted
 
         find, replace, note = self._sealed, self._replace, self._note_cleaned
         return Rewriting(self._folder, self.files, find, replace, note).run(job)
@@ -381,16 +382,16 @@ class FileStore:
             return block
 
     def _replace(self, old: StoredBlock, new: StoredBlock, draft: FileDraft) -> None:
-        """Let the file that was drafted, *new*, take the place of *old*."""
+        """Replace *old* by *new*, the file that was drafted."""
         id = old.id
         with self._lock:
             if self._blocks.get(id) is not old or old.end != new.end:
                 raise InvalidRequest(f"block {id} was changed or removed meanwhile")
             snapshot = recovery.snapshot_at(self._folder, old)
-            # Positions of the old file must never be taken for those of the new one.
+            # Index and checkpoint hold positions of the old file, so remove them before the swap.
             self._folder.remove(id, INDEX, CKPT)
             self._handles.let_go(id)
-            del self._blocks[id]  # whatever goes wrong now, what is there is read again
+            del self._blocks[id]  # if a step below fails, the block is loaded again
             self.files.close(draft.take_place())
             self._blocks[id] = new
             self._seal(new)
@@ -404,18 +405,18 @@ class FileStore:
                 cleaned.save(self._folder, found)
 
     def blocks(self) -> list[BlockId]:
-        """List the blocks that are there, in order."""
+        """List the blocks of the store, in order."""
         return sorted({*self._folder.blocks(), *self._blocks, *self._states.blocks()})
 
     def unsealed(self) -> list[BlockId]:
-        """List those of :meth:`blocks` that are not sealed, as far as this store knows; cheap."""
+        """List those of :meth:`blocks` that this store does not know as sealed; cheap."""
         sealed = self._folder.blocks()
         known = self._blocks.items()
         sealed.update({id: block.is_sealed for id, block in known if not block.is_passive})
         return sorted(id for id in {*sealed, *self._states.blocks()} if not sealed.get(id))
 
     def close(self) -> None:
-        """Make everything durable and let go of it; closing twice is allowed."""
+        """Make everything durable and release it; closing twice is allowed."""
         if self._closed:
             return
         self._closed = True
@@ -424,7 +425,7 @@ class FileStore:
             self._sync([id for id, block in self._blocks.items() if not block.failed], errors)
             for block in list(self._blocks.values()):
                 if block.failed is None:
-                    with contextlib.suppress(OSError):  # recovery does it, too
+                    with contextlib.suppress(OSError):  # recovery trims, too
                         self._appending.trim(block)
         finally:
             self._handles.close()

@@ -1,13 +1,13 @@
-"""A store's folder: names, the lock, and how files appear, change and go, harmlessly for a crash.
+"""A store's folder: names, the lock, and crash-safe ways to create, replace and remove files.
 
 ::
 
-    path/FORMAT                                   what this folder is, and its version
+    path/FORMAT                                   says that this is a store, and its version
     path/LOCK                                     held while the store is open; the holder's pid
     path/states.log                               see pymq.store.file.states
-    path/blocks/<topic id>/<partition>/00000007.block .ckpt .index .cut  see
-                                       pymq.store.block.block_file 00000007.clean
-                                        see pymq.store.file.cleaned
+    path/blocks/<topic id>/<partition>/
+        00000007.block .ckpt .index .cut          see pymq.store.block.block_file
+        00000007.clean                            see pymq.store.file.cleaned
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Folder:
     """The files of a store under *path*; every method names the file in the errors it raises."""
 
     def __init__(self, path: str, files: Files) -> None:
-        self.path = os.path.abspath(path)  # the process may go elsewhere
+        self.path = os.path.abspath(path)  # the process may change its working directory
         self.files = files
         self._root = os.path.join(self.path, "blocks")
         self._durable: set[str] = set()  # folders whose own names are known to be durable
@@ -42,7 +42,7 @@ class Folder:
     # --- the folder as a whole ------------------------------------------------------------------
 
     def open(self) -> None:
-        """Lock the folder, making it when it is not there.
+        """Lock the folder; create it if it is missing.
 
         Raises:
             StoreLocked: another process has it open.
@@ -66,19 +66,19 @@ class Folder:
             else:
                 self._replace(marker, FORMAT)
             with explained("open", self._root):
-                self._make(self._root)  # which makes the names beside it durable, too
+                self._make(self._root)  # which syncs the folder, hence the other names in it, too
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._lock is not None:
             self.files.close(self._lock)
             self._lock = None
 
     def _make(self, path: str) -> None:
-        """Make a folder and those above it, durably."""
+        """Create a folder and its parents, durably."""
         if path in self._durable:
             return
         above = os.path.dirname(os.path.abspath(path))
@@ -88,14 +88,15 @@ class Folder:
             self._make(above)
             self.files.mkdir(path)
         if len(path) > len(self.path) and above not in self._durable:
-            self._make(above)  # Inside of the store every level is ours; above it, what we make is.
-        # Even if it was there: whoever made it may have died before this.
+            # Sync every level inside the store, and those above it that were created here.
+            self._make(above)
+        # Even if it exists: the process that created it may have died before its sync.
         with contextlib.suppress(PermissionError):  # above the store's own folder
             self.files.sync_dir(above)
         self._durable.add(path)
 
     def blocks(self) -> dict[BlockId, bool]:
-        """List the blocks that have a file, and whether there is an index beside it."""
+        """List the blocks that have a file; the value tells whether they have an index."""
         found: dict[BlockId, bool] = {}
         with explained("list", self._root):
             for topic_id in self.files.list(self._root):
@@ -111,7 +112,7 @@ class Folder:
         return found
 
     def _names(self, path: str) -> list[str]:
-        """List a folder; a stray file in its place holds nothing."""
+        """List a folder; a stray file of that name counts as an empty folder."""
         try:
             return self.files.list(path)
         except NotADirectoryError:
@@ -136,7 +137,7 @@ class Folder:
         return os.path.join(self.of(block), f"{block.number:08d}{suffix}")
 
     def suffixes(self, block: BlockId) -> list[str]:
-        """Tell which files of the block are there, by suffix, in order."""
+        """Return the suffixes of the block's files, sorted."""
         prefix = f"{block.number:08d}"
         with explained("list", self.of(block)):
             try:
@@ -146,16 +147,16 @@ class Folder:
         return [name[len(prefix) :] for name in names if name.startswith(prefix + ".")]
 
     def numbers(self, block: BlockId, suffix: str) -> list[int]:
-        """Tell which blocks of the block's partition have a file of a kind, by number, in order."""
+        """Return the numbers of the blocks of this partition that have a file of a kind, sorted."""
         with explained("list", self.of(block)):
             names = self._names(self.of(block))
         stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def create(self, block: BlockId, buffers: Sequence[Buffer], *, suffix: str = BLOCK) -> int:
-        """Make a file with *buffers* in it, durably, and return its handle.
+        """Create a file with *buffers* in it, durably, and return its handle.
 
-        It appears under its name only when all of it is on disk; a file there already is replaced.
+        It gets its name only when all of it is on disk, and replaces an existing file.
         """
         path = self.file(block, suffix)
         with explained("create", path):
@@ -163,7 +164,7 @@ class Folder:
             return self._create(path, buffers)
 
     def replace(self, block: BlockId, suffix: str, data: bytes) -> None:
-        """Put *data* into a small file, durably: after a crash it is there as before or as now."""
+        """Replace a small file by *data*, durably and atomically."""
         with explained("create", self.file(block, suffix)):
             self._make(self.of(block))
         self._replace(self.file(block, suffix), data)
@@ -173,12 +174,12 @@ class Folder:
             self.files.close(self._create(path, [data]))
 
     def put(self, path: str, data: bytes) -> int:
-        """Make a file with *data* in it, or replace one, durably, and return its handle."""
+        """Create or replace a file with *data* in it, durably, and return its handle."""
         with explained("create", path):
             return self._create(path, [data])
 
     def settle(self, block: BlockId) -> None:
-        """Make the names of the block's files durable: whoever made them may have died before."""
+        """Make the names of the block's files durable: a process that died may not have done so."""
         self._make(self.of(block))
         self.files.sync_dir(self.of(block))
 
@@ -192,7 +193,7 @@ class Folder:
             draft.close()
 
     def keep(self, block: BlockId, suffix: str, pieces: Iterable[bytes]) -> None:
-        """Put *pieces*, which may be large together, into a new file, durably."""
+        """Create a file of *pieces*, durably; together they may be larger than memory."""
         path = self.file(block, suffix)
         with explained("create", path):
             draft = FileDraft(self.files, path)
@@ -205,12 +206,12 @@ class Folder:
                 draft.close()
 
     def draft(self, block: BlockId) -> FileDraft:
-        """Begin a file that is to replace the block's."""
+        """Begin a file that will replace the block's file."""
         with explained("create", self.file(block) + TMP):
             return FileDraft(self.files, self.file(block))
 
     def remove(self, block: BlockId, *suffixes: str) -> None:
-        """Remove files of a block, as far as they are there, in that order and durably."""
+        """Remove those files of a block that exist, in that order and durably."""
         with explained("remove", self.file(block)):
             gone = False
             for suffix in suffixes:
@@ -224,7 +225,7 @@ class Folder:
     def remove_blocks(self, blocks: Sequence[BlockId]) -> None:
         """Remove all files of blocks of one partition durably, and its folder if that is empty.
 
-        The folder is listed and synced once, however many blocks there are.
+        The folder is listed and synced once for all blocks.
         """
         folder = self.of(blocks[0])
         with explained("list", folder):
@@ -239,7 +240,8 @@ class Folder:
                 suffixes[stem].append(dot + suffix)
         found = False
         for block, there in zip(blocks, suffixes.values(), strict=True):
-            # The block last: without it, after a crash, the rest would look like a lost file.
+            # The other files first: after a crash, they alone would look as if the block file were
+            # lost.
             others = [s for s in there if s.endswith(TMP) or s == CLEAN or s.startswith(CUT)]
             for suffix in (*(s for s in (INDEX, CKPT, BLOCK) if s in there), *others):
                 found = True
@@ -255,14 +257,14 @@ class Folder:
 
     def prune(self, block: BlockId) -> None:
         """Remove the folders of the block's partition and topic if they are empty."""
-        with contextlib.suppress(OSError):  # mostly because they are not
+        with contextlib.suppress(OSError):  # usually because they are not empty
             for path in (self.of(block), os.path.dirname(self.of(block))):
                 self.files.rmdir(path)
                 self._durable.discard(path)
                 self.files.sync_dir(os.path.dirname(path))
 
     def load(self, path: str) -> bytes | None:
-        """Read a small file; None when it is not there."""
+        """Read a small file; return None if it is missing."""
         with explained("read", path):
             try:
                 handle = self.files.open_readonly(path)
@@ -278,29 +280,29 @@ class Folder:
 
 
 class FileDraft:
-    """A file in the making: it has another name until it is whole and durable."""
+    """A file that has a temporary name until it is whole and durable."""
 
     def __init__(self, files: Files, path: str) -> None:
         self._files, self._path, self._tmp = files, path, path + TMP
-        self._is_mine = True  # whether handle and name are still to be cleaned up
+        self._is_mine = True  # whether handle and temporary name still have to be cleaned up
         self._size = 0
         try:
             self._handle = files.create(self._tmp)
-        except FileExistsError:  # left over by a crash
+        except FileExistsError:  # left by a crash
             files.unlink(self._tmp)
             self._handle = files.create(self._tmp)
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """Write to it."""
+        """Append *buffers* to the file."""
         self._size += self._files.pwritev(self._handle, buffers, self._size)
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Sync the file."""
         with syncing(self._path):
             self._files.sync(self._handle)
 
     def take_place(self) -> int:
-        """Give it its name, durably, and hand over its handle."""
+        """Give the file its name, durably, and return its handle."""
         self._files.rename(self._tmp, self._path)
         with syncing(self._path):
             self._files.sync_dir(os.path.dirname(self._path))
@@ -308,7 +310,7 @@ class FileDraft:
         return self._handle
 
     def close(self) -> None:
-        """Clean up, unless it has taken its place."""
+        """Close and remove the file, unless it has its name already."""
         if self._is_mine:
             self._is_mine = False
             self._files.close(self._handle)
@@ -320,7 +322,7 @@ def check_format(data: bytes, path: str) -> None:
     """Check the content of a FORMAT file.
 
     Raises:
-        StoreError: it is that of another version, or of something else.
+        StoreError: it is the FORMAT of another version, or no FORMAT at all.
     """
     if data == FORMAT:
         return
@@ -337,7 +339,7 @@ def check_format(data: bytes, path: str) -> None:
 
 @contextlib.contextmanager
 def syncing(path: str) -> Iterator[None]:
-    """Mark an error as that of a sync."""
+    """Mark errors raised inside as failed syncs; see :func:`is_sync`."""
     try:
         yield
     except OSError as error:
@@ -347,7 +349,7 @@ def syncing(path: str) -> Iterator[None]:
 
 
 def is_sync(error: StoreError) -> bool:
-    """Whether a sync failed, after which nobody knows what is on disk."""
+    """Whether *error* is a failed sync; after one the content of the disk is unknown."""
     return bool(error.details.get("is_sync"))
 
 

@@ -1,4 +1,4 @@
-"""The open files of a store: not too many at once, and each synced before it is closed."""
+"""The open files of a store: a bounded number, each synced before it is closed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Handles:
     # --- opening and closing --------------------------------------------------------------------
 
     def open(self, block: StoredBlock) -> int:
-        """Open the block's file."""
+        """Open the block's file, closing another one if too many are open."""
         path = self._folder.file(block.id)
         self.make_room()
         with explained("open", path):
@@ -34,34 +34,35 @@ class Handles:
         return self.adopt(block, handle)
 
     def adopt(self, block: StoredBlock, handle: int) -> int:
-        """Take care of a file that is open already."""
+        """Take over a file that is already open."""
         block.handle, block.used = handle, True
         self._open[handle] = block
         return handle
 
     def make_room(self) -> None:
-        """Close a file if as many are open as may be."""
+        """Close a file if the limit of open files is reached."""
         while len(self._open) >= self._most:
             handle, block = next(iter(self._open.items()))
             del self._open[handle]
-            if block.used:  # a second chance: to the end of the row
+            # used since the last look: move it to the end of the queue (second chance)
+            if block.used:
                 block.used = False
                 self._open[handle] = block
                 continue
-            # After closing, an error of writing back could no longer be learnt.
+            # Sync before closing: a later write-back error would be reported to no process.
             self.try_sync(block)
             block.handle = -1
             self._files.close(handle)
 
     def let_go(self, id: BlockId) -> None:
-        """Close the block's file without a sync, whoever has it open."""
+        """Close all handles of the block's file without a sync."""
         for block in [block for block in self._open.values() if block.id == id]:
             handle, block.handle = block.handle, -1
             del self._open[handle]
             self._files.close(handle)
 
     def reader(self, block: StoredBlock) -> Pread:
-        """Return what reads from the block's file; a block without a file holds nothing."""
+        """Return the function that reads the block's file; without a file it returns no bytes."""
         if block.size == 0:
             return _nothing
         handle = block.handle if block.handle >= 0 else self.open(block)
@@ -69,7 +70,7 @@ class Handles:
         return partial(self._files.pread, handle)
 
     def close(self) -> None:
-        """Close all without a sync."""
+        """Close all files without a sync."""
         for handle, block in self._open.items():
             block.handle = -1
             with contextlib.suppress(OSError):
@@ -79,10 +80,10 @@ class Handles:
     # --- syncing --------------------------------------------------------------------------------
 
     def sync(self, block: StoredBlock) -> None:
-        """Make durable what was written to *block*.
+        """Sync the file of *block*.
 
         Raises:
-            StoreError: it failed, now or before; the block is good for nothing any more.
+            StoreError: this sync or an earlier one failed; the block is unusable until recovered.
         """
         if block.failed is not None:
             raise block.failed
@@ -96,12 +97,12 @@ class Handles:
 
     def _failed(self, block: StoredBlock, error: OSError) -> StoreError:
         # The kernel has marked the pages clean: a second sync would succeed and mean nothing
-        # (Rebello et al., ATC 2020). Only reading again from the disk tells what is there.
+        # (Rebello et al., ATC 2020). Only recovery, which reads from the disk, finds what is there.
         block.failed = store_error(error, "sync", self._folder.file(block.id))
         return block.failed
 
     def try_sync(self, block: StoredBlock) -> StoreError | None:
-        """Sync, and return the error instead of raising it."""
+        """Sync *block*; return the error instead of raising it."""
         try:
             self.sync(block)
         except StoreError as error:
@@ -109,7 +110,7 @@ class Handles:
         return None
 
     def sync_all(self, blocks: Sequence[StoredBlock]) -> list[StoreError | None]:
-        """Sync several blocks side by side; returns each one's error."""
+        """Sync several blocks in parallel; return the error of each."""
         if len(blocks) < 2:
             return [self.try_sync(block) for block in blocks]
         errors: list[StoreError | None] = [block.failed for block in blocks]

@@ -1,8 +1,8 @@
-"""The seam to the operating system: every file operation of the stores goes through :class:`Files`.
+"""File operations: the stores call the operating system only through :class:`Files`.
 
-A simulator puts a disk of its own behind it, one that loses what was not synced, tears writes,
-flips bits, fills up or fails to sync. What it must know: methods raise plain :class:`OSError`, as
-the operating system would; the store makes errors for users of them with :func:`store_error`.
+The simulator implements it with a disk that loses unsynced data, tears writes, flips bits, fills up
+or fails to sync. Methods raise plain :class:`OSError`; the store turns them into errors for users
+with :func:`store_error`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ SYNC_THREADS = 8
 
 _IOV_MAX = 1024  # POSIX guarantees 16; Linux, macOS and the BSDs all allow 1024
 _JOIN_MAX = (
-    4096  # many parts smaller than this on average are cheaper joined: a write pays per part
+    # many buffers smaller than this on average are cheaper joined: a write costs time for each
+    4096
 )
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: a sync of the drive, too
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# What is in a store may be read past any policy, so only its owner and its group read the files.
+# Files bypass the access policy, so only the owner and the group may read them.
 FILE_MODE, FOLDER_MODE = 0o640, 0o750
 _SPARSE_MIN, _SPARSE_RATIO = 1 << 30, 64  # bytes; file systems that compress do not get there
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -42,7 +43,7 @@ _LASTING = (*_DENIED, errno.ENOENT, *_WRONG_KIND)
 
 
 class Files(Protocol):
-    """A file system, as far as a store needs one. Handles are small integers."""
+    """The file system operations that a store needs. Handles are small integers."""
 
     def open(self, path: str) -> int:
         """Open an existing file for reading and writing."""
@@ -57,13 +58,13 @@ class Files(Protocol):
         ...
 
     def close(self, handle: int) -> None:
-        """Let go of a file; what was not synced may still be lost."""
+        """Close a file; unsynced data may still be lost."""
         ...
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:
-        """Write *buffers* one behind the other from *position* on; return how many bytes.
+        """Write *buffers* one behind the other from *position* on; return the number of bytes.
 
-        After an error any part of it may be there.
+        After an error any part of them may be in the file.
         """
         ...
 
@@ -80,7 +81,7 @@ class Files(Protocol):
         ...
 
     def sync_all(self, handles: Sequence[int]) -> list[OSError | None]:
-        """Make several files durable, side by side if that helps; return each one's error."""
+        """Make several files durable, in parallel if that helps; return the error of each."""
         ...
 
     def truncate(self, handle: int, size: int) -> None:
@@ -88,11 +89,11 @@ class Files(Protocol):
         ...
 
     def forget(self, handle: int, position: int) -> None:
-        """Drop what is cached of the file from *position* on, so that the disk is read again."""
+        """Drop the cached pages of the file from *position* on, so that reads go to the disk."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name in the same folder, replacing what had it."""
+        """Rename a file inside its folder, replacing an existing file of that name."""
         ...
 
     def unlink(self, path: str) -> None:
@@ -100,7 +101,7 @@ class Files(Protocol):
         ...
 
     def mkdir(self, path: str) -> None:
-        """Make one folder; nothing to do when it is there already."""
+        """Create one folder; do nothing if it exists."""
         ...
 
     def rmdir(self, path: str) -> None:
@@ -116,24 +117,23 @@ class Files(Protocol):
         ...
 
     def lock(self, path: str) -> int:
-        """Take the lock file *path*; closing the handle, or dying, gives it back.
+        """Lock the file *path*; closing the handle, or the end of the process, releases the lock.
 
         Raises:
-            StoreLocked: someone else has it.
+            StoreLocked: another process or store holds it.
         """
         ...
 
     def release(self) -> None:
-        """Let go of whatever is held beside open files; it is taken again when it is needed."""
+        """Release threads and the like, but no open files; later calls create them again."""
         ...
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a file that holds what a store wrote, and nothing else that has a name.
+    """Open a regular file of a store; refuse links, pipes and sparse files.
 
-    Whoever hands over a folder decides what is in it. A link would lead out of the folder, a pipe
-    would never end, and a sparse file is long and has next to nothing in it, so reading it takes
-    hours.
+    Other users may have written to the folder. A link would lead out of the folder, a
+    pipe would never end, and a huge sparse file would take hours to read.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file of a sane size.
@@ -155,13 +155,13 @@ class OsFiles:
     """The real file system.
 
     Args:
-        sync_threads: how many files to sync side by side; with 1 there are no threads.
+        sync_threads: how many files to sync in parallel; with 1 there are no threads.
     """
 
     def __init__(self, sync_threads: int = SYNC_THREADS) -> None:
         self._sync_threads = sync_threads
         self._pool: ThreadPoolExecutor | None = None
-        self._pid = 0  # of the process that the pool's threads are in
+        self._pid = 0  # the process that the pool's threads belong to
         self._making = threading.Lock()  # Several stores may share the file system.
 
     def open(self, path: str) -> int:
@@ -177,10 +177,10 @@ class OsFiles:
         return opened(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE))
 
     def close(self, handle: int) -> None:
-        """Let go of a file; what was not synced may still be lost."""
+        """Close a file; unsynced data may still be lost."""
         if handle in _locks:
             _locks.remove(handle)
-            # A child in the midst of its fork has it, too: closed here only, it would stay locked.
+            # A child that is being forked inherits this handle and would keep the lock.
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
@@ -194,7 +194,7 @@ class OsFiles:
         total = sum(map(len, buffers))
         if written < total:
             # The kernel stops early at 2 GiB, on a signal, or when the disk fills up; in the last
-            # case the next call says so.
+            # case the next call raises the error.
             rest = memoryview(b"".join(buffers))
             while written < total:
                 written += os.pwrite(handle, rest[written:], position + written)
@@ -216,13 +216,14 @@ class OsFiles:
             os.fdatasync(handle)
 
     def sync_all(self, handles: Sequence[int]) -> list[OSError | None]:
-        """Make several files durable, side by side; return each one's error."""
+        """Make several files durable, in parallel; return the error of each."""
         if len(handles) < 2 or self._sync_threads < 2:
             return [self._try_sync(handle) for handle in handles]
         with self._making:
             pool = self._pool
             if pool is None or self._pid != os.getpid():  # threads do not survive a fork
-                from concurrent.futures import ThreadPoolExecutor  # only now: many never need it
+                # lazily: many stores never need it
+                from concurrent.futures import ThreadPoolExecutor
 
                 pool = self._pool = ThreadPoolExecutor(self._sync_threads, "pymq-sync")
                 self._pid = os.getpid()
@@ -240,14 +241,14 @@ class OsFiles:
         os.ftruncate(handle, size)
 
     def forget(self, handle: int, position: int) -> None:
-        """Drop what is cached of the file from *position* on, where the system can do that."""
+        """Drop the cached pages of the file from *position* on, if the system supports that."""
         if hasattr(os, "posix_fadvise"):
-            # A page of which only a part is named stays, so begin at the page's first byte.
+            # The kernel keeps a page that the range covers only in part: begin at its first byte.
             position -= position % mmap.PAGESIZE
             os.posix_fadvise(handle, position, 0, os.POSIX_FADV_DONTNEED)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name in the same folder, replacing what had it."""
+        """Rename a file inside its folder, replacing an existing file of that name."""
         os.replace(old, new)
 
     def unlink(self, path: str) -> None:
@@ -255,7 +256,7 @@ class OsFiles:
         os.unlink(path)
 
     def mkdir(self, path: str) -> None:
-        """Make one folder; nothing to do when it is there already."""
+        """Create one folder; do nothing if it exists."""
         try:
             os.mkdir(path, FOLDER_MODE)
         except FileExistsError:
@@ -280,7 +281,7 @@ class OsFiles:
             os.close(handle)
 
     def lock(self, path: str) -> int:
-        """Take the lock file *path* and write this process's id into it."""
+        """Lock the file *path* and write this process's id into it."""
         handle = open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -301,7 +302,7 @@ class OsFiles:
         return handle
 
     def release(self) -> None:
-        """End the threads that sync; new ones begin when they are needed."""
+        """End the sync threads; later calls start new ones."""
         pool, self._pool = self._pool, None
         if pool is not None and self._pid == os.getpid():
             pool.shutdown()
@@ -311,11 +312,12 @@ _locks: set[int] = set()  # handles of lock files that this process holds
 
 
 def _leave_locks() -> None:
-    """Keep no lock in a forked child.
+    """Release the inherited locks in a forked child.
 
-    Such a lock is everybody's who has the file open by inheritance: it would be there until the
-    last child has ended, though the parent has closed its store, or is dead. The numbers stay
-    taken, for whoever closes them in the child takes them for his own.
+    A child that inherits the handle shares the lock: the file would stay locked until the last
+    child has ended, even if the parent has closed its store or is dead. The handles become handles
+    of the null device instead of being closed, because the child's copy of the store may still
+    close these numbers.
     """
     if _locks:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -329,12 +331,12 @@ os.register_at_fork(after_in_child=_leave_locks)
 
 
 def is_lasting(error: OSError) -> bool:
-    """Whether it is what somebody has done to the files, and no disk comes by by itself."""
+    """Whether *error* comes from a change to the files, so that retries cannot help."""
     return error.errno in _LASTING
 
 
 def store_error(error: OSError, action: str, path: str) -> StoreError:
-    """Turn an error of the operating system into one that names *path* and says what to do."""
+    """Return a :class:`StoreError` for *error* that names *path* and the next step."""
     if isinstance(error, StoreError):
         return error
     cause = error.strerror or str(error)
@@ -353,6 +355,6 @@ def store_error(error: OSError, action: str, path: str) -> StoreError:
         advice = "; the disk may be failing, look into the system's log"
     told = StoreError(f"cannot {action} {path}: {cause}{advice}", file=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        told.details["passes"] = True  # as soon as others let go of some
-    told.errno = error.errno  # for who tells what may pass from what lasts
+        told.details["passes"] = True  # as soon as other files are closed
+    told.errno = error.errno  # for callers that tell passing errors from lasting ones
     return told

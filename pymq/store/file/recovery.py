@@ -1,27 +1,27 @@
-"""Finding out what a crash has left of a block, and repairing what may be repaired.
+"""Recovers a block after a crash: finds its end, cuts off a torn tail, refuses damage.
 
 ======================================  ============================================================
-what is found                           what is done
+found                                   action
 ======================================  ============================================================
-open block, bad bytes that no batch     a write that was cut short, or whose sectors were written
-behind them says were durable           out of order: cut off. If there are whole batches in what
-                                        is cut, all of it is kept in a .cut file first
-open block, zeros up to the end         written ahead of appends: cut off, and nothing to report
-open block, shorter than its            as for bad bytes
+open block, bad bytes that no later     a torn write, or sectors written out of order: cut off. If
+batch attests as durable                the part to be cut holds whole batches, all of it is first
+                                        copied to a .cut file
+open block, zeros up to the end         written ahead of appends: cut off, not reported
+open block, shorter than its            as in the first row
 checkpoint
-open block, bad bytes, and a batch      damage: refused, nothing is changed
-behind them whose *durable* is beyond
+open block, bad bytes, and a later      damage: refused, nothing is changed
+batch whose *durable* is beyond them
 bad bytes before the position of a      the same
-checkpoint, the file being as long
+checkpoint, in a file that reaches it
 sealed block, anything bad or missing   the same
 file header bad or another block's      the same
-a whole batch header that does not      the same: a newer version, a misplaced batch; no write
-belong there                            tears like that
+a whole batch header that does not      the same: a newer version or a misplaced batch, which no
+belong there                            torn write leaves
 ======================================  ============================================================
 
-*Durable* must speak of this disk: who appends, a leader or a follower, stamps what its own disk
-held (see :class:`pymq.core.ready.Append`). A follower that kept its leader's stamps would have
-batches that attest what was only on its way here, and a power cut would look like damage.
+*Durable* refers to this disk: the leader and each follower stamp a batch with what their own disk
+held (see :class:`pymq.core.ready.Append`). With its leader's stamps, a follower's batches would
+attest records that were not yet on its disk, and a power cut would look like damage.
 """
 
 from __future__ import annotations
@@ -60,56 +60,37 @@ def recover(
     is_open: bool,
     state: bytes | None,
 ) -> Recovered:
-    """Read *block*, whose file is open, if there is one; cut its torn tail; fill *block* in.
+    """Read *block* from its open file, if it has one; cut its torn tail; fill *block* in.
 
-    *state* is what was saved for it, and goes into the answer.
+    *state* is the block's saved state; it is part of the answer.
 
     Raises:
         CorruptBlock: it is damaged; nothing was changed.
         StoreError: it cannot be read or repaired.
     """
-    id, files, path = block.id, folder.files, folder.file(block.id)
+    id, path = block.id, folder.file(block.id)
     marks = _marks(folder, id, start, suffixes)
     if BLOCK not in suffixes:
         return _recover_missing(path, block, marks, start, is_open, state)
     window = _open(folder, block, start)
-    size = window.size
     holding = {suffix: k for suffix, k in marks.items() if _holds(k, window, block)}
     trusted = max((known.position for known in holding.values()), default=0)
-    with syncing(path):
-        # What a killed process left is not durable yet, not even that it has cut the file; and what
-        # a failed sync left in the cache is not what the disk has.
-        files.sync(block.handle)
-        if size > trusted:
-            folder.settle(id)
-            files.forget(block.handle, trusted)
-            window = Window(window.pread, size)  # the other may hold what was just forgotten
-
+    window = _sync(folder, block, window, trusted)
     ckpt = holding.get(CKPT)
     found, index = Walk(block.start_position, start, 0), Index()
-    if ckpt and ckpt.position:  # else it was made before the file was
+    if ckpt and ckpt.position:  # else it is older than the file
         found = Walk(ckpt.position, ckpt.end, ckpt.epoch, ckpt.last, ckpt.last_crc)
         index = ckpt.index
     with explained("read", path):
         walk(window, found, index, trusted)
         vouched = [known.position for known in marks.values()]
         behind = _judge(found, window, path, is_open, vouched)
-        written = max(data_end(window.pread, found.position, size), behind.end)
+        written = max(data_end(window.pread, found.position, window.size), behind.end)
         if behind.has_batches:
             _keep(folder, id, suffixes, window, found.position)
-
-    # First what says that more is good goes, or after a crash the file would look damaged.
-    # And an index says that the block is sealed.
-    stale = [suffix for suffix in (CKPT, INDEX) if suffix in suffixes and suffix not in holding]
-    if is_open and INDEX in holding:
-        del holding[INDEX]
-        stale.append(INDEX)
-    folder.remove(id, *stale, *(suffix for suffix in suffixes if suffix.endswith(TMP)))
-    if found.fault:
-        with explained("cut the torn tail of", path):
-            files.truncate(block.handle, found.position)
-            with syncing(path):
-                files.sync(block.handle)
+    if is_open:
+        holding.pop(INDEX, None)  # An index means that the block is sealed.
+    _repair(folder, block, suffixes, holding, found)
     block.stand(found, index)
     block.is_sealed = not is_open
     _note(block, holding)
@@ -125,8 +106,46 @@ def recover(
     )
 
 
+def _sync(folder: Folder, block: StoredBlock, window: Window, trusted: int) -> Window:
+    """Sync the file, and drop the cache behind the *trusted* part so that reads go to the disk.
+
+    Writes and truncations of a killed process may not be durable yet. After a failed sync the
+    cache may differ from the disk.
+    """
+    files = folder.files
+    with syncing(folder.file(block.id)):
+        files.sync(block.handle)
+        if window.size > trusted:
+            folder.settle(block.id)
+            files.forget(block.handle, trusted)
+            return Window(window.pread, window.size)  # the old window may hold dropped data
+    return window
+
+
+def _repair(
+    folder: Folder,
+    block: StoredBlock,
+    suffixes: Collection[str],
+    holding: Collection[str],
+    found: Walk,
+) -> None:
+    """Remove the files beside the block's that are not *holding*, then cut the torn tail.
+
+    This order matters: if a crash came in between, a checkpoint or index that attests a longer
+    file would make the block look damaged.
+    """
+    stale = [suffix for suffix in (CKPT, INDEX) if suffix in suffixes and suffix not in holding]
+    folder.remove(block.id, *stale, *(suffix for suffix in suffixes if suffix.endswith(TMP)))
+    if found.fault:
+        path = folder.file(block.id)
+        with explained("cut the torn tail of", path):
+            folder.files.truncate(block.handle, found.position)
+            with syncing(path):
+                folder.files.sync(block.handle)
+
+
 def load(folder: Folder, block: StoredBlock, suffixes: Collection[str]) -> None:
-    """Fill in *block*, a sealed one, whose file is open, to be read.
+    """Fill in *block*, a sealed block whose file is open, for reads.
 
     Raises:
         CorruptBlock: a header is damaged.
@@ -150,7 +169,7 @@ def load(folder: Folder, block: StoredBlock, suffixes: Collection[str]) -> None:
 
 
 def snapshot_at(folder: Folder, block: StoredBlock) -> bytes | None:
-    """Return the state that a checkpoint holds as of the block's end, if there is one."""
+    """Return the snapshot of the block's checkpoint if it was taken at the block's end, or None."""
     known = _marks(folder, block.id, block.start, [CKPT]).get(CKPT)
     return known.snapshot if known and known.end == block.end else None
 
@@ -167,7 +186,7 @@ def _open(folder: Folder, block: StoredBlock, start: int | None) -> Window:
 
 
 def _marks(folder: Folder, id: BlockId, start: int, suffixes: Collection[str]) -> dict[str, Known]:
-    """Read the .ckpt and the .index, as far as they are there, whole, and this block's."""
+    """Read those of .ckpt and .index that exist, are whole and belong to this block."""
     marks = {}
     for suffix in (CKPT, INDEX):
         if suffix in suffixes and (data := folder.load(folder.file(id, suffix))) is not None:
@@ -201,10 +220,10 @@ def _holds(known: Known, window: Window, block: StoredBlock) -> bool:
 
 
 def _judge(found: Walk, window: Window, path: str, is_open: bool, vouched: Iterable[int]) -> Behind:
-    """Refuse what was durable once; *vouched* are positions that were known good once.
+    """Raise if the fault lies in bytes that were durable; *vouched* are positions once known good.
 
     Returns:
-        What is in the part that is to be cut off.
+        The content of the part to be cut off.
 
     Raises:
         CorruptBlock: the block is damaged.
@@ -229,7 +248,7 @@ def _judge(found: Walk, window: Window, path: str, is_open: bool, vouched: Itera
 def _keep(
     folder: Folder, id: BlockId, suffixes: Collection[str], window: Window, position: int
 ) -> None:
-    """Keep what is about to be cut off: nobody was told that it is safe, but it may be of use."""
+    """Copy the part to be cut off to a file: it was never acknowledged, but may be of use."""
 
     def pieces() -> Iterator[bytes]:
         for at in range(position, window.size, CHUNK):

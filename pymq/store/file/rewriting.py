@@ -1,4 +1,4 @@
-"""Compaction as it is done to files: each sealed block is read, and what stays is written anew."""
+"""Compaction of files: reads each sealed block and writes the surviving records to a new file."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pymq.store.file.cleaned import Cleaned
 from pymq.store.file.folder import FileDraft, Folder, explained
 from pymq.store.file.os_files import Files, store_error
 
-_REWRITE_BYTES = 1 << 20  # written at once
+_REWRITE_BYTES = 1 << 20  # bytes for each write
 
 
 class Rewriting:
-    """One compaction. It may run beside everything else: a sealed block does not change.
+    """One compaction. It may run at the same time as all other calls: sealed blocks do not change.
 
     Args:
         folder: where the blocks are.
         files: the file system.
-        find: gives a sealed block.
-        replace: lets a draft take the place of a block, unless that has changed meanwhile.
-        note: keeps which blocks are clean, unless the last of them is gone meanwhile.
+        find: returns a sealed block.
+        replace: replaces a block's file by a draft, unless the block has changed meanwhile.
+        note: saves which blocks are clean, unless the last of them was removed meanwhile.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Rewriting:
         self._note = note
 
     def run(self, job: Compact) -> Compacted:
-        """Rewrite the blocks of *job*, and tell how large they are now."""
+        """Rewrite the blocks of *job*; return their new sizes in bytes."""
         sizes: list[tuple[BlockId, int]] = []
         failure: Exception | None = None
         try:
@@ -58,7 +58,7 @@ class Rewriting:
             for id in job.blocks:
                 size = self._rewrite(id, last, job.tombstones_before_ms)
                 sizes.append((id, size))
-            with contextlib.suppress(OSError, StoreError):  # It only saves time.
+            with contextlib.suppress(OSError, StoreError):  # The note only saves time.
                 self._note(Cleaned(job.blocks[-1], sum(size for _, size in sizes)))
         except OSError as error:
             failure = store_error(error, "compact", self._folder.of(job.blocks[0]))
@@ -67,14 +67,14 @@ class Rewriting:
         return Compacted(job.topic, job.partition, tuple(sizes), failure)
 
     def _is_due(self, job: Compact) -> bool:
-        """Whether enough has come since the last compaction."""
+        """Whether enough bytes were appended since the last compaction."""
         known = cleaned.load(self._folder, job.blocks[0]) if job.blocks else None
         through, clean = (known.block.number, known.size) if known else (-1, 0)
         new = [self._find(id) for id in job.blocks if id.number > through]
         return is_due(clean, sum(b.size - b.start_position for b in new), job.min_dirty)
 
     def _batches(self, id: BlockId) -> Iterator[EncodedBatch]:
-        """Read a sealed block from beginning to end, checked, through a handle of its own."""
+        """Read and check all batches of a sealed block, through a handle of its own."""
         block, path = self._find(id), self._folder.file(id)
         with explained("read", path):
             handle = self._files.open_readonly(path)
@@ -84,7 +84,7 @@ class Rewriting:
                 self._files.close(handle)
 
     def _rewrite(self, id: BlockId, last: dict[bytes, int], tombstones_before_ms: int) -> int:
-        """Replace a block's file by a compacted one; returns the bytes of its batches."""
+        """Replace a block's file by a compacted one; return the bytes of its batches."""
         old = self._find(id)
         new = StoredBlock(old.head)
         new.start_position = new.size = new.length = old.start_position
@@ -100,7 +100,7 @@ class Rewriting:
                     self._extend(new, draft, chunk)
                     chunk, size = [], 0
             self._extend(new, draft, chunk)
-            if new.size == old.size:  # nothing went
+            if new.size == old.size:  # nothing was removed
                 return old.size - old.start_position
             draft.sync()
             self._replace(old, new, draft)

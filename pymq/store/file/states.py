@@ -1,27 +1,33 @@
-"""What replicas must not forget, a few bytes a block, all blocks in one file: ``states.log``.
+"""The saved states of replicas, a few bytes a block, all in one file: ``states.log``.
 
-A Raft replica's term and vote must be on the disk before it says anything of them; and when a
-broker dies, all blocks that it led vote in the same moment. In one file they share one sync.
+A Raft replica must have its term and vote on the disk before it sends them. When a broker dies,
+all blocks that it led vote at the same moment; in one file their states share one sync.
 
 ::
 
     pymq states\\nv 1\\n
-    group ...          what one turn saved: written, and synced, as a whole
+    group ...          the states saved in one turn: written, and synced, as a whole
         4s   PMQS
         u32  length of the group, in bytes
         u32  CRC-32 of the body
         u32  CRC-32 of the 12 bytes before
         body: CBOR, an array of [topic id, partition, number, state], one for each block;
               the state is null when the block was removed
-        u8   255: tells a group from one whose end was not written
+        u8   255: a group that lacks it was not written to its end
 
-The last word on a block counts. When most of the file is stale it is written anew.
+The last entry of a block counts. When most of the file is stale, the store rewrites it.
 
-The file appears with its first group in it, and a further one is only begun when the one before is
-durable. So if the first is bad, or one with anything behind it, that is damage. A bad one at the
-end was torn by a crash if a part of it is missing: what was not written is not there, or is zeros,
-be it a sector or all up to the end. If all of it is there, it is damage as well. Damage is never
-cut off: a replica that forgot its vote might vote twice.
+The file gets its name with its first group in it, and each group is durable before the next is
+written. So a bad group means:
+
+=====================================================  =============================
+the first group, or one with bytes behind it           damage
+the last group, cut short, or with zeros as a sector   torn by a crash: cut off
+or up to its end
+the last group, all of it written                      damage
+=====================================================  =============================
+
+Damage is never cut off: a replica that forgot its vote might vote twice.
 """
 
 from __future__ import annotations
@@ -42,8 +48,8 @@ STATES = "states.log"
 BEGIN = b"pymq states\nv 1\n"
 GROUP_MAGIC = b"PMQS"
 
-REWRITE_FROM = 64 << 10  # bytes: a smaller file is not worth to be written anew
-_SECTOR = 512  # what a disk writes as a whole, or not at all
+REWRITE_FROM = 64 << 10  # bytes: a smaller file is not worth a rewrite
+_SECTOR = 512  # bytes that a disk writes as a whole or not at all
 _HEAD = Struct("<4sII")
 _CRC = Struct("<I")
 _BODY = _HEAD.size + _CRC.size
@@ -58,19 +64,19 @@ class States:
 
     def __init__(self, folder: Folder) -> None:
         self.path = os.path.join(folder.path, STATES)
-        self.failed: StoreError | None = None  # after a failed sync: nothing goes any more ...
-        self._unsure: dict[BlockId, StoreError] = {}  # ... and nobody knows what of these is there
+        self.failed: StoreError | None = None  # after a failed sync: nothing can be saved ...
+        self._unsure: dict[BlockId, StoreError] = {}  # ... and these may be saved or not
         self._folder = folder
         self._files = folder.files
         self._states: dict[BlockId, bytes] = {}
-        self._handle = -1  # -1 as long as nothing was ever saved
+        self._handle = -1  # -1 until a state is saved
         self._size = 0
-        self._live = 0  # what of it would be left if it were written anew, about
+        self._live = 0  # its approximate size after a rewrite
 
-    # --- what is there --------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Read the file, if there is one; cut off what a crash has torn.
+        """Read the file, if it exists; cut off a group torn by a crash.
 
         Raises:
             CorruptBlock: it is damaged; nothing was changed.
@@ -85,8 +91,8 @@ class States:
             except FileNotFoundError:
                 self._states = {}
                 return
-            # What a killed process left is not durable yet, nor is the name; and what a failed sync
-            # left in the cache is not what the disk has.
+            # Writes and the rename of a killed process may not be durable yet, and after a failed
+            # sync the cache may differ from the disk.
             with syncing(self.path):
                 self._files.sync(self._handle)
                 self._files.sync_dir(self._folder.path)
@@ -101,24 +107,24 @@ class States:
                     self._files.sync(self._handle)
 
     def get(self, block: BlockId) -> bytes | None:
-        """Return what was saved last for *block*."""
+        """Return the last saved state of *block*."""
         return self._states.get(block)
 
     def blocks(self) -> Collection[BlockId]:
-        """Tell for which blocks there is something."""
+        """Return the blocks that have a saved state."""
         return self._states.keys()
 
     # --- changing it ----------------------------------------------------------------------------
 
     def problem(self, block: BlockId) -> StoreError | None:
-        """Why nothing may be saved for *block* until it is recovered."""
+        """Return why no state of *block* can be saved until it is recovered, if so."""
         return self._unsure.get(block) or self.failed
 
     def save(self, changes: Changes) -> None:
-        """Keep *changes*, durably: after a crash either all of them are there or none.
+        """Save *changes* durably: after a crash either all or none of them are saved.
 
         Raises:
-            OSError: none of them counts; if :attr:`failed` is set now, nobody knows.
+            OSError: none of them is saved; or, if :attr:`failed` is set now, this is unknown.
         """
         group = encode(changes)
         live = self._live
@@ -163,7 +169,7 @@ class States:
         self._size = size + len(group)
 
     def _rewrite(self, changes: Changes) -> None:
-        """Write the file anew, with *changes*."""
+        """Rewrite the file with the current states and *changes*."""
         merged = {**self._states, **changes}
         left = {block: state for block, state in merged.items() if state is not None}
         data = BEGIN + encode(left)
@@ -172,7 +178,7 @@ class States:
         self._handle, self._size = handle, len(data)
 
     def recover(self, block: BlockId) -> None:
-        """Find out what is there, in case a write has left that open.
+        """Read the file again if a failed write left its content unknown.
 
         Raises:
             CorruptBlock, StoreError: as for :meth:`open`.
@@ -183,7 +189,7 @@ class States:
         self._unsure.pop(block, None)
 
     def close(self) -> None:
-        """Let go of the file; all in it is durable, or known not to be."""
+        """Close the file; its content is durable, or the failure is known."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             with contextlib.suppress(OSError):
@@ -191,7 +197,7 @@ class States:
 
 
 def _cost(item: tuple[BlockId, bytes]) -> int:
-    """How many bytes an entry takes, at most."""
+    """Return the most bytes that an entry can take."""
     block, state = item
     return 32 + len(block.topic_id) + len(state)
 
@@ -204,7 +210,7 @@ def encode(changes: Changes) -> bytes:
 
 
 def parse(data: bytes, path: str) -> tuple[dict[BlockId, bytes], int]:
-    """Read the content of the file: the states, and how many bytes are good.
+    """Decode the content of the file; return the states and the number of good bytes.
 
     Raises:
         CorruptBlock: it is damaged, and not only torn at its end.
@@ -232,7 +238,7 @@ def parse(data: bytes, path: str) -> tuple[dict[BlockId, bytes], int]:
 
 
 def _length(data: bytes, position: int) -> int:
-    """The length of the group at *position*, as its header says; 0 if that is none."""
+    """Return the length of the group at *position*; 0 if there is no sound group header."""
     if len(data) - position < _BODY:
         return 0
     magic, length, _ = _HEAD.unpack_from(data, position)
@@ -242,7 +248,7 @@ def _length(data: bytes, position: int) -> int:
 
 
 def _is_torn(data: bytes, position: int, length: int) -> bool:
-    """Whether the bad group at *position* is one whose writing was cut short."""
+    """Whether the bad group at *position* is the result of a torn write."""
     if length and position + length != len(data):
         return position + length > len(data)
     if len(data) - position < _BODY or not data[-1]:
@@ -273,9 +279,9 @@ def _entries(body: bytes, path: str, position: int) -> list[tuple[BlockId, bytes
 
 def _corrupt(path: str, position: int, what: str) -> CorruptBlock:
     return CorruptBlock(
-        f"{path} is damaged at byte {position}: {what}; nothing was changed. It holds what this "
-        "broker has promised to others, and without that it must not go on: restore the file, or "
-        "empty the folder and let the broker come back as a new one, which the others will fill",
+        f"{path} is damaged at byte {position}: {what}; nothing was changed. It holds the "
+        "votes and terms of this broker, which must not continue without them: restore the file, "
+        "or empty the folder, and the broker starts as a new one that copies from the others",
         file=path,
         position=position,
         offset=None,

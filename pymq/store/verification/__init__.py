@@ -1,1 +1,1 @@
-"""Look through a store's folder and say what is wrong with it."""
+"""Verification of a store's folder: checks every file and reports damage."""

@@ -1,4 +1,4 @@
-"""What looking through a store's folder has found."""
+"""The report of a verification: blocks, problems, unknown files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pymq.core.values import Factory, define, value
 
 @value
 class Problem:
-    """Something that is not as it should be."""
+    """Damage, or something odd, at one place of a file."""
 
     file: str
     position: int | None  # in bytes
-    offset: int | None  # in records: the one that should be there
+    offset: int | None  # of the record that belongs there
     what: str
     advice: str
     is_note: bool = False  # odd, but no data is damaged
@@ -25,7 +25,7 @@ class Problem:
 
 @define
 class BlockResult:
-    """What was found in one block file."""
+    """The result of one block file."""
 
     file: str
     block: BlockId
@@ -33,7 +33,7 @@ class BlockResult:
     partition: str = ""
     start: int = 0
     end: int = 0
-    batches: int = 0  # good ones, as is all that follows
+    batches: int = 0  # the good ones; records and bytes are theirs
     records: int = 0
     bytes: int = 0
     is_ok: bool = True
@@ -41,7 +41,7 @@ class BlockResult:
 
 @value
 class Unknown:
-    """Files of a block that the metadata do not know: left by a crash, and nobody asks for them."""
+    """Files of a block that is not in the metadata: left by a crash, and never used again."""
 
     block: BlockId
     files: tuple[str, ...]
@@ -50,13 +50,13 @@ class Unknown:
 
 @define
 class Report:
-    """What :func:`verify` found; ``print(report)`` tells it to people."""
+    """The result of :func:`verify`; ``print(report)`` prints it for people."""
 
     path: str
-    is_locked: bool = False  # whether nobody else could have the store open meanwhile
+    is_locked: bool = False  # whether the verifier held the store's lock meanwhile
     blocks: list[BlockResult] = Factory(list)
     problems: list[Problem] = Factory(list)
-    unknown: list[Unknown] = Factory(list)  # empty when the metadata were not looked at
+    unknown: list[Unknown] = Factory(list)  # empty if the metadata were not checked
 
     def problem(
         self,
@@ -68,12 +68,12 @@ class Report:
         *,
         is_note: bool = False,
     ) -> None:
-        """Write down a problem; the fields are those of :class:`Problem`."""
+        """Add a problem; the arguments are the fields of :class:`Problem`."""
         self.problems.append(Problem(file, position, offset, what, advice, is_note))
 
     @property
     def is_ok(self) -> bool:
-        """Whether nothing is damaged; there may be notes."""
+        """Whether nothing is damaged; there may still be notes."""
         return all(problem.is_note for problem in self.problems)
 
     @property

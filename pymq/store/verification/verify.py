@@ -1,4 +1,4 @@
-"""Look through a store's folder and say what is wrong with it, changing nothing; a good fsck."""
+"""Verifies a store's folder without changing it, like a read-only fsck."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ def verify(
     files: Files | None = None,
     known: Callable[[], Collection[BlockId]] | None = None,
 ) -> Report:
-    """Read every byte of the store in the folder *path* and report what is wrong.
+    """Read every byte of the store in the folder *path* and report all damage.
 
-    Nothing is changed or made, but for the process id in the lock file. While another process has
-    the store open the last batches may look torn, since they are just being written; the report
-    says so.
+    Only the process id in the lock file is written. While another process has the store open, the
+    last batches may look torn because they are being written; the report says so.
 
-    What a broker keeps beside the blocks, its metadata for example, is not looked at. *known* does
-    that: it tells which blocks there are, or raises a :class:`StoreError` that is reported as
-    damage. It is called while nobody else can have the store open, and only then.
+    Other files of a broker, its metadata for example, are not checked. *known* does that: it
+    returns the blocks of the metadata, or raises a :class:`StoreError` that is reported as damage.
+    It is called only if the verifier holds the store's lock.
 
     Raises:
         StoreError: *path* is not a store of a known version, or cannot be read at all.
@@ -80,7 +79,7 @@ class _Verifier:
                 self.files.close(lock)
         unknown = {found.block for found in self.report.unknown}
         for block, file in self._blocks.missing:
-            if block not in unknown:  # Else a crash has cut its removal short.
+            if block not in unknown:  # else a crash interrupted its removal
                 self.report.problem(file, None, None, "the block file is missing", RESTORE)
         return self.report
 
@@ -107,7 +106,7 @@ class _Verifier:
         )
 
     def _states(self, path: str) -> None:
-        """Check what replicas must not forget."""
+        """Check the saved states of replicas."""
         try:
             data = read_all(self.files, path)
             size = parse(data, path)[1]
@@ -124,7 +123,7 @@ class _Verifier:
                 what, advice = "was torn by a crash", "opening the store cuts it off"
                 self.report.problem(path, size, None, what, advice, is_note=True)
 
-    # --- what the metadata say ------------------------------------------------------------------
+    # --- metadata -------------------------------------------------------------------------------
 
     def _compare(self, known: Callable[[], Collection[BlockId]]) -> None:
         """Report the blocks that are not among the known ones."""
@@ -207,7 +206,7 @@ class _Verifier:
             before = result or before
 
     def _clean(self, id: BlockId, path: str) -> None:
-        """Check what compaction has noted."""
+        """Check the notes of compactions."""
         try:
             cleaned = Cleaned.from_bytes(read_all(self.files, path))
         except (CorruptMetadata, StoreError) as error:
@@ -217,7 +216,7 @@ class _Verifier:
             self.report.problem(path, None, None, f"belongs to block {cleaned.block}", REBUILT)
 
     def _cut(self, path: str) -> None:
-        """Tell what recovery has kept of the tail of a block."""
+        """Note a tail that recovery cut off a block and kept."""
         runs: list[tuple[int, int]] = []
         try:
             handle = self.files.open_readonly(path)
@@ -245,7 +244,10 @@ class _Verifier:
         offsets = ", ".join(f"{start} to {end - 1}" for start, end in runs) or "none"
         what = "was cut off the block after a crash, since parts before it had not reached the "
         what += f"disk; whole batches of the offsets {offsets} are in it"
-        advice = "nobody was told that they are safe; look whether you miss them, then delete it"
+        advice = (
+            "no producer got an acknowledgement for them; check whether you need them, "
+            "then delete the file"
+        )
         self.report.problem(path, None, runs[0][0] if runs else None, what, advice, is_note=True)
 
     def _sequence(self, before: BlockResult, result: BlockResult) -> None:

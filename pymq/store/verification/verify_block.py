@@ -1,4 +1,4 @@
-"""Look through one block file, with its checkpoint and index, and say what is wrong."""
+"""Verifies one block file with its checkpoint and index."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ class _Damage:
     position: int
     offset: int
     what: str
-    is_foreign: bool  # a whole header, but not one that belongs there: no write tears like that
+    is_foreign: bool  # a whole header that does not belong there: not a torn write
 
 
 class BlockVerifier:
-    """Looks through block files and writes down in a report what it finds."""
+    """Checks block files and adds the results to a report."""
 
     def __init__(self, files: Files, report: Report) -> None:
-        self.missing: list[tuple[BlockId, str]] = []  # block files, of which only the rest is there
+        # block files that are missing although their other files exist
+        self.missing: list[tuple[BlockId, str]] = []
         self._files = files
         self._report = report
 
@@ -104,7 +105,7 @@ class BlockVerifier:
                 damages.append(_Damage(position, offset, error.message, is_foreign))
                 position, is_lost = following, True
                 continue
-            # The header may be trusted: whatever else is wrong, go on behind it.
+            # The header is sound, so the next batch is behind it even if the body is damaged.
             following = position + header.length
             found.append((header, position))
             result.end = header.end_offset
@@ -126,7 +127,7 @@ class BlockVerifier:
             self._agreement(result, known, suffix, found, begin, size)
 
     def _damage(self, result: BlockResult, damages: list[_Damage], durable: int | None) -> None:
-        """Report *damages*; from offset *durable* on, if given, opening the store cuts them off."""
+        """Report *damages*; opening the store cuts off those from *durable* on, if given."""
         first = damages[0] if damages else None
         is_torn = first and durable is not None and not first.is_foreign and first.offset >= durable
         for damage in damages:
@@ -187,7 +188,7 @@ class BlockVerifier:
         begin: int,
         size: int,
     ) -> None:
-        """Check what a .ckpt or .index says against what is in the block."""
+        """Compare a .ckpt or .index with the content of the block."""
         path = result.file.removesuffix(BLOCK) + suffix
         if known.position > size:
             what = f"the block is {known.position - size} bytes shorter than it was once"
@@ -209,7 +210,7 @@ class BlockVerifier:
 
 
 def read_all(files: Files, path: str) -> bytes:
-    """Read a whole file, a small one."""
+    """Read a whole small file."""
     with explained("read", path):
         handle = files.open_readonly(path)
         try:
@@ -233,7 +234,7 @@ def _pieces(window: Window, position: int, size: int) -> list[bytes]:
 
 
 def resync(window: Window, position: int) -> int:
-    """Find the next batch header at or after *position*, or the file's end."""
+    """Return the position of the next batch header at or after *position*, or the file's end."""
     while (at := find_magic(window, position)) is not None:
         try:
             window.header(at)

@@ -1,1 +1,1 @@
-"""What must never happen."""
+"""Rules that a simulated cluster must never break."""

@@ -1,4 +1,4 @@
-"""Copies of sealed blocks that move: only when somebody asks, and there are never fewer."""
+"""Rules about copies of sealed blocks: they move only for a reason, and never get fewer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SOONER = 4  # times as fast as ours a zkserver's clock may be
 
 
 class CopyRules(Checker):
-    """Data moves only if a broker is lost or decommissioned, or if an administrator wants it.
+    """Data moves only if a broker is lost or decommissioned, or if an administrator requests it.
 
-    A replica leaves a sealed block when another one has all of it, and not before: on the disks
-    there is as much as there was, and in the tree.
+    A replica leaves a sealed block only after another one has all of it. So the number of copies
+    does not shrink, on the disks and in the tree.
     """
 
     rules = ("moves-are-asked-for", "moved-copies-are-whole", "never-fewer-copies")
@@ -27,10 +27,11 @@ class CopyRules(Checker):
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        self._heard_us: dict[tuple[str, str], int] = {}  # when a zkserver has heard of a broker
+        # when a broker's last heartbeat reached a zkserver
+        self._heard_us: dict[tuple[str, str], int] = {}
         self._silences: dict[
             tuple[str, str], list[tuple[int, int]]
-        ] = {}  # that were long, and over
+        ] = {}  # that were long, and have ended
         self._planned_us: dict[tuple[Op, ...], int] = {}  # when the commits under way were planned
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
@@ -42,7 +43,7 @@ class CopyRules(Checker):
             self._heard_us[key] = now
 
     def on_submit(self, zkserver: str, commit: Commit) -> None:
-        # One that is asked for again, because nobody knows what became of it, is not planned again.
+        # A commit of unknown outcome that is submitted again is not planned again.
         self._planned_us.setdefault(commit.ops, self.watch.cluster.world.now)
 
     def on_commit(self, session: str, commit: Commit, plan: CommitPlan) -> None:
@@ -94,12 +95,12 @@ class CopyRules(Checker):
         return f"which had been silent for {least_us // 1000} ms when that was planned"
 
     def _is_long(self, silent_us: int) -> bool:
-        """Whether a broker that was silent for so long may be taken for lost."""
+        """Whether a broker may count as lost after such a silence."""
         lost_ms = self.watch.cluster.knobs.replica_lost_ms
         return bool(lost_ms) and silent_us // 1000 * SOONER >= lost_ms
 
     def _silent_us(self, key: tuple[str, str], at_us: int) -> int:
-        """For how long a zkserver had not heard of a broker at a time."""
+        """Return how long a zkserver had received nothing from a broker at a time."""
         for begun, over in self._silences.get(key, ()):
             if begun < at_us < over:
                 return at_us - begun
@@ -122,7 +123,7 @@ class CopyRules(Checker):
             self.fail("moved-copies-are-whole", f"{path} counts with {move.adding}, and is not")
 
     def _whole(self, place: tuple[str, str, int], node: BlockNode) -> set[str] | None:
-        """The brokers that have all of a sealed block on their disks; None if that is not known."""
+        """Return the brokers with all of a sealed block on their disks; None if it is unknown."""
         key = self.watch.indexes.get(place[:2])
         if key is None or node.end is None:
             return None

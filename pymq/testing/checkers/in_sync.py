@@ -1,4 +1,4 @@
-"""Whom the tree knows to have what, and what they really have."""
+"""Rules about replicas that the tree names as in sync or whole, compared with their disks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from pymq.testing.simulation.process import Process
 
 
 class InSyncRules(Checker):
-    """Who is noted as in sync has all that counts: of an open block, and of a sealed one.
+    """A replica that the tree names as in sync has all records that count.
 
-    In an open block that is fetched these are the replicas that may have to stand in for the
-    leader, so what is visible is with all of them. What a replica has lost in a crash it is asked
-    for again; it is not held against the leader, who cannot know, but it is not taken in without.
+    In an open block with a fetching replicator any in-sync replica may have to replace the leader,
+    so each has all visible records. A replica that lost records in a crash fetches them again. The
+    leader cannot know of the loss, so that is no violation, but the replica must not join the
+    in-sync set before.
     """
 
     rules = (
@@ -32,8 +33,10 @@ class InSyncRules(Checker):
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        self._open: dict[BlockId, BlockNode] = {}  # those that are fetched, with several replicas
-        self._given_up: set[Partition] = set()  # an administrator wants them without who is away
+        # open blocks with a fetching replicator and several replicas
+        self._open: dict[BlockId, BlockNode] = {}
+        # partitions that an administrator recovers without their missing brokers
+        self._given_up: set[Partition] = set()
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if isinstance(message, RecoverPartition):
@@ -59,9 +62,9 @@ class InSyncRules(Checker):
     def _lacking(
         self, block: BlockId, node: BlockNode, end: int, *, synced: bool = False
     ) -> list[str]:
-        """The in-sync replicas that lack something before *end*, though they have lost nothing.
+        """Return the in-sync replicas that lack records before *end* without having lost any.
 
-        With *synced* a replica lacks what a power cut could take from it.
+        With *synced*, unsynced records count as lacking: a power cut could take them.
         """
         ledger = self.watch.ledger
         if ledger.has_lost(block):
@@ -112,10 +115,11 @@ class InSyncRules(Checker):
                     )
 
     def _joins_without(self, name: str, block: BlockId, node: BlockNode, end: int) -> bool:
-        """Whether a broker that is to be in sync lacks something before *end*, and that is known.
+        """Whether a broker that joins the in-sync set lacks records before *end*, and this is
+                known.
 
-        What it had when its leader asked for it, it may have lost in a crash. The zkserver knows of
-        that from the moment on at which the broker has registered again.
+        It may have lost them in a crash after its leader's request. The zkserver knows of the
+        crash once the broker has registered again.
         """
         ledger, cluster = self.watch.ledger, self.watch.cluster
         log, host = ledger.log(name, block), cluster.brokers[name]
@@ -126,11 +130,11 @@ class InSyncRules(Checker):
         return not ledger.has_lost(block) or (host.is_up and host.incarnation == registered)
 
     def _is_orphan(self, block: BlockId, node: BlockNode) -> bool:
-        """Whether the disks of all that hold a block are gone as it is sealed.
+        """Whether the disks of all holders of a block are gone when it is sealed.
 
-        What a replica has told of its end cannot be taken back when its disk is replaced before the
-        zkserver's commit. Modes that do not wait for a majority may lose so what nobody has seen
-        yet, and the block with it; Raft may not.
+        A disk may be replaced after its replica has reported its end and before the zkserver's
+        commit. Modes that do not wait for a majority may then lose records that are not visible
+        yet, and the block with them; Raft may not.
         """
         seen = self.watch.history(block).blocks.get(block.number)
         is_seen = seen is not None and seen.end > node.start
@@ -141,7 +145,9 @@ class InSyncRules(Checker):
         return all(brokers[name].storage_id != storages[name] for name in node.in_sync)
 
     def _check_copies(self, block: BlockId, node: BlockNode, known: BlockNode | None) -> None:
-        """Whoever is noted to hold a sealed block holds just that; when it is made, enough do."""
+        """Each holder of a sealed block has exactly its records, and enough brokers do at the
+        seal.
+        """
         assert node.end is not None
         ledger = self.watch.ledger
         was_sealed = known is not None and known.end is not None
@@ -161,12 +167,12 @@ class InSyncRules(Checker):
                 )
 
     def _check_durable(self, block: BlockId, node: BlockNode, known: BlockNode) -> None:
-        """A Raft block is on the disks of a majority up to where it is sealed.
+        """A Raft block is on the disks of a majority up to its seal.
 
-        A leader commits all that it has before it tells its end, and nobody else is asked while a
-        majority is on the disks that the block was made on, unless an administrator says so. What
-        is left then may have one copy only of the last records: nobody was answered for these in
-        that block, or shown them (``durable-before-acked``, ``durable-before-visible``).
+        A leader commits its whole log before it reports its end. The zkserver asks no other
+        replica while a majority still has the disks on which the block was created, unless an
+        administrator requests it. Then the last records may have a single copy. They were neither
+        acknowledged nor visible (``durable-before-acked``, ``durable-before-visible``).
         """
         if node.acks is not AckMode.RAFT or node.end is None:
             return
@@ -188,7 +194,7 @@ class InSyncRules(Checker):
 
 
 def _replicas_left(known: BlockNode, node: BlockNode) -> int:
-    """How many replicas are on the disks that they were made on, as far as the tree knows."""
+    """Return how many replicas still have the disks on which they were created, by the tree."""
     if not known.storages:
         return len(node.replicas)
     both = zip(known.storages, node.storages, strict=True)

@@ -1,4 +1,4 @@
-"""What groups promise their members."""
+"""Rules about consumer groups: leases, acknowledgements and committed offsets."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ Shared = tuple[str, str, str]  # group, topic, partition
 
 @define
 class LeaseGrant:
-    """Records that a member holds."""
+    """Records that are leased to a member."""
 
     start: int
     end: int
     member: str
-    until: int  # by the clock of the broker that has given them
+    until: int  # by the clock of the broker that leased them
 
 
 @define
 class Done:
-    """What was confirmed of one group in one partition: whoever coordinates it then knows it."""
+    """The confirmed acknowledgements of one group in one partition, which every later coordinator
+    knows.
+    """
 
     ranges: list[Range] = Factory(list)
     coordinator: GroupCoordinator | None = None  # the latest
@@ -51,17 +53,17 @@ class Done:
     losses: int = 0  # how often something visible of that partition was lost, as weak modes allow
 
     def add(self, span: Range) -> None:
-        """It is done."""
+        """Note that these offsets were confirmed."""
         self.ranges.append(span)
         if len(self.ranges) > 64:
             self.ranges = joined(self.ranges)
 
     def forget(self, losses: int) -> None:
-        """What was confirmed before something of it was lost is promised no more."""
+        """Forget what was confirmed before records of the offsets topic were lost."""
         self.ranges, self.committed, self.losses = [], 0, losses
 
     def pass_on(self, coordinator: GroupCoordinator, epoch: int, *, is_cut: bool) -> None:
-        """Another coordinator knows what was written, which need not be all that was done."""
+        """Take over what was written: a new coordinator may not know every acknowledgement."""
         if is_cut:
             kept = [(a, min(b, self.committed)) for a, b in self.ranges if a < self.committed]
             self.ranges = kept
@@ -69,16 +71,16 @@ class Done:
 
 
 class GenerationRules:
-    """Which topic of a name a group consumes; one that is made again has a later id.
+    """The topic of a name that a group consumes; a topic that is created again has a later id.
 
-    What a checker knows of the topic before says nothing about the one that has its name now.
+    A checker must not apply its knowledge of the old topic to the new one.
     """
 
     def __init__(self) -> None:
         self._ids: dict[tuple[str, str], str] = {}  # by group and topic
 
     def is_new(self, join: Join) -> bool:
-        """Whether *join* is the first for a topic that was made again."""
+        """Whether *join* is the first for a topic that was created again."""
         known = self._ids.get((join.group, join.topic), "")
         if join.topic_id > known:
             self._ids[join.group, join.topic] = join.topic_id
@@ -92,14 +94,14 @@ class GenerationRules:
 class LeaseRules(Checker):
     """A record is leased to one live member at a time, and never again once its ack is confirmed.
 
-    The next coordinator knows what was written: all that was confirmed, but for what the disks of
-    the replicas have not kept in a mode that does not sync, and of what is done above the group's
-    offset so many ranges and no more. Who leads is the broker's own to believe; one that has been
-    replaced and does not know it may give out what its successor has confirmed.
+    The next coordinator knows all confirmed acknowledgements, except those that the replicas' disks
+    lost in a mode without syncs, and except ranges above the committed offset that are beyond the
+    limit of ranges. A broker that was replaced as leader and does not know it may lease records
+    that its successor has confirmed.
 
-    Which records have keys the logs tell, and not what members have told their coordinator. Those
-    go to the member that has the partition, and to the next one when the former one is done with
-    such. A member that takes what has no order does not wait while there is such a record.
+    The checker takes from the logs which records have keys, not from the members' reports. Records
+    with keys go to the member with the partition; the next member gets them once the former one has
+    finished its own. A member that accepts records without keys does not wait while there is one.
     """
 
     rules = (
@@ -119,22 +121,23 @@ class LeaseRules(Checker):
         self._generations = GenerationRules()
         # By address and request, with when they came.
         self._acquires: dict[tuple[str, int], tuple[Acquire, int]] = {}
-        # With the group's offset in each partition, as it was by then.
+        # With the committed offset of each partition at that time.
         self._settles: dict[tuple[str, int], tuple[Settle, dict[str, int]]] = {}
         self._grants: dict[tuple[str, Shared], list[LeaseGrant]] = {}  # by broker
         self._done: dict[Shared, Done] = {}
-        # Coordinators that have written less than they knew: there was no room for all ranges.
+        # Coordinators that wrote less than they knew, because of the limit of ranges.
         self._cut: set[tuple[GroupCoordinator | None, Shared]] = set()
-        self._not_theirs: dict[tuple[str, int], int] = {}  # acks of what others hold, by Settle
+        # acks of records that other members hold, by Settle
+        self._not_theirs: dict[tuple[str, int], int] = {}
 
     def on_death(self, process: Process) -> None:
         for key in [key for key in self._grants if key[0] == process.name]:
             del self._grants[key]
 
     def on_append(self, log: ReplicaLog, header: Header) -> None:
-        """A coordinator writes what it knows by now, but for the ranges that have no room.
+        """Note that a coordinator writes all it knows, except ranges beyond the limit.
 
-        By the time it answers, it may have fewer of them: those that retention has overtaken.
+        When it answers, it may have fewer ranges: retention may have overtaken some.
         """
         block, broker = log.block, self.watch.cluster.brokers[log.node].broker
         name = self.watch.names.get((block.topic_id, block.partition))
@@ -155,7 +158,7 @@ class LeaseRules(Checker):
                 self._joined[group, member] = message
                 broker, now = process.broker, process.clock()
                 if broker is None or not probe.is_member(broker, group, member, now):
-                    self._left(process, group, member)  # It begins anew, and holds nothing.
+                    self._left(process, group, member)  # The member joins anew and has no leases.
             case Leave(group=group, member=member):
                 self._left(process, group, member)
             case Acquire(id=id, group=group, member=member, known=known):
@@ -184,14 +187,14 @@ class LeaseRules(Checker):
             self._confirmed(process, peer, message)
 
     def _made_again(self, group: str, topic: str) -> None:
-        """What was leased and acknowledged was of a topic that is gone."""
+        """Forget leases and acknowledgements of a deleted topic."""
         for shared in [shared for shared in self._done if shared[:2] == (group, topic)]:
             del self._done[shared]
         for key in [key for key in self._grants if key[1][:2] == (group, topic)]:
             del self._grants[key]
 
     def _left(self, host: BrokerHost, group: str, member: str) -> None:
-        """A member holds nothing any more."""
+        """Note that a member has no leases any more."""
         for (broker, shared), grants in self._grants.items():
             if broker == host.name and shared[0] == group:
                 grants[:] = [grant for grant in grants if grant.member != member]
@@ -199,7 +202,7 @@ class LeaseRules(Checker):
     def _overtaken(
         self, host: BrokerHost, group: str, member: str, partition: str, start: int
     ) -> None:
-        """Retention has removed what is before *start*: nobody holds any of that."""
+        """Note that retention has removed the records before *start*, and their leases."""
         if start:
             grants = self._held(host, group, member, partition)
             grants[:] = [grant for grant in grants if grant.end > start]
@@ -207,16 +210,18 @@ class LeaseRules(Checker):
                 grant.start = max(grant.start, start)
 
     def _held(self, host: BrokerHost, group: str, member: str, partition: str) -> list[LeaseGrant]:
-        """What a broker has given out of a partition; to nobody, if *member* never joined."""
+        """Note the leases of a partition that a broker has granted; none if *member* never
+        joined.
+        """
         join = self._joined.get((group, member))
         if join is None:
             return []
         return self._grants.setdefault((host.name, (group, join.topic, partition)), [])
 
     def _follow(self, host: BrokerHost, shared: Shared) -> Done | None:
-        """What the coordinator on *host* must know to be done; None if it knows nothing yet.
+        """Return what the coordinator on *host* must know to be acknowledged.
 
-        Or if there has been another one since.
+        None if it has loaded nothing yet, or if there was another coordinator since.
         """
         found = probe.leases(host.broker, *shared) if host.broker is not None else None
         if found is None or probe.is_loading(found[0]):
@@ -237,7 +242,7 @@ class LeaseRules(Checker):
         return done
 
     def _offsets(self, host: BrokerHost, m: Settle) -> dict[str, int]:
-        """The group's offsets in the partitions in which something is acknowledged."""
+        """Return the committed offsets of the partitions with acknowledgements."""
         join, committed = self._joined.get((m.group, m.member)), {}
         if join is not None and host.broker is not None:
             for partition, _ in m.acks:
@@ -247,7 +252,9 @@ class LeaseRules(Checker):
         return committed
 
     def _count_others(self, host: BrokerHost, source: str, m: Settle) -> None:
-        """How many records are acknowledged that another member holds now: they are refused."""
+        """Return how many acknowledged records are leased to another member now: they are
+        refused.
+        """
         members = probe.members(host.broker, m.group) or () if host.broker is not None else ()
         found, now = 0, host.clock()
         for partition, (start, end) in m.acks:
@@ -268,7 +275,7 @@ class LeaseRules(Checker):
             grants = self._held(host, m.group, m.member, partition)
             for grant in list(grants):
                 if grant.until <= host.clock():
-                    continue  # It has run out, and what is left of it is nobody's to renew.
+                    continue  # The lease has run out, so no member may renew the rest.
                 if grant.member == m.member and grant.start < end and start < grant.end:
                     rest = list(_without(grant, m.member, start, end))
                     grant.start, grant.end = max(grant.start, start), min(grant.end, end)
@@ -305,7 +312,7 @@ class LeaseRules(Checker):
                 is_held = grant.member in members and grant.until > now
                 is_anothers = is_held and grant.member != acquire.member and owners is not None
                 if acquire.shares is None and owners is not None and grant.member in owners:
-                    is_anothers = False  # That one knows nothing of keys.
+                    is_anothers = False  # That coordinator does not know which records have keys.
                 if is_anothers and has_keys and self._has_keys(name, grant.start, grant.end):
                     self.fail(
                         "handover-waits",
@@ -332,14 +339,14 @@ class LeaseRules(Checker):
             grants.append(LeaseGrant(lease.start, lease.end, acquire.member, until))
 
     def _asks_again(self, peer: str, acquire: Acquire) -> bool:
-        """Whether a later request of the same member has come, which ends the wait of this one."""
+        """Whether a later request of the same member has arrived, which ends this one's wait."""
         return any(
             source == peer and request > acquire.id and later.member == acquire.member
             for (source, request), (later, _) in self._acquires.items()
         )
 
     def _idle(self, host: BrokerHost, acquire: Acquire, m: Acquired) -> None:
-        """A member gets nothing: then there is nothing that any member may have."""
+        """Check an answer without leases: then no record may be available."""
         join = self._joined.get((acquire.group, acquire.member))
         is_free = acquire.shares and acquire.max_records > 0 and acquire.max_wait_ms > 0
         if m.error is not None or join is None or not is_free or host.broker is None:
@@ -353,11 +360,10 @@ class LeaseRules(Checker):
                 )
 
     def _has_keys(self, name: tuple[str, str], start: int, end: int) -> bool | None:
-        """Whether any of these records has a key, as its batch says.
+        """Whether any of these records has a key, by the header of its batch.
 
-        None where visible records were lost, as weak settings allow: a coordinator then knows
-        offsets of what was lost, and others have them now. None, too, where compaction has removed
-        some, which may have had keys.
+        None if visible records were lost, as weak settings allow: other records have these offsets
+        now. None also if compaction has removed some, which may have had keys.
         """
         found: bool | None = False
         history = self.watch.history_of(*name)
@@ -412,7 +418,7 @@ def _given_up(m: Settle) -> Iterator[tuple[str, Range]]:
 
 
 def _without(grant: LeaseGrant, member: str, start: int, end: int) -> Iterator[LeaseGrant]:
-    """What is left of a grant when its member has given up a range."""
+    """Return the rest of a lease after its member has returned a range."""
     if grant.member != member or end <= grant.start or grant.end <= start:
         yield grant
         return
@@ -423,7 +429,7 @@ def _without(grant: LeaseGrant, member: str, start: int, end: int) -> Iterator[L
 
 
 def joined(ranges: list[Range]) -> list[Range]:
-    """The same ranges as few, in order."""
+    """Return the fewest ranges with the same offsets, in order."""
     found: list[Range] = []
     for start, end in sorted(ranges):
         if found and start <= found[-1][1]:

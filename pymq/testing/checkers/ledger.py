@@ -52,9 +52,9 @@ class ReplicaLog:
     ends: list[int] = Factory(list)  # of each batch
     chains: list[int] = Factory(list)  # after each batch
     headers: list[Header] = Factory(list)
-    synced_end: int = 0  # what is before it survives a crash
+    synced_end: int = 0  # records before it survive a crash
     maybe: list[Header] = Factory(list)  # of a write that has not returned, or has failed
-    cutting: int | None = None  # where it may end since: by a cut that has not returned
+    cutting: int | None = None  # where the log may end: by a truncation that has not returned
 
     @property
     def end(self) -> int:
@@ -92,7 +92,7 @@ class ReplicaLog:
         self.synced_end = min(self.synced_end, max(end, self.start))
 
 
-Fail = Callable[[str, str], None]  # (name of the rule, what happened)
+Fail = Callable[[str, str], None]  # (name of the rule, description)
 
 
 class Ledger:
@@ -102,15 +102,16 @@ class Ledger:
         self.logs: dict[tuple[str, BlockId], ReplicaLog] = {}
         self.on_append: list[Callable[[ReplicaLog, Header], None]] = []
         self.on_truncate: list[Callable[[ReplicaLog, int], None]] = []  # (log, the end to be)
-        self.on_loss: list[Callable[[ReplicaLog, int], None]] = []  # likewise, by a crash
-        self.damaged: dict[str, None] = {}  # brokers whose disk has lost what was synced
-        self.states: dict[tuple[str, BlockId], bytes] = {}  # what must not be forgotten of a block
-        # How often a replica of a partition has come back without something, synced or not.
+        self.on_loss: list[Callable[[ReplicaLog, int], None]] = []  # the same, by a crash
+        self.damaged: dict[str, None] = {}  # brokers whose disk has lost synced records
+        self.states: dict[tuple[str, BlockId], bytes] = {}  # the saved state of each block
+        # How often a replica of a partition restarted with fewer records, synced or not.
         self.losses: dict[tuple[str, int], int] = {}
         self._unsure: dict[tuple[str, BlockId], bytes] = {}  # states whose write has failed
-        self._begun: dict[tuple[str, BlockId], int] = {}  # starts of blocks, likewise
-        self._replaced: dict[BlockId, list[ReplicaLog]] = {}  # what was on disks that are gone
-        self._numbers: dict[tuple[str, str, int], list[int]] = {}  # of blocks, in order
+        # starts of blocks whose creation has failed
+        self._begun: dict[tuple[str, BlockId], int] = {}
+        self._replaced: dict[BlockId, list[ReplicaLog]] = {}  # logs of replaced disks
+        self._numbers: dict[tuple[str, str, int], list[int]] = {}  # epochs of blocks, in order
         self.fail = fail
 
     def log(self, node: str, block: BlockId) -> ReplicaLog | None:
@@ -131,17 +132,17 @@ class Ledger:
         return [log for (_, other), log in self.logs.items() if other == block]
 
     def holders(self, block: BlockId, end: int, chain: int | None) -> list[str]:
-        """The brokers that have synced the log of a block that has *chain* at *end*.
+        """Return the brokers that have synced a block up to *end*, with the chain hash *chain*.
 
-        One whose disk was replaced since has done so, too: what it has said of it was true, and may
-        be on its way still. Its new disk is another replica, and its copy counts no second time.
+        A broker whose disk was replaced since counts, too: its report was true and may still be on
+        its way. The copy on its new disk is another replica and does not count twice.
         """
         logs = [*self.replicas(block), *self._replaced.get(block, ())]
         found = (log.node for log in logs if log.synced_end >= end and log.chain_at(end) == chain)
         return list(dict.fromkeys(found))
 
     def forget(self, node: str) -> None:
-        """A broker's disk was replaced."""
+        """Take in that a broker's disk was replaced."""
         self.damaged.pop(node, None)
         for key in [key for key in self.logs if key[0] == node]:
             self._lose(key[1])
@@ -156,20 +157,20 @@ class Ledger:
         self.losses[key] = self.losses.get(key, 0) + 1
 
     def has_lost(self, block: BlockId) -> bool:
-        """Whether any replica of a block's partition ever came back without something."""
+        """Whether any replica of a block's partition ever restarted with fewer records."""
         return (block.topic_id, block.partition) in self.losses
 
     # --- what stores do -------------------------------------------------------------------------
 
     def begin(self, node: str, writes: Sequence[Write]) -> None:
-        """A write is about to be carried out: until it has returned, any of it may be there."""
+        """Take in that a write begins: until it returns, any part of it may be on the disk."""
         fresh: dict[BlockId, None] = {}
         for write in writes:
             if isinstance(write, Append) and write.batches:
                 log = self._of(node, write.block, write.batches[0].base_offset)
                 if write.block not in fresh:
                     fresh[write.block] = None
-                    log.maybe.clear()  # What has failed before was undone.
+                    log.maybe.clear()  # An earlier failed write was undone.
                 log.maybe += [batch.header for batch in write.batches]
             elif isinstance(write, Truncate) and (node, write.block) in self.logs:
                 self.logs[node, write.block].cutting = write.end
@@ -186,7 +187,7 @@ class Ledger:
         return found
 
     def done(self, node: str, writes: Sequence[Write], failed: Sequence[WriteFailed]) -> None:
-        """A write has returned; what failed may be there or not."""
+        """Take in that a write has returned; a failed one may be on the disk or not."""
         bad = {failure.block for failure in failed}
         synced: dict[BlockId, None] = {}
         for write in writes:
@@ -223,7 +224,7 @@ class Ledger:
                     self._unsure.pop((node, write.block), None)
         for block in synced:
             start = self._begun.pop((node, block), None)
-            # What can be synced is there, also if something that came with its creation failed.
+            # A block that can be synced exists, even if a write beside its creation has failed.
             log = self.logs[node, block] if start is None else self._of(node, block, start)
             log.synced_end = log.end
 
@@ -244,20 +245,20 @@ class Ledger:
             callback(log, header)
 
     def _uncompacted(self, block: BlockId, header: Header) -> int | None:
-        """The chain hash of what a compacted batch, which was copied, has come of."""
+        """Return the chain hash of the batches that a copied compacted batch replaces."""
         if not header.attributes & COMPACTED:
             return None
         found = (log.chain_at(header.end_offset) for log in self.replicas(block))
         return next((known for known in found if known is not None), None)
 
     def recovered(self, node: str, found: Recovered) -> None:
-        """A store has found out where a block ends."""
+        """Take in where a store has found a block's end."""
         log = self._of(node, found.block, found.start)
         if node not in self.damaged:
             self._check_state(node, found)
         cutting, log.cutting = log.cutting, None
         if cutting is not None and found.end <= cutting < log.end:
-            # It died in the middle of a cut that it was right to make, which the disk had done.
+            # The broker died during a rightful truncation that was on the disk already.
             for callback in self.on_truncate:
                 callback(log, cutting)
             log.cut(cutting)
@@ -283,10 +284,10 @@ class Ledger:
                 f"{node} has {found.block} up to {found.end}, where no batch ends",
             )
         log.maybe.clear()
-        log.synced_end = log.end  # What recovery has kept, it has made durable.
+        log.synced_end = log.end  # Recovery has synced the records that it kept.
 
     def _check_state(self, node: str, found: Recovered) -> None:
-        """A term or a vote that was saved is there still, or the one after it."""
+        """Check that the saved term and vote, or later ones, are still there."""
         key = (node, found.block)
         saved = self.states.get(key)
         if found.state not in (saved, self._unsure.get(key, saved)):
@@ -301,7 +302,7 @@ class Ledger:
 
 
 class WatchedStore(WrappedStore):
-    """A store whose deeds are kept in a ledger."""
+    """A store whose writes and recoveries are recorded in a ledger."""
 
     def __init__(self, store: BlockStore, node: str, ledger: Ledger) -> None:
         super().__init__(store)
@@ -309,14 +310,14 @@ class WatchedStore(WrappedStore):
         self._ledger = ledger
 
     def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
-        """Do *writes*, and take note."""
+        """Carry out *writes* and record them."""
         self._ledger.begin(self._node, writes)
         failed = self.store.write(writes)
         self._ledger.done(self._node, writes, failed)
         return failed
 
     def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
-        """Recover, and take note."""
+        """Recover a block and record the result."""
         found = self.store.recover(block, start, is_open)
         if isinstance(found, Recovered):
             known = self._ledger.log(self._node, block)
@@ -327,7 +328,7 @@ class WatchedStore(WrappedStore):
         return found
 
     def _check_whole(self, block: BlockId, start: int, end: int) -> None:
-        """What was kept of an unfinished write can be read: it is not a part of a batch."""
+        """Check that the rest of an unfinished write can be read: it holds whole batches."""
         try:
             while start < end:
                 for batch in split(self.store.read(block, start, end, 1 << 20)):

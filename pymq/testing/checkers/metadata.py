@@ -1,4 +1,4 @@
-"""What zkservers keep to in the coordinator's tree."""
+"""Rules about the metadata in the coordinator's tree."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class MetadataRules(Checker):
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
         self._controllers: dict[int, str] = {}  # sessions, by controller epoch
-        self._actors: dict[int, str] = {}  # zkservers that have told brokers something, likewise
-        self._asked: dict[tuple[str, int], str] = {}  # what is to be in the tree, by request
+        # zkservers that have sent requests to brokers, by controller epoch
+        self._actors: dict[int, str] = {}
+        self._asked: dict[tuple[str, int], str] = {}  # commits under way, by request
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if not isinstance(process, ZkserverHost):
@@ -108,7 +109,7 @@ class MetadataRules(Checker):
             before = paths.block(topic, partition, number - 1)
             old = self.watch.cluster.ensemble.tree.get(before)
             entry = plan.changes.get(before, old)
-            if entry is None and old is not None:  # It was empty, and gives way.
+            if entry is None and old is not None:  # The block was empty, and is replaced.
                 previous = decode_node(BlockNode, old.data)
                 if previous.start != node.start:
                     self.fail("blocks-adjoin", f"{path} replaces {before} of {previous.start}")

@@ -1,4 +1,4 @@
-"""What groups are promised of their offsets."""
+"""Rules about committed offsets of groups."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from pymq.testing.simulation import probe
 from pymq.testing.simulation.nodes import BrokerHost
 from pymq.testing.simulation.process import Process
 
-RANGES_MAX = 32  # acknowledged ranges that are kept as they came
+RANGES_MAX = 32  # acknowledged ranges that are kept as they arrived
 
 
 @value
 class Confirmed:
-    """An offset of which a member was told that it is written."""
+    """A committed offset that was confirmed to a member."""
 
     offset: int
     epoch: int  # of the offsets partition
-    losses: int  # how often something visible of it was lost, by then
+    losses: int  # how often visible records of it had been lost by then
 
 
 class OffsetRules(Checker):
-    """A group's offset goes over what was acknowledged, never back, and not with its coordinator.
+    """A committed offset covers only acknowledged records, and never goes back, whoever
+        coordinates.
 
-    What was confirmed is in the log of the offsets partition, so whoever takes over knows it, but
-    for what was lost with the disks' caches in a mode that does not sync each time.
+    Confirmed offsets are in the log of the offsets partition, so the next coordinator knows them,
+    except those that disks lost in a mode without syncs.
     """
 
     rules = ("group-offset-monotone", "offset-covers-acks", "confirmed-offset-survives")
@@ -39,7 +40,7 @@ class OffsetRules(Checker):
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        # By coordinator: what one has not written yet, the next one does not know.
+        # By coordinator: the next one does not know acknowledgements that are not written yet.
         self._offsets: dict[tuple[GroupCoordinator, Shared], int] = {}
         self._joined: dict[tuple[str, str], str] = {}  # topics, by group and member
         self._generations = GenerationRules()
@@ -58,7 +59,7 @@ class OffsetRules(Checker):
             case Acquire(group=group, member=member, known=known):
                 topic = self._joined.get((group, member), "")
                 for partition, start, _ in known:
-                    if start:  # Retention has taken what is before it.
+                    if start:  # Retention has deleted the records before it.
                         self._cover((group, topic, partition), (0, start))
             case Settle():
                 self._settled(process, source, message)
@@ -72,7 +73,7 @@ class OffsetRules(Checker):
                 pass
 
     def _made_again(self, group: str, topic: str) -> None:
-        """What was acknowledged and confirmed was of a topic that is gone."""
+        """Forget acknowledgements and confirmed offsets of a deleted topic."""
 
         def is_its(shared: Shared) -> bool:
             return shared[:2] == (group, topic)
@@ -97,7 +98,8 @@ class OffsetRules(Checker):
         shares = {partition: (m.group, topic, partition) for partition, _ in m.acks}
         for partition, span in m.acks:
             self._cover(shares[partition], span)
-        # One that is sent again may be answered for the first time: that says no more than it did.
+        # A repeated request may be answered for the first time: the answer says no more than
+        # before.
         if m.id and host.broker is not None and (source, m.id) not in self._settles:
             self._settles[source, m.id] = {
                 shared: attrs.evolve(found, offset=self._reached(found.offset, m, partition))
@@ -106,14 +108,14 @@ class OffsetRules(Checker):
             }
 
     def _reached(self, offset: int, m: Settle, partition: str) -> int:
-        """Where the group's offset is at least, if all of *m* is accepted."""
+        """Return the least committed offset if all of *m* is accepted."""
         for start, end in joined([span for name, span in m.acks if name == partition]):
             if start <= offset < end:
                 offset = end
         return offset
 
     def _known(self, host: BrokerHost, shared: Shared) -> Confirmed | None:
-        """The offset that was seen last: it is written by the time this one is confirmed."""
+        """Return the offset that was seen last: it is written before this one is confirmed."""
         assert host.broker is not None
         for coordinator in probe.coordinators(host.broker):
             offset = self._offsets.get((coordinator, shared))

@@ -1,4 +1,4 @@
-"""What zkservers tell brokers of partitions, and whether they heed it."""
+"""Rules about the requests of zkservers, and how brokers obey them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pymq.testing.simulation.nodes import BrokerHost
 
 
 class OrderRules(Checker):
-    """A broker goes by the newest it was told, and takes part in a block only with its own disk.
+    """A broker follows the newest state it has received, and acts only for blocks of its own disk.
 
-    A replica that was given to another disk has promised what this one does not know of: its vote,
-    or its word that it has something, would be one too many (Ongaro's thesis, section 3.8).
+    A replica on an earlier disk has made promises that this disk does not know. So this disk must
+    not vote or acknowledge for that replica (Ongaro's thesis, section 3.8).
     """
 
     rules = ("newest-state-counts", "own-disk-only")

@@ -1,4 +1,4 @@
-"""What clients are promised, checked against what brokers tell them."""
+"""Rules about answers to clients: acknowledgements and fetched records."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from pymq.core.message import Copied, Copy, Fetched, Message, Produce, Produced
 from pymq.core.types import AckMode, TopicPartition
 from pymq.core.values import define
 from pymq.errors import PymqError
-from pymq.testing.checkers.base import Checker, Immutable, StoreWatch
+from pymq.testing.checkers.base import Checker, StoreWatch
+from pymq.testing.checkers.immutable import Immutable
 from pymq.testing.checkers.ledger import ReplicaLog
 from pymq.testing.simulation import probe
 from pymq.testing.simulation.nodes import BrokerHost, ClientHost
 from pymq.testing.simulation.process import Process
 
-# Topic, partition, and what tells the topic from one of the same name that was deleted.
+# Topic, partition, and the id that distinguishes topics of the same name.
 Name = tuple[str, str, object]
 
 
 @define
 class AskedRequest:
-    """A batch that was sent and not answered."""
+    """A batch without an answer so far."""
 
     topic: str
     partition: str
@@ -32,7 +33,7 @@ class AskedRequest:
 
 
 class AnswerRules(Checker):
-    """What is acknowledged is there, and behind all that was acknowledged before it was sent."""
+    """An acknowledged batch is written, after all batches acknowledged before it was sent."""
 
     rules = (
         "acked-is-committed",
@@ -48,10 +49,12 @@ class AnswerRules(Checker):
         super().__init__(watch)
         self._sent = immutable.sent
         self._asked: dict[tuple[str, int], AskedRequest] = {}
-        self._batches: dict[int, EncodedBatch] = {}  # of nobody's numbers, by CRC: may be copied
-        self._placed: dict[tuple[str, str, int], EncodedBatch] = {}  # those that were answered
+        # batches without a producer id, by CRC: they may be copied
+        self._batches: dict[int, EncodedBatch] = {}
+        self._placed: dict[tuple[str, str, int], EncodedBatch] = {}  # batches with an answer
         self._copies: dict[tuple[str, int], tuple[Copy, list[int]]] = {}  # and the CRCs of copies
-        self._ends: dict[Name, tuple[int, int]] = {}  # after what was acknowledged; losses then
+        # the acknowledged end at that time, and the losses so far
+        self._ends: dict[Name, tuple[int, int]] = {}
         self._floors: dict[tuple[Name, int], tuple[int, int]] = {}  # of batches, by CRC
 
     def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
@@ -61,7 +64,7 @@ class AnswerRules(Checker):
             if header.producer_id < 0:
                 self._batches[header.batch_crc] = message.batch
             floor, losses = self._ends.get(name, (0, 0))
-            # A batch that is sent again was sent first when it was sent first.
+            # A batch that is sent again keeps the time of its first send.
             floor, losses = self._floors.setdefault((name, header.batch_crc), (floor, losses))
             history = self.watch.history_of(message.topic, message.partition)
             if history is not None and history.losses != losses:
@@ -81,7 +84,7 @@ class AnswerRules(Checker):
                 self._check_copied(process, peer, *copy)
 
     def _copy(self, message: Copy) -> list[int]:
-        """Take note of what a client has sent by saying where it is; gives the CRCs."""
+        """Note the batches that a client has a broker copy; returns their CRCs."""
         sequence, found = message.base_sequence, []
         for piece in message.pieces:
             batch = self._placed.get((message.origin, piece.partition, piece.offset))
@@ -93,14 +96,14 @@ class AnswerRules(Checker):
         return found
 
     def _check_copied(self, host: BrokerHost, peer: str, asked: Copy, crcs: list[int]) -> None:
-        """A broker that has copied batches has them, as safely as if they had been sent to it."""
+        """Check that copied batches are as durable as produced ones."""
         looked = host.looks.get(TopicPartition(asked.topic, asked.partition))
         log = self.watch.ledger.log(host.name, looked.block) if looked is not None else None
         if looked is None or log is None:
             return
         place = f"{asked.topic}/{asked.partition}"
         if asked.producer_id not in (header.producer_id for header in log.headers):
-            return  # It was copied before, into a block that is sealed by now.
+            return  # It was copied before, into a block that has been sealed since.
         missing = set(crcs).difference(header.batch_crc for header in log.headers)
         starts_here = log.headers[0].base_offset == 0
         if missing and starts_here:
@@ -116,7 +119,7 @@ class AnswerRules(Checker):
     def _check_answer(
         self, host: BrokerHost, peer: str, asked: AskedRequest, answer: Produced
     ) -> None:
-        """What a broker answers for, it has written; and synced, if that is what was asked for."""
+        """A broker acknowledges only written batches, and synced ones if the request demands it."""
         key = self.watch.indexes.get((asked.topic, asked.partition))
         if key is None:
             return
@@ -124,7 +127,7 @@ class AnswerRules(Checker):
         place = f"{asked.topic}/{asked.partition} at {offset}"
         log = self.watch.ledger.holding(host.name, *key, offset)
         if log is None and answer.duplicate:
-            return  # It may lie in a block that others hold; see what the client is told.
+            return  # It may be in a block on other brokers; the rule for the client checks it.
         index = log.batch_at(offset) if log is not None else 0
         if log is None or log.headers[index].batch_crc != asked.header.batch_crc:
             self.fail("acked-is-written", f"{host.name} tells {peer} that its batch is in {place}")
@@ -136,7 +139,7 @@ class AnswerRules(Checker):
     def _check_durable(
         self, host: BrokerHost, log: ReplicaLog, index: int, majority: int, place: str
     ) -> None:
-        """At this moment the batch is on the disks of as many as its mode asks for."""
+        """Check that the batch is on as many disks as its ack mode requires at this moment."""
         end, chain = log.ends[index], log.chains[index]
         if end > log.synced_end:
             self.fail("synced-before-acked", f"{host.name} answers for {place} too early")
@@ -156,7 +159,7 @@ class AnswerRules(Checker):
             batch = self._batches[asked.header.batch_crc]
             self._placed[asked.topic, asked.partition, message.base_offset] = batch
         if asked is None or message.error is not None or asked.acks is not AckMode.RAFT:
-            return  # What only the leader has may go with it.
+            return  # Records that only the leader has may be lost with it.
         history = self.watch.history_of(asked.topic, asked.partition)
         if history is None:
             return
@@ -179,14 +182,14 @@ class AnswerRules(Checker):
 
 
 class ReadRules(Checker):
-    """What a consumer is given is visible, whole, and what was written there."""
+    """A consumer gets only visible, undamaged records, as they were written."""
 
     rules = ("no-dirty-read", "immutable-offset", "no-gap-in-reads", "shown-when-committed")
     sends = (Fetched,)
     receives = (Fetched,)
 
     def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
-        """A replica, leader or not, gives nothing beyond what it knows itself to be committed."""
+        """A replica serves no record beyond the high watermark that it knows."""
         if not isinstance(message, Fetched) or not isinstance(process, BrokerHost):
             return
         high = probe.high_watermark(process.broker, message.topic, message.partition)
@@ -195,7 +198,7 @@ class ReadRules(Checker):
         try:
             *_, last = (batch.header.base_offset for batch in split(message.data))
         except PymqError:
-            return  # The client sees that itself.
+            return  # The client detects that itself.
         if last >= high:
             place = f"{message.topic}/{message.partition} at {last}"
             self.fail("shown-when-committed", f"{peer} is sent {place}, of {high} committed")
@@ -210,7 +213,7 @@ class ReadRules(Checker):
         try:
             batches = [batch.verify() for batch in split(message.data)]
         except PymqError:
-            return  # The client sees that itself, and raises it.
+            return  # The client detects that itself, and raises it.
         following = message.offset
         for batch in batches:
             header = batch.header

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pymq.testing.checkers.base import Immutable, LogMatching, OneLeader, StoreWatch, Watermark
+from pymq.testing.checkers.base import StoreWatch
 from pymq.testing.checkers.copies import CopyRules
+from pymq.testing.checkers.immutable import Immutable
 from pymq.testing.checkers.in_sync import InSyncRules
 from pymq.testing.checkers.leases import LeaseRules
+from pymq.testing.checkers.logs import LogMatching, OneLeader, Watermark
 from pymq.testing.checkers.metadata import MetadataRules
 from pymq.testing.checkers.offsets import OffsetRules
 from pymq.testing.checkers.orders import OrderRules
@@ -41,12 +43,12 @@ def watch(cluster: Cluster) -> StoreWatch:
     immutable = Immutable(found)
     for checker in (
         LogMatching(found),
-        OneLeader(found),  # before what relies on it having forgotten what may be lost
+        OneLeader(found),  # before checkers that rely on it to forget records that may be lost
         Watermark(found),
         immutable,
         AnswerRules(found, immutable),
         ReadRules(found),
-        InSyncRules(found),  # after what has made a sealed block's log known
+        InSyncRules(found),  # after checkers that find a sealed block's log
         OrderRules(found),
         LeaseRules(found),
         OffsetRules(found),

@@ -1,10 +1,10 @@
-"""A client that misbehaves: a fault of a run. All others must go on as if it were not there.
+"""A hostile client: a fault of a run, which must not affect other clients.
 
-All that it produces is to be refused: batches whose header holds and whose body does not, batches
-that lie about themselves, and batches under the numbers of another producer that it has read from
-the log. Beside that it asks for more than it will ever take, fills a group with members, and
-settles what others hold. It knows only what a client can be told, but for where a log ends, and
-its dice are its own: a run in which it is not drawn is as it was.
+Brokers must refuse all that it produces: batches with a sound header and a bad body, batches with
+false headers, and batches with another producer's id and sequences, read from the log. It also
+requests more than it receives, fills a group with members, and settles records of other members.
+It knows only what any client can know, and where a log ends. Its random numbers are its own, so
+runs without it stay the same.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FAR = 1 << 62
 
 
 def draw_hostile(seed: int, duration_us: int) -> list[list[object]]:
-    """What a hostile client does, as faults of a plan: ``[time, "hostile", act, dice]``."""
+    """Draw the acts of a hostile client, as faults of a plan: ``[time, "hostile", act, dice]``."""
     rng, at = Random(mix(seed, NAME)), SECOND
     pause = rng.choice((0.05, 0.2, 0.5))
     found: list[list[object]] = []
@@ -52,14 +52,14 @@ def draw_hostile(seed: int, duration_us: int) -> list[list[object]]:
 
 
 class RefusedRequest(Checker):
-    """Nothing that is to be refused gets into a log, nor is it acknowledged."""
+    """Brokers neither append nor acknowledge what they must refuse."""
 
     rules = ("refused-is-absent", "refused-is-not-acked")
     receives = (Produced,)
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        self.batches: dict[int, str] = {}  # by CRC: what is wrong with each
+        self.batches: dict[int, str] = {}  # the fault of each batch, by CRC
         self.asked: dict[tuple[str, int], int] = {}  # CRCs, by the client's address and request
 
     def on_append(self, log: ReplicaLog, header: Header) -> None:
@@ -72,7 +72,9 @@ class RefusedRequest(Checker):
         self.fail("refused-is-absent", f"{log.node} has written {wrong} to {log.block}")
 
     def _may_be_new(self, log: ReplicaLog) -> bool:
-        """Whether what a producer had written is lost, as weak settings allow: its numbers too."""
+        """Whether a producer's records are lost, as weak settings allow, and its sequences with
+        them.
+        """
         return self.watch.history(log.block).losses > 0
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
@@ -106,12 +108,12 @@ class Hostile:
         self.acts = 0
 
     def do(self, act: str, dice: int) -> None:
-        """Do one thing that nobody should."""
+        """Do one hostile act."""
         rng = Random(dice)
         topic = rng.choice(self._topics)
         with self._driver as loop:
             self._router.refresh(topic)
-            known = self._router.topics.get(topic)
+            known = self._router.metadata.topics.get(topic)
             place = rng.choice(known.partitions).partition if known and known.partitions else "0"
             found = self._router.leader(topic, place)
             if found is not None and found.leader is not None:
@@ -126,7 +128,7 @@ class Hostile:
     # --- what it produces -----------------------------------------------------------------------
 
     def _produce(self, topic: str, place: str, peer: str, batch: EncodedBatch, what: str) -> None:
-        # Parsed again, as what comes from a network: nothing in it was checked but the header.
+        # Parsed again, like bytes from a network: only the header was checked.
         batch = EncodedBatch.parse(bytes(batch.head) + bytes(batch.body))
         self.refused.batches[batch.header.batch_crc] = what
         call = self._ask(
@@ -139,7 +141,7 @@ class Hostile:
         return WALL_MS + self._cluster.world.now // 1000
 
     def _batch(self, rng: Random) -> EncodedBatch:
-        """A sound one that is like no other."""
+        """Return a sound batch with unique content."""
         values = [rng.randbytes(12) for _ in range(rng.randint(1, 5))]
         return EncodedBatch.encode(values, timestamp_ms=self._wall_ms())
 
@@ -157,12 +159,12 @@ class Hostile:
         self._produce(topic, place, peer, sealed, f"a batch that lies: {what}")
 
     def _numbers(self, rng: Random, topic: str, place: str, peer: str) -> None:
-        """Another batch under numbers that are taken, or under some that are nobody's turn."""
+        """Send a batch under used sequences, or under sequences that no producer may use now."""
 
         def then(call: Call) -> None:
             if isinstance(call.result, msg.Fetched) and call.error is None:
                 headers = [batch.header for batch in split(call.result.data)]
-                # 0 is the turn of each producer that the partition does not know, or has forgotten.
+                # The partition expects 0 of every producer that it does not know.
                 found = [h for h in headers if h.producer_id >= 0 and h.base_sequence > 0]
                 if found:
                     batch, what = self._renumbered(rng, found[-1])
@@ -175,7 +177,7 @@ class Hostile:
         call.then(lambda: then(call))
 
     def _renumbered(self, rng: Random, other: Header) -> tuple[EncodedBatch, str]:
-        """A batch under the id of *other*, and what is wrong with it."""
+        """Return a batch under the id of *other*, and its fault."""
         kind = rng.choice(["repeat", "repeat", "gap", "epoch"])
         sequence, epoch = other.base_sequence, other.producer_epoch
         if kind != "repeat":
@@ -208,7 +210,7 @@ class Hostile:
         self._ask(peer, lambda r: msg.GetSequence(r, topic, place, -FAR))
 
     def _join(self, rng: Random, topic: str, place: str, peer: str) -> None:
-        """Many members of a group of its own; every broker is asked, one of them coordinates it."""
+        """Join many members to a group of its own; one of the brokers coordinates it."""
         for number in range(FLOOD):
             join = partial(
                 msg.Join,
@@ -226,7 +228,7 @@ class Hostile:
                 self._ask(broker, join)
 
     def _settle(self, rng: Random, topic: str, place: str, peer: str) -> None:
-        """What others hold; it is no member of their groups."""
+        """Settle records of other groups, of which it is no member."""
         group, start = rng.choice(self._groups), rng.randrange(50)
         ranges = ((place, (start, start + rng.choice([1, 10, FAR]))),)
         member = f"{NAME}-{rng.randrange(FLOOD)}"

@@ -1,4 +1,4 @@
-"""The kinds of fault that a run may suffer from, and how a seed draws them."""
+"""The kinds of fault, and how a seed draws them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pymq.testing.simulation.world import SECOND, mix
 
 Step = list[Any]
 
-# What befalls processes, the network, disks, clocks and the coordinator, in this order.
+# Faults of processes, the network, disks, clocks and the coordinator, in this order.
 FAULTS = """crash boundary crash_loop pause crash_zk crash_app crash_all wipe
     isolate cut one_way split bridge swizzle clog slow_link reset loss duplicate late reorder tail
     slow_disk full_disk fail_disk flip
     clock jump skew
     expire suspend slow_coordinator uncertain""".split()
-# Of these there is a rate (lowest, highest), and no moment at which they happen.
+# Faults with a rate (lowest, highest) in place of a time.
 RATES = {
     "loss": (0.0005, 0.1),
     "duplicate": (0.001, 0.2),
@@ -36,34 +36,34 @@ PROFILES: dict[str, list[str]] = {
     "crash": "crash boundary crash_loop crash_app".split(),
     "network": """isolate cut one_way split bridge swizzle clog slow_link reset loss duplicate late
         reorder tail crash_app""".split(),
-    # Of topics whose leader answers first: logs that diverge, followers that fall behind.
+    # For topics with ack mode leader: logs that diverge, followers that fall behind.
     "fetch": "crash boundary pause isolate cut one_way split clog slow_link slow_disk".split(),
     "disk": "crash boundary slow_disk full_disk fail_disk flip".split(),
     "time": "pause clock jump skew slow_link tail".split(),
     "rolls": "crash pause isolate cut expire uncertain".split(),
     "wipe": "wipe crash isolate flip".split(),
     "coordinator": "expire suspend slow_coordinator uncertain crash_zk crash_all pause".split(),
-    # Beside a client that misbehaves, which is not among the kinds: pymq.testing.faults.hostile.
+    # A hostile client is not among the kinds: see pymq.testing.faults.hostile.
     "hostile": "crash boundary pause isolate cut reset late duplicate".split(),
 }
-HOSTILE_SHARE = 0.15  # of the runs of all profiles in turn, in which there is such a client, too
+HOSTILE_SHARE = 0.15  # the share of runs of profile "all" with a hostile client
 
 
-# What a soak goes through, seed by seed; each profile by itself stands for some way to go wrong.
+# The profiles of a soak, seed by seed; each one stands for one way of failing.
 ROTATION = """swarm network swarm crash swarm fetch swarm disk swarm rolls swarm time swarm wipe
     swarm coordinator""".split()
 
 
 @value
 class Faults:
-    """What a cluster is to suffer from: all of *kinds*, some of ``FAULTS``, for a while."""
+    """Faults for a cluster: all of *kinds*, some of ``FAULTS``, for *seconds*."""
 
     kinds: tuple[str, ...]
     seconds: float = 600.0
 
 
 def check_kinds(faults: object) -> None:
-    """Refuse what is neither the name of a profile nor :class:`Faults`.
+    """Check that faults are the name of a profile or :class:`Faults`.
 
     Raises:
         ConfigError: it is not.
@@ -79,22 +79,22 @@ def check_kinds(faults: object) -> None:
 
 
 def log_uniform(rng: Random, low: float, high: float) -> float:
-    """Between *low* and *high*, every order of magnitude as likely as every other."""
+    """Draw between *low* and *high*; each order of magnitude is equally likely."""
     return low * math.pow(high / low, rng.random())
 
 
 def draw_kinds(rng: Random, profile: str) -> list[str]:
-    """Which kinds there are at all in a run: some are left out, so that others take effect.
+    """Draw the kinds of fault of a run: some are left out, so that others take effect.
 
-    Where everything crashes all the time, logs never diverge for long (Groce et al., Swarm
-    Testing, ISSTA 2012).
+    If everything crashes all the time, logs never diverge for long (Groce et al., Swarm Testing,
+    ISSTA 2012).
     """
     share = rng.choice((0.15, 0.3, 0.5, 0.5, 0.8))
     return [kind for kind in PROFILES[profile] if rng.random() < share]
 
 
 def draw_rates(rng: Random, kinds: Sequence[str]) -> dict[str, float]:
-    """How often what has a rate happens."""
+    """Draw the rates of the kinds that have one."""
     found = {}
     for kind, (low, high) in RATES.items():
         if kind in kinds:
@@ -103,7 +103,7 @@ def draw_rates(rng: Random, kinds: Sequence[str]) -> dict[str, float]:
 
 
 class FaultSchedule:
-    """Draws the moments of faults; each kind has dice of its own, so any can be left out."""
+    """Draws the times of faults; each kind has its own random numbers, so any can be left out."""
 
     def __init__(
         self, seed: int, brokers: list[str], zkservers: list[str], apps: int, duration_us: int

@@ -1,13 +1,12 @@
-"""Constants of the machines that a run makes small, so that what is rare happens in seconds.
+"""Constants of the machines that a run makes small, so that rare events happen in seconds.
 
-Checkpoints every 32 MiB, a list of 512 ranges, a session of half a minute: a run of some seconds
-never gets there. So each run draws some of them anew, as FoundationDB does with its knobs
-(apple.github.io/foundationdb/testing.html).
+A run of some seconds never reaches a checkpoint after 32 MiB, a list of 512 ranges or the end of a
+session of half a minute. So each run draws some of these constants, as FoundationDB does with its
+knobs (apple.github.io/foundationdb/testing.html).
 
-The session of a group's members is the exception: hardly any run has the usual one. What a crashed
-member holds comes free when its session has run out, and every run crashes its applications when
-its faults end. With half a minute that wait, in which nothing happens that has not happened before,
-was three fifths of all events of all runs, and no session ever ran out while there were faults.
+Nearly every run has a short session of group members. Leases of a crashed member are freed when
+its session runs out, and every run crashes its applications when its faults end. With half a
+minute this idle wait was three fifths of all events, and no session ran out during the faults.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from random import Random
 from types import ModuleType
 
 Knobs = dict[str, tuple[str | tuple[str, ...], tuple[int, ...]]]
-# Of each constant, the package that it stands in and what it may be instead.
+# Each constant with its module and its other values.
 LIMITS: Knobs = {
     "CHECKPOINT_BYTES": ("pymq.core.", (1, 5_000)),
     "RECENT_BYTES": ("pymq.core.", (1, 2_000)),
@@ -32,27 +31,36 @@ LIMITS: Knobs = {
     "ACQUIRES_MAX": ("pymq.client.", (1, 2)),
     "SLICE_OPS": ("pymq.controller.", (1, 5)),
 }
-# Where readers go, which is drawn apart: how far from the end they take any replica.
+# Drawn apart: how far behind the end readers use any replica.
 SPREAD: Knobs = {
     "BEHIND_BYTES": ("pymq.client.", (1, 1_000)),
     "BEHIND_RECORDS": ("pymq.client.", (1, 20)),
     "NEAR_WAIT_MS": ("pymq.client.", (1, 100)),
 }
-# How much of what concerns very many partitions is done in a turn, which is drawn apart as well.
+# Drawn apart: how many of very many partitions are handled in a turn.
 TURNS: Knobs = {
     "TURN_MAX": ("pymq.controller.", (1, 2)),
     "TOLD_MAX": (("pymq.broker.", "pymq.controller."), (1, 2)),
     "LOOKS_MAX": ("pymq.controller.", (1, 2)),
     "STOPS_MAX": ("pymq.controller.", (1, 2)),
 }
-# What most runs have in place of the usual number, when they draw none of the above; the others,
+# Drawn apart: of delayed records.
+DELAY: Knobs = {
+    "SEGMENT": ("pymq.core.delay.", (1, 7)),
+    "COPIES_MAX": ("pymq.core.delay.", (1, 3)),
+    "NOTE_OFFSETS": ("pymq.core.delay.", (1, 20)),
+    "MOVE_OFFSETS": ("pymq.core.delay.", (1, 20)),
+}
+# The value that most runs have if they draw none of the above; the others,
 # one run in so many, have the usual one.
 MOSTLY = {"SESSION_MS": 4_000}
 USUAL_SHARE = 20
 
 
 def draw_limits(rng: Random) -> dict[str, int]:
-    """Some of them, each with a probability of a third, and those that are mostly other."""
+    """Draw each constant with a probability of a third, and the session of members nearly
+    always.
+    """
     found = {}
     for name, (_, choices) in LIMITS.items():
         number, dice = rng.choice(choices), rng.random()
@@ -64,13 +72,18 @@ def draw_limits(rng: Random) -> dict[str, int]:
 
 
 def draw_spread(rng: Random) -> dict[str, int]:
-    """Some of those that say where readers go, each with a probability of one half."""
+    """Draw each constant of readers with a probability of one half."""
     return _draw_half(SPREAD, rng)
 
 
 def draw_turns(rng: Random) -> dict[str, int]:
-    """Some of those that bound a turn, each with a probability of one half."""
+    """Draw each bound of a turn with a probability of one half."""
     return _draw_half(TURNS, rng)
+
+
+def draw_delay(rng: Random) -> dict[str, int]:
+    """Draw each constant of delayed records with a probability of one half."""
+    return _draw_half(DELAY, rng)
 
 
 def _draw_half(table: Knobs, rng: Random) -> dict[str, int]:
@@ -81,7 +94,7 @@ def _draw_half(table: Knobs, rng: Random) -> dict[str, int]:
 
 @contextmanager
 def limited(limits: Mapping[str, int]) -> Iterator[None]:
-    """Let the constants be so within the ``with``.
+    """Set the constants within the ``with``.
 
     Raises:
         AttributeError: there is no such constant.
@@ -89,7 +102,7 @@ def limited(limits: Mapping[str, int]) -> Iterator[None]:
     before: list[tuple[ModuleType, str, int]] = []
     try:
         for name, number in limits.items():
-            package, _ = (LIMITS | SPREAD | TURNS)[name]
+            package, _ = (LIMITS | SPREAD | TURNS | DELAY)[name]
             places = [
                 module
                 for path, module in list(sys.modules.items())

@@ -1,8 +1,8 @@
-"""What a run of the simulator is: data, made from a seed and then carried out.
+"""The plan of a run: data, generated from a seed and then executed.
 
-So a run can be kept, sent to somebody, and made smaller until only what matters is left. Times are
-in microseconds. An operation is ``[time, kind, ...]``, and so is a fault; what they mean is in
-:mod:`pymq.testing.workload.applications` and :mod:`pymq.testing.faults.nemesis`.
+So a run can be stored, sent to another person, and shrunk. Times are in microseconds. An operation
+is ``[time, kind, ...]``, and so is a fault; :mod:`pymq.testing.workload.applications` and
+:mod:`pymq.testing.faults.nemesis` carry them out.
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ from pymq.testing.faults.kinds import (
     draw_rates,
     log_uniform,
 )
-from pymq.testing.faults.limits import draw_limits, draw_spread, draw_turns
+from pymq.testing.faults.limits import draw_delay, draw_limits, draw_spread, draw_turns
 from pymq.testing.simulation.world import SECOND, mix
 
 OPS = """set_state create_partition alter reassign decommission scratch describe seek find
     rejoin""".split()
-# With LOOKS_MAX, each partition of a broker that registers is a commit of its own. A session with a
-# slow server of a coordinator that takes longer needs half a second for each, and minutes for all.
-COORDINATOR_US_MAX = 1_000
-SCRATCH = "scratch"  # a topic that is made and deleted, and made again
+SCRATCH = "scratch"  # a topic that is created, deleted and created again
 
 
 @define
@@ -48,18 +45,18 @@ class Plan:
     duration_us: int = 20 * SECOND
     profile: str = ""
     knobs: dict[str, Any] = Factory(dict)  # of the cluster
-    limits: dict[str, int] = Factory(dict)  # constants that are other than usual
+    limits: dict[str, int] = Factory(dict)  # constants with other values than usual
     link: dict[str, Any] = Factory(dict)  # fields of LinkFaults
-    uncertain: float = 0.0  # how many commits nobody knows the outcome of
-    restart: str = "all"  # what is started anew when the faults end: all, apps or none
-    operator: bool = True  # somebody restarts brokers whose disk has failed
+    uncertain: float = 0.0  # the share of commits with an unknown outcome
+    restart: str = "all"  # what restarts when the faults end: all, apps or none
+    operator: bool = True  # an operator restarts brokers whose disk has failed
     topics: list[dict[str, Any]] = Factory(list)
     apps: list[dict[str, Any]] = Factory(list)
     ops: list[Step] = Factory(list)
     faults: list[Step] = Factory(list)
 
     def describe(self) -> list[str]:
-        """What was drawn, for people: lines of text."""
+        """Return a description in lines of text."""
         kinds = Counter(str(step[1]) for step in self.faults)
         rates = {**self.link, **({"uncertain": self.uncertain} if self.uncertain else {})}
         sends = Counter(str(step[1]) for step in self.ops)
@@ -109,12 +106,12 @@ def generate(
     seconds: float = 20.0,
     restart: str = "all",
 ) -> Plan:
-    """Make the plan of a seed: which faults there are at all, how often, and everything else.
+    """Generate the plan of a seed: the kinds of fault, their rates, and everything else.
 
     Without *brokers* there are mostly three or five, and without *zkservers* one to three. The
-    profile ``"all"`` is another one for each seed. When the faults end ``"all"`` nodes and clients
-    are restarted, the ``"apps"``, ``"none"``, or one of these (``"any"``): what a restart mends is
-    not asked for where there is one.
+    profile ``"all"`` selects a profile for each seed. When the faults end, *restart* selects what
+    restarts: ``"all"`` nodes and clients, the ``"apps"``, ``"none"``, or one of these at random
+    (``"any"``). Without a restart the run finds failures that a restart would hide.
     """
     if restart == "any":
         restart = Random(mix(seed, "restart")).choice(["all", "all", "apps", "none"])
@@ -136,7 +133,7 @@ def generate(
 
 
 def faults_for(seed: int, brokers: int, zkservers: int, faults: object) -> Plan:
-    """The faults of a cluster that somebody else uses: a profile's name, or :class:`Faults`.
+    """Return the faults for a user's cluster: a profile's name, or :class:`Faults`.
 
     Raises:
         ConfigError: it is neither.
@@ -169,7 +166,7 @@ class Planner:
         self.zkservers = [f"zkserver-{i}" for i in range(zkservers)]
 
     def make(self) -> Plan:
-        """All of it."""
+        """Draw the whole plan."""
         if self.profile == "reference":
             self._reference()
         else:
@@ -177,9 +174,11 @@ class Planner:
             self.plan.topics = [self._topic(i) for i in range(self.rng.choice([1, 1, 2]))]
             names = [str(topic["name"]) for topic in self.plan.topics]
             self.plan.apps = [self._app(names) for _ in range(self.rng.choice([1, 2, 3]))]
-            keyed = Random(mix(self.seed, "keyed"))  # of its own: older plans stay as they are
+            # a stream of its own, so that older plans stay as they are
+            keyed = Random(mix(self.seed, "keyed"))
             for app in self.plan.apps:
                 app["keyed"] = keyed.choice([0.0, 0.1, 1.0])
+            self._delays()
             self._ops()
             self._racks()
         self.plan_faults()
@@ -198,7 +197,7 @@ class Planner:
         plan.faults = schedule.draw(self.kinds)
 
     def _reference(self) -> None:
-        """One partition of three replicas and 20 records a second: what speed is measured with."""
+        """The plan for measuring speed: one partition, three replicas, 20 records a second."""
         plan, rng = self.plan, self.rng
         replicas = min(3, plan.brokers)
         plan.topics = [
@@ -209,6 +208,14 @@ class Planner:
         while at < plan.duration_us:
             at += round(rng.expovariate(20) * SECOND)
             plan.ops.append([at, "send", 0, "t0", "0", 1, 100])
+
+    def _delays(self) -> None:
+        """In half of the runs, some records have a delay or an expiry."""
+        rng = Random(mix(self.seed, "delays"))
+        if rng.random() < 0.5:
+            for app in self.plan.apps:
+                app["delayed"] = rng.choice([0.0, 0.1, 0.5])
+            self.plan.limits.update(draw_delay(rng))
 
     def _racks(self) -> None:
         """Some applications run in the rack of a broker, and read from that one."""
@@ -242,24 +249,22 @@ class Planner:
             "handles": rng.choice([2, 64]),
         }
         if rng.random() < 0.3:
-            # Each process by a clock of its own: from a third to three times as fast.
+            # Each process has its own clock: from a third to three times as fast.
             plan.knobs["rates"] = {
                 name: round(log_uniform(rng, 0.33, 3.0), 3)
                 for name in (*self.brokers, *self.zkservers)
             }
-            # The slowest broker must be heard before the fastest zkserver takes it for dead.
+            # The slowest broker must send a heartbeat before the fastest zkserver declares it dead.
             rates = plan.knobs["rates"]
             slowest = min(rates[name] for name in self.brokers)
             fastest = max(rates[name] for name in self.zkservers)
             bearable = int(plan.knobs["session_ms"] * slowest / fastest / 1.5)
             plan.knobs["heartbeat_ms"] = min(plan.knobs["heartbeat_ms"], bearable)
-        # By dice of its own, so that the plans are otherwise what they were without it.
+        # A stream of its own, so that the rest of the plan stays the same.
         own = Random(mix(plan.seed, "copies"))
         plan.knobs["replica_lost_ms"] = own.choice([2_000, 600_000])
         plan.knobs["leader_balance_ms"] = own.choice([1_000, 300_000])
         plan.limits = draw_limits(rng) | draw_turns(Random(mix(plan.seed, "turns")))
-        if plan.knobs["coordinator_us"] > COORDINATOR_US_MAX:
-            plan.limits.pop("LOOKS_MAX", None)
 
     def _topic(self, index: int) -> dict[str, Any]:
         rng, plan = self.rng, self.plan
@@ -296,7 +301,7 @@ class Planner:
         rng = self.rng
         return {
             "idempotent": rng.random() < 0.8,
-            "named": rng.random() < 0.2,  # goes on where a former process has stopped
+            "named": rng.random() < 0.2,  # continues where an earlier process stopped
             "acks": rng.choice([None, None, None, "raft", "leader", "none"]),
             "linger_ms": rng.choice([0, 1, 5, 50]),
             "batch_bytes": rng.choice([1, 200, 2_000, 1 << 18]),

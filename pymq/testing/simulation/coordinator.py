@@ -21,7 +21,7 @@ It is no kinder than a real ZooKeeper, as ``tests/coord/test_zookeeper_faults.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 
 from pymq.coord.limits import REQUEST_BYTES, refusal
 from pymq.coord.tree import CommitPlan, Tree, TreeWatches, validate
@@ -50,8 +50,8 @@ LATENCY_US = 500
 SLOW = 40  # how many times slower some connections are than others
 LATE_US = 50_000  # how long after its connection a commit may still be done
 
-OnSubmit = Callable[[str, Commit], None]  # (zkserver, what it asks for)
-OnCommit = Callable[[str, Commit, CommitPlan], None]  # (session, what was asked, what it did)
+OnSubmit = Callable[[str, Commit], None]  # (zkserver, commit)
+OnCommit = Callable[[str, Commit, CommitPlan], None]  # (session, commit, its effect)
 
 
 class Ensemble:
@@ -65,32 +65,32 @@ class Ensemble:
         self.request_bytes = REQUEST_BYTES
         self.on_submit: list[OnSubmit] = []
         self.on_commit: list[OnCommit] = []
-        self.uncertain = 0.0  # how many answers get lost with their connection
-        self.sessions: dict[str, CoordinatorSession] = {}  # that are alive, by name
+        self.uncertain = 0.0  # share of the answers that are lost with their connection
+        self.sessions: dict[str, CoordinatorSession] = {}  # live sessions, by name
         self.connections: list[
             CoordinatorSession
-        ] = []  # of zkservers that are up, whatever their sessions
+        ] = []  # of running zkservers, also with expired sessions
         self._watches = TreeWatches()
         self._named = 0
 
     def connect(self, process: Process) -> CoordinatorSession:
-        """A new session for a zkserver."""
+        """Open a session for a zkserver."""
         session = CoordinatorSession(self, process)
         self.connections.append(session)
         process.on_death.append(session._lost)
         return session
 
     def entries(self) -> tuple[Entry, ...]:
-        """All that is in the tree."""
+        """All entries of the tree."""
         return self.tree.load("/")
 
     def session_of(self, process: str) -> CoordinatorSession | None:
-        """The session of the process of that name, if it has one that is alive."""
+        """The live session of the process *process*, if any."""
         found = [s for s in self.sessions.values() if s.process.name == process]
         return found[-1] if found else None
 
     def expire(self, name: str) -> None:
-        """End a session against its client's will."""
+        """Expire a session."""
         session = self.sessions.get(name)
         if session is not None:
             self._end(name)
@@ -113,7 +113,7 @@ class Ensemble:
             self._announce(plan)
 
     def carry_out(self, name: str, request: CoordRequest) -> tuple[CoordEvent, CommitPlan | None]:
-        """Do what a session asks for; the changes are to be announced after the answer."""
+        """Carry out a session's request; the caller announces the changes after the answer."""
         if isinstance(request, Load):
             self._watches.add(name, request.root)
             return Loaded(request.tag, self.tree.load(request.root)), None
@@ -135,11 +135,11 @@ class Ensemble:
                 session._answer(0, change)
 
     def watched(self, name: str) -> tuple[str, ...]:
-        """The roots that a session hears of."""
+        """The roots that a session watches."""
         return self._watches.roots(name)
 
     def announce(self, plan: CommitPlan | None) -> None:
-        """Tell all who watch."""
+        """Notify the sessions that watch the changed paths."""
         if plan is not None:
             self._announce(plan)
 
@@ -154,15 +154,15 @@ class CoordinatorSession:
         self._world = ensemble.world
         self._rng = ensemble.world.rng("coordinator", process.name, process.incarnation)
         self._events: deque[CoordEvent] = deque()
-        self._held: deque[CoordRequest] = deque()  # asked while suspended
+        self._held: deque[CoordRequest] = deque()  # requests made while suspended
         self._under_way: dict[int, CoordRequest] = {}  # not answered yet, by number
-        self._done: set[int] = set()  # of those, the commits that were carried out
-        self._unsent: set[int] = set()  # of those, what was sent into a cut
+        self._done: set[int] = set()  # commits under way that were carried out
+        self._unsent: set[int] = set()  # requests under way that a cut has lost
         self._numbers = 0
         self._connection = 0
         self._slowness = 1
         self._cuts = 0
-        self._is_cut = False  # whether or not the client has noticed
+        self._is_cut = False  # also before the client has noticed
         self._has_watches = True  # in this connection
         self._up_at = self._down_at = 0  # in order, each way
         self._is_expired = self._is_closed = self._is_dead = False
@@ -189,8 +189,13 @@ class CoordinatorSession:
         else:
             self._send(request)
 
+    @property
+    def arrivals(self) -> Sized:
+        """The events that :meth:`poll` would return."""
+        return self._events
+
     def poll(self) -> Sequence[CoordEvent]:
-        """What happened since the last call."""
+        """Return the events since the last call."""
         events = list(self._events)
         self._events.clear()
         return events
@@ -206,7 +211,7 @@ class CoordinatorSession:
 
     def _delay(self) -> int:
         latency = self._ensemble.latency_us
-        if self._slowness > 1:  # A client does not stay with a server that is slower than this.
+        if self._slowness > 1:  # A client leaves a server that is slower than this.
             bearable = self._ensemble.session_timeout_us // 8
             latency = max(latency, min(latency * self._slowness, bearable))
         return latency + (self._rng.getrandbits(16) * latency >> 16)
@@ -269,7 +274,7 @@ class CoordinatorSession:
     # --- faults ---------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Lose the connection: what became of commits that are not answered, nobody knows."""
+        """Lose the connection; commits without an answer end as :class:`Uncertain`."""
         if self.is_suspended or self._is_closed or self._is_dead:
             return
         self.is_suspended = True
@@ -277,7 +282,7 @@ class CoordinatorSession:
         self._tell(*events, Suspended())
 
     def _break(self) -> list[CoordEvent]:
-        """The connection is gone: decide what becomes of all that was under way."""
+        """End the connection and decide the fate of the requests under way."""
         self._connection += 1
         self._settle()
         events: list[CoordEvent] = []
@@ -292,7 +297,7 @@ class CoordinatorSession:
         return events
 
     def _settle(self) -> None:
-        """Some of the commits under way had arrived already, or are about to; the rest never do."""
+        """Let the first commits under way arrive, now or a little later; lose the rest."""
         late = 0
         for commit in self.unanswered():
             if self._rng.getrandbits(1):
@@ -301,11 +306,11 @@ class CoordinatorSession:
             self._world.after(late, self._arrive_late, self._connection, commit)
 
     def _arrive_late(self, connection: int, commit: Commit) -> None:
-        if connection == self._connection:  # One that is made anew puts an end to the old one.
+        if connection == self._connection:  # A new connection ends the old one.
             self._carry_out(commit)
 
     def resume(self) -> None:
-        """Have the connection back, in the old session or, if that expired, in a new one."""
+        """Restore the connection, in the old session or, if that has expired, in a new one."""
         if not self.is_suspended or self._is_closed or self._is_dead:
             return
         self.is_suspended = False
@@ -331,7 +336,7 @@ class CoordinatorSession:
             self._send(self._held.popleft())
 
     def _expired(self) -> None:
-        """The server has ended the session; the client hears of it when it can."""
+        """The server has ended the session; the client learns of it once it is connected."""
         if self._is_dead or self._is_closed:
             return
         self._is_expired = True
@@ -357,7 +362,7 @@ class CoordinatorSession:
             self._send(load)
 
     def _lost(self, process: Process) -> None:
-        """The client has died: its session lives on until it has been silent for too long."""
+        """The client has died; its session lives on until its timeout."""
         if self._is_dead:
             return
         self._is_dead = True
@@ -383,7 +388,7 @@ class CoordinatorSession:
         ]
 
     def _carry_out(self, commit: Commit) -> None:
-        # The end of the session puts an end to all that was asked in it.
+        # The end of a session ends its requests.
         if self._session in self._ensemble.sessions:
             _, plan = self._ensemble.carry_out(self._session, commit)
             self._ensemble.announce(plan)
@@ -399,7 +404,7 @@ class CoordinatorSession:
             return
         self._is_cut = is_cut
         if not is_cut:
-            self.suspend()  # A connection that was silent for so long is made anew.
+            self.suspend()  # The client replaces a connection that was silent for so long.
             self.resume()
             return
         timeout = self._ensemble.session_timeout_us
@@ -417,7 +422,7 @@ class CoordinatorSession:
             self._ensemble.expire(self._session)
 
     def check_pause(self) -> None:
-        """The zkserver was stopped; if it stays so for long, its session expires."""
+        """The zkserver was paused; its session expires if the pause outlasts the timeout."""
         self._world.after(
             self._ensemble.session_timeout_us, self._expire_paused, self.process.pauses
         )

@@ -145,7 +145,7 @@ class SimDisk:
         self._faults.append(_Fault(operation, path, code, times, rng))
 
     def _check(self, operation: str, path: str) -> None:
-        """Fail if that is due."""
+        """Raise the error of a fault that is due."""
         for fault in self._faults:
             if fault.operation == operation and fault.path in path:
                 fault.times -= 1
@@ -168,7 +168,7 @@ class SimDisk:
                 file.lose(rng, holes=self.holes)
 
     def _step(self, operation: str, path: str) -> None:
-        """Count an operation that changes something."""
+        """Count a changing operation, and let the power or the operation fail if that is due."""
         if self.cut_in >= 0:
             if self.cut_in == 0:
                 raise PowerCut
@@ -219,7 +219,7 @@ class SimDisk:
         return self._opened(self._folders.add(path))
 
     def close(self, handle: int) -> None:
-        """Let go of a file; what was not synced may still be lost."""
+        """Close a file; unsynced writes may still be lost."""
         self._handles.pop(handle, None)
         self._locks.pop(handle, None)
 
@@ -234,7 +234,7 @@ class SimDisk:
 
     def _write_badly(self, file: SimFile, new: bytes, position: int) -> int:
         if self.cut_in == 0:
-            file.write(new, position)  # any part of it may be there afterwards
+            file.write(new, position)  # any part of it may survive
         self._step("pwritev", file.path)
         if self.room is not None:
             there = max(len(file.data) - position, 0)  # overwriting takes no room
@@ -279,7 +279,7 @@ class SimDisk:
             file.write(bytes(size - len(file.data)), len(file.data))
 
     def forget(self, handle: int, position: int) -> None:
-        """Drop what is cached of the file from *position* on, so that the disk is read again."""
+        """Drop the file's cache from *position* on, so that the disk is read again."""
         self._handles[handle].forget(position)
 
     def rename(self, old: str, new: str) -> None:
@@ -329,12 +329,12 @@ class SimDisk:
         return handle
 
     def release(self) -> None:
-        """There are no threads to let go of."""
+        """Do nothing: there are no threads to release."""
 
 
 @define
 class _Chance:
-    """Dice decide, or nothing is kept, or all of it."""
+    """Keeps unsynced writes as the dice decide, or none, or all."""
 
     rng: random.Random
     keep: str
@@ -350,7 +350,7 @@ class _Chance:
 
 
 def sync_each(sync: Callable[[int], None], handles: Sequence[int]) -> list[OSError | None]:
-    """Sync files one after the other, as far as a disk lets each; return each one's error."""
+    """Sync files one after the other; return each one's error."""
     found: list[OSError | None] = []
     for handle in handles:
         try:

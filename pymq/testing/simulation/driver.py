@@ -1,4 +1,4 @@
-"""What turns the loop of a simulated client: whoever waits lets the whole world go on."""
+"""The driver of a simulated client: a waiting call runs the whole world."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ class SimDriver:
         return True
 
     def poke(self, name: str) -> None:
-        """Have machine *name* looked at soon."""
+        """Drive machine *name* soon."""
         self.loop.poke(name)
         self._world.after(0, self._look_later)
 
     def push(self, name: str) -> None:
-        """Have machine *name* looked at: here and now if that is possible, else soon."""
+        """Drive machine *name*: now if possible, else soon."""
         if not self.turn(name):
             self.poke(name)
 
     def arm(self, due: int, name: str | None = None) -> None:
-        """Something is due at *due*, in the loop's milliseconds."""
+        """Note that a machine is due at *due*, in the loop's milliseconds."""
         self._host.rearm()
 
     def check_process(self) -> None:
-        """A simulated client is not forked."""
+        """Do nothing: a simulated client is never forked."""
 
     def soon(self, errand: Callable[[Loop], None]) -> None:
-        """Have *errand* done, soon."""
+        """Run *errand* soon."""
         self._check()
         self._world.after(0, self._run_errand, errand)
 
@@ -100,7 +100,7 @@ class SimDriver:
         self._run(lambda: False, seconds)
 
     def wait(self, what: Waitable, timeout: float | None) -> bool:
-        """Let the world go on until *what* is done; returns whether it is."""
+        """Run the world until *what* is done; returns whether it is."""
         self._check()
         if not what.is_done:
             self._look()
@@ -110,7 +110,7 @@ class SimDriver:
         return what.is_done
 
     def sleep(self, waiter: threading.Lock, timeout: float | None) -> bool:
-        """Let the world go on until *waiter*, which is taken, is released."""
+        """Run the world until the held lock *waiter* is released."""
         self._check()
         self._run(lambda: not waiter.locked(), timeout)
         return not waiter.locked()
@@ -120,7 +120,7 @@ class SimDriver:
             raise RuntimeError("a callback of the loop cannot wait: nothing would go on meanwhile")
         world = self._world
         seconds = self._patience_s if timeout is None else max(0.0, timeout)
-        until = world.now + math.ceil(seconds * SECOND)  # never none: time must pass
+        until = world.now + math.ceil(seconds * SECOND)  # at least one: time must pass
         is_over = world.run_until(lambda: is_done() or self._host.loop is None, until)
         if not is_over and timeout is None:
             raise Violation(

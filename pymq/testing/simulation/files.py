@@ -1,4 +1,4 @@
-"""The operating system of a simulated process: its disk, with what it costs and how it fails."""
+"""The operating system of a simulated process: its disk, its costs and its failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ProcessFiles:
     def __init__(self, disk: SimDisk, process: Process, dice: Random) -> None:
         self.disk = disk
         self.process = process
-        self.slow = 1  # a factor for all it costs
+        self.slow = 1  # a factor for all costs
         self.room: int | None = None  # bytes by which files may still grow; None: no limit
         self.failing: dict[str, int] = {}  # how many of the next operations of a name fail
         self._dice = dice
@@ -52,7 +52,7 @@ class ProcessFiles:
         return self.disk.pwritev(handle, [data], position)
 
     def sync(self, handle: int) -> None:
-        """Sync, or fail to; after a failure nobody knows what is on the disk."""
+        """Sync, or fail; after a failure the content of the disk is unknown."""
         bits = self._dice.getrandbits(16)
         cost = SYNC_US + (bits >> 8) // 2
         try:
@@ -80,7 +80,7 @@ class ProcessFiles:
         return self.disk.create(path)
 
     def truncate(self, handle: int, size: int) -> None:
-        """Cut a file."""
+        """Truncate a file."""
         self._do("truncate", str(handle))
         if self.room is not None:
             self.room += max(0, self.disk.size(handle) - size)
@@ -132,7 +132,7 @@ class ProcessFiles:
         return self.disk.open_readonly(path)
 
     def close(self, handle: int) -> None:
-        """Let go of a file."""
+        """Close a file."""
         self.disk.close(handle)
 
     def size(self, handle: int) -> int:
@@ -153,4 +153,4 @@ class ProcessFiles:
         return self.disk.lock(path)
 
     def release(self) -> None:
-        """There are no threads to let go of."""
+        """Do nothing: there are no threads to stop."""

@@ -25,7 +25,7 @@ Packet = tuple[int, str, str, Message]
 
 
 def _nobody(peer: str, source: str, message: Message) -> None:
-    """Nobody has joined under that name."""
+    """No process has joined under that name."""
 
 
 @define
@@ -33,12 +33,12 @@ class LinkFaults:
     """How a link treats messages; times in microseconds, the rest are probabilities."""
 
     delay_us: int = 200  # at least
-    jitter_us: int = 100  # mean of what comes on top, exponentially
+    jitter_us: int = 100  # mean of the additional delay, exponentially distributed
     tail: float = 0.0  # that it takes up to a thousand times as long
     loss: float = 0.0
-    duplicate: float = 0.0  # that it comes twice
-    late: float = 0.0  # that it comes again after up to 10 seconds
-    reorder: float = 0.0  # that it does not wait for those before it
+    duplicate: float = 0.0  # that a message arrives twice
+    late: float = 0.0  # that it arrives again after up to 10 seconds
+    reorder: float = 0.0  # that it overtakes earlier messages
 
 
 class NetworkLink:
@@ -67,7 +67,7 @@ class NetworkLink:
         self.receive = receive  # hands a message to the target
         self.faults = faults
         self.rng = rng
-        self.cuts: dict[int, None] = {}  # by whom it is cut
+        self.cuts: dict[int, None] = {}  # the cuts that affect it
         self.generation = 0  # rises when the connection breaks
         self.last_at = 0  # when the last message in order arrives
         self.clogged_until = 0
@@ -95,7 +95,7 @@ class Network:
 
     @property
     def names(self) -> list[str]:
-        """All who have joined, in their order."""
+        """Return all processes in the order in which they joined."""
         return list(self._receivers)
 
     def link(self, source: str, target: str) -> NetworkLink:
@@ -114,7 +114,8 @@ class Network:
         self, link: NetworkLink, peer: str, source: str, message: Message, lag: int, slow: int = 1
     ) -> None:
         """Send *message* for machine *peer*; it leaves *lag* microseconds from now."""
-        bits = link.rng.getrandbits(96)  # always as many, so that dice stay in step
+        # always the same number, so that the random numbers of other messages stay the same
+        bits = link.rng.getrandbits(96)
         link.sent += 1
         if link.cuts:
             link.lost += 1
@@ -139,7 +140,7 @@ class Network:
         if faults.duplicate and bits >> 59 & 0xFFF < faults.duplicate * (1 << 12):
             world.at(at + faults.delay_us, self._arrive, link, packet)
         if faults.late and bits >> 71 & 0xFFF < faults.late * (1 << 12):
-            # Even on another connection: as if somebody had recorded it.
+            # Even on another connection, as if it had been recorded.
             late = (-1, peer, source, message)
             world.at(at + (bits >> 83 & 0x1FFF) * 1221, self._arrive, link, late)
 
@@ -153,7 +154,9 @@ class Network:
     # --- faults ---------------------------------------------------------------------------------
 
     def cut(self, a: Iterable[str], b: Iterable[str], *, one_way: bool = False) -> int:
-        """Lose everything between two sides, or only from *a* to *b*; returns a number to mend."""
+        """Lose all messages between two sides, or only from *a* to *b*; returns a number to undo
+        it.
+        """
         self._cuts += 1
         left, right = list(a), list(b)
         for one in left:
@@ -175,7 +178,7 @@ class Network:
     def heal(self) -> None:
         """Undo all cuts, clogs and slowness; rates of faults stay.
 
-        What was held back comes now: else whatever is sent next would wait behind it.
+        Messages that were held back arrive now; else the next messages would wait behind them.
         """
         soon = self.world.now + self.faults.delay_us
         behind: dict[int, None] = {}
@@ -197,7 +200,7 @@ class Network:
         self._changed()
 
     def set_faults(self, faults: LinkFaults) -> None:
-        """Let all links treat messages so."""
+        """Set the conditions of all links."""
         self.faults = faults
         for link in self._links.values():
             link.faults = faults
@@ -208,7 +211,7 @@ class Network:
         self.heal()
 
     def is_cut(self, a: str, b: str) -> bool:
-        """Whether something between two processes gets lost."""
+        """Whether messages between two processes are lost."""
         return bool(self.link(a, b).cuts or self.link(b, a).cuts)
 
     def clog(self, a: str, b: str, until: int) -> None:
@@ -223,7 +226,7 @@ class Network:
                 link.last_at = 0
 
     def forget_incoming(self, name: str) -> None:
-        """What is on its way to *name* is lost: there is nobody any more who would take it."""
+        """Lose the messages on their way to *name*: the process has died."""
         for link in self._links.values():
             if link.target == name:
                 link.generation += 1

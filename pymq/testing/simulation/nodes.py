@@ -1,4 +1,4 @@
-"""What runs on the machines of a simulated cluster: brokers, zkservers, clients."""
+"""The processes of a simulated cluster: brokers, zkservers, clients."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Knobs:
     coordinator_session_ms: int = 1_500  # and so is a zkserver, to the coordinator
     offsets_partitions: int = 1
     offsets_replicas: int = 0  # 0: three, or as many as there are brokers
-    store: str = "disk"  # or "memory": nothing written is ever lost, and nothing fails
+    store: str = "disk"  # or "memory": no write is ever lost, and none fails
     holes: bool = False  # disks write sectors in any order
     delay_us: int = 200  # of the network
     jitter_us: int = 100
     ping_ms: int = 50  # between two pings of a pair of brokers
-    election_ms: int = 150  # a broker that is silent for so long seems gone to others
+    election_ms: int = 150  # after such a silence other brokers take a broker for gone
     append_bytes: int = 1 << 20  # that a leader sends a follower at once
     in_flight: int = 8  # such messages that are not answered
     fetch_wait_ms: int = 500  # of followers
@@ -53,7 +53,7 @@ class Knobs:
     handles: int = 64  # files that a broker has open
     coordinator_us: int = 500  # how far the coordinator is away
     rates: Mapping[str, float] = Factory(dict)  # of clocks, by the name of the process
-    restart_ms: int | None = None  # what dies is started again after this time; None: never
+    restart_ms: int | None = None  # a dead process restarts after this time; None: never
     check: bool = True  # safety, all the time
     patience_s: float = 600.0  # a call without a timeout that waits for longer is stuck
 
@@ -62,9 +62,10 @@ class SimulatedHost(Process):
     """A process with a wall clock."""
 
     wall_skew_ms = 0
+    was_skewed = False  # at any time so far
     keep_dice = 0  # which of the ways to be random
-    crash_again: int | None = None  # die so many effects after the next start, too
-    crash_loop: Sequence[int] = ()  # and after those that come then
+    crash_again: int | None = None  # die after so many effects of the next start, too
+    crash_loop: Sequence[int] = ()  # and so on for the starts after that
 
     def wall_ms(self) -> int:
         """The time of day, as far as this machine knows."""
@@ -75,7 +76,7 @@ class SimulatedHost(Process):
         return self.wall_ms() - self.clock()
 
     def prepare_again(self) -> None:
-        """It starts: if it is to die again, count from here."""
+        """Start; the count of effects before the next crash begins here."""
         if self.incarnation > 1 and self.crash_again is not None:
             self.crash_in(self.crash_again)
             self.crash_again = None
@@ -100,19 +101,19 @@ class BrokerHost(SimulatedHost):
         self.knobs = knobs
         self.zkservers = zkservers
         self.disks = 0  # that it has had
-        self.storage_id = ""  # the name of the one that is in it now
+        self.storage_id = ""  # the name of the present disk
         self.disk = SimDisk()
         self.memory: MemoryStore | None = None
         self.store: BlockStore | None = None
         self.broker: BrokerMachine | None = None
-        self.looks: dict[TopicPartition, Look] = {}  # what checkers have seen of its partitions
+        self.looks: dict[TopicPartition, Look] = {}  # what checkers know of its partitions
         self.signs: dict[Partition, tuple[object, ...]] = {}  # what that followed from
-        self.wrapped: Callable[[BlockStore], BlockStore] | None = None  # where checkers come in
+        self.wrapped: Callable[[BlockStore], BlockStore] | None = None  # the checkers
         self.wipe()
         self.files = ProcessFiles(self.disk, self, world.rng("disk", name))
 
     def wipe(self) -> None:
-        """Put in another disk, with nothing on it."""
+        """Replace the disk by an empty one."""
         assert self.loop is None, f"{self.name} is running"
         self.disks += 1
         self.storage_id = f"{mix(self.world.seed, 'storage', self.name, self.disks):016x}"
@@ -121,14 +122,14 @@ class BrokerHost(SimulatedHost):
         self.files = ProcessFiles(self.disk, self, self.world.rng("disk", self.name))
 
     def build(self) -> None:
-        """Put the broker together."""
+        """Assemble the broker."""
         assert self.loop is not None
         self.prepare_again()
         try:
             store = self.memory or FileStore(
                 f"/{self.name}", files=self.files, handles_max=self.knobs.handles
             )
-        except StoreError as error:  # It says why and ends; somebody will start it again.
+        except StoreError as error:  # It logs why and ends; the supervisor starts it again.
             raise Crash(str(error)) from error
         self.store = self.wrapped(store) if self.wrapped is not None else store
         config = BrokerConfig(
@@ -146,7 +147,7 @@ class BrokerHost(SimulatedHost):
                 in_flight=self.knobs.in_flight,
                 fetch_wait_ms=self.knobs.fetch_wait_ms,
                 lag_max_ms=self.knobs.lag_max_ms,
-                # So few that they are waited for here, too, where there are few blocks.
+                # A low limit, so that blocks wait here, too, although there are few.
                 repairs=2,
                 lend_bytes=self.knobs.append_bytes,
             ),
@@ -157,21 +158,21 @@ class BrokerHost(SimulatedHost):
             config, replicator, assignor, rng, found, unsealed, self.clock()
         )
         self.loop.add_broker(self.name, self.broker, self.store)
-        self.loop.follow_wall_clock(self.wall_ms, self.broker)
+        self.loop.wall_clock.follow(self.wall_ms, self.broker)
 
     def hosts(self, key: tuple[str, int]) -> bool:
         """Whether it has a partition, by topic id and index, and knows where its log ends."""
         return any(look.block[:2] == key for look in self.looks.values())
 
     def die(self) -> None:
-        """Die, and forget everything but the disk."""
+        """Die: only the disk is left."""
         super().die()
         self.broker = self.store = None
         self.looks.clear()
         self.signs.clear()
 
     def lose_power(self, keep: str) -> None:
-        """What was not synced is lost, as far as *keep* says; see :meth:`SimDisk.crash`.
+        """Lose unsynced writes, except those that *keep* names; see :meth:`SimDisk.crash`.
 
         ``"state-3"`` is the state of that number among
         :func:`pymq.testing.simulation.remains.remains`.
@@ -182,7 +183,7 @@ class BrokerHost(SimulatedHost):
         self.disk.crash(self.world.rng("crash", self.name, self.keep_dice), survival)
 
     def leave(self, within_ms: int) -> None:
-        """Begin to hand over what it leads; when :attr:`has_left`, it can be stopped."""
+        """Begin to hand over its leaderships; once :attr:`has_left`, it can be stopped."""
         if self.loop is not None and self.broker is not None:
             self.broker.leave(self.clock(), within_ms)
             self.loop.touch(self.name)
@@ -190,7 +191,7 @@ class BrokerHost(SimulatedHost):
 
     @property
     def has_left(self) -> bool:
-        """Whether there is nothing left that it could hand over."""
+        """Whether it has no leadership left to hand over."""
         return self.broker is None or self.broker.has_left
 
     def stop(self) -> None:
@@ -209,7 +210,7 @@ class BrokerHost(SimulatedHost):
 
 
 class ZkserverHost(SimulatedHost):
-    """A zkserver; what it knows is with the coordinator."""
+    """A zkserver; its state is in the coordinator."""
 
     def __init__(
         self,
@@ -229,7 +230,7 @@ class ZkserverHost(SimulatedHost):
         self.session: CoordinatorSession | None = None
 
     def build(self) -> None:
-        """Put the zkserver together, with a new session."""
+        """Assemble the zkserver with a new session."""
         assert self.loop is not None
         self.prepare_again()
         config = ControllerConfig(
@@ -246,7 +247,7 @@ class ZkserverHost(SimulatedHost):
         self.controller = Controller(config, self._new_id, self.clock())
         self.session = self.ensemble.connect(self)
         self.loop.add_zkserver(self.name, self.controller, self.session)
-        self.loop.follow_wall_clock(self.wall_ms, self.controller)
+        self.loop.wall_clock.follow(self.wall_ms, self.controller)
 
     def _new_id(self) -> str:
         return f"{self.world.rng('topic ids', self.name).getrandbits(128):032x}"
@@ -257,7 +258,7 @@ class ZkserverHost(SimulatedHost):
         self.controller = self.session = None
 
     def pause(self) -> None:
-        """Stop; if it stays so for long, its session expires."""
+        """Pause it; its session expires after a while."""
         super().pause()
         if self.session is not None:
             self.session.check_pause()
@@ -268,7 +269,8 @@ class ClientHost(SimulatedHost):
 
     def __init__(self, world: World, network: Network, name: str, number: int) -> None:
         super().__init__(world, network, name, number)
-        self.turn_us = 0  # The application's own time does not count: only what it waits for.
+        # The application's own computing takes no virtual time, only its waits do.
+        self.turn_us = 0
 
     def build(self) -> None:
-        """There is nothing yet; clients add their machines."""
+        """Assemble nothing: clients add their machines."""

@@ -1,6 +1,6 @@
-"""What checkers and tests look at inside of the machines; the one place that knows their insides.
+"""Reads the inner state of machines for checkers and tests, and changes nothing.
 
-Nothing is changed through it.
+No other module of the simulator reads private attributes of machines.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from pymq.replication.fetch import FetchReplicator
 
 
 class Look(NamedTuple):
-    """A partition as its broker sees it; everything that checkers ask of it."""
+    """The state of a partition on its broker, as far as checkers need it."""
 
     block: BlockId  # the open one
     start: int  # of the open block
     end: int  # of the log, written or not
     high_watermark: int
     epoch: int
-    is_leader: bool  # and takes in records: behind a seal nobody does
-    is_strict: bool  # everything is synced before it counts
-    majority: int  # replicas that must hold what is visible
-    told: tuple[int, int]  # epoch and version of what the zkserver has told of it
-    made_on: str  # the disk that this replica of the open block was made on; "" if unknown
+    is_leader: bool  # and appends records: not after a seal
+    is_strict: bool  # every write is synced before it counts
+    majority: int  # replicas that must have all visible records
+    told: tuple[int, int]  # epoch and version of the zkserver's last state
+    made_on: str  # the disk on which this replica of the open block was created; "" if unknown
 
 
 def partitions(broker: BrokerMachine) -> Iterable[Partition]:
-    """The partitions that a broker hosts, in the order in which it has got them."""
+    """Return the partitions of a broker in the order in which it received them."""
     return broker._partitions.values()
 
 
 def incomplete(broker: BrokerMachine) -> Iterator[BlockId]:
-    """The sealed blocks that a broker is still to complete, from others that hold all of them."""
+    """Return the sealed blocks that a broker still copies from other brokers."""
     for partition in partitions(broker):
         repairs, me = partition._repairs._repairs, partition.me
         for block in partition.state.blocks:
@@ -50,11 +50,11 @@ def incomplete(broker: BrokerMachine) -> Iterator[BlockId]:
 
 
 def sign(partition: Partition) -> tuple[object, ...]:
-    """What a :func:`look` follows from; as long as it is equal, so is the look, at less cost."""
+    """Return the inputs of a :func:`look`, cheaply: if they are equal, the looks are."""
     opened = partition.opened
     replicator, log = opened.replicator, opened.log
     if replicator is None:
-        return (partition.state, opened.visible)
+        return (partition.state, opened.offsets.visible)
     return (
         replicator,
         partition.state,
@@ -62,24 +62,24 @@ def sign(partition: Partition) -> tuple[object, ...]:
         log.end if log is not None else -1,
         log.seal_end if log is not None else None,
         replicator.high_watermark,
-        opened.visible,
+        opened.offsets.visible,
         replicator.epoch,
         replicator.is_leader,
     )
 
 
 def look(partition: Partition, last: Look | None) -> Look | None:
-    """A partition, or None while it does not know its log, or will never.
+    """Return a partition's state; None while its log is not recovered, or if it never will be.
 
-    One that cannot act any more is looked at too: it may have answered in the turn of its failure.
-    So is one that has to start over: what it had got to by then, beyond the *last* look, it shows.
+    This includes a partition that has failed, since it may have answered in the turn of its
+    failure, and one that starts over: its progress since the *last* look counts.
     """
     opened = partition.opened
     replicator = opened.replicator
     state = partition.state
     block = state.blocks[-1]
     if replicator is None:
-        visible = partition.opened.visible
+        visible = partition.opened.offsets.visible
         if last is None or last.block != state.block_id(block) or visible <= last.high_watermark:
             return None
         end = max(last.end, visible)
@@ -89,8 +89,8 @@ def look(partition: Partition, last: Look | None) -> Look | None:
     return Look(
         state.block_id(block),
         block.start,
-        opened.end,
-        opened.high_watermark,
+        opened.offsets.end,
+        opened.offsets.high_watermark,
         replicator.epoch,
         replicator.is_leader and (opened.log is None or opened.log.seal_end is None),
         is_strict,
@@ -101,27 +101,27 @@ def look(partition: Partition, last: Look | None) -> Look | None:
 
 
 def high_watermark(broker: BrokerMachine | None, topic: str, partition: str) -> int | None:
-    """How far a broker knows a partition to be committed now; None if it does not host it."""
+    """Return the high watermark that a broker knows; None if it does not host the partition."""
     found = broker._partitions.get(TopicPartition(topic, partition)) if broker else None
-    return found.opened.high_watermark if found is not None else None
+    return found.opened.offsets.high_watermark if found is not None else None
 
 
 def readable_from_begin(partition: Partition) -> int | None:
-    """How far a broker has a partition without a gap; None if it does not know its begin.
+    """Return up to where a broker has a partition without a gap; None if it lacks the begin.
 
-    Of the open block it is as far as the broker knows it to be committed, and has it on its disk.
+    In the open block only committed records on its disk count.
     """
     *sealed, opened = partition.state.blocks
     for block in sealed:
-        if not partition.has(block) or partition.damage(block) is not None:
+        if not partition.blocks.has(block) or partition._repairs.problem(block.number):
             return None if block is sealed[0] else block.start
     if partition.problem is not None or partition.opened.replicator is None:
         return opened.start
-    return max(opened.start, partition.opened.readable_end)
+    return max(opened.start, partition.opened.offsets.readable_end)
 
 
 def in_sync(partition: Partition) -> tuple[str, ...] | None:
-    """Whom the leader of a fetch block counts on, and will if it gets its way; else None."""
+    """Return the in-sync replicas of a fetch block's leader, with requested ones; else None."""
     replicator = partition.opened.replicator
     if not isinstance(replicator, FetchReplicator) or not replicator.is_leader:
         return None
@@ -130,18 +130,18 @@ def in_sync(partition: Partition) -> tuple[str, ...] | None:
 
 
 def state(partition: Partition) -> PartitionState:
-    """What the broker was told of a partition."""
+    """Return the zkserver's last state of a partition on this broker."""
     return partition.state
 
 
 def knows(controller: Controller, brokers: Iterable[str]) -> bool:
-    """Whether it is active and takes all of *brokers* to be alive."""
+    """Whether the zkserver is active and counts all of *brokers* as alive."""
     return controller.is_active and all(name in controller._members for name in brokers)
 
 
 def is_busy(controller: Controller) -> bool:
-    """Whether it has something under way: a commit, a task, a roll."""
-    return controller._commits.is_busy or controller._rolls.is_busy
+    """Whether the zkserver has a commit, a task or a roll under way."""
+    return len(controller._commits) > 0 or len(controller._rolls) > 0
 
 
 def coordinators(broker: BrokerMachine) -> Iterator[GroupCoordinator]:
@@ -159,18 +159,18 @@ def members(broker: BrokerMachine, group: str) -> tuple[str, ...] | None:
 
 
 def is_member(broker: BrokerMachine, group: str, member: str, now: int) -> bool:
-    """Whether a member is in a group, and will be once what is due by *now* is done."""
+    """Whether a member is in a group, also after all timers that are due by *now*."""
     for coordinator in broker._coordinators.values():
         found = coordinator.groups.get(group)
         if found is not None and member in found.members:
-            return found.members[member].gone_at > coordinator._attention.at(now)
+            return found.members[member].gone_at > coordinator.clock.at(now)
     return False
 
 
 def owners(
     broker: BrokerMachine, group: str, generation: int, name: tuple[str, str]
 ) -> Collection[str] | None:
-    """To whom a partition is assigned, if that generation of the group is the one there is."""
+    """Return the owner of a partition, if this is the present generation of the group."""
     for coordinator in broker._coordinators.values():
         found = coordinator.groups.get(group)
         if found is not None and found.generation == generation:
@@ -179,17 +179,17 @@ def owners(
 
 
 def loose(broker: BrokerMachine, group: str, member: str) -> Iterator[tuple[str, int, int]]:
-    """What is available to any member that takes records of others, as its coordinator knows it.
+    """Return the records that any member may lease, as the coordinator knows them.
 
-    Nothing while the member has not been told of the latest generation.
+    None while the member does not know the latest generation.
     """
     for coordinator in broker._coordinators.values():
         found = coordinator.groups.get(group)
         who = found.members.get(member) if found is not None else None
-        if found is None or who is None or who.told != found.generation:
+        if found is None or who is None or who.generation != found.generation:
             continue
-        reach, now = found.topic(who.topic).reach, coordinator._attention.ms
-        for (topic, partition), leases in found.leases.items():
+        reach, now = found.offsets.topic(who.topic).reach, coordinator.clock.ms
+        for (topic, partition), leases in found.offsets.leases.items():
             if topic == who.topic and partition in reach and not leases.is_full:
                 for start, end in leases.available(reach[partition][1], now):
                     part = leases.unkeyed.first(start, end)
@@ -200,11 +200,11 @@ def loose(broker: BrokerMachine, group: str, member: str) -> Iterator[tuple[str,
 def leases(
     broker: BrokerMachine, group: str, topic: str, partition: str
 ) -> tuple[GroupCoordinator, Leases] | None:
-    """What a group has leased and done in a partition, and who coordinates it, if *broker* does."""
+    """Return the leases of a group in a partition and their coordinator, if it is on *broker*."""
     for coordinator in broker._coordinators.values():
         found = coordinator.groups.get(group)
-        if found is not None and (topic, partition) in found.leases:
-            return coordinator, found.leases[topic, partition]
+        if found is not None and (topic, partition) in found.offsets.leases:
+            return coordinator, found.offsets.leases[topic, partition]
     return None
 
 
@@ -212,17 +212,17 @@ def all_leases(broker: BrokerMachine) -> Iterator[tuple[GroupCoordinator, str, s
     """The same of all groups: (coordinator, group, topic, partition, leases)."""
     for coordinator in broker._coordinators.values():
         for group in coordinator.groups.values():
-            for (topic, partition), found in group.leases.items():
+            for (topic, partition), found in group.offsets.leases.items():
                 yield coordinator, group.name, topic, partition, found
 
 
 def is_loading(coordinator: GroupCoordinator) -> bool:
-    """Whether it has not read all offsets yet."""
-    return not coordinator._offsets.is_loaded
+    """Whether a coordinator has not loaded all offsets yet."""
+    return not coordinator.offsets.is_loaded
 
 
 def fetching(worker: GroupConsumer) -> Iterator[tuple[str, int]]:
-    """Where a member of a group goes on to fetch what it has leased: (partition, offset)."""
+    """Return the next offsets of a member's fetches of leased records: (partition, offset)."""
     for partition, line in worker._leased._lines.items():
         for lease in line:
             yield partition, lease.position

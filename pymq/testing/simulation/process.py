@@ -23,7 +23,7 @@ TURN_US = 15  # what a turn takes
 
 
 class Crash(BaseException):
-    """The process dies here; nothing may catch it."""
+    """The process dies here; no code under test may catch it."""
 
 
 class Clock:
@@ -36,7 +36,7 @@ class Clock:
         self.rate = rate  # of its microseconds for a million real ones
 
     def __call__(self) -> int:
-        """The time that it shows, in milliseconds."""
+        """The clock's time in milliseconds."""
         if self.rate == PPM:  # as nearly always: this is asked several times an event
             return (self._base + self._world.now - self._since) // 1000
         return self._us() // 1000
@@ -45,12 +45,12 @@ class Clock:
         return self._base + (self._world.now - self._since) * self.rate // PPM
 
     def when(self, ms: int) -> int:
-        """The world's time at which it will show *ms*."""
+        """The world's time at which the clock will show *ms*."""
         missing = ms * 1000 - self._base
         return self._since + -(-missing * PPM // self.rate)
 
     def change(self, *, rate: int | None = None, jump_us: int = 0) -> None:
-        """Run at another rate from now on, or jump forward."""
+        """Change the rate from now on, or jump forward."""
         self._base = self._us() + jump_us
         self._since = self._world.now
         self.rate = rate or self.rate
@@ -96,17 +96,17 @@ class Process(ABC):
 
     @abstractmethod
     def build(self) -> None:
-        """Put the machines together; called at each start, when the loop is there."""
+        """Build the machines; called at each start, once the loop exists."""
 
     # --- life -----------------------------------------------------------------------------------
 
     @property
     def is_up(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self.loop is not None
 
     def start(self) -> bool:
-        """Start it, as the next incarnation; returns whether it has got through the start."""
+        """Start the next incarnation; returns whether it has survived the start."""
         assert self.loop is None, f"{self.name} is running"
         self.incarnation += 1
         self.is_dying = self.is_paused = False
@@ -121,7 +121,7 @@ class Process(ABC):
         self._turn()
 
     def die(self) -> None:
-        """Die at once, wherever it is; the disk is the caller's affair."""
+        """Die at once; the caller decides what the disk keeps."""
         if self.loop is None:
             return
         self.world.note(self._code(2), "die", self.name, self.incarnation)
@@ -130,7 +130,7 @@ class Process(ABC):
         self._wake_at = -1
         self.is_paused = False
         self.network.forget_incoming(self.name)
-        for callback in tuple(self.on_death):  # A session that hears of it listens no more.
+        for callback in tuple(self.on_death):  # A session removes its callback when it is called.
             callback(self)
 
     def boundary(self, what: str) -> None:
@@ -141,21 +141,21 @@ class Process(ABC):
         if self.on_boundary is not None:
             self.on_boundary(what)
         if self.boundaries == self.crash_at:
-            self.is_dying = True  # Clean-up code on the way out must have no effect either.
+            self.is_dying = True  # Clean-up code of the dying process has no effects either.
             raise Crash(what)
 
     def crash_in(self, boundaries: int) -> None:
-        """Die at the next boundary but so many."""
+        """Die at a boundary, after so many others."""
         self.crash_at = self.boundaries + 1 + boundaries
 
     def pause(self) -> None:
-        """Stop in the middle of everything, as SIGSTOP does; its clocks go on."""
+        """Pause at once, as SIGSTOP does; the process's clocks go on."""
         if not self.is_paused:
             self.pauses += 1
             self.is_paused = True
 
     def resume(self) -> None:
-        """Go on, with a full inbox and timers that are late."""
+        """Resume, with a full inbox and overdue timers."""
         if self.is_paused:
             self.is_paused = False
             self.wake()
@@ -163,7 +163,7 @@ class Process(ABC):
     # --- work -----------------------------------------------------------------------------------
 
     def receive(self, peer: str, source: str, message: Message) -> None:
-        """Take in a message from the network."""
+        """Receive a message from the network."""
         loop = self.loop
         if loop is None:
             return
@@ -175,11 +175,11 @@ class Process(ABC):
         if (taps := self.on_receive.get(kind)) is not None:
             for tap in taps:
                 tap(self, peer, source, message)
-        loop.deliver(peer, source, message)
+        loop.take([(peer, source, message)])
         self.wake()
 
     def wake(self) -> None:
-        """Something has come for it: turn now, or as soon as it is free."""
+        """Turn the loop now, or as soon as the turn under way ends."""
         if self.loop is None or self.is_paused or self.is_turning:
             return
         if self.world.now < self._busy_until:
@@ -202,13 +202,13 @@ class Process(ABC):
         """The process ends of *error*, which is being handled; unless it is the test that ends."""
         if isinstance(error, Crash):
             for callback in self.on_turn:
-                callback(self)  # What it has said before it died, it has said.
+                callback(self)  # The watchers check the effects before the death.
             self.die()
             return
         is_own = isinstance(error, Exception) and not isinstance(error, Violation)
         if not is_own or self.on_broken is None:
             raise error
-        # A machine broke one of its own rules; a real process would end here.
+        # A machine raised an error; a real process would end here.
         self.die()
         self.on_broken(self, error)
 
@@ -229,17 +229,17 @@ class Process(ABC):
         self._busy_until = self.world.now + self.lag
         for callback in self.on_turn:
             callback(self)
-        if loop.jobs:
+        if loop.jobs.waiting:
             self.world.at(self._busy_until + 1_000, self._do_job, self.incarnation)
         deadline = loop.deadline
         if self._wake_at < 0 or deadline < self._wake_for:
-            self._arm(deadline)  # Else the wake-up that there is comes early enough.
+            self._arm(deadline)  # Otherwise the process wakes early enough already.
 
     def _do_job(self, incarnation: int, _: object) -> None:
         loop = self.loop
-        if loop is None or self.incarnation != incarnation or not loop.jobs:
+        if loop is None or self.incarnation != incarnation or not loop.jobs.waiting:
             return
-        if self._guarded(loop.do_job):
+        if self._guarded(loop.jobs.run_one):
             self.wake()
 
     def rearm(self) -> None:
@@ -261,7 +261,7 @@ class Process(ABC):
     def _wake_up(self, at: int, incarnation: int) -> None:
         loop = self.loop
         if at != self._wake_at or loop is None or incarnation != self.incarnation:
-            return  # An earlier one took its place.
+            return  # An earlier wake-up replaced this one.
         self._wake_at = -1
         if self.is_paused:
             return
@@ -293,7 +293,7 @@ class Process(ABC):
 
 
 def _kind(message: Message) -> int:
-    """A number for the message's class that is the same in every run."""
+    """A number for the message's class, the same in every run."""
     return 4 + sum(map(ord, type(message).__name__)) % 250
 
 

@@ -36,15 +36,15 @@ SECTOR = 512
 class Remains:
     """One of the states; a :class:`pymq.testing.simulation.simulated_folders.Survival`."""
 
-    names: frozenset[tuple[str, str]]  # that are as they are now
-    files: dict[int, bytes]  # what is in those that were written
+    names: frozenset[tuple[str, str]]  # names that survive as they are now
+    files: dict[int, bytes]  # contents of files with unsynced writes
 
     def keeps(self, folder: str, name: str) -> bool:
         """Whether a name is as it is now, and not as before."""
         return (folder, name) in self.names
 
     def content(self, file: SimFile) -> bytes:
-        """What is there of a file that was written."""
+        """Return what survives of a file with unsynced writes."""
         return self.files[id(file)]
 
 
@@ -78,7 +78,8 @@ def remains(disk: SimDisk) -> list[Remains]:
 
 def _history(file: SimFile) -> list[bytes]:
     """What was in a file after each write since its last sync, the oldest first."""
-    if file.disk is not None:  # A sync has failed: what the disk has is no stage of what was seen.
+    # A sync has failed: the disk may have a state that programs never saw.
+    if file.disk is not None:
         return [file.synced(), file.written()]
     data = bytearray(file.data)
     versions = [bytes(data)]
@@ -90,14 +91,14 @@ def _history(file: SimFile) -> list[bytes]:
 
 
 def _distinct(history: Sequence[bytes]) -> list[bytes]:
-    """Without repeats; the first and the last stay what they are, unless they are the same."""
+    """Remove duplicates; the first and the last state stay in place unless they are equal."""
     return [*dict.fromkeys(history[:-1] if history[-1] != history[0] else history)] + (
         [history[-1]] if history[-1] != history[0] else []
     )
 
 
 def _picks(options: list[list[int]]) -> Iterator[tuple[int, ...]]:
-    """Which option of each: the first of all, the last of all, and what lies between."""
+    """Return combinations of options: the first of each, the last of each, and those between."""
     first, last = tuple(o[0] for o in options), tuple(o[-1] for o in options)
     yield first
     if last == first:
@@ -117,9 +118,9 @@ def _picks(options: list[list[int]]) -> Iterator[tuple[int, ...]]:
 
 
 def _torn(old: bytes, new: bytes, holes: bool) -> Iterator[bytes]:
-    """What may be there of a write that made *new* of *old*."""
+    """Return what may survive of a write that changed *old* to *new*."""
     if len(new) < len(old) and old.startswith(new):
-        return  # Cut, which is one step.
+        return  # A truncation is one step.
     size = max(len(old), len(new))
     before, after = old.ljust(size, b"\0"), new.ljust(size, b"\0")
     if before == after:

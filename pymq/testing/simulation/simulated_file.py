@@ -1,7 +1,7 @@
-"""A file of the disk in memory: what programs see of it, and what a crash may leave of it.
+"""A file of the disk in memory: what programs read, and what a crash may leave.
 
-What was synced is there. Of what was written since, any part is there, as sectors of 512 bytes,
-each on its own, and the length may be ahead of the data: then there are zeros.
+Synced writes survive. Of later writes each sector of 512 bytes survives or not, independently. The
+length may be ahead of the data, which is zeros then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FAR = 1 << 62
 
 
 class SimFile:
-    """What programs see of a file, and what is needed to find out what the disk may have of it."""
+    """A file as programs see it, with what is needed to compute what the disk may have of it."""
 
     __slots__ = ("data", "dirty", "disk", "is_shared", "kept", "path", "undo")
 
@@ -25,7 +25,7 @@ class SimFile:
         self.path = path  # its last name, to find it
         self.data = data  # as programs see it
         self.is_shared = False  # with the file of another disk: to be copied before it is changed
-        self.kept = _FAR  # what is before this was not touched since the last sync
+        self.kept = _FAR  # bytes before it have not changed since the last sync
         # How to get back to what was last synced, step by step from the end: (position, what was
         # there, how long the file was). An append is undone by any step before it.
         self.undo: list[tuple[int, bytes, int]] = []
@@ -46,7 +46,7 @@ class SimFile:
         return self.data
 
     def synced(self) -> bytes:
-        """What was there at the last sync that succeeded."""
+        """Return the content at the last successful sync."""
         if self.disk is not None:
             return self.disk
         data = bytearray(self.data)
@@ -56,7 +56,7 @@ class SimFile:
         return bytes(data)
 
     def sync(self) -> None:
-        """Let the disk have all changes since the last sync, failed or not."""
+        """Write all changes since the last sync to the disk, whether it failed or not."""
         if self.disk is not None:
             disk = self.written()
             self.disk = None if disk == self.data else disk
@@ -65,7 +65,7 @@ class SimFile:
         self.kept = _FAR
 
     def written(self) -> bytes:
-        """What would be on the disk if it were synced now."""
+        """Return what would be on the disk after a sync now."""
         if self.disk is None:
             return bytes(self.data)
         disk = bytearray(self.disk)
@@ -76,19 +76,19 @@ class SimFile:
             page, stop = position - position % PAGE, min(end + -end % PAGE, len(self.data))
             disk.extend(bytes(max(page - len(disk), 0)))
             disk[page:stop] = self.data[page:stop]
-        # The length is no page: that it has changed is not forgotten.
+        # The length is not a page: a failed sync does not discard its change.
         del disk[len(self.data) :]
         return bytes(disk.ljust(len(self.data), b"\0"))
 
     def settle(self, data: bytes) -> None:
-        """All of the file is on the disk, and it is *data*."""
+        """Set the content to *data*, synced."""
         self.data, self.is_shared, self.kept = bytearray(data), False, _FAR
         self.undo.clear()
         self.disk = None
         self.dirty.clear()
 
     def copy(self) -> SimFile:
-        """Another one like it; they share their data until one of them changes it."""
+        """Return a copy; both share the data until one of them changes it."""
         self.is_shared = True
         made = SimFile(self.path, self.data)
         made.is_shared, made.kept, made.disk = True, self.kept, self.disk
@@ -96,7 +96,7 @@ class SimFile:
         return made
 
     def write(self, new: bytes, position: int) -> int:
-        """Put *new* at *position*; zeros fill what lies between it and the end."""
+        """Write *new* at *position*; zeros fill a gap after the end."""
         size, end = len(self.data), position + len(new)
         if position == size:
             data = self.touch(position, b"", end)
@@ -109,12 +109,12 @@ class SimFile:
         return len(new)
 
     def cut(self, size: int) -> None:
-        """Cut it to *size* bytes, which are fewer than there are."""
+        """Truncate it to *size* bytes, fewer than it has."""
         data = self.touch(size, bytes(self.data[size:]), -1)
         del data[size:]
 
     def flip(self, position: int, bit: int) -> None:
-        """Let a byte rot, in memory and on the disk."""
+        """Damage a byte, in memory and on the disk."""
         data = bytearray(self.data)
         data[position] ^= bit
         self.data, self.is_shared = data, False
@@ -129,7 +129,7 @@ class SimFile:
         return bool(self.undo) or self.disk is not None
 
     def lose(self, rng: random.Random | None, *, holes: bool) -> None:
-        """A sync has failed: the disk has what *rng* decides, or what it had before."""
+        """Let a sync fail: *rng* decides which changes are on the disk."""
         if self.is_unsynced:
             self.disk = self.survived(rng, holes=holes) if rng else self.synced()
             self.undo.clear()
@@ -137,7 +137,7 @@ class SimFile:
             self.kept = _FAR
 
     def forget(self, position: int) -> None:
-        """Read what is at *position* and beyond from the disk again."""
+        """Read the bytes from *position* on from the disk again."""
         if self.disk is None or self.dirty:
             return
         position -= position % PAGE
@@ -149,11 +149,13 @@ class SimFile:
             self.disk = None
 
     def survived(self, rng: random.Random, *, holes: bool) -> bytes:
-        """What a crash leaves of it; with *holes*, later sectors perhaps without earlier ones."""
+        """Return what a crash leaves; with *holes*, later sectors may survive without earlier
+        ones.
+        """
         old, new, kept = self.synced(), self.written(), self.kept
         if self.disk is not None:
             kept = len(new) if old.startswith(new) else 0
-        if len(new) <= kept and len(new) < len(old):  # only cut: that is one step of the journal
+        if len(new) <= kept and len(new) < len(old):  # only a truncation: one step of the journal
             return rng.choice((old, new))
         low, high = sorted((len(old), len(new)))
         size = rng.choice((low, high, rng.randint(low, high)))

@@ -1,7 +1,7 @@
-"""The names on the disk in memory: what programs see of its folders, and what a crash may leave.
+"""The folders of the disk in memory: what programs see, and what a crash may leave.
 
-A name that was made, changed or removed since its folder was synced is as before or as now, each on
-its own. That the file itself was synced does not help.
+A crash leaves each name that was created, changed or removed since the last sync of its folder as
+before or as now, independently. A sync of the file itself does not help.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _Names = dict[str, SimFile | None]  # None: a folder
 
 
 class Survival(Protocol):
-    """What becomes of all that was not synced; see :mod:`pymq.testing.simulation.remains`."""
+    """Decides which unsynced changes survive; see :mod:`pymq.testing.simulation.remains`."""
 
     def keeps(self, folder: str, name: str) -> bool:
-        """Whether a name that was made, changed or removed is as it is now, and not as before."""
+        """Whether a created, changed or removed name survives as it is now."""
         ...
 
     def content(self, file: SimFile) -> bytes:
-        """What is there of a file that was written."""
+        """Return what survives of a file with unsynced writes."""
         ...
 
 
@@ -40,7 +40,7 @@ class Folders:
     # --- what a crash makes of them -------------------------------------------------------------
 
     def crash(self, survival: Survival) -> None:
-        """Lose what may be lost, as *survival* decides."""
+        """Lose unsynced changes, as *survival* decides."""
         names: dict[str, _Names] = {}
         files: dict[int, SimFile] = {}
         folders = ["/"]
@@ -66,7 +66,7 @@ class Folders:
         self._durable = {folder: dict(left) for folder, left in names.items()}
 
     def unsynced(self) -> tuple[list[tuple[str, str]], list[SimFile]]:
-        """What a crash may lose: names (folder, name), and files that were written; in order."""
+        """Return what a crash may lose, in order: names (folder, name), and files with writes."""
         names: list[tuple[str, str]] = []
         files: dict[int, SimFile] = {}
         for folder in sorted({*self._names, *self._durable}):
@@ -80,7 +80,7 @@ class Folders:
         return names, list(files.values())
 
     def fork(self) -> Folders:
-        """The same, to go its own way; data is shared until one side changes it."""
+        """Return a copy; both share the data until one of them changes it."""
         made = Folders()
         files: dict[int, SimFile] = {}
 
@@ -114,7 +114,7 @@ class Folders:
         return names, name
 
     def file(self, path: str) -> SimFile:
-        """The file at *path*; an error of the operating system where there is none."""
+        """Return the file at *path*, or raise the operating system's error."""
         names, name = self._place(path)
         if (file := names.get(name)) is None:
             if name in names:
@@ -123,7 +123,7 @@ class Folders:
         return file
 
     def has(self, path: str) -> bool:
-        """Whether there is a file or folder of that name, in a folder that there is."""
+        """Whether the path exists, and its folder."""
         names, name = self._place(path)
         return name in names
 
@@ -139,7 +139,7 @@ class Folders:
     # --- changing -------------------------------------------------------------------------------
 
     def add(self, path: str) -> SimFile:
-        """Make a file, which must not exist."""
+        """Create a file, which must not exist."""
         names, name = self._place(path)
         if name in names:
             raise FileExistsError(errno.EEXIST, "it exists", path)
@@ -147,7 +147,7 @@ class Folders:
         return file
 
     def put(self, path: str, data: bytes) -> None:
-        """Give a file in an existing folder other content, durably; made when it is not there."""
+        """Replace the content of a file durably; creates the file if it does not exist."""
         names, name = self._place(path)
         if (file := names.get(name)) is None:
             file = names[name] = SimFile(path, bytearray())
@@ -155,7 +155,7 @@ class Folders:
         file.settle(data)
 
     def rename(self, old: str, new: str) -> SimFile | None:
-        """Give a file another name; returns the file that had it."""
+        """Rename a file; returns the file that had the new name."""
         (names, name), (others, other) = self._place(old), self._place(new)
         file = self.file(old)
         replaced = others.get(other)
@@ -172,7 +172,7 @@ class Folders:
         return file
 
     def mkdir(self, path: str) -> None:
-        """Make one folder; nothing to do when it is there already."""
+        """Create one folder unless it exists."""
         if path in self._names:
             return
         names, name = self._place(path)

@@ -1,10 +1,10 @@
-"""Virtual time, the one heap of what is to happen, dice that do not disturb each other, a digest.
+"""Virtual time, the heap of events, independent streams of random numbers, and a digest.
 
-Nothing in a simulated world happens but by an event from the heap, so that one seed decides
-everything. Events at the same microsecond happen in the order in which they were asked for.
+Everything in a simulated world is an event from the heap, so one seed decides all of it. Events at
+the same microsecond happen in the order in which they were added.
 
-Each purpose has a stream of random numbers of its own. So when a fault is taken out of a run, the
-rest of it rolls the same dice as before, which is what makes a failing run shrink.
+Each purpose has its own stream of random numbers. So a run without one of its faults uses the same
+random numbers for the rest, and a failing run can be shrunk.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 from zlib import crc32
 
 SECOND = 1_000_000  # microseconds
-WALL_MS = 1_700_000_000_000  # what the wall clocks of a world show at its beginning
+WALL_MS = 1_700_000_000_000  # wall-clock time at the beginning of a world
 WINDOW = 1024  # events between two checkpoints of the digest
 
 Action = Callable[[Any, Any], object]
 
 
 class Violation(AssertionError):
-    """Something happened that must never happen; *name* is that of the broken rule."""
+    """A rule was broken; *name* is the rule's."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
@@ -37,11 +37,10 @@ class Violation(AssertionError):
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Leave garbage alone within the ``with``; a world must not outlive it.
+    """Disable the garbage collector within the ``with``; a world must not outlive it.
 
-    When the collector comes is nobody's affair, but what it finalizes might be. And a world that is
-    still held when it comes again is taken for one that lives long: it would be looked at in vain,
-    and stay for a dozen worlds more.
+    A collection at a random moment could run finalizers in the middle of an event. And a world that
+    survives a collection counts as long-lived, and would stay for a dozen worlds more.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -64,7 +63,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.now = 0  # microseconds since the beginning
-        self.events = 0  # that have happened
+        self.events = 0  # events that have happened
         self.windows: list[int] = []  # the digest after every WINDOW events
         # (time, (what, who, ...)), as :mod:`pymq.testing.trace` shows it
         self.log: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=4000)
@@ -72,12 +71,12 @@ class World:
         self._sequence = 0
         self._streams: dict[tuple[object, ...], Random] = {}
         self._digest = 0
-        self._recent = array("Q")  # what the digest has not taken in yet
+        self._recent = array("Q")  # events that are not in the digest yet
 
     # --- dice -----------------------------------------------------------------------------------
 
     def rng(self, *names: object) -> Random:
-        """The stream of random numbers for one purpose, by any names."""
+        """Return the stream of random numbers of one purpose, named by *names*."""
         found = self._streams.get(names)
         if found is None:
             found = self._streams[names] = Random(mix(self.seed, *names))
@@ -97,15 +96,15 @@ class World:
         self.at(self.now + delay, action, a, b)
 
     def hasten(self, time: int, is_meant: Callable[[Action, Any, Any], bool]) -> None:
-        """Have all events that are meant happen at *time* at the latest, in the same order."""
-        heap = self._heap  # whoever runs the world holds on to this very list
+        """Move all matching events to *time* at the latest; their order stays."""
+        heap = self._heap  # the running loop holds a reference to this list
         for index, (at, sequence, action, a, b) in enumerate(heap):
             if at > time and is_meant(action, a, b):
                 heap[index] = (time, sequence, action, a, b)
         heapify(heap)
 
     def step(self) -> bool:
-        """Let the next event happen; returns whether there was one."""
+        """Run the next event; returns whether there was one."""
         if not self._heap:
             return False
         self.now, _, action, a, b = heappop(self._heap)
@@ -151,5 +150,5 @@ class World:
 
     @property
     def digest(self) -> str:
-        """What happened so far, in eight hex digits; runs that differ anywhere differ in it."""
+        """Return the digest of all events so far, in eight hex digits."""
         return f"{crc32(self._recent.tobytes(), self._digest):08x}"

@@ -1,1 +1,1 @@
-"""What simulated applications do."""
+"""Simulated applications, and the checks that they are served."""

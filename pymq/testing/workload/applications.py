@@ -16,7 +16,10 @@ from pymq.client.producer.delivery import RECORD_BYTES, Delivery
 from pymq.client.producer.sender import PartitionQueue, Sender, SenderConfig
 from pymq.client.router import Call, Router
 from pymq.core import message as msg
+from pymq.core.batch.columns import Headers
 from pymq.core.batch.header import EPOCH_HALF, NO_PRODUCER
+from pymq.core.batch.record import Record
+from pymq.core.delay.record_times import DELIVER_AT, EXPIRES_AT
 from pymq.core.message import BEGIN, Message
 from pymq.core.types import AckMode
 from pymq.core.values import Factory, define
@@ -30,12 +33,12 @@ from pymq.testing.workload.consuming import ReadingApp, WorkingApp, value_of
 from pymq.testing.workload.service import Service
 
 KEYS = 7  # that the records of a compacted topic have
-ADMIN_MS = 8_000  # how long an application waits for the answer to an administrator's request
+ADMIN_MS = 8_000  # timeout of an administrator's request
 
 
 @define
 class Sent:
-    """A record that an application has sent, and what became of it."""
+    """A record that an application has sent, and its outcome."""
 
     number: int
     app: str
@@ -47,25 +50,29 @@ class Sent:
     done_at: int = -1
     offset: int = -1
     error: PymqError | None = None
+    due_ms: int = 0  # from when on groups may get it; 0: at once
+    expires_ms: int = 0  # until when; 0: for ever
 
     @property
     def is_acked(self) -> bool:
-        """Whether its application was told where it is."""
+        """Whether its application got an acknowledgement with its offset."""
         return self.offset >= 0
 
 
 @define
 class WorkloadHistory:
-    """What applications have done and seen."""
+    """The requests of all applications, and their outcomes."""
 
     sent: list[Sent] = Factory(list)
     reads: int = 0
     processed: dict[tuple[str, str, str, int], int] = Factory(dict)  # group, topic, partition, at
+    # The offset of the copy of each delayed record that a group got: by group, number and id.
+    copies: dict[tuple[str, int, int], int] = Factory(dict)
     admin: list[tuple[int, str, str]] = Factory(list)  # (when, what, outcome)
 
     @property
     def pending(self) -> int:
-        """Records of which their application has not heard yet."""
+        """Sent records without an outcome."""
         return sum(1 for sent in self.sent if sent.done_at < 0)
 
 
@@ -94,7 +101,7 @@ class Application:
         self.rng = self.world.rng("app", host.name, host.incarnation)
         self.driver = SimDriver(host, 0.0)
         self.loop = self.driver.loop
-        # No process is ever answered what one before it has asked: real ones have addresses anew.
+        # Each process has a new address, so it gets no answers to requests of an earlier one.
         self.address = f"{self.name}.{host.incarnation}"
         self.router = Router(
             self.address, list(cluster.zkservers), lambda: self.loop.touch(self.address)
@@ -105,20 +112,21 @@ class Application:
         acks = config.get("acks")
         self.acks = None if acks is None else AckMode.of(acks)
         self.sender = Sender(
-            f"{self.address}.p", self.router, self.driver, self._sender_config(), self._wall_ms
+            f"{self.address}.p", self.router, self.driver, self._sender_config(), self.wall_ms
         )
         with self.driver as loop:
             loop.add(self.address, self.router)
             loop.add(self.sender.name, self.sender)
 
-    def _wall_ms(self) -> int:
+    def wall_ms(self) -> int:
+        """The wall clock, in milliseconds."""
         return WALL_MS + self.world.now // 1000
 
     def _sender_config(self) -> SenderConfig:
         c = self.config
         producer, epoch = self.rng.getrandbits(62) if self.is_idempotent else NO_PRODUCER, 0
         is_named = self.is_idempotent and bool(c.get("named", False))
-        if is_named:  # Each process of the application fences the ones before it.
+        if is_named:  # Each process of the application fences the earlier ones.
             producer = mix(self.world.seed, "producer", self.name) >> 2
             epoch = self.host.incarnation << EPOCH_HALF
         return SenderConfig(
@@ -136,7 +144,7 @@ class Application:
 
     @property
     def is_up(self) -> bool:
-        """Whether its process is this one still."""
+        """Whether the process that made this application still runs."""
         return self.host.loop is self.loop
 
     # --- sending --------------------------------------------------------------------------------
@@ -157,8 +165,13 @@ class Application:
             if key is None and number % 10 < 10 * self.config.get("keyed", 0.0):
                 key = b"%d" % (number % KEYS)
                 queue.has_keys = True
+            headers = self._times(sent) if self._may_delay(topic) else ()
             delivery = Delivery()
-            delivery.row = (value_of(number, size), key)
+            if headers:
+                queue.has_extras = self.sender.backlog.has_times = True
+                delivery.row = (value_of(number, size), key, headers, None)
+            else:
+                delivery.row = (value_of(number, size), key)
             delivery.owner = queue.add(delivery.row)
             queue.bytes += size + RECORD_BYTES
             self.sender.backlog.buffered += size + RECORD_BYTES
@@ -172,8 +185,31 @@ class Application:
         self.driver.push(self.sender.name)
         self.driver.arm(0)
 
+    def has_lost(self, record: Record) -> bool:
+        """Whether a partition has lost records, as weak settings allow."""
+        watch = self.cluster.watch
+        history = watch.history_of(record.topic, record.partition) if watch is not None else None
+        return history is not None and history.losses > 0
+
+    def _times(self, sent: Sent) -> Headers:
+        """Draw a delay and an expiry for some records."""
+        if not (share := self.config.get("delayed", 0.0)) or self.rng.random() >= share:
+            return ()
+        dice, wall, headers = self.rng.random(), self.wall_ms(), list[tuple[str, bytes]]()
+        if dice < 0.8:
+            sent.due_ms = wall + self.rng.choice([1, 50, 500, 2_000])
+            headers.append((DELIVER_AT, str(sent.due_ms).encode()))
+        if dice > 0.6:
+            sent.expires_ms = (sent.due_ms or wall) + self.rng.choice([0, 10, 1_000])
+            headers.append((EXPIRES_AT, str(sent.expires_ms).encode()))
+        return tuple(headers)
+
+    def _may_delay(self, topic: str) -> bool:
+        """Whether the topic is known, and is not compacted: such topics have no delays."""
+        return topic in self.router.metadata.topics and not self._is_compacted(topic)
+
     def _is_compacted(self, topic: str) -> bool:
-        known = self.router.topics.get(topic)
+        known = self.router.metadata.topics.get(topic)
         return known is not None and known.config.cleanup_policy == "compact"
 
     def _answered(self, delivery: Delivery, sent: Sent) -> None:
@@ -196,7 +232,7 @@ class Application:
         """Read all of a topic's partitions from the beginning."""
 
         def begin() -> None:
-            known = self.router.topics.get(topic)
+            known = self.router.metadata.topics.get(topic)
             if known is not None and self.is_up:
                 names = [p.partition for p in known.partitions]
                 self.readers.append(ReadingApp(self, self._reader(topic, names)))
@@ -216,7 +252,16 @@ class Application:
             if self.is_up:
                 name = self._next("w")
                 router, rack = self.router, self.config.get("rack")
-                worker = GroupConsumer(name, topic, router, self.driver, config, self._member, rack)
+                worker = GroupConsumer(
+                    name,
+                    topic,
+                    router,
+                    self.driver,
+                    config,
+                    self._member,
+                    rack,
+                    wall_ms=self.wall_ms,
+                )
                 self.workers.append(WorkingApp(self, worker))
 
         self.ask(lambda r: msg.Subscribe(r, group, topic, "ptp", group), lambda call: None)
@@ -233,7 +278,7 @@ class Application:
             if reading.is_up and kind == "seek":
                 reading.seek(args[0])
             elif reading.is_up and kind == "find":
-                reading.find(self._wall_ms() - args[0])
+                reading.find(self.wall_ms() - args[0])
 
     def _member(self) -> str:
         return self.rng.randbytes(8).hex()

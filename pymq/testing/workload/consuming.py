@@ -1,4 +1,4 @@
-"""What simulated applications consume: readers that see everything, members of groups that work."""
+"""The consumers of simulated applications: readers, and members of groups that process records."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pymq.client.consumer.reader import Reader
 from pymq.client.fetching.consumer_machine import ConsumerMachine
 from pymq.client.group.group_member import GroupConsumer
 from pymq.core.batch.record import Record
+from pymq.core.batch.view import ERROR_HEADER
+from pymq.core.delay.record_times import DELAYED_ID, offset_of
 from pymq.core.message import BEGIN
 from pymq.errors import OffsetOutOfRange, PymqError
 from pymq.testing.simulation.world import SECOND
@@ -19,13 +21,13 @@ from pymq.testing.simulation.world import SECOND
 if TYPE_CHECKING:
     from pymq.testing.workload.applications import Application
 
-PATIENCE = 100_000  # microseconds before an application that got an error asks again
+PATIENCE = 100_000  # microseconds before an application retries after an error
 
 _PATTERN = bytes(range(256)) * 16
 
 
 def value_of(number: int, size: int) -> bytes:
-    """The value that stands for a number: nobody else sends it, and damage to it shows."""
+    """Return the value of a number: it is unique, and damage to it is detected."""
     head = b"%d:" % number
     first = number * 31 & 0xFF
     if first + size > len(_PATTERN):
@@ -34,7 +36,7 @@ def value_of(number: int, size: int) -> bytes:
 
 
 def number_of(value: bytes) -> int | None:
-    """The number that a value stands for; None if it is not one of ours, or damaged."""
+    """Return the number of a value; None if an application did not send it, or it is damaged."""
     head, _, rest = value.partition(b":")
     if not head.isdigit() or value_of(int(head), len(rest)) != value:
         return None
@@ -42,7 +44,7 @@ def number_of(value: bytes) -> int | None:
 
 
 class ConsumingApp(ABC):
-    """A consumer of an application: it takes what there is as soon as there is something."""
+    """A consumer of an application: it takes records as soon as they have come."""
 
     def __init__(self, app: Application, intake: ConsumerMachine) -> None:
         self.app = app
@@ -82,13 +84,12 @@ class ConsumingApp(ABC):
             self.trouble(problem)
         while intake.chunks:
             view = intake.chunks.popleft()
-            intake.handed_out(view)
-            records += view.records()
+            records += intake.handed_out(view).records()
         self.take(records)
         if problem is None:
             self._want()
         else:
-            # Asking on at once for what cannot be read would be all that happens from then on.
+            # Without a pause the run would consist of retries of an unreadable record.
             self.app.world.after(PATIENCE, self._want)
 
     def _want(self, _: object = None, __: object = None) -> None:
@@ -102,13 +103,13 @@ class ConsumingApp(ABC):
 
     @abstractmethod
     def take(self, records: Sequence[Record]) -> None:
-        """Here they are."""
+        """Take in records."""
 
     def trouble(self, problem: PymqError) -> None:  # noqa: B027 # most can do nothing about it
-        """This stands in the way."""
+        """Take in an error."""
 
     def check(self, record: Record) -> int:
-        """A record's number; it must be one that was sent there."""
+        """Return a record's number; it must have been sent to this partition."""
         number = number_of(record.value)
         place = f"{record.topic}/{record.partition} at {record.offset}"
         sent = self.app.history.sent
@@ -120,14 +121,14 @@ class ConsumingApp(ABC):
         return number
 
     def stop(self) -> None:
-        """End it without a word, as when it crashes."""
+        """End it as a crash does."""
         if self.is_up:
             with self.app.driver as loop:
                 loop.remove(self.intake.name)
 
 
 class ReadingApp(ConsumingApp):
-    """A reader of its own (PSB): it must see everything, in order, once."""
+    """A reader (PSB): it must get every record once, in order."""
 
     def __init__(self, app: Application, reader: Reader) -> None:
         self.next: dict[str, int] = {}  # the offset after the last record seen
@@ -149,14 +150,14 @@ class ReadingApp(ConsumingApp):
             self.seen[record.partition, record.offset] = number
 
     def seek(self, share: float) -> None:
-        """Go to a place in each partition: 0 is its beginning, 1 the end as it is known here."""
+        """Seek in each partition: 0 is its beginning, 1 the end that the reader knows."""
         for name, cursor in self.reader.cursors.items():
             end = max(cursor.position, 0)
             self.next.pop(name, None)
             self.reader.seek(name, BEGIN if share < 0 else round(share * end))
 
     def find(self, timestamp_ms: int) -> None:
-        """Go on at a time, in each partition."""
+        """Seek to a time in each partition."""
         for name in self.reader.cursors:
             self.reader.find(name, timestamp_ms).then(partial(self._forget, name))
 
@@ -164,7 +165,7 @@ class ReadingApp(ConsumingApp):
         self.next.pop(partition, None)
 
     def trouble(self, problem: PymqError) -> None:
-        """Retention has overtaken it, or what it had read was lost: it begins anew."""
+        """Seek to the beginning: retention has overtaken the reader, or its records were lost."""
         if isinstance(problem, OffsetOutOfRange):
             for name in self.reader.cursors:
                 self.reader.seek(name, BEGIN)
@@ -174,7 +175,7 @@ class ReadingApp(ConsumingApp):
 
 
 class WorkingApp(ConsumingApp):
-    """A member of a group (PTP): it works on records for a while, then acknowledges them."""
+    """A member of a group (PTP): it processes records for a while, then acknowledges them."""
 
     def __init__(self, app: Application, worker: GroupConsumer) -> None:
         self.worker = worker
@@ -190,6 +191,36 @@ class WorkingApp(ConsumingApp):
     def _pause(self) -> int:
         return 50 + int(self.app.config.get("work_us", 1_000) * self.app.rng.random())
 
+    def _error_of(self, record: Record) -> str:
+        """The error with which members of this group return a record."""
+        return f"{self.worker.config.group} {record.partition}@{record.offset}"
+
+    def _check_error(self, record: Record) -> None:
+        """A record that was returned carries its own error, or none after a crash."""
+        told = [text for name, text in record.headers if name == ERROR_HEADER]
+        if told and (told != [self._error_of(record).encode()] or record.delivery_count < 2):
+            self.app.fail("error-of-its-record", f"{self._error_of(record)} carries {told}")
+
+    def _check_times(self, record: Record, number: int) -> None:
+        """A group gets a record in its time, and each delayed record once."""
+        app, sent, wall = self.app, self.app.history.sent[number], self.app.wall_ms()
+        place = f"{record.topic}/{record.partition} at {record.offset}"
+        if not app.service.has_been_skewed:
+            if wall < sent.due_ms:
+                app.fail("never-early", f"{place} came {sent.due_ms - wall} ms too early")
+            if sent.expires_ms and wall > sent.expires_ms:
+                app.fail("never-expired", f"{place} came {wall - sent.expires_ms} ms too late")
+        if not sent.due_ms:
+            return
+        id = offset_of(record.headers, DELAYED_ID)
+        if id is None:
+            app.fail("never-early", f"{place} is delayed, and is no copy")
+            return
+        # The same number has two offsets if its producer is not idempotent.
+        copies, key = app.history.copies, (self.worker.config.group, number, id)
+        if copies.setdefault(key, record.offset) != record.offset and not app.has_lost(record):
+            app.fail("delayed-once", f"{number} came in {place}, and in {copies[key]}")
+
     def take(self, records: Sequence[Record]) -> None:
         config, rng = self.app.config, self.app.rng
         worker, group = self.worker, self.worker.config.group
@@ -200,13 +231,17 @@ class WorkingApp(ConsumingApp):
             self._given = len(records)
             self._given_at = self.app.loop.clock()
         for record in records:
-            self.check(record)
+            number = self.check(record)
+            if number >= 0:
+                self._check_times(record, number)
+            self._check_error(record)
             dice = rng.random()
             if dice < config.get("forget", 0.0):
                 continue
             if dice < config.get("forget", 0.0) + config.get("nack", 0.0):
                 span = (record.offset, record.offset + 1)
-                worker.settler.nacks.append((record.partition, span, rng.randrange(500)))
+                delay, error = rng.randrange(500), self._error_of(record)
+                worker.settler.nacks.append((record.partition, span, delay, error))
             else:
                 key = (group, record.topic, record.partition, record.offset)
                 processed = self.app.history.processed
@@ -219,7 +254,7 @@ class WorkingApp(ConsumingApp):
         self.worker.settler.acks.setdefault(partition, deque()).append(item)
 
     def leave(self) -> None:
-        """Leave the group as a consumer does that is closed."""
+        """Leave the group, as a consumer does on close."""
         if not self.is_up:
             return
         with self.app.driver as loop:

@@ -1,13 +1,14 @@
 """Rule ``service``: an error is no answer.
 
-A client that is told what the disk of one replica says has not been served: another replica can.
-So no application may see a :class:`~pymq.errors.StoreError` of a partition that has replicas beside
-the one that failed. What is slow, or has nobody left, shows in the rules about liveness: brokers
-whose disk has failed are not restarted in half of the runs, and the bound is the same.
+The disk error of one replica must not reach a client while another replica can serve it. So no
+application may get a :class:`~pymq.errors.StoreError` for a partition with replicas on other
+disks. The liveness rules find slow service and partitions without a replica: in half of the runs
+brokers with a failed disk are not restarted, and the bound is the same.
 
-Nor may an application be blamed for what a hostile client beside it does (rule ``harmless``).
+No application may get an error for the acts of a hostile client (rule ``harmless``).
 
-Damage is another matter: where nobody has a sealed block sound, its readers are to hear of it.
+Damage is different: if no replica has a sound copy of a sealed block, its readers must get an
+error.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 
 from pymq.coord import paths
 from pymq.core.metadata.nodes import BlockNode, decode_node
+from pymq.core.types import OFFSETS_TOPIC
 from pymq.errors import (
     CorruptBatch,
     CorruptBlock,
@@ -27,19 +29,20 @@ from pymq.errors import (
 )
 from pymq.testing.cluster import Cluster
 
-BLAME = (CorruptBatch, DuplicateSequence, InvalidRequest)  # what only a hostile client deserves
+# errors that only a hostile client may get
+BLAME = (CorruptBatch, DuplicateSequence, InvalidRequest)
 
 
 class Service:
-    """Looks at each error that an application is given."""
+    """Checks each error that an application gets."""
 
     def __init__(self, cluster: Cluster, fail: Callable[[str, str], None]) -> None:
         self._cluster = cluster
         self._fail = fail
-        self.is_hostile = False  # a client of the run misbehaves
+        self.is_hostile = False  # whether a client of the run misbehaves
 
     def told(self, error: PymqError | None, topic: str, partition: str | None = None) -> None:
-        """An application was told *error* about a topic, or one of its partitions."""
+        """An application got *error* for a topic, or for one of its partitions."""
         is_blamed = isinstance(error, BLAME) and not self._has_lost(topic, partition)
         if self.is_hostile and is_blamed and not self._is_behind(error):
             self._fail("harmless", f"{topic}/{partition or '*'}: {error} to a client that behaves")
@@ -48,25 +51,37 @@ class Service:
         if self._has_replicas(topic, partition):
             self._fail("service", f"{topic}/{partition or '*'} was refused for a disk: {error}")
 
+    @property
+    def has_been_skewed(self) -> bool:
+        """Whether a broker's wall clock has been wrong."""
+        return any(host.was_skewed for host in self._cluster.brokers.values())
+
     def _is_behind(self, error: PymqError | None) -> bool:
-        """Whether a time is refused, and the wall clock of a broker goes wrong."""
-        hosts = self._cluster.brokers.values()
-        return isinstance(error, InvalidTimestamp) and any(host.wall_skew_ms for host in hosts)
+        """Whether a broker refused a timestamp while or after a broker's wall clock was wrong."""
+        return isinstance(error, InvalidTimestamp) and self.has_been_skewed
 
     def _has_lost(self, topic: str, partition: str | None) -> bool:
-        """Whether something visible is lost, as weak settings allow, and its numbers are free."""
+        """Whether visible records are lost, as weak settings allow, and their offsets are
+        reused.
+        """
         watch = self._cluster.watch
         found = watch.history_of(topic, partition) if watch is not None and partition else None
         return found is not None and found.losses > 0
 
     def _has_replicas(self, topic: str, partition: str | None) -> bool:
-        """Whether no block could be served by one broker alone."""
+        """Whether no block has only one replica, or a single complete copy once it is sealed.
+
+        Without a *partition*, the offsets of the topic's groups count too.
+        """
+        topics = (topic,) if partition is not None else (topic, OFFSETS_TOPIC)
         counts = []
         for entry in self._cluster.ensemble.entries():
             match paths.parse(entry.path):
                 case paths.BlockPath(topic=found, partition=name):
-                    if found == topic and partition in (None, name):
-                        counts.append(len(decode_node(BlockNode, entry.data).replicas))
+                    if found in topics and partition in (None, name):
+                        block = decode_node(BlockNode, entry.data)
+                        holders = block.replicas if block.end is None else block.in_sync
+                        counts.append(len(holders))
                 case _:
                     pass
         return min(counts, default=0) > 1

@@ -1,8 +1,9 @@
-"""One broker is left: what it knows to be committed is read, though most partitions have no leader.
+"""One broker is left: its committed records can be read, though most partitions have no leader.
 
-That an error is no answer (:mod:`pymq.testing.workload.service`) says nothing about readers that
-get none. So some runs end with the death of all brokers but one, while zkservers and clients live
-on. A new reader must get, within a bound, whatever the survivor has and knows to be committed.
+The rule about errors (:mod:`pymq.testing.workload.service`) does not cover readers that get no
+answer. So in some runs all brokers but one die at the end, while zkservers and clients live on. A
+new reader must then get, within a bound, all records that the survivor has and knows to be
+committed.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pymq.testing.simulation import probe
 from pymq.testing.simulation.world import mix
 
 SHARE = 0.25  # of the runs with more than one broker
-BOUND_S = 20.0  # a session of six seconds, and some attempts at those that are gone
-Wanted = dict[tuple[str, str], int]  # topic and partition: up to where it is to be read
+BOUND_S = 20.0  # a session of six seconds, and some requests to dead brokers
+# the offset up to which each partition must be read, by topic and partition
+Wanted = dict[tuple[str, str], int]
 
 
 def draw_survivor(seed: int, brokers: list[str], left: str | None) -> str | None:
-    """Who is left at the end of a run, if the others are to die; not *left*, whose disk fails."""
+    """Draw the broker that survives the end of a run, or None; never *left*, whose disk fails."""
     rng = Random(mix(seed, "survivor"))
     found = [name for name in brokers if name != left]
     if len(brokers) < 2 or not found or rng.random() >= SHARE:
@@ -29,9 +31,10 @@ def draw_survivor(seed: int, brokers: list[str], left: str | None) -> str | None
 
 
 def committed_on(cluster: Cluster, watch: StoreWatch, name: str) -> Wanted:
-    """How far a broker has all of each partition from its begin on, and knows it to be committed.
+    """Return up to where a broker has each partition from its beginning, committed.
 
-    Topics that come and go are left out, and so is what lies behind a block that others hold.
+    Without topics that are deleted and created, and without records after a block that this broker
+    lacks.
     """
     found: Wanted = {}
     broker = cluster.brokers[name].broker
@@ -46,7 +49,7 @@ def committed_on(cluster: Cluster, watch: StoreWatch, name: str) -> Wanted:
 
 
 def let_others_die(cluster: Cluster, survivor: str) -> None:
-    """All brokers but one are gone for good; their disks as well as their processes."""
+    """Crash all brokers but *survivor*; they are not restarted."""
     for name, host in cluster.brokers.items():
         if name != survivor and host.is_up:
             cluster.crash(name, "all")

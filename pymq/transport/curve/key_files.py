@@ -1,9 +1,11 @@
-"""Keys on disk: a folder with a key pair for each principal, and what was revoked.
+"""Reads and writes key files: a folder with a key pair for each principal, and revoked keys.
 
-``NAME.pub`` is for everybody and ``NAME.secret`` for NAME alone; both are TOML. A name is a
-principal: a person, an application, or a node, whose key bears the node's name. ``NAME.revoked``
-holds the keys that were revoked under that name: a file that is there is easier to carry to all
-nodes than one that is missing, and it wins over any ``.pub``.
+* ``NAME.pub``: the public key, for all nodes. TOML.
+* ``NAME.secret``: the secret key, for NAME alone. TOML.
+* ``NAME.revoked``: the keys that were revoked under that name. It takes precedence over any
+  ``.pub``. An additional file is easier to copy to all nodes than a deletion.
+
+A name is a principal: a person, an application, or a node, whose key has the node's name.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ _Z85 = re.compile(r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 @value
 class Public:
-    """What everybody may know of a principal: keys are written in Z85 (ZeroMQ RFC 32)."""
+    """The public part of a principal; keys are written in Z85 (ZeroMQ RFC 32)."""
 
     name: str
     key: str
     is_node: bool = False  # a broker or a zkserver
-    endpoints: tuple[str, ...] = ()  # where nodes that go by their endpoints are
+    endpoints: tuple[str, ...] = ()  # of nodes that are named by their endpoints
 
 
 class Pair(NamedTuple):
@@ -45,20 +47,21 @@ class Pair(NamedTuple):
     secret: str
 
     def __repr__(self) -> str:
-        return f"Pair({self.name!r}, {self.public!r}, secret=...)"  # It must not get into a log.
+        # the secret must not get into a log
+        return f"Pair({self.name!r}, {self.public!r}, secret=...)"
 
 
 def make_pair(name: str) -> Pair:
-    """A new key pair."""
+    """Make a new key pair."""
     public, secret = zmq.curve_keypair()
     return Pair(name, public.decode(), secret.decode())
 
 
 def write_pair(folder: Path, pair: Pair, public: Public) -> None:
-    """Write both files; the folder is made when absent.
+    """Write both files; create the folder if it is missing.
 
     Raises:
-        ConfigError: there is a key of that name already.
+        ConfigError: a key of that name exists already.
         OSError: they cannot be written.
     """
     check_name(pair.name, "principal")
@@ -72,7 +75,7 @@ def write_pair(folder: Path, pair: Pair, public: Public) -> None:
     if (folder / f"{pair.name}{PUBLIC}").exists():
         raise ConfigError(f"{folder} has a key of {pair.name!r} already; revoke that first")
     secret = [
-        f"# The secret key of {pair.name}: nobody else may read this file.",
+        f"# The secret key of {pair.name}: only its owner may read this file.",
         f"public = '{pair.public}'",
         f"secret = '{pair.secret}'",
     ]
@@ -81,17 +84,17 @@ def write_pair(folder: Path, pair: Pair, public: Public) -> None:
         _write(path, secret, 0o600)
     except FileExistsError:
         raise ConfigError(
-            f"{path} is there already, without its {PUBLIC} file: bring that back, or remove it"
+            f"{path} exists already, without its {PUBLIC} file: restore that, or remove this one"
         ) from None
     try:
         _write(folder / f"{pair.name}{PUBLIC}", lines, 0o644)
     except BaseException:
-        path.unlink()  # Half a pair would be in the way of the next one.
+        path.unlink()  # half a pair would block the next try
         raise
 
 
 def _write(path: Path, lines: Sequence[str], mode: int) -> None:
-    # The mode is given when the file is made: a moment later is a moment too late.
+    # Set the mode with the creation, so that the file is never readable by others.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "w") as file:
         file.write("\n".join(lines) + "\n")
@@ -100,10 +103,10 @@ def _write(path: Path, lines: Sequence[str], mode: int) -> None:
 
 
 def revoke(folder: Path, name: str) -> str:
-    """Revoke the key that *name* has, remove its files, a token's too, and return it.
+    """Revoke the key of *name*, remove its files and its token's file, and return the key.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: *name* has no key.
     """
     check_name(name, "principal")
     path = folder / f"{name}{PUBLIC}"
@@ -112,7 +115,7 @@ def revoke(folder: Path, name: str) -> str:
     key = read_public(path).key
     revoked = folder / f"{name}{REVOKED}"
     keys = [*(read_revoked(revoked) if revoked.exists() else ()), key]
-    # Written beside it and moved there: whoever reads it meanwhile sees it as it was, or is.
+    # Write a new file and rename it, so that readers see the old or the new content.
     new = folder / f".{name}{REVOKED}.new"
     new.unlink(missing_ok=True)
     _write(
@@ -129,7 +132,7 @@ def read_public(path: Path) -> Public:
     """Read a ``.pub`` file.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: it is invalid or unreadable.
     """
     found = _read(path, {"public", "node", "endpoints"})
     is_node, endpoints = found.get("node", False), found.get("endpoints", [])
@@ -140,10 +143,10 @@ def read_public(path: Path) -> Public:
 
 
 def read_revoked(path: Path) -> tuple[str, ...]:
-    """Read a ``.revoked`` file: the keys in it.
+    """Read a ``.revoked`` file and return its keys.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: it is invalid or unreadable.
     """
     keys = _read(path, {"public"}).get("public")
     if not isinstance(keys, list):
@@ -155,7 +158,7 @@ def read_pair(path: Path) -> Pair:
     """Read a ``.secret`` file.
 
     Raises:
-        ConfigError: it is not one, or others than its owner may read it.
+        ConfigError: it is invalid or unreadable, or users other than its owner may read it.
     """
     found = _read(path, {"public", "secret"}, is_secret=True)
     public, secret = _key(path, found, "public"), _key(path, found, "secret")
@@ -186,7 +189,7 @@ def _read(path: Path, known: set[str], *, is_secret: bool = False) -> dict[str, 
             raise ValueError("it is too long")
         found = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        # A line of a secret file is not to be shown, as some parsers would.
+        # Parsers may quote a line, which must not happen for a secret file.
         raise ConfigError(f"{path} is no key file" + ("" if is_secret else f": {error}")) from None
     if unknown := sorted(set(found) - known):
         raise ConfigError(f"{path}: {unknown[0]!r} is not known; there are {sorted(known)}")

@@ -1,4 +1,4 @@
-"""Who is who: the keys that a node knows, read again when their files change."""
+"""The keys that a node knows; it reads them again when their files change."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from pymq.transport.curve.key_files import Pair, Public
 
 log = logging.getLogger("pymq.security")
 
-REFRESH_S = 1.0  # between two looks at the folder
-ZKSERVER = "zkserver"  # whose key is expected at an endpoint that no key file names
+REFRESH_S = 1.0  # between two checks of the folder
+ZKSERVER = "zkserver"  # the principal expected at an endpoint that no key file names
 
 Seen = tuple[str, int, int, int]  # name, inode, size and time of change of a file
 
 
 class KeyRing:
-    """The key pair of this node, and the public keys of everybody else, out of a folder.
+    """The key pair of this node and the public keys of all principals, from a folder.
 
-    Its own pair is that of *principal*; without one that of whom a key file expects at *endpoint*,
-    or of *default*, if its secret is here, or the only one there is.
+    The node's own pair is that of *principal*. Without *principal* it is the pair of the principal
+    whose key file names *endpoint*, or that of *default* if its secret is in the folder, or the
+    only pair in the folder.
 
     Raises:
-        ConfigError: there is no such pair, or a file in the folder is not what it should be.
+        ConfigError: there is no such pair, or a file in the folder is invalid.
     """
 
     def __init__(
@@ -41,11 +42,11 @@ class KeyRing:
         default: str = "",
     ) -> None:
         self.folder = Path(folder)
-        self.version = 0  # counts how often it was read
+        self.version = 0  # rises each time the keys are read
         self._looked_at = 0.0
-        self._complaint = ""  # that was logged last
+        self._complaint = ""  # the last error logged
         self._publics: dict[str, Public] = {}  # by name
-        self._principals: dict[str, str] = {}  # names, by key
+        self._principals: dict[str, str] = {}  # names of principals, by key
         self._endpoints: dict[str, Public] = {}
         try:
             self._seen = self._look()
@@ -74,28 +75,28 @@ class KeyRing:
     # --- questions ------------------------------------------------------------------------------
 
     def principal(self, key: str) -> str | None:
-        """Whose key that is; None when it is nobody's, or was revoked."""
+        """Return the principal of a key; None if it is unknown or revoked."""
         return self._principals.get(key)
 
     def is_node(self, principal: str) -> bool:
-        """Whether that is a broker or a zkserver, by what its key file says."""
+        """Whether the principal is a broker or a zkserver, by its key file."""
         found = self._publics.get(principal)
         return found is not None and found.is_node
 
     def at(self, node: str, endpoint: str) -> Public | None:
-        """Whose key is to be shown by *node*, at *endpoint*; None when nobody knows.
+        """Return the public key expected of *node* at *endpoint*; None if there is none.
 
-        A node is expected to have the key that bears its name. One that goes by its endpoint has
-        the key whose file names that endpoint, or else that of ``zkserver``.
+        It is the key with the node's name. For a node that is named by its endpoint, it is the key
+        whose file names that endpoint, or else that of ``zkserver``.
         """
         if "://" not in node:
             return self._publics.get(node)
         return self._endpoints.get(endpoint) or self._publics.get(ZKSERVER)
 
     def may_be(self, principal: str, node: str) -> bool:
-        """Whether a connection of *principal* may go by the name of *node*.
+        """Whether a connection of *principal* may use the name of *node*.
 
-        Else anybody who may connect could have what is for a broker sent to himself.
+        Without this check any client could get the messages for a broker.
         """
         if node.startswith(CLIENT_PREFIX) and node not in self._publics:
             return True
@@ -103,10 +104,10 @@ class KeyRing:
         return found is not None and found.name == principal
 
     def check_own(self, node: str, endpoint: str) -> None:
-        """Find out whether our own key is the one that others will expect.
+        """Check that this node's key is the one that its peers expect.
 
         Raises:
-            ConfigError: it is not; nobody would talk with us.
+            ConfigError: it is not, so all peers would refuse this node.
         """
         found = self.at(node, endpoint)
         if found is None or found.key != self.own.public:
@@ -119,21 +120,21 @@ class KeyRing:
     # --- reading --------------------------------------------------------------------------------
 
     def refresh(self, now: float) -> None:
-        """Read the folder again if it is time to and something has changed.
+        """Read the folder again if the interval is over and files have changed.
 
-        A file that cannot be understood leaves everything as it was, and is logged.
+        If a file is invalid, the old keys stay in use and the error is logged.
         """
         if now - self._looked_at < REFRESH_S:
             return
         self._looked_at = now
         try:
-            # Strangers that take all descriptors must not keep a key from being revoked.
+            # Clients that use up all descriptors must not prevent a revocation.
             with lent():
                 seen = self._look()
                 if seen == self._seen:
                     return
-                # Until it can be read it is tried each second: what was revoked must not wait for
-                # another change. It is complained of once.
+                # After an error the node retries each second, because a revocation must not wait
+                # for another change. It logs the error once.
                 self._load(seen)
         except (ConfigError, OSError) as error:
             if str(error) != self._complaint:

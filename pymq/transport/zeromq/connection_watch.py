@@ -1,4 +1,4 @@
-"""What becomes of a connection that we make: libzmq tells it, and else only silence would."""
+"""Watches a connection that this node makes, through libzmq's monitor events."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ EVENTS = (
 
 
 class ConnectionWatch:
-    """Hears what becomes of a connection; made before its socket connects."""
+    """Follows the state of a connection; made before its socket connects."""
 
     def __init__(self, socket: Socket, endpoint: str) -> None:
-        self.is_over = False  # Nothing will come of it any more.
+        self.is_over = False  # failed; libzmq will not retry
         self.is_up = False
         self._endpoint = endpoint
         self._watched = socket
         self.socket = socket.get_monitor_socket(EVENTS)
-        # Its descriptor tells of nothing until the first time that nothing was found.
+        # libzmq's descriptor signals events only after a first poll that found none.
         self.socket.poll(0)
 
     def problem(self) -> str | None:
-        """What has gone wrong since it was last asked; empty for success, None for no news."""
+        """Return the last problem since the last call; empty for success, None for no events."""
         found: str | None = None
         while self.socket.poll(0):
             event = recv_monitor_message(self.socket)["event"]
             self.is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            # libzmq does not try again after the first two of these, and does after the third.
+            # libzmq does not retry after the first two of these, but does after the third.
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self.is_over, found = True, f"{self._endpoint} does not know our key"
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
@@ -49,6 +49,6 @@ class ConnectionWatch:
         return found
 
     def close(self) -> None:
-        """Stop; before the socket that is watched is closed."""
+        """Stop watching; to be called before the watched socket is closed."""
         self._watched.disable_monitor()
         self.socket.close(0)

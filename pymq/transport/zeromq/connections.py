@@ -1,24 +1,26 @@
-"""Connections to a node: how many there are, of whom, and which go when there are too many.
+"""Counts and limits the connections to a node, by address and by principal.
 
-libzmq has no limit of its own, and says who connects only by the descriptor of the connection. So
-a descriptor is looked up as soon as libzmq tells of it, and may by then belong to another one,
-which makes a count wrong by one for a moment. A connection whose place another one has taken, and
-that says something more, is never let go of by libzmq 4.3.5: it counts until the node ends, since
-its descriptor is there until then.
+libzmq has no limit of its own, and identifies a connection only by its descriptor. This module
+looks a descriptor up when libzmq reports it. By then it may belong to another connection, so a
+count may be wrong by one for a moment. libzmq 4.3.5 never closes a connection that was replaced by
+another one of its routing id and then sends more: it counts until the node ends, because its
+descriptor stays open until then.
 
 | a connection | when | then |
 |---|---|---|
-| is new | libzmq accepts it | libzmq ends it if it has not proved its key in handshake_ms |
-| is known | a packet came by it, or it is older than that | it counts for its principal |
+| is new | libzmq accepts it | libzmq closes it if it has not proved its key in handshake_ms |
+| is known | it has sent a packet | it counts for its principal |
+| is silent | it has sent none and is older than handshake_ms + 1 s | it has proved its key |
 
-Of those that are new there are a bounded number, and of all so many that descriptors are left for
-files. Beyond either the oldest new one is ended: whoever means to say something has said it by
-then, and who connects again and again only takes the place of himself.
+Limits:
 
-A connection that has proved its key and says nothing is no principal's for us: libzmq does not tell
-which one it is. Such connections may have half of the room. When there is none left and they have
-more, the one that has been silent for longest is ended, and may connect again. A principal whose
-connections speak has half of the room at most, too.
+* New connections: NEW_MAX or half of the total. The total leaves descriptors for files. Beyond
+  either limit the oldest new connection is closed. A proper client has sent a packet by then, and a
+  client that connects again and again only replaces its own connections.
+* Silent connections count for no principal, because libzmq does not report whose they are. They may
+  use half of the total. If the total is used up and they have more than half, the one silent for
+  longest is closed; it may connect again.
+* The known connections of one principal may use half of the total at most.
 """
 
 from __future__ import annotations
@@ -39,15 +41,15 @@ if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Socket
 
 NEW_MAX = 2_000  # some 20 KiB each
-FILES = 320  # descriptors that are not for connections: those that a store has open, and some
-LEAST = 64  # connections, however few descriptors there are
-TELL_S = 10.0  # between two events that say so
-SETTLED_S = 1.0  # after libzmq's own limit, one that is still there has shaken hands
+FILES = 320  # descriptors kept for other purposes: a store's files, and some more
+LEAST = 64  # connections allowed even with few descriptors
+TELL_S = 10.0  # between two reports
+SETTLED_S = 1.0  # an open connection this long after handshake_ms has completed its handshake
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 
 class Connections:
-    """The connections to a ROUTER, by the addresses that they come from and by principal."""
+    """The connections to a ROUTER, by address and by principal."""
 
     def __init__(
         self,
@@ -56,8 +58,9 @@ class Connections:
         limit: Callable[[], int] = soft_limit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.turned_away = 0  # those that were ended because there were too many ...
-        self.on_crowded: Callable[[int], object] = lambda count: None  # ... which is told, seldom
+        self.turned_away = 0  # connections closed because there were too many ...
+        # ... reported at most every TELL_S
+        self.on_crowded: Callable[[int], object] = lambda count: None
         self._told_at = float("-inf")
         self._watched = router
         self._limit = limit
@@ -65,44 +68,44 @@ class Connections:
         self._settled_s = handshake_ms / 1000 + SETTLED_S
         self._addresses: dict[int, str] = {}  # by descriptor
         self._counts: Counter[str] = Counter()
-        self._new: dict[int, tuple[Origin, float]] = {}  # since when, oldest first
-        self._silent: dict[int, Origin] = {}  # have shaken hands and said nothing, oldest first
-        self._going: set[int] = set()  # cut to make room, and still open
-        self._known: dict[int, str] = {}  # the principals of those by which a packet came
+        self._new: dict[int, tuple[Origin, float]] = {}  # (connection, time), oldest first
+        self._silent: dict[int, Origin] = {}  # handshake completed, no packet yet, oldest first
+        self._going: set[int] = set()  # cut, but not yet closed by libzmq
+        self._known: dict[int, str] = {}  # principals of connections that have sent a packet
         self._principals: Counter[str] = Counter()
-        # Not pyzmq's own: a full queue of events would have libzmq's thread wait for us.
+        # Not pyzmq's own monitor socket: with a full queue of events libzmq's thread would block.
         address = f"inproc://monitor-{id(self)}"
         router.monitor(address, _EVENTS)
         self.socket = router.context.socket(zmq.PAIR)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RCVHWM, 0)
         self.socket.connect(address)
-        # Its descriptor tells of nothing until the first time that nothing was found.
+        # libzmq's descriptor signals events only after a first poll that found none.
         self.socket.poll(0)
 
     def count(self, address: str) -> int:
-        """How many connections an address has now."""
+        """Return the number of open connections of an address."""
         self.note()
         return self._counts[address]
 
     def of(self, principal: str) -> int:
-        """How many connections a principal has, as far as they have said something."""
+        """Return the number of a principal's connections that have sent a packet."""
         return self._principals[principal]
 
     def share(self, most: int) -> int:
-        """How many a principal may have that may have *most*, with the descriptors there are."""
+        """Return the limit of a principal: *most*, or less if there are few descriptors."""
         return min(most, self._room // 2)
 
     @property
     def _room(self) -> int:
-        """How many connections leave descriptors for files."""
+        """The number of connections that leaves descriptors for files."""
         return max(LEAST, self._limit() - FILES)
 
     def __len__(self) -> int:
         return len(self._addresses)
 
     def note(self) -> None:
-        """Take in what has become of connections."""
+        """Handle libzmq's pending events of connections."""
         while True:
             try:
                 event = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
@@ -111,9 +114,9 @@ class Connections:
             self.heard(event["event"], event["value"])
 
     def heard(self, event: int, descriptor: int) -> None:
-        """A connection was accepted, or has ended: then libzmq has closed its descriptor."""
-        # Also where it is accepted: a descriptor is one connection's, should libzmq have told
-        # nothing of the end of the one before. Else its address would have one more for ever.
+        """Handle a connection that was accepted, or that ended and whose descriptor is closed."""
+        # Remove the old entry also for an accepted connection: libzmq may not have reported the end
+        # of the earlier one with this descriptor, which would then count forever.
         address = self._addresses.pop(descriptor, None)
         if address is not None:
             _less(self._counts, address)
@@ -130,16 +133,16 @@ class Connections:
             self._make_room()
 
     def speaks(self, descriptor: int, principal: str, most: int) -> bool:
-        """A packet has come by a connection; whether its principal may have one more.
+        """Handle a packet from a connection; return whether its principal may have this connection.
 
-        It may not if it has *most* already: then this one is ended.
+        If the principal has *most* connections already, this one is closed.
         """
         if descriptor in self._known:
             return True
-        self.note()  # It may have been told of just now.
+        self.note()  # its event may be pending
         found = self._new.pop(descriptor, None)
         self._silent.pop(descriptor, None)
-        if principal:  # Where there are no keys, nobody is one.
+        if principal:  # without keys there are no principals
             most = self.share(most)
         if self._principals[principal] >= most and descriptor in self._addresses:
             return not self._turn_away(found[0] if found is not None else came_from(descriptor))
@@ -149,7 +152,7 @@ class Connections:
         return True
 
     def _make_room(self) -> None:
-        """End new connections, or silent ones, while there are too many of them, or of all."""
+        """Close new or silent connections while there are too many."""
         most = self._room
         settled = self._clock() - self._settled_s
         while self._new:
@@ -158,8 +161,8 @@ class Connections:
                 del self._new[descriptor]
                 self._silent[descriptor] = origin
                 continue
-            # libzmq closes a connection some time after it was cut: until then it still counts as
-            # open, and must not cost the next one its place too.
+            # libzmq closes a connection some time after it was cut. Do not count it until then, or
+            # another connection would be closed for it, too.
             count = len(self._addresses) - len(self._going)
             if len(self._new) <= min(NEW_MAX, most // 2) and count <= most:
                 return
@@ -180,7 +183,7 @@ class Connections:
         return is_cut
 
     def close(self) -> None:
-        """Stop; before the socket that is watched is closed."""
+        """Stop watching; to be called before the watched socket is closed."""
         self._watched.disable_monitor()
         self.socket.close(0)
 
@@ -192,14 +195,14 @@ def _less(counts: Counter[str], name: str) -> None:
 
 
 class Origin(NamedTuple):
-    """Where a connection comes from: its descriptor, and who is at the other end of that."""
+    """The origin of a connection: its descriptor and its peer's address."""
 
     descriptor: int
-    name: object  # as getpeername() has it; None when nobody is there
+    name: object  # from getpeername(); None if there is no peer
 
     @property
     def address(self) -> str:
-        """Of whom; empty when nobody is there, or not over the network."""
+        """The peer's IP address; empty if there is no peer or no network connection."""
         return str(self.name[0]) if isinstance(self.name, tuple) else ""
 
 
@@ -207,7 +210,7 @@ NOWHERE = Origin(-1, None)
 
 
 def source_of(frame: zmq.Frame) -> int:
-    """The descriptor of the connection that a frame has come by; -1 when libzmq does not know."""
+    """Return the descriptor of a frame's connection; -1 if libzmq does not know it."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -215,16 +218,16 @@ def source_of(frame: zmq.Frame) -> int:
 
 
 def came_from(descriptor: int) -> Origin:
-    """The connection that has a descriptor now."""
+    """Return the connection that has a descriptor now."""
     with _borrowed(descriptor) as found:
         return Origin(descriptor, _name(found))
 
 
 def cut(origin: Origin) -> bool:
-    """End a connection, if it is still the one that it was; returns whether it was.
+    """Close a connection if its descriptor still belongs to it; return whether it was closed.
 
-    libzmq has no call for that. It finds that the other side has gone, and lets go of all that
-    waits for it.
+    libzmq has no call for this, so the socket is shut down. libzmq then sees that the peer has gone
+    and drops the packets for it.
     """
     with _borrowed(origin.descriptor) as found:
         if found is None or origin.name is None or _name(found) != origin.name:
@@ -237,19 +240,19 @@ def cut(origin: Origin) -> bool:
 
 
 def address_of(descriptor: int) -> str:
-    """Who is at the other end; empty when nobody is, or not over the network."""
+    """Return the peer's IP address; empty if there is no peer or no network connection."""
     return came_from(descriptor).address
 
 
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
-    """The socket of a descriptor that is libzmq's, and stays so; None when there is none.
+    """The socket of a descriptor, which libzmq keeps; None if there is none.
 
-    It takes no descriptor of its own: there may be none left.
+    It needs no new descriptor, because none may be left.
     """
     try:
         found = socket.socket(fileno=descriptor)
-    except (OSError, ValueError):  # The connection has gone, and the number may be that of a file.
+    except (OSError, ValueError):  # the connection is gone, and its number may be that of a file
         yield None
         return
     try:

@@ -1,4 +1,4 @@
-"""How a node connects to others: a DEALER for each, that knows whom it wants."""
+"""Connects a node to its peers: a DEALER for each, which accepts only the expected key."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pymq.transport.zeromq.zap import secure_client
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Context, Secure, Socket
 
-# until a peer that has refused us, whose key is missing, or whose endpoint is none, is tried again
+# the pause after a refusal, a missing key or an invalid endpoint, before the next try
 REFUSED_S = 1.0
 
 
 class Dialer:
-    """Makes the connections of the node with a routing id; *on_problem* hears why one fails."""
+    """Makes the connections of a node; *on_problem* is called with the reason for a failure."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Dialer:
         self.on_lost: Callable[[str, bool], None] | None = None
 
     def call(self, peer: Peer, endpoint: str) -> PeerLink | None:
-        """Connect to a peer, unless that is of no use now."""
+        """Connect to a peer; return None if this fails or a try would come too soon."""
         link = self._make(peer, endpoint)
         if link is not None:
             peer.link = link
@@ -60,7 +60,7 @@ class Dialer:
             with lent():
                 return self._link(peer, endpoint, now)
         except (ConfigError, zmq.ZMQError) as error:
-            # Endpoints come from others: what one of them calls himself must not end this node.
+            # Endpoints come from other nodes: an invalid one must not end this node.
             peer.refused_until = now + REFUSED_S
             self._on_problem(f"{peer.name}: {error}")
             return None
@@ -105,7 +105,7 @@ class Dialer:
         return link
 
     def _watched(self, link: PeerLink) -> None:
-        """Something has become of a connection that we make."""
+        """Handle the news of a connection that this node makes."""
         watch, peer = link.watch, link.peer
         assert watch is not None
         was_up, problem = watch.is_up, watch.problem()
@@ -114,11 +114,11 @@ class Dialer:
         if problem:
             self._on_problem(problem)
             if watch.is_over and peer.link is link:
-                self.hang_up(peer)  # Our key may be known when it is tried again.
+                self.hang_up(peer)  # the peer may know our key at the next try
                 peer.refused_until = time.monotonic() + REFUSED_S
 
     def hang_up(self, peer: Peer) -> None:
-        """End the connection that was made to a peer, if there is one."""
+        """Close the connection that this node made to a peer, if any."""
         link, peer.link = peer.link, None
         if link is None:
             return
@@ -129,7 +129,7 @@ class Dialer:
         link.socket.close(0)
 
     def check(self, peer: Peer) -> None:
-        """The keys have changed: hang up on a peer that would now need another one."""
+        """After a change of the keys: hang up on a peer of which another key is now expected."""
         if peer.link is not None and self._keys is not None:
             expected = self._keys.at(peer.name, peer.link.endpoint)
             if expected is None or expected.key != peer.link.key:

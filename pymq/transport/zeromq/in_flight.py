@@ -1,9 +1,9 @@
-"""What libzmq holds for a peer: packets that were handed to it and have not left the process.
+"""Counts the bytes of packets that libzmq holds for a peer.
 
-libzmq bounds their number and not their bytes, and tells nothing of either. But of a part that it
-shares instead of copying it says when it is done with it, and it sends packets in their order. So
-of each run of packets with TRACK_BYTES the last part is shared, and when libzmq is done with that,
-the whole run has left.
+libzmq bounds the number of these packets but not their bytes, and reports neither. But it sends
+packets in order, and it reports when it has released a part that is shared instead of copied. So
+the transport divides the packets into runs of TRACK_BYTES and shares the last part of each run.
+When libzmq releases that part, the whole run has left the process.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from pymq.transport.shapes import Buffer
     from pymq.transport.zeromq.sockets import Socket
 
-TRACK_BYTES = 64 << 10  # of packets for one peer; what comes after the last such run is not counted
+TRACK_BYTES = 64 << 10  # length of a run; the bytes after the last run are not counted
 
 
 class InFlight:
-    """The packets for one peer that libzmq holds."""
+    """The packets that libzmq holds for one peer."""
 
     __slots__ = ("_runs", "_since", "bytes", "moved_at")
 
     def __init__(self) -> None:
         self._runs: deque[tuple[zmq.MessageTracker, int]] = deque()
         self._since = 0  # bytes since the last run ended
-        self.bytes = 0  # of the runs that have not left
-        self.moved_at = 0.0  # when the last one did, or when there was none
+        self.bytes = 0  # of runs that have not left the process
+        self.moved_at = 0.0  # when a run last left, or when there was none
 
     def is_over(self, size: int) -> bool:
-        """Whether a run ends with a packet of *size* bytes: then its last part is to be shared."""
+        """Whether a packet of *size* bytes ends a run, so that its last part has to be shared."""
         return self._since + size >= TRACK_BYTES
 
     def add(self, size: int, tracker: zmq.MessageTracker | None, now: float) -> None:
-        """A packet was handed over; *tracker* is that of its last part, if a run ends there."""
+        """Add a sent packet; *tracker* is that of its last part, if it ends a run."""
         self._since += size
         if tracker is not None:
             if not self._runs:
@@ -50,7 +50,7 @@ class InFlight:
             self._since = 0
 
     def look(self, now: float) -> int:
-        """How many bytes have not left by now."""
+        """Return the bytes that have not left the process by *now*."""
         runs = self._runs
         while runs and runs[0][0].done:
             self.bytes -= runs.popleft()[1]
@@ -59,10 +59,10 @@ class InFlight:
 
 
 def send_tracked(socket: Socket, frames: Sequence[Buffer]) -> zmq.MessageTracker:
-    """Send the parts of a packet, the last one shared; returns what tells when that has left."""
+    """Send the parts of a packet, the last one shared; return the tracker of that part."""
     for frame in frames[:-1]:
         socket.send(frame, MORE, copy=len(frame) <= COPY_MAX)
-    # What is short would be copied, and of that nothing is told.
+    # threshold 0: pyzmq would copy a short part, and copies have no tracker
     shared = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
     tracker = socket.send(shared, LAST, copy=False, track=True)
     assert isinstance(tracker, zmq.MessageTracker)

@@ -1,4 +1,4 @@
-"""Where others connect to a node: a ROUTER that is bound, and who of those who come is heard."""
+"""The bound ROUTER of a node: admits or refuses the peers that connect."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 class Listener:
     """The bound socket of a node, at *bound*.
 
-    With keys, only who has proved with CurveZMQ to have one that is known is let in at all, and
-    heard under no name but its own. Without, everybody is, so it is not open to the network unless
-    it is *insecure* knowingly.
+    With keys, the listener admits only peers that have proved a known key with CurveZMQ, and only
+    under their own names. Without keys it admits every peer, so it listens on this machine only,
+    unless *insecure*.
 
     Raises:
-        ConfigError: it would be open to the network; or who has no key was let in.
+        ConfigError: without keys it would be open to the network; or it admits an unknown key.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Listener:
             )
         self._keys = keys
         self._on_refused = on_refused
-        self._doorman: Authenticator | None = None  # the end of the context closes its sockets
+        self._doorman: Authenticator | None = None  # closed with its context
         if keys is None:
             self.socket, self.bound = make_router(context, listen, tuning)
         else:
-            # Before there is a door.
+            # before the ROUTER is bound
             doorman = self._doorman = Authenticator(context, keys, on_refused, tuning)
             selector.register(descriptor(doorman.socket), selectors.EVENT_READ, doorman.answer)
             self.socket, self.bound = make_router(
@@ -78,18 +78,18 @@ class Listener:
         selector.register(descriptor(self.socket), selectors.EVENT_READ, None)
 
     def speaks(self, number: int, principal: str) -> bool:
-        """Whether a packet of *principal* is heard that has come by the descriptor *number*."""
+        """Whether to accept a packet of *principal* from the connection *number*."""
         if self.connections is None:
             return True
         return self.connections.speaks(number, principal, self._per_principal)
 
     def admit(self, me: str, peers: Peers, identity: bytes, key: str) -> Peer:
-        """The peer that has connected to node *me* under a routing id.
+        """Return the peer that has connected to node *me* under a routing id.
 
-        *key* is what the connection has proved to have, when there are keys.
+        *key* is the key that the connection has proved, if there are keys.
 
         Raises:
-            InvalidRequest: it is not to be heard, and has been told why.
+            InvalidRequest: the peer is refused, and a packet with the reason was sent to it.
         """
         keys, principal, problem = self._keys, ANONYMOUS, ""
         if keys is not None:
@@ -108,7 +108,7 @@ class Listener:
             peer = peers.get(node)
             peers.admit(peer, identity)
             peer.key, peer.principal = key, principal
-            # A client may go by its principal's name as well, and is a client all the same.
+            # A client may use its principal's name as its node, and still is a client.
             is_node = not node.startswith(CLIENT_PREFIX)
             peer.is_client = not (is_node and (keys is None or keys.is_node(principal)))
             peer.header_max = (
@@ -131,4 +131,4 @@ class Listener:
             self.socket.send(identity, MORE)
             send_frames(self.socket, wire.encode([("", "", wire.Refused(error))]))
         except zmq.ZMQError:
-            pass  # It has gone, or does not listen: so it stays without an explanation.
+            pass  # it is gone or does not read, so it gets no reason

@@ -1,4 +1,4 @@
-"""The nodes that a ZeroMQ transport knows: where they are, and what waits for each."""
+"""The peers of a ZeroMQ transport: their connections, endpoints and waiting packets."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Socket
 
 _IDENTITY = re.compile(rb"(?:[A-Za-z0-9._-]{1,220}|(?:tcp|ipc)://[!-~]{1,220})/[0-9a-f]{16}")
-NAMES_KEPT = 10_000  # names of machines that are not looked up anew each time
+NAMES_KEPT = 10_000  # names of machines in the cache
 FENCED_KEPT = 1_000
 
 Frames = list[Buffer]
 
 
 def make_identity(node: str) -> bytes:
-    """The routing id of a process of *node*, which no other process has.
+    """Make a routing id for this process of *node*; it is unique.
 
     Raises:
-        ConfigError: *node* cannot be the name of a node.
+        ConfigError: *node* is not a valid name of a node.
     """
     identity = f"{node}/{os.urandom(8).hex()}".encode()
     if not _IDENTITY.fullmatch(identity):
@@ -40,32 +40,43 @@ def make_identity(node: str) -> bytes:
 
 
 def node_of_identity(identity: bytes) -> str | None:
-    """The node of whoever connects with a routing id; None if it is no such id."""
+    """Return the node in a routing id; None if the id is invalid."""
     return identity[:-17].decode() if _IDENTITY.fullmatch(identity) else None
 
 
 @define
 class Peer:
-    """Another node: how it can be reached, and what waits for it."""
+    """Another node: its connections and its waiting packets."""
 
     name: str
-    packet: wire.Packet | None = None  # that is being put together
-    waiting: deque[tuple[float, int, Frames]] = Factory(deque)  # (since when, bytes, a packet)
+    packet: wire.Packet | None = None  # under construction
+    waiting: deque[tuple[float, int, Frames]] = Factory(deque)  # (time, bytes, packet)
     waiting_bytes: int = 0
-    link: PeerLink | None = None  # a connection that we have made
-    route: bytes | None = None  # a connection that it has made, by its routing id
+    link: PeerLink | None = None  # the connection made by this node
+    route: bytes | None = None  # routing id of the connection made by the peer
     heard_at: float = 0.0
     greeted_at: float = float("-inf")
     principal: str = ANONYMOUS
-    key: str = ""  # with which it has connected
-    refused_until: float = 0.0  # it did not let us in; so long it is not asked again
-    header_max: int = wire.HEADER_BYTES_MAX  # that a packet of it may have
-    is_client: bool = False  # and no broker or zkserver
-    flight: InFlight = Factory(InFlight)  # what libzmq holds for it, if it is a client
+    key: str = ""  # the key that its connection has proved
+    refused_until: float = 0.0  # no new try before this time
+    header_max: int = wire.HEADER_BYTES_MAX  # limit of its packets' headers
+    is_client: bool = False  # not a broker or zkserver
+    flight: InFlight = Factory(InFlight)  # packets in libzmq, if it is a client
     came_from: Origin = NOWHERE  # the connection of its last packet, if it is a client
 
+    def expire(self, since: float) -> int:
+        """Drop the packets from before *since*, whose senders have retried by now.
+
+        Returns the number of dropped packets.
+        """
+        count = 0
+        while self.waiting and self.waiting[0][0] < since:
+            self.waiting_bytes -= self.waiting.popleft()[1]
+            count += 1
+        return count
+
     def lose(self) -> int:
-        """Forget the packets that wait for it; returns how many there were."""
+        """Drop all waiting packets; return their number."""
         count = len(self.waiting)
         self.waiting.clear()
         self.waiting_bytes = 0
@@ -74,27 +85,27 @@ class Peer:
 
 @define
 class PeerLink:
-    """A connection that we have made."""
+    """A connection made by this node."""
 
     endpoint: str
     socket: Socket
     peer: Peer
-    key: str = ""  # that the other side has to show
+    key: str = ""  # the key that the peer has to prove
     watch: ConnectionWatch | None = None
 
 
 class Peers:
-    """All peers, by what is known of them: a name, or the routing id of a connection."""
+    """All peers, by name and by the routing id of their connection."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Peer] = {}
         self.by_route: dict[bytes, Peer] = {}
-        self.fenced: dict[bytes, None] = {}  # routing ids whose nodes have been replaced
+        self.fenced: dict[bytes, None] = {}  # routing ids of processes that were replaced
         self._endpoints: dict[str, str] = {}
-        self._machines: dict[str, tuple[Peer, str]] = {}  # the node's peer, and the rest of a name
+        self._machines: dict[str, tuple[Peer, str]] = {}  # (peer, name without the node)
 
     def learn(self, node: str, endpoint: str) -> bool:
-        """From now on *node* is to be found at *endpoint*; returns whether that is new."""
+        """Set the endpoint of *node*; return whether it has changed."""
         if self._endpoints.get(node) == endpoint:
             return False
         self._endpoints[node] = endpoint
@@ -102,11 +113,11 @@ class Peers:
         return True
 
     def endpoint(self, peer: Peer) -> str | None:
-        """Where a peer is to be found, if that is known."""
+        """Return the endpoint of a peer, if known."""
         return peer.name if "://" in peer.name else self._endpoints.get(peer.name)
 
     def find(self, machine: str) -> tuple[Peer, str]:
-        """The peer of a machine, and the machine's name there."""
+        """Return the peer of a machine, and the machine's name there."""
         known = self._machines.get(machine)
         if known is not None:
             return known
@@ -121,17 +132,17 @@ class Peers:
         return found
 
     def get(self, node: str) -> Peer:
-        """The peer of a node, which need not have been heard of."""
+        """Return the peer of a node; make it if it is new."""
         peer = self.by_name.get(node)
         if peer is None:
             peer = self.by_name[node] = Peer(node)
             if node.startswith(CLIENT_PREFIX):
                 peer.header_max, peer.is_client = wire.CLIENT_HEADER_BYTES_MAX, True
-            self._machines.clear()  # It may be the node of machines that were taken for another's.
+            self._machines.clear()  # cached machines may belong to the new node
         return peer
 
     def admit(self, peer: Peer, route: bytes) -> None:
-        """A peer has connected to us; an earlier connection of its name is not heard any more."""
+        """Set the connection that a peer has made, and fence an earlier one of its name."""
         if peer.route is not None and peer.route != route:
             self.by_route.pop(peer.route, None)
             self.fenced[peer.route] = None
@@ -141,9 +152,9 @@ class Peers:
         self.by_route[route] = peer
 
     def forget_idle(self) -> None:
-        """Forget peers that are nowhere, and for which nothing waits.
+        """Remove peers without a connection, an endpoint and waiting packets.
 
-        Each client that goes before it is answered leaves one.
+        Each client that leaves before it is answered leaves such a peer behind.
         """
         gone = [
             peer.name
@@ -157,13 +168,13 @@ class Peers:
             self._machines.clear()
 
     def forget_route(self, peer: Peer) -> int:
-        """A connection that a peer has made is gone; returns how many packets went with it."""
+        """Remove the lost connection that a peer has made; return the number of lost packets."""
         if peer.route is not None:
             self.by_route.pop(peer.route, None)
             peer.route = None
         if peer.link is not None or self.endpoint(peer) is not None:
             return 0
-        # It comes back by itself, or never; what was for it is lost with the connection.
+        # only the peer can reconnect, so its packets are lost with the connection
         self.by_name.pop(peer.name, None)
         self._machines.clear()
         return peer.lose()

@@ -1,4 +1,4 @@
-"""The sockets of ZeroMQ as pymq wants them; each setting is here because its default does harm."""
+"""Makes ZeroMQ sockets; each setting is here because its default does harm."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import platform
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pymq.core.values import value
 from pymq.errors import ConfigError, MissingExtra
 from pymq.transport.shapes import Buffer
-from pymq.transport.wire import FRAME_BYTES_MAX
+from pymq.transport.wire import FRAME_BYTES_MAX, FRAMES_MAX
 
 try:
     import zmq
@@ -22,40 +22,41 @@ except ImportError as error:
 if TYPE_CHECKING:
     Socket = zmq.Socket[bytes]
     Context = zmq.Context[zmq.Socket[bytes]]
-    Secure = Callable[[Socket], object]  # is called with a socket before anybody can reach it
+    Secure = Callable[[Socket], object]  # called with a socket before it is bound or connected
 
 SCHEMES = ("tcp://", "ipc://")
 _ENDPOINT = re.compile(r"tcp://[A-Za-z0-9._*%\[\]:-]+:(?:[0-9]{1,5}|\*)|ipc://[^\x00-\x1f']+")
-# Bytes of a frame up to which libzmq's copy costs less than sharing: for a shared frame another
-# thread has to be woken, in Python, to let go of it.
+# Bytes of a frame up to which libzmq's copy costs less than sharing: to release a shared frame, a
+# Python thread has to be woken.
 COPY_MAX = 512 << 10
-KEPT_BYTES = 4 << 20  # blocks up to this size are kept by malloc, and twice as much of what is free
+KEPT_BYTES = 4 << 20  # malloc keeps freed blocks up to this size, in total twice as much
 SOCKETS_MAX = 65_535
-MORE = int(zmq.SNDMORE | zmq.NOBLOCK)  # whole numbers: to join two flags takes a microsecond
+MORE = int(zmq.SNDMORE | zmq.NOBLOCK)  # plain integers: joining two enum flags takes a microsecond
 LAST = int(zmq.NOBLOCK)
 EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
-BIND_S = 2.0  # a port that was just closed is free again after a moment
+BIND_S = 2.0  # seconds to retry: a closed port becomes free after a moment
 
 
 @value
 class Tuning:
-    """How connections are treated; times in milliseconds."""
+    """Settings of connections; times in milliseconds."""
 
-    silence_ms: int = 3_000  # a machine that confirms nothing for so long cannot be reached
-    handshake_ms: int = 3_000  # then whoever connects and says nothing is let go
-    reconnect_ms: int = 20  # the first time, then twice as long, up to ...
+    silence_ms: int = 3_000  # without a TCP acknowledgement for so long, a connection is lost
+    handshake_ms: int = 3_000  # limit of a connection's handshake
+    reconnect_ms: int = 20  # the first pause; doubles up to ...
     reconnect_max_ms: int = 1_000
-    packets: int = 64  # that libzmq holds for a peer, each way; more wait with us, by bytes
-    linger_ms: int = 500  # that what was flushed has to leave when a transport is closed
-    per_address: int = 1_000  # connections that one address may have, where there are keys
-    per_principal: int = 500  # and that one principal may have, from anywhere
-    waiting_bytes: int = 64 << 20  # that wait for a peer; what is beyond is lost
-    stalled_ms: int = 10_000  # a client that takes nothing of what is for it is let go after that
-    waiting_ms: int = 1_000  # for how long something waits for a peer that cannot be reached
+    # in libzmq for each peer and direction; further ones wait here, limited in bytes
+    packets: int = 64
+    linger_ms: int = 500  # for flushed packets to leave when the transport is closed
+    per_address: int = 1_000  # connections of one address, if there are keys
+    per_principal: int = 500  # connections of one principal, from all addresses
+    waiting_bytes: int = 64 << 20  # that wait for a peer; further messages are lost
+    stalled_ms: int = 10_000  # after this time a client that reads nothing is disconnected
+    waiting_ms: int = 1_000  # packets for an unreachable peer are dropped after this time
 
 
 def make_context() -> Context:
-    """A context of one's own: the shared one may be somebody else's to close."""
+    """Make a new context: other code may close the shared one."""
     _keep_memory()
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
@@ -63,29 +64,31 @@ def make_context() -> Context:
 
 
 def _keep_memory() -> None:
-    """Have malloc keep what frames and batches take, not give it back when a few were let go of.
+    """Make malloc keep the freed memory of frames and batches instead of returning it.
 
-    To get it again costs a page fault for each 4 KiB. glibc goes by the largest block that was ever
-    freed: smaller ones come out of its heap, of which it keeps twice as much. Who has another
-    malloc, or has set its options, is left alone.
+    Getting it again costs a page fault for each 4 KiB. glibc adapts to the largest block that was
+    ever freed: it takes smaller blocks from its heap and keeps twice as much free memory there.
+    With another malloc, or with options set for it, this has no effect.
     """
-    bytes(KEPT_BYTES)  # Nobody touches it, so it takes no memory.
+    bytes(KEPT_BYTES)  # never touched, so it takes no memory
 
 
 def make_router(
     context: Context, endpoint: str, tuning: Tuning, secure: Secure | None = None
 ) -> tuple[Socket, str]:
-    """A bound ROUTER, and where it is bound: port 0 takes a free one. *secure* it is before.
+    """Make a ROUTER and bind it; return it and its endpoint. Port 0 takes a free port.
+
+    *secure* is called with the socket before it is bound.
 
     Raises:
-        ConfigError: nothing can be bound there.
+        ConfigError: the endpoint is invalid or cannot be bound.
     """
     check_endpoint(endpoint)
     socket = context.socket(zmq.ROUTER)
     _set(socket, endpoint, tuning)
-    # What cannot be sent is an error and not silently lost. A peer that has lost its connection and
-    # comes back takes the place of what is left of the old one; that nobody else can do so rests on
-    # the random part of routing ids.
+    # MANDATORY: a packet that cannot be sent is an error, not a silent loss. HANDOVER: a peer that
+    # reconnects replaces its old connection. The random part of routing ids keeps other peers
+    # from doing this.
     socket.set(zmq.ROUTER_MANDATORY, 1)
     socket.set(zmq.ROUTER_HANDOVER, 1)
     socket.set(zmq.BACKLOG, 1024)
@@ -104,7 +107,7 @@ def make_router(
             if error.errno != zmq.EADDRINUSE or time.monotonic() > until:
                 socket.close(0)
                 raise ConfigError(f"cannot listen at {endpoint}: {error}") from error
-            time.sleep(0.05)  # A socket that was closed just now lets go of its port unannounced.
+            time.sleep(0.05)  # libzmq does not report when a closed socket has released its port
 
 
 def make_dealer(
@@ -114,17 +117,17 @@ def make_dealer(
     tuning: Tuning,
     secure: Secure | None = None,
 ) -> Socket:
-    """A DEALER on its way to *endpoint*. *secure* it is before.
+    """Make a DEALER that connects to *endpoint*; *secure* is called with it before.
 
     Raises:
-        ConfigError: nobody can be at such an endpoint.
+        ConfigError: the endpoint is invalid.
     """
     check_endpoint(endpoint)
     socket = context.socket(zmq.DEALER)
     try:
         _set(socket, endpoint, tuning)
         socket.set(zmq.ROUTING_ID, identity)
-        socket.set(zmq.IMMEDIATE, 1)  # so that what is not connected takes nothing
+        socket.set(zmq.IMMEDIATE, 1)  # accept no packets while not connected
         socket.set(zmq.RECONNECT_IVL, tuning.reconnect_ms)
         socket.set(zmq.RECONNECT_IVL_MAX, tuning.reconnect_max_ms)
         if secure is not None:
@@ -141,19 +144,19 @@ def _set(socket: Socket, endpoint: str, tuning: Tuning) -> None:
     socket.set(zmq.SNDHWM, tuning.packets)
     socket.set(zmq.RCVHWM, tuning.packets)
     socket.set(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    # ZMTP's heartbeats abort the process (decision 77); the kernels can do without them.
+    # ZMTP's heartbeats abort the process (decision 77); TCP keepalive replaces them.
     socket.set(zmq.TCP_KEEPALIVE, 1)
     socket.set(zmq.TCP_KEEPALIVE_IDLE, 1)
     socket.set(zmq.TCP_KEEPALIVE_INTVL, 1)
     socket.set(zmq.TCP_KEEPALIVE_CNT, max(1, tuning.silence_ms // 1_000))
     socket.set(zmq.TCP_MAXRT, tuning.silence_ms)
     socket.set(zmq.HANDSHAKE_IVL, tuning.handshake_ms)
-    # Else addresses of version 4 look like those of version 6, in endpoints that people read.
+    # Otherwise libzmq reports IPv4 addresses in the form of IPv6.
     socket.set(zmq.IPV6, int("[" in endpoint))
 
 
 def reachable(endpoint: str) -> str:
-    """Where others reach what is bound at *endpoint*: all interfaces are this host's name."""
+    """Return *endpoint* as peers reach it: the wildcard address becomes this host's name."""
     for everywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(everywhere):
             return f"tcp://{platform.node()}:{endpoint.removeprefix(everywhere)}"
@@ -161,10 +164,10 @@ def reachable(endpoint: str) -> str:
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Return *endpoint* if it is one.
+    """Return *endpoint* if it is valid.
 
     Raises:
-        ConfigError: it is not; the message says what one looks like.
+        ConfigError: it is not; the message shows the valid forms.
     """
     if not _ENDPOINT.fullmatch(endpoint):
         raise ConfigError(f"{endpoint!r} is no endpoint; tcp://HOST:PORT and ipc://PATH are")
@@ -172,7 +175,7 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def is_local(endpoint: str) -> bool:
-    """Whether only this machine reaches what is bound at *endpoint*."""
+    """Whether only this machine can reach *endpoint*."""
     if not endpoint.startswith("tcp://"):
         return True
     host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
@@ -183,14 +186,46 @@ def is_local(endpoint: str) -> bool:
 
 
 def descriptor(socket: Socket) -> int:
-    """What is readable when something has happened at a socket, until it is used next."""
+    """Return the descriptor of a socket; it is readable after an event until the next use."""
     found = socket.get(zmq.FD)
     assert isinstance(found, int)
     return found
 
 
 def send_frames(socket: Socket, frames: Sequence[Buffer]) -> None:
-    """Send the parts of a packet; the first one may be refused, and those after it are not."""
+    """Send the parts of a packet; libzmq can refuse only the first one."""
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         socket.send(frame, LAST if index == last else MORE, copy=len(frame) <= COPY_MAX)
+
+
+class ReceivedPacket(NamedTuple):
+    """A received packet."""
+
+    identity: bytes  # of the connection, from a ROUTER
+    header: Buffer
+    frames: list[memoryview]  # one more than allowed at most
+    size: int  # bytes of all frames
+    last: zmq.Frame  # tells the connection of the packet
+
+
+def receive_packet(socket: Socket, *, from_router: bool) -> ReceivedPacket | None:
+    """Receive all parts of the next packet, if there is one."""
+    try:
+        part = socket.recv(LAST, copy=False)
+    except zmq.Again:
+        return None
+    identity = b""
+    if from_router:
+        identity = part.bytes
+        part = socket.recv(copy=False)
+    header = part.buffer
+    frames: list[memoryview] = []
+    size = 0
+    while part.more:
+        part = socket.recv(copy=False)
+        size += len(part.buffer)
+        # Read all parts: the next packet would begin with the remaining ones.
+        if len(frames) <= FRAMES_MAX:
+            frames.append(part.buffer)
+    return ReceivedPacket(identity, header, frames, size, part)

@@ -1,11 +1,14 @@
-"""CurveZMQ on sockets: who connects proves who he is, and is looked up before he is heard.
+"""CurveZMQ on sockets: each client proves its key, and the handler admits only known keys.
 
 libzmq asks a handler inside the process about each handshake (ZAP, ZeroMQ RFC 27). Without one a
-CURVE server lets in any key at all; so the handler is bound before anything else is, domains are
-enforced, and a node tries out at its start that a key that nobody knows is refused.
+CURVE server admits every key. So the node:
 
-The handler is a socket that the node's loop reads like its others: pyzmq's own has a thread, and
-hangs the end of its context when it is started twice.
+1. binds the handler before any other socket,
+2. enforces domains,
+3. checks at its start that an unknown key is refused.
+
+The handler is a socket that the node's loop reads like its others. pyzmq's own handler has a
+thread, and if it is started twice, closing the context hangs.
 """
 
 from __future__ import annotations
@@ -26,17 +29,18 @@ from pymq.transport.zeromq.connections import Connections
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Context, Socket, Tuning
 
-LIBZMQ_MIN = (4, 3, 5)  # before: CVE-2020-15166, a heap overflow and others, before any key counts
+# earlier ones: CVE-2020-15166, a heap overflow and others, all before the key check
+LIBZMQ_MIN = (4, 3, 5)
 DOMAIN = b"pymq"
 SELF_TEST_S = 10.0
 USER_ID = "User-Id"
 
-# A principal, or nothing, and from where it has tried to connect.
+# (the principal or "", the address or routing id of the refused connection)
 OnRefused = Callable[[str, str], None]
 
 
 class Authenticator:
-    """Answers ZAP's questions for the sockets of one context."""
+    """Answers the ZAP requests of the sockets of one context."""
 
     def __init__(
         self,
@@ -47,7 +51,7 @@ class Authenticator:
     ) -> None:
         check_library()
         self.refused = 0
-        self.connections: Connections | None = None  # to count them
+        self.connections: Connections | None = None  # for their counts
         self._tuning = tuning
         self._keys = keys
         self._on_refused = on_refused
@@ -56,7 +60,7 @@ class Authenticator:
         self.socket.bind("inproc://zeromq.zap.01")
 
     def answer(self) -> None:
-        """Answer what was asked; never waits."""
+        """Answer all pending requests, without waiting."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -74,16 +78,17 @@ class Authenticator:
                 self.refused += 1
                 if self._on_refused is not None:
                     self._on_refused(principal or "", where)
-                # It tries again by itself when there are fewer, and not if its key is not known.
+                # A client retries after 300, and does not after 400.
                 status = (b"300", b"too many") if is_crowded else (b"400", b"this key is not known")
-            # The key, and not the principal, is noted with the connection: it may be revoked later.
+            # libzmq keeps the key with the connection, not the principal: it may be revoked later.
             user = key.encode() if status[0] == b"200" else b""
             self.socket.send_multipart([asker, b"", b"1.0", request_id, *status, user, b""])
 
     def _is_crowded(self, principal: str, address: str) -> bool:
         if self.connections is None or not address:
             return False
-        if self.connections.count(address) > self._tuning.per_address:  # this one is among them
+        # the count includes this one
+        if self.connections.count(address) > self._tuning.per_address:
             return True
         most = self.connections.share(self._tuning.per_principal)
         return self.connections.of(principal) >= most
@@ -94,10 +99,10 @@ class Authenticator:
 
 
 def check_library() -> None:
-    """Refuse a libzmq that has no CURVE, or bugs that reach those who have no key.
+    """Check that libzmq has CURVE and no bug that clients without a key can use.
 
     Raises:
-        ConfigError: as it says.
+        ConfigError: it is unsuitable; the message says why.
     """
     if not zmq.has("curve"):
         raise ConfigError("this libzmq was built without CURVE; install pyzmq from a wheel")
@@ -110,7 +115,7 @@ def check_library() -> None:
 
 
 def secure_server(socket: Socket, keys: KeyRing) -> None:
-    """Have a socket that will be bound let in who is known, and nobody else."""
+    """Make a socket, before it is bound, admit only known keys."""
     socket.set(zmq.CURVE_SERVER, 1)
     socket.set(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
     socket.set(zmq.ZAP_DOMAIN, DOMAIN)
@@ -118,14 +123,14 @@ def secure_server(socket: Socket, keys: KeyRing) -> None:
 
 
 def secure_client(socket: Socket, public: str, secret: str, server: str) -> None:
-    """Have a socket that will be connected talk with who has the key *server*, and nobody else."""
+    """Make a socket, before it connects, accept only a server with the key *server*."""
     socket.set(zmq.CURVE_PUBLICKEY, public.encode())
     socket.set(zmq.CURVE_SECRETKEY, secret.encode())
     socket.set(zmq.CURVE_SERVERKEY, server.encode())
 
 
 def user_id(frame: zmq.Frame) -> str:
-    """The key that a frame's connection has proved to have; empty when it has proved nothing."""
+    """Return the key that a frame's connection has proved; empty if it has proved none."""
     try:
         found = frame.get(USER_ID)
     except zmq.ZMQError:
@@ -134,16 +139,16 @@ def user_id(frame: zmq.Frame) -> str:
 
 
 def self_test(context: Context, authenticator: Authenticator, keys: KeyRing, bound: str) -> None:
-    """Try to connect to *bound* with a key that nobody knows.
+    """Check that *bound* refuses an unknown key, by trying to connect with one.
 
     Raises:
-        ConfigError: it was let in, or not refused in time.
+        ConfigError: the key was admitted, or not refused in time.
     """
     for everywhere, here in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
         bound = bound.replace(everywhere, here)
     stranger = key_files.make_pair("stranger")
     refused, on_refused = authenticator.refused, authenticator._on_refused
-    authenticator._on_refused = None  # Nobody is to be told of our own try.
+    authenticator._on_refused = None  # do not report this try
     socket = context.socket(zmq.DEALER)
     watch: ConnectionWatch | None = None
     try:
@@ -165,7 +170,7 @@ def self_test(context: Context, authenticator: Authenticator, keys: KeyRing, bou
         authenticator._on_refused = on_refused
     if not problem or authenticator.refused == refused:
         raise ConfigError(
-            f"a key that nobody knows was {'not refused in time' if problem is None else 'let in'} "
+            f"an unknown key was {'not refused in time' if problem is None else 'accepted'} "
             f"at {bound}: this node does not start"
         )
     authenticator.refused = refused

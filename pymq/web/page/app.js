@@ -1,4 +1,4 @@
-// The page: which view, what it asks for how often, and what is wrong.
+// The page: chooses the view, polls the server, and shows problems.
 
 import { age, h, link, show } from "./dom.js";
 import * as views from "./views.js";
@@ -44,7 +44,7 @@ let isOut = false; // a token is needed
 let turn = 0; // answers to what was asked for before are dropped
 let isLate = false; // what is shown is from before, and nobody has said how it is now
 
-// --- talking with the server ----------------------------------------------------------------------
+// --- requests -------------------------------------------------------------------------------------
 
 class Refused extends Error {
   constructor(code, message) { super(message); this.code = code; }
@@ -77,7 +77,7 @@ function complain(text) {
   if (status.textContent !== text) status.textContent = text;
 }
 
-// --- where we are ---------------------------------------------------------------------------------
+// --- address --------------------------------------------------------------------------------------
 
 function place() {
   return location.hash.replace(/^#\/?/, "").split("/").map((part) => {
@@ -97,7 +97,7 @@ function wanted([view, name, partition, offset]) {
   return null;
 }
 
-// A page of records stays as it is while it is read; only the last one grows.
+// Refresh only the last page of records; earlier ones stay unchanged while the user reads.
 const isLive = ([view, , , offset]) => view !== "records" || !offset || offset === "end";
 
 async function update(isNew = false) {
@@ -108,7 +108,7 @@ async function update(isNew = false) {
   update.late = setTimeout(() => { isLate = true; draw(); }, LATE_MS);
   try {
     const path = wanted(here);
-    // What is looked at is shown as soon as it is there: the whole takes longer while something fails.
+    // Draw the current view as soon as it arrives: the cluster view is slower while a node is down.
     const own = path && (isNew || part === null || isLive(here))
       ? ask(path).then((found) => { if (mine === turn) { part = found; partOf = path; if (state) draw(); } }) : null;
     const [whole] = await Promise.all([ask("/api/state"), own]);
@@ -146,7 +146,7 @@ function draw() {
   if (!state || !state.cluster) { show(content, h("p", { class: "quiet" }, "Looking …")); return; }
   const view = { topic: views.topic, group: views.group, records: views.records }[here[0]];
   if (!view) show(content, here[0] === "groups" ? views.groups(state) : views.overview(state, page));
-  // The address changes before we are told: what was asked for another place is not for this one.
+  // The address changes before the event arrives; drop answers to requests of the old address.
   else if (part && partOf !== wanted(here)) return;
   else if (part) show(content, view(part, page));
   else show(content, h("p", { class: "quiet" }, "Nothing to show. "), h("p", null, h("a", { href: "#/" }, "Back to the cluster")));
@@ -168,10 +168,10 @@ function top([view]) {
         ? h("button", { type: "button", onclick: async () => { turn += 1; clearTimeout(update.timer); await post("/logout", {}); isOut = true; state = part = null; draw(); } }, "Leave") : null));
 }
 
-// --- beginning ------------------------------------------------------------------------------------
+// --- start ----------------------------------------------------------------------------------------
 
 async function begin() {
-  // The token in the address goes no further: it is given away for a cookie and taken out.
+  // Exchange the token in the address for a cookie, and remove it from the address.
   const token = /^#token=(.+)$/.exec(location.hash);
   if (token) {
     history.replaceState(null, "", location.pathname + "#/");

@@ -1,5 +1,5 @@
-// Elements made and brought up to date. Text goes in as text and nowhere as markup, so that
-// whatever a topic, a key or a value is called, it is shown and never obeyed.
+// Creates and updates elements. Text is inserted as text, never as markup, so that names of topics,
+// keys and values cannot inject HTML.
 
 const SVG = new Set(["svg", "g", "rect", "path", "line", "circle", "text", "title", "defs",
   "pattern", "polyline", "polygon", "clipPath"]);
@@ -24,8 +24,7 @@ export function h(tag, attributes, ...children) {
   return node;
 }
 
-// Bring what is shown up to date without replacing what has not changed: focus, selection and what
-// was unfolded stay as they are.
+// Update the shown elements in place, so that focus, selection and unfolded parts stay.
 export function show(place, ...children) {
   const fresh = children.flat(Infinity).filter((child) => child instanceof Node);
   morphChildren(place, fresh);

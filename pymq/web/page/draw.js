@@ -1,4 +1,4 @@
-// Pictures: a partition's blocks as a timeline, throughput as a line, lag as a bar.
+// Drawings: a partition's blocks as a timeline, throughput as a line, lag as a bar.
 
 import { age, bytes, count, h, short, when } from "./dom.js";
 
@@ -7,9 +7,9 @@ const GAP = 4;
 const LEAST = 9; // pixels of the smallest block
 const AXIS = 22;
 
-// Who holds which run of offsets, in which ack mode: one lane for a broker, one box for a copy.
-// Widths grow with the root of what is in a block, so that small ones can be seen beside large ones.
-// Copies on brokers that are *dead* are there, and nobody can read them.
+// The blocks of a partition with their ack modes: a lane for each broker, a box for each replica.
+// A width is the square root of a block's size, so that small blocks stay visible beside large ones.
+// Replicas on *dead* brokers are drawn as unreadable.
 export function timeline(partition, width, tell, dead = new Set()) {
   const names = new Set();
   for (const block of partition.blocks) for (const name of block.replicas) names.add(name);
@@ -167,7 +167,7 @@ export function throughput(rates, width) {
     : null);
 }
 
-// How much of something there is, of the most there is of it.
+// A bar: the value's share of the maximum.
 export function bar(found, most, kind = "") {
   const share = most ? Math.max(found ? 2 : 0, (100 * found) / most) : 0;
   return h("svg", { class: `bar ${kind}`, width: 100, height: 8, "aria-hidden": "true" },

@@ -1,4 +1,4 @@
-// What each view shows: plain functions from what the server told to elements.
+// The views: pure functions from the server's JSON to elements.
 
 import { bytes, count, h, lasting, link, short, when } from "./dom.js";
 import { bar, legend, throughput, timeline } from "./draw.js";
@@ -9,7 +9,7 @@ function tile(text, found, kind = "") {
   return h("div", { class: `tile ${kind}` }, h("b", null, found), h("span", null, text));
 }
 
-// A head is its text, whether numbers are below it, and whether a narrow window does without.
+// A column head: its text, whether the column has numbers, whether narrow windows hide it.
 function table(caption, heads, rows, kind = "", label = null) {
   return h("div", { class: "scroll" }, h("table", { class: kind, "aria-label": label },
     caption ? h("caption", null, caption) : null,
@@ -21,7 +21,7 @@ const row = (key, ...cells) => h("tr", { "data-key": key }, cells);
 const name = (...children) => h("td", { class: "name" }, children);
 const number = (text, kind = "") => h("td", { class: `n ${kind}` }, text);
 
-// --- the whole cluster ---------------------------------------------------------------------------
+// --- cluster -------------------------------------------------------------------------------------
 
 export function overview(state, page) {
   const { cluster, topics, groups } = state;
@@ -113,7 +113,7 @@ export function groupTable(groups) {
           h("td", { class: "wide" }, bar(group.lag, most, "late"))])));
 }
 
-// --- a topic -------------------------------------------------------------------------------------
+// --- topic ---------------------------------------------------------------------------------------
 
 export function topic(found, page) {
   return [
@@ -258,7 +258,7 @@ export function group(found) {
   ];
 }
 
-// --- what changes something, where that is allowed ------------------------------------------------
+// --- changes, if allowed --------------------------------------------------------------------------
 
 function changeForm(summary, what, page, fields, given) {
   return h("details", null, h("summary", null, summary),
@@ -291,7 +291,7 @@ function sendForm(found, page) {
   ], (data) => ({ topic: found.topic, key: data.get("key"), value: data.get("value") })));
 }
 
-// --- coming in -----------------------------------------------------------------------------------
+// --- sign-in -------------------------------------------------------------------------------------
 
 export function signIn(page) {
   return h("form", { class: "card signin", onsubmit: (event) => { event.preventDefault(); page.signIn(new FormData(event.target).get("token")); } },

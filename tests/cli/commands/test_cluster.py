@@ -8,7 +8,8 @@ from pymq.cli.commands import cluster as command
 from pymq.cli.diagnosis.health import copies_check
 from pymq.cli.show import Show
 from pymq.client.admin.requests import Requests
-from pymq.core.metadata.nodes import BrokerDescription, ClusterDescription, Loss
+from pymq.core.metadata.descriptions import BrokerDescription, ClusterDescription
+from pymq.core.metadata.nodes import Loss
 from tests.cli.conftest import BROKERS, Queue
 
 
@@ -28,8 +29,8 @@ def test_the_status_of_a_cluster_in_trouble(capsys: pytest.CaptureFixture[str]) 
     found = ClusterDescription("zk", 3, (), leaderless=("orders/0", "orders/1"))
     command.tell(found, Show(is_json=False))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].startswith("no broker has ever registered")
-    assert lines[-1] == "nobody leads orders/0, orders/1; 'pymq topic describe' says why"
+    assert lines[-2].startswith("no broker has registered yet")
+    assert lines[-1] == "orders/0, orders/1: no leader; 'pymq topic describe' says why"
 
 
 def test_the_state_of_a_broker() -> None:
@@ -44,7 +45,9 @@ def test_a_partition_moves(remote: Queue, topic: str) -> None:
     before = remote.json("topic", "describe", topic)["partitions"][0]["replicas"]
     (other,) = set(BROKERS) - set(before)
     told = remote.run("cluster", "reassign", topic, 0, other, before[0])
-    assert told.out == (f"{topic}/0 is from now on on {other}, {before[0]}; no data has moved\n")
+    assert told.out == (
+        f"{topic}/0 is from now on on {other}, {before[0]}; no older records are copied\n"
+    )
     found = remote.json("cluster", "reassign", topic, 0, other, before[0])
     assert (found["changed"], found["replicas"]) == (False, [other, before[0]])
     assert remote.fails("cluster", "reassign", topic, 0, "nobody")["code"] == "NOT_ENOUGH_BROKERS"
@@ -60,11 +63,11 @@ def test_a_broker_is_taken_out_and_back(remote: Queue, topic: str) -> None:
     remote.run("topic", "create", topic)
     (leader,) = remote.json("topic", "describe", topic)["partitions"][0]["replicas"]
     told = remote.run("cluster", "decommission", leader)
-    assert told.out.startswith(f"{leader} is given nothing new; ")
+    assert told.out.startswith(f"{leader} gets no new blocks; ")
     assert [leader, "draining"] in [row[:2] for row in remote.run("cluster", "status").rows]
     assert remote.json("cluster", "recommission", leader) == {"broker": leader, "changed": True}
     told = remote.run("cluster", "recommission", leader)
-    assert told.out == f"{leader} is given new blocks as before\n"
+    assert told.out == f"{leader} gets new blocks as before\n"
     assert remote.json("cluster", "decommission", leader)["broker"] == leader
     assert remote.run("cluster", "recommission", leader).out.endswith(" new blocks again\n")
     for word in ("decommission", "recommission"):
@@ -79,8 +82,8 @@ def test_when_a_broker_may_be_stopped(remote: Queue, topic: str) -> None:
     remote.put(topic, range(3))
     told = remote.run("cluster", "decommission", leader, "--wait")
     given, may = told.out.splitlines()
-    assert given.startswith(f"{leader} is given nothing new; ")
-    assert may == "it may be stopped: others have all that it had"
+    assert given.startswith(f"{leader} gets no new blocks; ")
+    assert may == "it may be stopped: other brokers have all of its records"
     found = remote.json("cluster", "decommission", leader, "--wait")
     assert (found["blocks"], found["kept_by"]) == (0, [])
     blocks = remote.json("topic", "describe", topic)["partitions"][0]["blocks"]
@@ -96,7 +99,7 @@ def test_older_records_follow_if_they_are_to(remote: Queue, topic: str) -> None:
     other = next(name for name in BROKERS if name != before)
     remote.put(topic, range(3))
     told = remote.run("cluster", "reassign", topic, 0, other, "--move-sealed")
-    assert told.out == f"{topic}/0 is from now on on {other}; older records follow\n"
+    assert told.out == f"{topic}/0 is from now on on {other}; older records are being copied\n"
     remote.run("topic", "delete", "--yes", topic)
 
 
@@ -117,7 +120,7 @@ def test_a_recovery_is_meant(queue: Queue, topic: str) -> None:
     queue.run("topic", "create", topic)
     argv = ("cluster", "recover", topic, 0)
     assert "--accept-loss" in queue.fails(*argv)["message"]
-    assert queue.run(*argv, "--accept-loss").out.startswith("nothing is lost")
+    assert queue.run(*argv, "--accept-loss").out.startswith("nothing to recover")
     assert queue.json(*argv, "--accept-loss") == {"topic": topic, "partition": "0", "loss": None}
     assert queue.fails("cluster", "recover", topic, "7", "--accept-loss")["code"] == (
         "UNKNOWN_PARTITION"
@@ -127,8 +130,8 @@ def test_a_recovery_is_meant(queue: Queue, topic: str) -> None:
 def test_what_a_recovery_loses(capsys: pytest.CaptureFixture[str]) -> None:
     command.tell_loss(Loss(2, 77, 0, "broker-1", 1_000), Show(is_json=False))
     assert capsys.readouterr().out == (
-        "it goes on with what broker-1 had; records from offset 77 on may have been lost at "
-        "1970-01-01T00:00:01.000Z\n"
+        "it continues with the records of broker-1; "
+        "records from offset 77 on may have been lost at 1970-01-01T00:00:01.000Z\n"
     )
 
 
@@ -144,7 +147,7 @@ def test_nobody_answers(
     assert error["code"] == "REQUEST_TIMEOUT"
     assert error["retriable"]
     assert "tcp://127.0.0.1:1" in error["message"]
-    assert error["hints"] == ["'pymq doctor' looks for the reason"]
+    assert error["hints"] == ["'pymq doctor' finds the reason"]
 
 
 # --- bench --------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from pymq.cli.diagnosis import connectivity
 from pymq.cli.diagnosis.checks import Finding
 from pymq.cli.diagnosis.health import dead_brokers, delayed, topic_checks, trouble
 from pymq.core.message import ListTopics
-from pymq.core.metadata.nodes import PartitionDescription, TopicDescription
+from pymq.core.metadata.descriptions import PartitionDescription, TopicDescription
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.errors import NotController, RequestTimeout, StoreFull
 from pymq.testing import Cluster
@@ -55,10 +55,10 @@ def test_all_is_well(queue: Queue, topic: str) -> None:
     argv = ("--topic", topic, "--group", group)
     lines = queue.run("doctor", *argv).out.splitlines()
     assert lines[0].startswith(f"ok    pymq: version {pymq.__version__}, protocol ")
-    assert f"ok    topic {topic}: 2 partitions of 1 topic, all led and in sync" in lines
-    assert lines[-1].endswith(" checks, all is well")
+    assert f"ok    topic {topic}: 2 partitions of 1 topic, all with a leader and in sync" in lines
+    assert lines[-1].endswith(" checks, all passed")
     found = checks(queue, "--topic", topic)
-    assert found[f"group {group}"].found == "it has no consumer, and nothing waits"
+    assert found[f"group {group}"].found == "it has no consumer, and no record waits"
     assert found["leaders"].state == found["brokers"].state == "ok"
 
 
@@ -94,7 +94,7 @@ def test_dead_letters_and_partitions_without_a_mode(queue: Queue, topic: str) ->
     queue.run("topic", "create", f"{topic}x.dlq")
     queue.put(f"{topic}x.dlq", [1])
     one = checks(queue, "--topic", f"{topic}x", code=1)[f"dead letters {topic}x.dlq"]
-    assert one.found == "1 record was delivered too often and given up"
+    assert one.found == "1 record was delivered too often and moved here"
 
 
 # --- what a partition can have ------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_partitions_in_trouble() -> None:
     assert told() == ("warn", "c not in sync: fewer copies than 3")
     state, found = told(in_sync=("a",))
     assert (state, "producers are refused" in found) == ("fail", True)
-    assert told(leader=None) == ("fail", "nobody leads it")
+    assert told(leader=None) == ("fail", "it has no leader")
     assert told(problem="no space left") == ("fail", "no space left")
     assert trouble(topic, attrs.evolve(part, in_sync=("a", "b", "c"))) is None
 
@@ -141,7 +141,7 @@ def test_sealed_blocks_that_nobody_can_be_read_from(is_wiped: bool) -> None:
         (found,) = topic_checks(mq, "t")
         assert (found.name, found.state) == ("partition t/0", "fail")
         if is_wiped:
-            assert found.found == "nobody holds 2 records any more, from offset 0 on (2 blocks)"
+            assert found.found == "no broker holds 2 records any more, from offset 0 on (2 blocks)"
         else:
             where = "from offset 0 on (2 blocks)"
             assert found.found == f"2 records are on {first} alone, which is dead, {where}"
@@ -212,13 +212,13 @@ def first_failure(capsys: pytest.CaptureFixture[str], url: str, *argv: str) -> F
     [
         ("http://x", "url", "is no URL of a cluster"),
         ("zmq+tcp://host", "url", "'host' is not HOST:PORT"),
-        ("zmq+tcp://127.0.0.1:1", "zkserver tcp://127.0.0.1:1", "nothing listens there"),
+        ("zmq+tcp://127.0.0.1:1", "zkserver tcp://127.0.0.1:1", "no program listens there"),
         (
             "zmq+tcp://none.invalid:7",
             "zkserver tcp://none.invalid:7",
-            "'none.invalid' is not known",
+            "'none.invalid' cannot be resolved",
         ),
-        ("zmq+ipc:///nowhere/at/all", "zkserver ipc:///nowhere/at/all", "nothing listens there"),
+        ("zmq+ipc:///nowhere/at/all", "zkserver ipc:///nowhere/at/all", "no program listens there"),
         ("zmq+tcp://h:1?principal=x", "url", "give curve_dir, too"),
         ("zmq+tcp://h:1?curve_dir=/nowhere", "keys", "no keys can be read in /nowhere"),
     ],
@@ -268,9 +268,9 @@ def test_a_zkserver_that_does_not_answer(
 
 def test_answers_of_zkservers() -> None:
     standing_by = connectivity.answer_check("e", NotController("", controller="f"), "")
-    assert (standing_by.state, "f is the active one" in standing_by.found) == ("ok", True)
+    assert (standing_by.state, "f is the active zkserver" in standing_by.found) == ("ok", True)
     lost = connectivity.answer_check("e", NotController("", controller=None), "")
-    assert "knows of no active one" in lost.found
+    assert "knows no active zkserver" in lost.found
     version = "protocol version 9 is not spoken here"
     assert version in connectivity.answer_check("e", RequestTimeout(""), version).found
     assert connectivity.answer_check("e", StoreFull("full"), "").found == "full (STORE_FULL)"
@@ -292,12 +292,12 @@ def test_keys(secured: pymq.ZkServer, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "which secret key" in first_failure(capsys, url, "--curve-dir", keys).found
     argv = ("--curve-dir", keys, "--principal", "root")
     found = checks(Queue(url, capsys), *argv, code=1)
-    assert found["keys"].found == f"we are root, by the secret key in {keys}"
+    assert found["keys"].found == f"our name is root, from the secret key in {keys}"
     assert found[f"zkserver {secured.endpoint}"].state == "ok"
-    assert found["brokers"].found == "none has ever registered"
+    assert found["brokers"].found == "no broker has registered"
     bob = checks(Queue(url, capsys), "--curve-dir", keys, "--principal", "bob", code=1)
     refused = bob[f"zkserver {secured.endpoint}"]
-    assert (refused.state, "does not let us describe" in refused.found) == ("warn", True)
+    assert (refused.state, "refuses to describe" in refused.found) == ("warn", True)
     error = Queue(url, capsys).fails("topic", "list", "--curve-dir", keys, "--principal", "bob")
     assert error["code"] == "CLUSTER_AUTHORIZATION_FAILED"
     assert "policy.toml" in error["hints"][0]
@@ -317,7 +317,7 @@ def test_a_key_that_nobody_knows(
     )
     (other / "zkserver.pub").write_bytes((tmp_path / "keys" / "zkserver.pub").read_bytes())
     found = first_failure(capsys, url, "--curve-dir", str(other))
-    assert "does not let us in" in found.found
+    assert "refuses our key" in found.found
     # Whoever did not ask the doctor is told as well.
     with pymq.open(url, curve_dir=other) as mq:
         wait_until(lambda: "does not know our key" in _refusal(mq), WAIT_S)
@@ -335,7 +335,7 @@ def test_keys_for_a_cluster_without(
     make_keys(tmp_path, "root", nodes=("zkserver",))
     argv = ("--curve-dir", str(tmp_path), "--principal", "root")
     found = first_failure(capsys, remote.url, *argv)
-    assert "does not take any (NULL)" in found.found
+    assert "uses none (NULL)" in found.found
 
 
 # --- why is nothing delivered -------------------------------------------------------------------
@@ -389,7 +389,7 @@ def test_records_that_come_again_and_again(remote: Queue, topic: str) -> None:
         polled(consumer, 3)
         found = checks(remote, "--group", group)[place]
     assert found.found == (
-        "3 records came 3 times without being acknowledged, the first at offset 0"
+        "3 records were delivered 3 times and not acknowledged, the first at offset 0"
     )
     assert found.next_step is not None
     assert f"'pymq explain {topic} 0 0'" in found.next_step

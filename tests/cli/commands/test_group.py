@@ -110,7 +110,7 @@ def test_a_reset_is_shown_first(used: Queue, topic: str, group: str) -> None:
     told = used.run(*argv)
     assert told.rows[0] == "partition from to change lag-then".split()
     assert told.rows[2] == ["0", "4", "0", "-4", "10"]
-    assert told.out.endswith("nothing is changed yet; with --execute it is\n")
+    assert told.out.endswith("nothing was changed; add --execute to change it\n")
     found = used.json(*argv, "--dry-run")
     assert not found["executed"]
     assert found["partitions"] == [{"partition": "0", "from": 4, "to": 0, "lag": 10}]
@@ -122,7 +122,7 @@ def test_a_reset(used: Queue, topic: str, group: str) -> None:
     places = {"earliest": 0, "latest": 10, "1970-01-01T00:00:01Z": 0, "7": 7, "-4": 6}
     for place, expected in places.items():
         argv = ("group", "reset", group, topic, "--to", place, "--execute")
-        assert used.run(*argv).out.endswith(f"group {group} goes on from there\n")
+        assert used.run(*argv).out.endswith(f"group {group} continues from there\n")
         with used.open() as mq:
             found = mq.describe_group(group).committed
         assert found == {(topic, "0"): expected, (topic, "1"): 0}
@@ -133,7 +133,7 @@ def test_a_reset(used: Queue, topic: str, group: str) -> None:
 
 def test_what_cannot_be_reset(used: Queue, topic: str, group: str) -> None:
     argv = ("group", "reset", group, topic)
-    assert "is no place" in used.fails(*argv, "--to", "nowhere")["message"]
+    assert "is not a position" in used.fails(*argv, "--to", "nowhere")["message"]
     assert used.fails(*argv, "--to", "latest", "--partition", "7")["code"] == "UNKNOWN_PARTITION"
     assert used.fails("group", "reset", group, f"{topic}x", "--to", "latest")["code"] == (
         "UNKNOWN_TOPIC"

@@ -86,7 +86,7 @@ def test_keys_are_listed_and_revoked(tmp_path: Path, capsys: Capture) -> None:
 def test_a_policy_to_begin_with_is_one(tmp_path: Path, capsys: Capture) -> None:
     folder = str(tmp_path)
     assert main(["keys", "policy", folder]) == 2
-    assert "make some with --node first" in capsys.readouterr().err
+    assert "create one with --node first" in capsys.readouterr().err
     assert main(["keys", "make", "--node", folder, "zkserver", "broker-0"]) == 0
     assert main(["keys", "policy", folder, "--superuser", "root"]) == 0
     policy = load_policy(tmp_path / "policy.toml")
@@ -95,7 +95,7 @@ def test_a_policy_to_begin_with_is_one(tmp_path: Path, capsys: Capture) -> None:
     assert not policy.allows("alice", *cluster)
     assert not policy.allows("broker-0", Operation.READ, Kind.TOPIC, "orders")
     assert main(["keys", "policy", folder]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_policy_to_begin_with_is_one(tmp_path: Path, capsys: Capture) -> None:
         (["make", "DIR", "no/name"], "principal 'no/name' must be"),
         (["make", "DIR", "a", "b", "--at", "tcp://h:1"], "give --at with one name"),
         (["make", "DIR", "a", "--at", "h:1"], "is no endpoint"),
-        (["list", "DIR/nowhere"], "is no folder"),
+        (["list", "DIR/nowhere"], "is not a folder"),
         (["policy", "DIR", "--superuser", "*"], "principal '*' must be"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_secret_without_its_public_key_says_what_to_do(tmp_path: Path, capsys:
     assert main(["keys", "make", str(tmp_path), "alice"]) == 0
     (tmp_path / "alice.pub").unlink()
     assert main(["keys", "make", str(tmp_path), "alice"]) == 2
-    assert "bring that back, or remove it" in capsys.readouterr().err
+    assert "restore that, or remove this one" in capsys.readouterr().err
 
 
 def test_whose_key_is_revoked_has_no_token_either(tmp_path: Path, capsys: Capture) -> None:

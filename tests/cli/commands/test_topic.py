@@ -10,14 +10,15 @@ import pytest
 import pymq
 from pymq.cli.commands import topic as command
 from pymq.cli.show import Show
-from pymq.core.metadata.nodes import BlockDescription, Loss, PartitionDescription, TopicDescription
+from pymq.core.metadata.descriptions import BlockDescription, PartitionDescription, TopicDescription
+from pymq.core.metadata.nodes import Loss
 from pymq.core.metadata.topic_config import TopicConfig
 from tests.cli.conftest import Queue
 
 
 def test_a_topic_is_made(queue: Queue, topic: str) -> None:
     told = queue.run("topic", "create", topic, "--partitions", 2, "--config", "retention_ms=7d")
-    assert told.out == f"{topic} is made: 2 partitions\n"
+    assert told.out == f"{topic} is created: 2 partitions\n"
     with queue.open() as mq:
         found = mq.describe_topic(topic)
     assert [part.name for part in found.partitions] == ["0", "1"]
@@ -26,7 +27,7 @@ def test_a_topic_is_made(queue: Queue, topic: str) -> None:
     assert (again["code"], again["retriable"]) == ("TOPIC_EXISTS", False)
     assert "--if-not-exists" in again["hints"][0]
     assert queue.run("topic", "create", topic, "--if-not-exists").out.startswith(
-        f"{topic} is there"
+        f"{topic} exists already"
     )
 
 
@@ -126,7 +127,7 @@ def test_trouble_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "t: 1 partition, 1 stuck, 1 under-replicated"
     assert lines[3].split() == ["0", "raft", "nobody", "3", "a,b", "a", "0", "7", "0", "B"]
     assert lines[4:] == [
-        "partition 0: 2 records more, written and not committed yet",
+        "partition 0: 2 records more, appended and not committed yet",
         "partition 0: waits for b",
         "partition 0: records from offset 4 on may have been lost at 1970-01-01T00:00:00.000Z",
     ]
@@ -198,7 +199,7 @@ def test_ack_modes_change(remote: Queue, topic: str) -> None:
     assert error["code"] == "UNKNOWN_PARTITION"
     error = remote.fails("topic", "set-state", topic, "0", "leader", "--replicas", 9)
     assert error["code"] == "NOT_ENOUGH_BROKERS"
-    assert error["hints"] == ["'pymq cluster status' shows which brokers live"]
+    assert error["hints"] == ["'pymq cluster status' shows which brokers are alive"]
 
 
 def test_an_ack_mode_of_a_folder(queue: Queue, topic: str) -> None:
@@ -237,6 +238,8 @@ def test_what_nobody_can_be_read_from_is_no_ok(
     told = capsys.readouterr().out
     assert "t: 1 partition, 1 partly unreadable" in told
     gone = (
-        "5 records are on b alone, which is dead" if holders else "nobody holds 5 records any more"
+        "5 records are on b alone, which is dead"
+        if holders
+        else "no broker holds 5 records any more"
     )
     assert f"partition 0: {gone}, from offset 0 on (1 block)" in told

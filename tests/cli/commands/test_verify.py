@@ -68,7 +68,7 @@ def test_a_damaged_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "1 damaged" in out
     assert f"damaged: {block}, byte " in out
     assert "offset 0" in out
-    assert "what to do: restore" in out
+    assert "next: restore" in out
     assert f"{folder}: 1 problem; still good: " in out
     assert "150 records" in out
 
@@ -156,7 +156,7 @@ def test_files_of_a_deleted_topic_are_a_note(
     assert [line for line in out.splitlines() if line.startswith("to be removed: ")] == [
         f"to be removed: {path}" for path in left
     ]
-    assert "with --yes" in out
+    assert "add --yes" in out
     assert blocks(folder) == before
 
 

@@ -1,4 +1,4 @@
-"""Consumers of a group: what goes to whom, comes again, and is done."""
+"""Consumer groups: assignment, leases, redelivery, acknowledgement and dead letters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def numbers(records: Iterator[pymq.Record] | list[pymq.Record]) -> list[int]:
 
 
 def test_what_is_acknowledged_is_done(mq: pymq.Client) -> None:
-    """It does not come again, also not to another consumer; the rest does."""
+    """An acknowledged record is not delivered again, to any consumer; unacknowledged
+    records are.
+    """
     fill(mq, 100)
     with mq.consumer("t", group="g") as first:
         for record in first.until_end():
@@ -54,7 +56,9 @@ def test_what_is_acknowledged_is_done(mq: pymq.Client) -> None:
 
 
 def test_offsets_outlive_a_restart(tmp_path: Path) -> None:
-    """Committed offsets, and what is done above them, are there after reopening."""
+    """After reopening, the group keeps its committed offsets and the acknowledgements
+    above them.
+    """
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t")
         fill(mq, 20)
@@ -69,7 +73,7 @@ def test_offsets_outlive_a_restart(tmp_path: Path) -> None:
 
 
 def test_nack_comes_again_and_ends_as_a_dead_letter(mq: pymq.Client) -> None:
-    """After max_deliver deliveries, with where it came from in its headers."""
+    """After max_deliver deliveries the record is a dead letter; its headers name its origin."""
     mq.create_topic("jobs")
     fill(mq, 3, "jobs")
     seen: Counter[int] = Counter()
@@ -95,7 +99,7 @@ def test_nack_comes_again_and_ends_as_a_dead_letter(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("limit", [1_000, 1 << 20, 2 << 20])
 def test_the_largest_record_can_be_a_dead_letter(mq: pymq.Client, limit: int) -> None:
-    """It is larger then, by where it came from: or it would be delivered for ever."""
+    """The headers with its origin make a dead letter larger; its topic accepts it all the same."""
     mq.create_topic("jobs", max_record_bytes=limit)
     with mq.producer() as producer:
         producer.send("jobs", bytes(limit))
@@ -110,7 +114,7 @@ def test_the_largest_record_can_be_a_dead_letter(mq: pymq.Client, limit: int) ->
 
 
 def test_a_lease_that_runs_out_is_delivered_again(mq: pymq.Client) -> None:
-    """To another consumer too, and the late acknowledgement is refused."""
+    """The record may go to another consumer, and the late acknowledgement is refused."""
     mq.create_topic("jobs")
     fill(mq, 1, "jobs")
     with mq.consumer("jobs", group="g", ack_wait_s=0.05) as slow:
@@ -121,7 +125,7 @@ def test_a_lease_that_runs_out_is_delivered_again(mq: pymq.Client) -> None:
 
 
 def test_a_delay_is_kept(mq: pymq.Client) -> None:
-    """A record that was given back with a delay does not come before it is over."""
+    """A record that was given back with a delay is not delivered before the delay has passed."""
     mq.create_topic("jobs")
     fill(mq, 1, "jobs")
     with mq.consumer("jobs", group="g") as consumer:
@@ -133,16 +137,16 @@ def test_a_delay_is_kept(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("workers", [2, 4, 7])
 def test_a_group_shares_a_topic(mq: pymq.Client, workers: int) -> None:
-    """Every record once, whether partitions or consumers are more."""
+    """Every record is delivered once, with more partitions than consumers and the reverse."""
     fill(mq, 2_000)
     found: list[list[int]] = [[] for _ in range(workers)]
     consumers = [mq.consumer("t", group="g") for _ in range(workers)]
     for index, consumer in enumerate(consumers):
-        records = consumer.poll(1, timeout=0)  # learns of those that came after it
+        records = consumer.poll(1, timeout=0)  # the consumer gets its new assignment here
         found[index] += numbers(records)
         consumer.ack(records)
 
-    end = time.monotonic() + 60  # a busy machine has one without records for long, and others not
+    end = time.monotonic() + 60  # on a busy machine a consumer may get no records for long
 
     def work(index: int) -> None:
         while sum(map(len, found)) < 2_000 and time.monotonic() < end:
@@ -164,7 +168,9 @@ def test_a_group_shares_a_topic(mq: pymq.Client, workers: int) -> None:
 
 
 def test_partitions_go_over_when_a_consumer_leaves(mq: pymq.Client) -> None:
-    """Both are told; what the one had not settled comes to the other."""
+    """Both consumers are notified; the other one gets the records that the first had not
+    settled.
+    """
     fill(mq, 40)
     gained: list[tuple[str, ...]] = []
     with mq.consumer("t", group="g", on_assigned=gained.append) as stays:
@@ -180,7 +186,7 @@ def test_partitions_go_over_when_a_consumer_leaves(mq: pymq.Client) -> None:
 
 
 def test_auto_ack_acknowledges_by_going_on(mq: pymq.Client) -> None:
-    """A record is done when the next one is asked for; the one in hand is not."""
+    """Asking for the next record acknowledges the one before, not the one in hand."""
     mq.create_topic("jobs")
     fill(mq, 5, "jobs")
     with mq.consumer("jobs", group="g", auto_ack=True) as consumer:
@@ -191,7 +197,9 @@ def test_auto_ack_acknowledges_by_going_on(mq: pymq.Client) -> None:
 
 
 def test_going_on_does_not_acknowledge_what_was_given_back(mq: pymq.Client) -> None:
-    """With auto_ack a poll acknowledges the one before, but for what was nacked of it."""
+    """With auto_ack a poll acknowledges the records of the last poll, except those that were
+    nacked.
+    """
     mq.create_topic("jobs")
     fill(mq, 3, "jobs")
     with mq.consumer("jobs", group="g", auto_ack=True) as consumer:
@@ -216,7 +224,7 @@ def test_what_was_given_back_in_an_iteration_is_not_acknowledged_in_vain(mq: pym
 
 
 def test_push_gives_back_what_the_application_fails_on(mq: pymq.Client) -> None:
-    """on_record is called for each record, and again for the one that it failed on."""
+    """on_record is called for each record, and again for the record on which it raised."""
     mq.create_topic("jobs")
     seen: list[tuple[int, int]] = []
     done, bound = threading.Event(), threading.Event()
@@ -239,7 +247,9 @@ def test_push_gives_back_what_the_application_fails_on(mq: pymq.Client) -> None:
 
 
 def test_a_group_is_described_and_reset(mq: pymq.Client) -> None:
-    """Members, assignment, offsets and lag; a group without members can begin anew."""
+    """The description has members, assignment, offsets and lag; a group without members can be
+    reset.
+    """
     fill(mq, 12)
     with mq.consumer("t", group="g") as consumer:
         consumer.ack(list(consumer.until_end()))
@@ -272,7 +282,7 @@ def test_a_group_is_deleted_with_its_offsets(mq: pymq.Client) -> None:
 
 
 def test_batches_are_leased_and_acknowledged(mq: pymq.Client) -> None:
-    """poll_batches in a group: columns, and one acknowledgement a batch."""
+    """poll_batches returns columns in a group, and one call acknowledges a batch."""
     mq.create_topic("jobs")
     with mq.producer() as producer:
         producer.send_many("jobs", [b"%d" % n for n in range(5_000)]).wait()
@@ -288,7 +298,7 @@ def test_batches_are_leased_and_acknowledged(mq: pymq.Client) -> None:
 
 
 def test_a_group_that_is_unsubscribed_consumes_no_more(mq: pymq.Client) -> None:
-    """Polling, committing and iterating say so; who subscribes again goes on where it was."""
+    """Polling, committing and iterating raise; a consumer that subscribes again resumes."""
     mq.create_topic("u")
     fill(mq, 20)
     with mq.consumer("t", group="g") as consumer, mq.consumer("u", group="g") as other:
@@ -299,7 +309,9 @@ def test_a_group_that_is_unsubscribed_consumes_no_more(mq: pymq.Client) -> None:
         assert mq.unsubscribe("g", "t") == ["t"]
         for _ in range(2):
             with pytest.raises(NotSubscribed) as caught:
-                polled(consumer, 100)  # It may have some at hand, until it hears of it.
+                # The consumer may have fetched records until it learns that the group was
+                # unsubscribed.
+                polled(consumer, 100)
             assert caught.value.code == "NOT_SUBSCRIBED"
         for call in (consumer.commit, lambda: next(iter(consumer)), consumer.until_end().__next__):
             with pytest.raises(NotSubscribed):

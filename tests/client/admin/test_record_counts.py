@@ -1,4 +1,4 @@
-"""Records that wait are records: not the offsets that pymq has spent on itself."""
+"""Lag counts records only, not the offsets of pymq's own batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster() -> Cluster:
 
 
 def lead_anew(cluster: Cluster, mq: pymq.Client) -> None:
-    """Let another broker lead, which spends an offset on it."""
+    """Make another broker the leader, which takes one offset."""
     before, was = leader(mq), end(mq)
     cluster.crash(before)
     cluster.run_until(lambda: end(mq) > was)
@@ -42,7 +42,9 @@ def lead_anew(cluster: Cluster, mq: pymq.Client) -> None:
 
 
 def test_nothing_waits_in_an_idle_partition_whose_leader_has_changed(cluster: Cluster) -> None:
-    """``doctor`` said that records wait, of which there were none."""
+    """``doctor`` reports no lag in a partition whose records are all read, after a change of
+    leader.
+    """
     mq = cluster.client()
     mq.create_topic("t", replicas=3, acks="raft")
     put(mq, 3)
@@ -54,7 +56,7 @@ def test_nothing_waits_in_an_idle_partition_whose_leader_has_changed(cluster: Cl
     assert found.end["t", "0"] > found.committed["t", "0"]
     assert found.lag == {("t", "0"): 0}
     (check, *others) = group_checks(mq, None, "g")
-    assert (check.state, check.found) == ("ok", "it has no consumer, and nothing waits")
+    assert (check.state, check.found) == ("ok", "it has no consumer, and no record waits")
     assert not others
     assert all(each.state == "ok" for each in topic_checks(mq, None))
     with mq.consumer("t", mode="psb", offset="begin") as reader:
@@ -79,7 +81,7 @@ def test_what_lies_between_records_is_not_counted(
     assert records_of(mq.questions, topic) == 2
     assert mq.describe_group("g").lag == {("t", "0"): 2}
     put(mq, record_counts.FEW)
-    # Nobody minds now, and nobody looks: it is as many offsets.
+    # Among so many records pymq's few offsets do not matter, so all offsets are counted.
     topic = mq.describe_topic("t")
     assert records_of(mq.questions, topic) == topic.partitions[0].high_watermark
     cluster.check()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import pymq
+from pymq.client.option_types import ConsumerMode
 from pymq.core.message import Settle
 from pymq.errors import Closed, CommitFailed, ConfigError, InvalidRequest, UnknownTopic
 from tests.client.helpers import places, polled, produce, values, wait_until
@@ -307,8 +308,11 @@ def test_what_was_delivered_too_often_goes_to_the_dead_letters(t: pymq.Client) -
         "pymq.topic": b"t",
         "pymq.partition": b"0",
         "pymq.offset": b"0",
+        "pymq.timestamp": str(records[0].timestamp_ms).encode(),
         "pymq.group": b"g",
         "pymq.delivery_count": b"3",
+        "pymq.deliveries": b"3",
+        "pymq.error": b"delivered 3 times, and not acknowledged",
     }
 
 
@@ -449,7 +453,7 @@ def test_an_iteration_ends_when_another_thread_closes_the_consumer(t: pymq.Clien
 
 @pytest.mark.parametrize("what", ["consumer", "client"])
 @pytest.mark.parametrize("mode", ["ptp", "psb"])
-def test_a_poll_that_waits_ends_with_the_consumer(mode: str, what: str) -> None:
+def test_a_poll_that_waits_ends_with_the_consumer(mode: ConsumerMode, what: str) -> None:
     mq = pymq.open("memory:")
     mq.create_topic("t")
     consumer = mq.consumer("t", mode=mode)
@@ -678,7 +682,7 @@ def test_credit_bounds_what_is_on_its_way(t: pymq.Client) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ptp", "psb"])
-def test_a_topic_that_is_deleted_ends_consuming(t: pymq.Client, mode: str) -> None:
+def test_a_topic_that_is_deleted_ends_consuming(t: pymq.Client, mode: ConsumerMode) -> None:
     with t.consumer("t", mode=mode) as consumer:
         consumer.poll()
         t.delete_topic("t")
@@ -687,7 +691,7 @@ def test_a_topic_that_is_deleted_ends_consuming(t: pymq.Client, mode: str) -> No
 
 
 @pytest.mark.parametrize("mode", ["ptp", "psb"])
-def test_a_poll_that_waits_hears_that_the_topic_is_gone(mode: str) -> None:
+def test_a_poll_that_waits_hears_that_the_topic_is_gone(mode: ConsumerMode) -> None:
     with pymq.open("memory:") as mq:
         mq.create_topic("t")
         caught: list[BaseException] = []
@@ -710,7 +714,7 @@ def test_a_poll_that_waits_hears_that_the_topic_is_gone(mode: str) -> None:
 @pytest.mark.parametrize("reset", ["begin", "end"])
 @pytest.mark.parametrize("mode", ["ptp", "psb"])
 def test_a_new_partition_is_consumed_from_its_first_record(
-    mq: pymq.Client, mode: str, reset: str
+    mq: pymq.Client, mode: ConsumerMode, reset: str
 ) -> None:
     mq.create_topic("t")
     where: dict[str, Any] = {"offset": reset} if mode == "psb" else {"auto_offset_reset": reset}

@@ -1,4 +1,4 @@
-"""What is at hand is taken by one thread, while whoever turns the loop may take it away."""
+"""One thread takes fetched records while the thread of the loop may remove them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import pytest
 from pymq.client.consumer.reader import Reader
 from pymq.client.fetching.consumer_machine import ConsumerMachine
 from pymq.client.group.group_member import GroupConsumer
-from pymq.client.group.membership import WorkerConfig
+from pymq.client.group.membership import MembershipState, WorkerConfig
 from pymq.client.group.poll_timer import LOOKS
 from pymq.client.router import Router
+from pymq.core.batch.header import EXPIRES
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.batch.view import RecordBatch
+from pymq.core.delay.record_times import EXPIRES_AT
 
 MAX_POLL_MS = 1_000
-BARRED_S = 0.2  # how long the other thread gets to come in between, if it can
+BARRED_S = 0.2  # how long the other thread may take to interrupt, if it can
 
 
 class Interrupted(RecordBatch):
-    """Ten records; while they are cut another thread does something."""
+    """Ten records; another thread runs while they are cut."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         batch = EncodedBatch.encode([b"x"] * 10, timestamp_ms=0)
@@ -37,7 +39,7 @@ class Interrupted(RecordBatch):
 
 
 def take_one(intake: ConsumerMachine, meanwhile: Callable[[], None]) -> None:
-    """Take the first of ten records; *meanwhile* all is taken away."""
+    """Take the first of ten records; *meanwhile* removes all of them."""
     view = Interrupted(meanwhile)
     intake.chunks.append(view)
     assert [len(taken) for taken in intake.take(1, 1 << 20)] == [1]
@@ -49,17 +51,33 @@ def machines() -> tuple[Router, Any]:
     return Router("client", ["zk"], lambda: None), driver
 
 
-def worker() -> GroupConsumer:
+def worker(wall_ms: Callable[[], int] = lambda: 0) -> GroupConsumer:
     config = WorkerConfig("g", "sticky", 30_000, 0, 0, MAX_POLL_MS)
-    return GroupConsumer("client.w", "t", *machines(), config, lambda: "member")
+    return GroupConsumer("client.w", "t", *machines(), config, lambda: "member", wall_ms=wall_ms)
 
 
 def lapse(member: GroupConsumer) -> None:
-    """Let time pass in which the application does not ask for anything."""
-    member.membership.is_joined = True
+    """Let time pass without a poll by the application."""
+    member.membership._move(MembershipState.JOINED)
     for look in range(LOOKS + 1):
         member.poll_timer.is_used = False
         member.tick(look * MAX_POLL_MS)
+
+
+def test_what_expires_while_it_waits_is_acknowledged_and_not_delivered() -> None:
+    times = iter([99, 100])
+    member = worker(lambda: next(times))
+    member.settler.due = 0  # A timer will send the acknowledgement.
+    for _ in range(2):
+        headers = [((EXPIRES_AT, b"100"),), (), ((EXPIRES_AT, b"200"),)]
+        batch = EncodedBatch.encode(
+            [b"a", b"b", b"c"], timestamp_ms=0, headers=headers, attributes=EXPIRES
+        )
+        member.chunks.append(RecordBatch(batch.stamp(0, 1, 0).at("t", "0")))
+    assert [len(view) for view in member.take(3, 1 << 20)] == [3]
+    (view,) = member.take(3, 1 << 20)
+    assert view.values == [b"b", b"c"]
+    assert list(member.settler.acks["0"]) == [(0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -76,10 +94,12 @@ def test_what_a_member_lost_while_it_was_taken_is_not_put_back(
 
 
 def test_what_was_taken_when_all_was_lost_is_not_held_for_handed_out() -> None:
-    """Its acknowledgement would be one of what is leased next, and not handed out yet."""
+    """Taken records that were then lost are not counted as handed out: an acknowledgement would
+    cover a later lease.
+    """
     member = worker()
     take_one(member, lambda: lapse(member))
-    assert member.poll_timer.has_lapsed
+    assert member.membership.state is MembershipState.LAPSED
     assert member.standing.drops == 1
     assert member.settler.handed.take("0", (0, 10)) == []
 
@@ -92,11 +112,11 @@ def test_a_reader_stands_where_it_was_sent_while_records_were_taken() -> None:
 
 
 def test_more_may_come_while_the_next_view_is_looked_for() -> None:
-    """The loop appends what it has fetched, whatever the application's thread is at."""
+    """The loop may append fetched records at any step of the application's thread."""
     intake = worker()
 
     class Watched(str):
-        """The partition of a view that comes in; to compare it takes so long that another comes."""
+        """The partition of an arriving view; another view arrives while it is compared."""
 
         __slots__ = ()
 

@@ -6,7 +6,7 @@ from pymq.client.base import Outbox
 from pymq.client.group.membership import Key, Membership, WorkerConfig
 from pymq.client.router import Router
 from pymq.core.message import BEGIN, Answer, Assigned, GetMetadata, Heartbeat, Join
-from pymq.core.metadata.nodes import PartitionLeader, TopicMetadata
+from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import OFFSETS_TOPIC, AckMode

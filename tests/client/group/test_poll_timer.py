@@ -20,7 +20,7 @@ def test_its_time_is_over_after_the_interval_or_up_to_a_quarter_more() -> None:
         while now < asked_at:
             timer.look(now, is_awaited=True)
             now = timer.look_at
-        timer.asked()
+        timer.is_used = True
         assert asked_at + 100 <= over_at(timer, now) <= asked_at + 125
 
 
@@ -29,12 +29,8 @@ def test_who_waits_for_records_asks_for_them() -> None:
     assert not any(timer.look(now, is_awaited=True) for now in range(0, 1_000, 25))
 
 
-def test_it_has_lapsed_until_it_asks_again() -> None:
-    timer = PollTimer(20_000)
-    timer.asked()
-    assert "20 s" in timer.lapse().message
-    assert [timer.has_lapsed, timer.asked()] == [True, True]
-    assert [timer.has_lapsed, timer.asked()] == [False, False]
+def test_the_error_of_a_late_application_names_the_interval() -> None:
+    assert "20 s" in PollTimer(20_000).late().message
 
 
 def test_nobody_looks_after_the_end() -> None:

@@ -1,10 +1,11 @@
-"""What a producer is told of a record that was not answered in time: why, and what is certain."""
+"""The error of a record that timed out: its reason, and whether the record was written."""
 
 from __future__ import annotations
 
 import pytest
 
 import pymq
+from pymq.client.option_types import Acks
 from pymq.core.message import Produce, Produced
 from pymq.errors import (
     DeliveryTimeout,
@@ -23,7 +24,7 @@ TIMEOUT_MS = 120_000
 
 
 class Waiting(Bench):
-    """A sender whose batches are refused, or not answered, until their time is up."""
+    """A sender whose batches are refused or not answered until they time out."""
 
     def refuse(self, produce: Produce, error: PymqError, now: int) -> list[Produce]:
         self.sender.step("broker", Produced(produce.id, error=error), now)
@@ -54,7 +55,7 @@ def test_what_was_refused_each_time_was_not_written() -> None:
 
 @pytest.mark.parametrize("certain", [True, False])
 def test_a_refusal_says_whether_the_record_was_written(certain: bool) -> None:
-    """A leader that resigns does not know what becomes of the records that it has."""
+    """The error of a refusal by a resigned leader says that the record may have been written."""
     bench = Waiting()
     (sent,) = bench.send(b"1", 0)
     error: PymqError = ReplicaNotAvailable("its disk fails")
@@ -82,7 +83,7 @@ def test_what_was_not_answered_may_have_been_written_whatever_comes_then() -> No
 
 
 def test_a_refusal_that_comes_late_counts() -> None:
-    """With the first of several all go again, before the others are answered."""
+    """After a refusal of the first batch all are sent again, before the others are answered."""
     bench = Waiting()
     sent = bench.send(b"1", 0) + bench.send(b"2", 0)
     error = not_written(NotLeader("t/0 has no leader now"))
@@ -92,7 +93,7 @@ def test_a_refusal_that_comes_late_counts() -> None:
     first, second = bench.timeouts()
     assert not first.may_be_written
     assert not second.may_be_written
-    assert not bench.sender._dropped
+    assert not bench.sender._in_flight.given_up
 
 
 def test_what_is_answered_at_last_leaves_nothing_behind() -> None:
@@ -101,7 +102,7 @@ def test_what_is_answered_at_last_leaves_nothing_behind() -> None:
     bench.sender.tick(2_000)
     (again,) = bench.left(2_000)
     bench.answer(again, 2_100)
-    assert not bench.sender._dropped
+    assert not bench.sender._in_flight.given_up
     assert bench.queue.trouble is None
 
 
@@ -129,7 +130,7 @@ def test_an_older_broker_is_taken_at_its_word_where_that_is_certain() -> None:
     assert not_written(OutOfOrderSequence("x", expected=3)).details["expected"] == 3
 
 
-def failing(mq: pymq.Client, acks: str | None = None) -> DeliveryTimeout:
+def failing(mq: pymq.Client, acks: Acks | None = None) -> DeliveryTimeout:
     with mq.producer(acks=acks, delivery_timeout_s=4) as producer:
         found = producer.send("t", b"x").exception(timeout=20)
     assert isinstance(found, DeliveryTimeout)

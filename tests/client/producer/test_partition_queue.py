@@ -1,4 +1,4 @@
-"""The numbers of a queue's batches, judged by what a partition remembers of its producer."""
+"""The sequences of a queue's batches, checked against a partition's producer table."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pymq.errors import OutOfOrderSequence
 
 
 def sent(count: int) -> tuple[PartitionQueue, list[Batch], list[EncodedBatch]]:
-    """Batches of one record each, in flight under the numbers from 0 on."""
+    """Return batches of one record each, in flight with sequences from 0 on."""
     config = SenderConfig(None, 0, 1, 1 << 20, 0, 7, 0, 120_000, 5)
-    # A queue only asks how its producer behaves.
+    # A queue only reads its producer's configuration.
     owner: Any = SimpleNamespace(config=config, backlog=None)
     queue = PartitionQueue(owner, "t", "0")
     for number in range(count):
@@ -30,7 +30,7 @@ def sent(count: int) -> tuple[PartitionQueue, list[Batch], list[EncodedBatch]]:
 
 
 def again(queue: PartitionQueue, batch: Batch) -> EncodedBatch:
-    """Send again, the first that is not answered alone."""
+    """Send again: first the oldest unanswered batch alone."""
     assert queue.resume()
     assert not queue.is_sure
     assert queue.sealed[0] is batch
@@ -46,7 +46,7 @@ def expected(answer: object) -> int:
 
 
 def log(batches: list[EncodedBatch]) -> ProducerTable:
-    """A partition that has these batches, the first at offset 100."""
+    """Return a partition that has these batches, the first at offset 100."""
     table = ProducerTable()
     for place, batch in enumerate(batches):
         assert table.check(batch.header) is None
@@ -55,7 +55,9 @@ def log(batches: list[EncodedBatch]) -> ProducerTable:
 
 
 def test_what_follows_a_failure_is_asked_for_by_its_old_numbers() -> None:
-    """The one that failed was written all the same, and so was the one behind it."""
+    """Both the failed batch and the one behind it were written; the latter is found by its
+    sequence.
+    """
     queue, (first, second, third), encoded = sent(3)
     table = log(encoded[:2])
     queue.in_flight.remove(first)
@@ -69,7 +71,9 @@ def test_what_follows_a_failure_is_asked_for_by_its_old_numbers() -> None:
 
 
 def test_numbers_that_were_refused_are_kept() -> None:
-    """Whoever refused them led no more; the leader has what was sent under them."""
+    """A batch may be at the new leader under its refused sequence, so it is sent again under that
+    one.
+    """
     queue, (first, *_), encoded = sent(3)
     table, stale = log(encoded[:2]), log([])
     queue.void(expected(stale.check(encoded[1].header)))
@@ -79,7 +83,7 @@ def test_numbers_that_were_refused_are_kept() -> None:
 
 
 def test_a_callback_of_a_record_that_comes_while_sealing_waits_for_the_next_seal() -> None:
-    """Sealing used to wait for that record, which nobody could take in while it sealed."""
+    """Sealing must not wait for that record, which the queue takes in only after sealing."""
     queue, _, _ = sent(0)
     called: list[str] = []
     before, later = Delivery(), Delivery()
@@ -90,7 +94,7 @@ def test_a_callback_of_a_record_that_comes_while_sealing_waits_for_the_next_seal
         (before, lambda: called.append("before")),
     ]
     queue.seal(0, 0)
-    later.owner.items.append(later.row)  # by a thread that is late
+    later.owner.items.append(later.row)  # by a late thread
     queue.late.append(later.owner)
     queue.seal(0, 0)
     for batch in queue.sealed:

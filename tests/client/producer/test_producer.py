@@ -1,4 +1,4 @@
-"""What a producer promises: order, batches, back-pressure, failures, once only, and no losses."""
+"""A producer's promises: order, batches, back-pressure, failures, exactly once, no losses."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 
 import pymq
 from pymq.client.base import Outbox
+from pymq.client.option_types import Compression
 from pymq.client.producer.delivery import Deliveries, Delivery
 from pymq.client.producer.sender import Sender
 from pymq.coord import paths
@@ -40,7 +41,7 @@ from pymq.errors import (
 from tests.acceptance.helpers import contents, values
 from tests.client.helpers import wait_until
 
-LONG_MS = 600_000  # lingers until somebody wants it
+LONG_MS = 600_000  # longer than any test: a batch lingers until a thread waits for it
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def mq() -> Iterator[pymq.Client]:
 
 
 def batches(mq: pymq.Client, topic: str) -> list[int]:
-    """How many records each batch of a topic has."""
+    """Return how many records each batch of a topic has."""
     with mq.consumer(topic, mode="psb") as consumer:
         left = sum(consumer.end_offsets().values())
         found: list[int] = []
@@ -82,7 +83,7 @@ def test_keys_choose_partitions(mq: pymq.Client) -> None:
 
 
 def test_many_and_single_sends_agree(mq: pymq.Client) -> None:
-    """A key goes to the same partition whichever way it is sent."""
+    """A key goes to the same partition by ``send`` and by ``send_many``."""
     keys = [b"key %d" % number for number in range(100)]
     with mq.producer() as producer:
         singly = [producer.send("t", b"", key=key) for key in keys]
@@ -91,7 +92,7 @@ def test_many_and_single_sends_agree(mq: pymq.Client) -> None:
 
 
 def test_records_without_a_key_stick_for_a_batch(mq: pymq.Client) -> None:
-    """One partition takes them until a batch is full; then the next one has its turn."""
+    """One partition takes the records until a batch is full; then the next partition does."""
     with mq.producer(batch_bytes=1_000, linger_ms=LONG_MS) as producer:
         deliveries = [producer.send("t", bytes(100)) for _ in range(80)]
         producer.flush()
@@ -125,7 +126,7 @@ def test_an_unset_partition_says_so(mq: pymq.Client) -> None:
 
 
 def test_linger_makes_batches(mq: pymq.Client) -> None:
-    """Records of one linger share a batch; nobody has to ask for them."""
+    """Records sent within one linger time share a batch, which leaves without a call."""
     with mq.producer(linger_ms=20) as producer:
         started = time.monotonic()
         for _ in range(10):
@@ -136,10 +137,10 @@ def test_linger_makes_batches(mq: pymq.Client) -> None:
 
 
 def poll_until(condition: Callable[[], bool]) -> None:
-    """Wait for something that has no event, and that must not be hurried.
+    """Poll until a condition without an event is true.
 
-    To wait for a delivery would seal its batch at once, which is just what these tests must not do.
-    So it is asked again; nothing depends on how long the pause is.
+    Waiting for a delivery would seal its batch at once, and these tests must not do that. The
+    result does not depend on the length of the pause.
     """
     until = time.monotonic() + 10
     while not condition():
@@ -157,7 +158,7 @@ def test_waiting_ends_the_linger(mq: pymq.Client) -> None:
 
 
 def test_batch_bytes(mq: pymq.Client) -> None:
-    """A full batch is sent though it could linger, and none is much larger."""
+    """The producer sends a full batch before the linger time ends, and no batch is much larger."""
     with mq.producer(batch_bytes=1_000, linger_ms=LONG_MS) as producer:
         deliveries = [producer.send("one", bytes(100)) for _ in range(35)]
         poll_until(deliveries[20].done)
@@ -167,7 +168,7 @@ def test_batch_bytes(mq: pymq.Client) -> None:
 
 
 def test_a_bulk_send_while_another_thread_turns_the_loop(mq: pymq.Client) -> None:
-    """Waiting for it waits for it."""
+    """The result of a bulk send waits for the whole call."""
     turning, enough = threading.Event(), threading.Event()
 
     def turn() -> None:
@@ -202,7 +203,7 @@ def test_bulk_sends_are_cut_into_batches(mq: pymq.Client) -> None:
 
 
 class Overtaken(list[Any]):
-    """What gathers, whose queue is sealed just before something is added to it, the first time."""
+    """A gathering buffer whose queue is sealed just before the first record is appended to it."""
 
     def __init__(self, producer: pymq.Producer) -> None:
         super().__init__()
@@ -217,7 +218,7 @@ class Overtaken(list[Any]):
 
 @pytest.mark.parametrize("is_bulk", [False, True])
 def test_a_thread_that_is_overtaken_by_a_seal(mq: pymq.Client, is_bulk: bool) -> None:
-    """Its record is in the next batch, before what it sends next, and is found there."""
+    """The record of the overtaken thread goes into the next batch, in order, and has its offset."""
     with mq.producer(linger_ms=LONG_MS) as producer:
         sent = [producer.send("one", b"0")]
         gathering = producer._topics["one"].sticky.gathering
@@ -236,7 +237,9 @@ def test_a_thread_that_is_overtaken_by_a_seal(mq: pymq.Client, is_bulk: bool) ->
 
 
 def test_records_that_wait_are_nothing_for_the_garbage_collector(mq: pymq.Client) -> None:
-    """Objects that live a while and die set it going over all that the application has."""
+    """Waiting records do not trigger collections, which would scan all objects of the
+    application.
+    """
     with mq.producer(linger_ms=LONG_MS) as producer:
         producer.send("one", b"0")
         gc.collect()
@@ -249,10 +252,10 @@ def test_records_that_wait_are_nothing_for_the_garbage_collector(mq: pymq.Client
 
 
 def test_a_list_may_be_changed_once_it_was_sent(mq: pymq.Client) -> None:
-    """What could not be sealed at once was lost with ``clear()``, or twice what came next."""
+    """A ``clear()`` after the call neither loses unsealed records nor sends later ones twice."""
     rows, keys = [b"1", b"2"], [b"k", None]
     with mq.producer(linger_ms=LONG_MS) as producer:
-        producer.send("one", b"0")  # so that it is known
+        producer.send("one", b"0")  # so that the producer knows the topic
 
         def send() -> None:
             producer.send_many("one", rows)
@@ -260,7 +263,7 @@ def test_a_list_may_be_changed_once_it_was_sent(mq: pymq.Client) -> None:
             rows.clear()
             keys.clear()
 
-        with mq.driver:  # Nobody can turn the loop.
+        with mq.driver:  # No other thread can turn the loop.
             thread = threading.Thread(target=send)
             thread.start()
             thread.join()
@@ -268,8 +271,8 @@ def test_a_list_may_be_changed_once_it_was_sent(mq: pymq.Client) -> None:
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_compression(tmp_path: Path, compression: str) -> None:
-    """It is smaller, and the same."""
+def test_compression(tmp_path: Path, compression: Compression) -> None:
+    """A compressed batch is smaller, and its records are the same."""
     sent = [b'{"name": "number %d", "kind": "test"}' % number for number in range(5_000)]
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t")
@@ -287,7 +290,7 @@ def test_compression(tmp_path: Path, compression: str) -> None:
 
 @pytest.mark.parametrize("way", ["send", "keys", "many"])
 def test_eight_threads(mq: pymq.Client, way: str) -> None:
-    """Nothing is lost or doubled, and each thread's records keep their order."""
+    """No record is lost or doubled, and each thread's records keep their order."""
     each, threads = 3_000, 8
     barrier = threading.Barrier(threads)
     with mq.producer(batch_bytes=2_000, linger_ms=1) as producer:
@@ -317,7 +320,7 @@ def test_eight_threads(mq: pymq.Client, way: str) -> None:
 
 
 def test_the_first_sends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that find a topic at the same moment share what the producer keeps of it."""
+    """Threads that send first to a topic at the same moment share the producer's state of it."""
     threads = 4
     with pymq.open("memory:") as mq, mq.producer(linger_ms=1) as producer:
         mq.create_topic("t")
@@ -325,7 +328,7 @@ def test_the_first_sends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def all_ask(topic: str) -> Any:
             found = ask(topic)
-            barrier.wait(10)  # none goes on before all have asked
+            barrier.wait(10)  # all threads send at the same moment
             return found
 
         monkeypatch.setattr(mq.questions, "topic_metadata", all_ask)
@@ -347,7 +350,7 @@ def test_the_first_sends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 5_000])
 def test_metadata_is_in_the_order_of_the_call(mq: pymq.Client, count: int) -> None:
-    """Whatever the keys, row i of the answer says where value i is."""
+    """Row i of the metadata is that of value i, for any keys."""
     rows = [b"%d" % number for number in range(count)]
     keys = [b"%d" % (number % 7) if number % 3 else None for number in range(count)]
     with mq.producer(batch_bytes=700) as producer:
@@ -382,7 +385,7 @@ def test_deliveries_of_a_bulk_send(mq: pymq.Client) -> None:
 
 
 class Deaf:
-    """Stands between a client and its broker; drops what it is told to."""
+    """A connection between a client and its broker that drops the chosen messages."""
 
     def __init__(self, mq: pymq.Client) -> None:
         machines = mq.driver.loop.machines  # type: ignore[attr-defined] # a node's loop
@@ -401,7 +404,7 @@ def drops_produce(message: Message) -> bool:
 
 
 def test_flush_with_a_timeout(mq: pymq.Client) -> None:
-    """It says that it took too long; what was sent is sent all the same."""
+    """flush raises a timeout; the records are sent all the same."""
     deaf = Deaf(mq)
     with mq.producer(linger_ms=LONG_MS) as producer:
         producer.send("one", b"0").result()
@@ -417,7 +420,7 @@ def test_flush_with_a_timeout(mq: pymq.Client) -> None:
             producer.send_many("one", [b"2"]).result(timeout=0.01)
         assert not delivery.done()
         deaf.drops = lambda _: False
-        # A request that nobody answers is sent again, but only after a while: do not wait for it.
+        # The client repeats an unanswered request after a while; do not wait for that.
         later(mq, 20_000)
         assert delivery.result(timeout=10).offset == 1
     assert values(mq, "one") == [b"0", b"1", b"2"]
@@ -432,7 +435,7 @@ def later(mq: pymq.Client, milliseconds: int) -> None:
 
 
 def test_delivery_timeout(mq: pymq.Client) -> None:
-    """What nobody answers for in time has failed, and is reported once."""
+    """A record that no broker acknowledges in time fails, and is reported once."""
     deaf = Deaf(mq)
     producer = mq.producer(linger_ms=0, delivery_timeout_s=0.05)
     producer.send("one", b"fine").result()
@@ -448,7 +451,9 @@ def test_delivery_timeout(mq: pymq.Client) -> None:
 
 
 def test_unseen_failures_are_raised_by_flush(mq: pymq.Client) -> None:
-    """With the records in it; those that somebody has looked at are not raised again."""
+    """The error has the failed records; failures that the application has read are not raised
+    again.
+    """
     Deaf(mq).drops = drops_produce
     with mq.producer(linger_ms=LONG_MS, delivery_timeout_s=0.03) as producer:
         seen, unseen = producer.send("one", b"seen"), producer.send("one", b"unseen", key=b"k")
@@ -458,17 +463,17 @@ def test_unseen_failures_are_raised_by_flush(mq: pymq.Client) -> None:
         assert caught.value.code == "DELIVERY_FAILED"
         (failed,) = caught.value.records
         assert failed == unseen
-        assert {failed: True}.get(unseen)  # so it finds what the application has noted of it
+        assert {failed: True}.get(unseen)  # so an application finds its own entry for it
         assert isinstance(failed, Delivery)
         assert (failed.topic, failed.partition) == ("one", "0")
         assert (failed.value, failed.key) == (b"unseen", b"k")
         assert isinstance(failed.exception(), DeliveryTimeout)
         assert isinstance(caught.value.__cause__, DeliveryTimeout)
-        producer.flush()  # It was raised, so it is known now.
+        producer.flush()  # The failure was raised before, so it counts as seen.
 
 
 def test_failures_that_nobody_looks_at_are_not_kept_without_end(mq: pymq.Client) -> None:
-    """Who sends and forgets for days, while a broker is away, must not run out of memory."""
+    """A producer whose results are never read must not run out of memory while a broker is away."""
     Deaf(mq).drops = drops_produce
     with mq.producer(delivery_timeout_s=0.03, buffer_bytes=10_000) as producer:
         for _ in range(6):
@@ -526,7 +531,7 @@ def test_a_failed_bulk_send_that_was_looked_at(mq: pymq.Client) -> None:
 
 
 def test_a_topic_that_is_deleted(mq: pymq.Client) -> None:
-    """Records for it fail with what has happened, and soon."""
+    """Records for a deleted topic fail soon, with the reason."""
     with mq.producer(linger_ms=0) as producer:
         producer.send("one", b"").result()
         mq.delete_topic("one")
@@ -538,7 +543,9 @@ def test_a_topic_that_is_deleted(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_topic_that_is_made_anew(mq: pymq.Client, partitions: int) -> None:
-    """It is another topic: its partitions begin at 0, and the producer can use it at once."""
+    """A recreated topic is another one: its partitions begin at 0, and the producer can send at
+    once.
+    """
     mq.create_topic("again", partitions=2)
     with mq.producer(linger_ms=0) as producer:
         for partition in (0, 1):
@@ -562,7 +569,7 @@ def test_a_tiny_buffer_slows_down_and_loses_nothing(mq: pymq.Client) -> None:
 
 
 def test_a_buffer_that_stays_full(mq: pymq.Client) -> None:
-    """``send`` waits, until the records before have failed, or for as long as they may take."""
+    """``send`` blocks until the earlier records have failed, or until its own timeout."""
     deaf = Deaf(mq)
     producer = mq.producer(buffer_bytes=1_000, batch_bytes=500, delivery_timeout_s=0.3)
     deaf.drops = drops_produce
@@ -577,7 +584,7 @@ def test_a_buffer_that_stays_full(mq: pymq.Client) -> None:
 
 @contextlib.contextmanager
 def stalled(producer: pymq.Producer) -> Iterator[None]:
-    """A loop that stands still, as it does while a disk hangs: a callback does not return."""
+    """A loop blocked in a callback, as a hanging disk would block it."""
     stands, goes_on = threading.Event(), threading.Event()
 
     def hang(delivery: Delivery) -> None:
@@ -606,7 +613,7 @@ def send_all(producer: pymq.Producer, taken: list[int]) -> None:
 
 
 def test_what_a_full_buffer_refuses_is_not_sent(mq: pymq.Client) -> None:
-    """Neither then nor later; and what was taken before is sent once the loop goes on."""
+    """A refused record is never sent; accepted records are sent once the loop continues."""
     with mq.producer(buffer_bytes=1_000, delivery_timeout_s=1) as producer:
         with stalled(producer):
             taken: list[int] = []
@@ -623,7 +630,7 @@ def test_what_a_full_buffer_refuses_is_not_sent(mq: pymq.Client) -> None:
 
 
 def test_the_buffer_is_bounded_over_all_partitions(mq: pymq.Client) -> None:
-    """Many partitions with a little each are much together."""
+    """The buffer's limit holds for the sum of many partitions with a little each."""
     mq.create_topic("wide", partitions=200)
     Deaf(mq).drops = drops_produce
     producer = mq.producer(buffer_bytes=10_000, linger_ms=LONG_MS, delivery_timeout_s=0.05)
@@ -639,7 +646,9 @@ def test_the_buffer_is_bounded_over_all_partitions(mq: pymq.Client) -> None:
 
 
 def test_callbacks(mq: pymq.Client) -> None:
-    """Each is called once with its delivery, before it is done or after, in order."""
+    """Each callback gets its delivery once, in order, whether it was added before or after
+    the end.
+    """
     called: list[tuple[int, int]] = []
 
     def note(place: int, delivery: Delivery) -> None:
@@ -657,7 +666,7 @@ def test_callbacks(mq: pymq.Client) -> None:
 
 
 def test_a_callback_learns_of_a_failure(mq: pymq.Client) -> None:
-    """Who looks at it there need not be told again."""
+    """A failure that a callback has read is not reported again."""
     Deaf(mq).drops = drops_produce
     errors: list[PymqError | None] = []
     with mq.producer(delivery_timeout_s=0.03) as producer:
@@ -672,7 +681,7 @@ def test_a_callback_learns_of_a_failure(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("where", ["topic", "producer"])
 def test_no_acks(mq: pymq.Client, where: str) -> None:
-    """Done at once, at no known offset, and written all the same."""
+    """With acks="none" a delivery is done at once, without an offset, and the record is written."""
     mq.create_topic("fast", acks="none" if where == "topic" else "leader")
     with mq.producer(acks="none" if where == "producer" else None) as producer:
         found = producer.send("fast", b"1").result()
@@ -682,7 +691,7 @@ def test_no_acks(mq: pymq.Client, where: str) -> None:
 
 
 def test_more_acks_than_the_partition_gives(mq: pymq.Client) -> None:
-    """A producer may ask for less, or the same; with one replica more is the same too."""
+    """A producer may request fewer acks than the partition gives, or as many."""
     for acks in ("leader", "raft", 1, pymq.AckMode.RAFT):
         with mq.producer(acks=acks) as producer:
             assert producer.send("one", b"").result(timeout=10).offset >= 0
@@ -692,7 +701,7 @@ def test_more_acks_than_the_partition_gives(mq: pymq.Client) -> None:
 
 
 class Stranger(Outbox):
-    """A machine that sends what it likes and keeps what it hears."""
+    """A machine that sends any message and keeps the answers."""
 
     def __init__(self, mq: pymq.Client) -> None:
         super().__init__()
@@ -725,7 +734,9 @@ class Stranger(Outbox):
 
 
 def test_a_repeat_is_written_once(mq: pymq.Client) -> None:
-    """Any of the last five batches is answered as before; a gap or an old one is refused."""
+    """The broker answers any of the last five batches as before, and refuses a gap or an older
+    batch.
+    """
     stranger = Stranger(mq)
     for batch in range(7):
         assert stranger.produce(2, 2 * batch).base_offset == 2 * batch
@@ -759,9 +770,10 @@ def test_an_older_epoch_is_fenced(mq: pymq.Client) -> None:
 
 
 def test_a_reused_number_is_no_repeat(mq: pymq.Client) -> None:
-    """A producer gave a batch up, raised its epoch and used the number again: other records.
+    """A producer gave a batch up, raised its epoch and used the sequence for other records.
 
-    The given-up batch had arrived after all. Answering the new one as its repeat would lose it.
+    The given-up batch had arrived after all. An answer that takes the new batch for its duplicate
+    would lose it.
     """
     stranger = Stranger(mq)
     assert stranger.produce(1, 0, epoch=0).base_offset == 0
@@ -770,8 +782,8 @@ def test_a_reused_number_is_no_repeat(mq: pymq.Client) -> None:
 
 
 def test_a_late_answer_loses_nothing(mq: pymq.Client) -> None:
-    """A batch is written, its answer comes too late; the next one must be written as well."""
-    broker: Any = Deaf(mq).broker.machine  # inside of what measures it
+    """A batch is written and its answer comes too late; the next batch must be written as well."""
+    broker: Any = Deaf(mq).broker._environment
     producer = mq.producer(linger_ms=0, delivery_timeout_s=0.05)
     replies, kept = broker.reply, []
 
@@ -792,7 +804,7 @@ def test_a_late_answer_loses_nothing(mq: pymq.Client) -> None:
 
 
 def test_a_named_producer_goes_on_where_it_stood(tmp_path: Path) -> None:
-    """Over a restart of the process, in every partition, with records that nobody answered for."""
+    """A named producer resumes after a restart of the process, in every partition."""
     for life in range(3):
         with pymq.open(tmp_path) as mq:
             mq.create_topic("t", partitions=2, exist_ok=True)
@@ -807,7 +819,7 @@ def test_a_named_producer_goes_on_where_it_stood(tmp_path: Path) -> None:
 
 
 def test_a_newer_instance_fences_the_older(mq: pymq.Client) -> None:
-    """Two of one name: the one that was opened last may write."""
+    """Of two producers of one name, only the one opened last may write."""
     older = mq.producer(producer_id="me", linger_ms=0)
     older.send("one", b"1").result()
     newer = mq.producer(producer_id="me", linger_ms=0)
@@ -827,7 +839,9 @@ def test_a_newer_instance_fences_the_older(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("opened", [65_535, 65_536, (1 << 32) - 2])
 def test_a_name_is_opened_for_ever(tmp_path: Path, opened: int) -> None:
-    """However often a name was opened: the next producer goes on, and fences the one before."""
+    """After any number of openings of a name the next producer resumes and fences the one
+    before.
+    """
     with pymq.open(tmp_path) as mq:
         mq.create_topic("one")
         with mq.producer(producer_id="me") as first:
@@ -853,10 +867,11 @@ def test_a_name_is_opened_for_ever(tmp_path: Path, opened: int) -> None:
 
 
 def test_a_producer_that_lost_much_is_fenced_too(mq: pymq.Client) -> None:
-    """Each batch that is given up raises its producer's own epoch, never into the next one's."""
+    """Each given-up batch raises its producer's own epoch, but never to the next producer's."""
     older = mq.producer(producer_id="me", linger_ms=0)
     older.send("one", b"1").result()
-    older._topics["one"].queues[0].epoch += 100_000  # as if so many batches had been given up
+    # as if the producer had given up so many batches
+    older._topics["one"].queues[0].epoch += 100_000
     older.send("one", b"2").result()
     newer = mq.producer(producer_id="me", linger_ms=0)
     newer.send("one", b"3").result(timeout=10)
@@ -868,7 +883,9 @@ def test_a_producer_that_lost_much_is_fenced_too(mq: pymq.Client) -> None:
 
 
 def test_a_refused_batch_does_not_stop_the_next(mq: pymq.Client) -> None:
-    """The limit was lowered behind the producer's back: one batch fails, the others are written."""
+    """The limit was lowered without the producer's knowledge: one batch fails, the others are
+    written.
+    """
     mq.create_topic("shrunk", max_record_bytes=32 << 20)
     with mq.producer(linger_ms=0) as producer:
         producer.send("shrunk", b"1").result()
@@ -885,13 +902,13 @@ def test_a_refused_batch_does_not_stop_the_next(mq: pymq.Client) -> None:
     ("place", "idempotent"),
     [
         ("memory", True),
-        ("memory", False),
-        ("folder", True),
+        pytest.param("memory", False, marks=pytest.mark.slow),
+        pytest.param("folder", True, marks=pytest.mark.slow),
         pytest.param("folder", False, marks=pytest.mark.slow),
     ],
 )
 def test_ack_modes_change_under_load(tmp_path: Path, place: str, idempotent: bool) -> None:
-    """Every transition, at full speed: nothing lost, doubled or out of order."""
+    """Every transition under load loses, doubles and reorders no record."""
     with pymq.open("memory:" if place == "memory" else tmp_path) as mq:
         mq.create_topic("t", partitions=2)
         stop = threading.Event()
@@ -925,13 +942,17 @@ def test_ack_modes_change_under_load(tmp_path: Path, place: str, idempotent: boo
             numbers = [int(record.value) for record in found[str(index)]]
             assert numbers == list(range(sent[index]))
         blocks = mq.describe_topic("t").partitions[0].blocks
-        assert len(blocks) >= 10  # of 24; a block that nobody wrote to is not kept
+        assert len(blocks) >= 10  # of 24; an empty block is removed
         assert [block.start_offset for block in blocks[1:]] == [b.end_offset for b in blocks[:-1]]
 
 
-@pytest.mark.parametrize("config", [{"block_bytes": 4096}, {"block_ms": 1}], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [{"block_bytes": 4096}, pytest.param({"block_ms": 1}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_rolls_under_load(tmp_path: Path, config: Any) -> None:
-    """Small blocks and young ones: the records do not notice."""
+    """Rolls by size and by age lose no record and change no offset."""
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t", **config)
         with mq.producer(batch_bytes=1_000, linger_ms=0) as producer:
@@ -944,7 +965,7 @@ def test_rolls_under_load(tmp_path: Path, config: Any) -> None:
 
 
 def test_an_old_block_is_rolled_without_traffic(mq: pymq.Client) -> None:
-    """By its age, some time after the last record."""
+    """The block is rolled by its age, some time after its last record."""
     mq.create_topic("aging", block_ms=30)
     with mq.producer(linger_ms=0) as producer:
         producer.send("aging", b"").result()
@@ -956,15 +977,17 @@ def test_an_old_block_is_rolled_without_traffic(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("topics", [100, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_many_topics(tmp_path: Path, topics: int) -> None:
-    """Thousands of partitions: little memory each, and no work while nothing happens."""
+    """Thousands of partitions take little memory each, and no work while idle."""
     partitions = 5 * topics
-    if topics == 100:  # it makes everything slower
+    if topics == 100:  # only in the small run, since it slows everything down
         tracemalloc.start()
     with pymq.open(tmp_path) as mq:
         mq.create_topic("first")  # loads what topics need, once
+        gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         for number in range(topics):
             mq.create_topic(f"topic-{number}", partitions=5)
+        gc.collect()  # In a large process Python puts its own full collections off.
         assert (tracemalloc.get_traced_memory()[0] - before) / partitions < 8_000
         with mq.producer(linger_ms=LONG_MS) as producer:
             for number in range(0, topics, 10):
@@ -976,9 +999,9 @@ def test_many_topics(tmp_path: Path, topics: int) -> None:
             (records,) = contents(mq, f"topic-{number}").values()
             assert [record.value for record in records] == [b"%d" % number]
         turns = count_turns(mq)
-        for _ in range(10):  # What is due soon after the start is done, and then nothing is.
+        for _ in range(10):  # Work that is due soon after the start ends; then the client is idle.
             before, began = turns(), time.process_time()
-            threading.Event().wait(0.3)  # the time that is measured
+            threading.Event().wait(0.3)  # the measured time
             used, turned = time.process_time() - began, turns() - before
             if turned < 20 and used < 0.1:
                 break

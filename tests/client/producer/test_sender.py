@@ -1,4 +1,4 @@
-"""When a producer's machine seals and sends, by the messages that it wants sent."""
+"""When a producer's machine seals and sends, seen by its messages."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 from pymq.client.base import Waitable
 from pymq.client.producer.delivery import ColumnBuffer, Deliveries, DeliveryPart
 from pymq.client.producer.partition_queue import PartitionQueue
-from pymq.client.producer.sender import PROBE_MS, Sender, SenderConfig
+from pymq.client.producer.queue_schedule import PROBE_MS
+from pymq.client.producer.sender import Sender, SenderConfig
 from pymq.client.router import Router
 from pymq.core.message import Answer, GetMetadata, Produce, Produced
-from pymq.core.metadata.nodes import PartitionLeader, TopicMetadata
+from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import NotLeader
 
 
 class Driver:
-    """A driver whose lock is always free, and whose loop has nothing else to do."""
+    """A driver whose lock is always free, and whose loop is idle."""
 
     def __init__(self) -> None:
         self.loop = SimpleNamespace(touch=lambda name: None, clock=lambda: 0)
@@ -34,7 +35,7 @@ class Driver:
 
 
 class Bench:
-    """A sender that may have two batches in flight, and the queue of one partition."""
+    """A sender with at most two batches in flight, and the queue of one partition."""
 
     def __init__(self) -> None:
         self.router = router = Router("client", ["zk"], lambda: None)
@@ -43,10 +44,10 @@ class Bench:
         driver: Any = Driver()
         self.sender = Sender("client.p", router, driver, config, lambda: 0)
         self.queue = PartitionQueue(self.sender, "t", "0")
-        self.queue.is_sure = True  # It need not wait for its first answer.
+        self.queue.is_sure = True  # The queue need not wait for its first answer.
 
     def learn(self, topic_id: str) -> None:
-        """The zkserver tells of the topic."""
+        """Give the sender the topic's metadata, as from the zkserver."""
         self.router.refresh("t")
         ready = self.router.ready(0)
         assert ready is not None
@@ -57,7 +58,9 @@ class Bench:
         self.router.step("zk", Answer(asked.id, found), 0)
 
     def send(self, value: bytes, now: int) -> list[Produce]:
-        """Send a record, as a producer's thread does that does not linger; what leaves at once."""
+        """Send a record without linger, as a producer's thread does; returns the messages of this
+        turn.
+        """
         self.queue.add((value,))
         if not self.queue.is_armed and self.queue.held_at != now:
             self.queue.is_armed = True
@@ -79,7 +82,7 @@ class Bench:
         return [m for _, m in ready.send if isinstance(m, Produce)] if ready is not None else []
 
     def answer(self, produce: Produce, now: int) -> list[Produce]:
-        """Answer a batch; what leaves then."""
+        """Answer a batch; returns the messages of this turn."""
         self.sender.step("broker", Produced(produce.id, base_offset=0), now)
         return self.left(now)
 
@@ -89,7 +92,7 @@ def values(produced: list[Produce]) -> list[list[bytes]]:
 
 
 def test_what_cannot_leave_gathers() -> None:
-    """Without lingering, a batch a record would be made of what waits for answers anyway."""
+    """Without linger, records that wait for answers share a batch instead of one batch each."""
     bench = Bench()
     first, second = bench.send(b"1", 0), bench.send(b"2", 0)
     assert values(first + second) == [[b"1"], [b"2"]]
@@ -100,7 +103,7 @@ def test_what_cannot_leave_gathers() -> None:
 
 
 def test_what_gathers_is_sealed_when_nobody_answers() -> None:
-    """So that its time runs, and it fails no later than what was sent."""
+    """Sealing starts their timeout, so they fail no later than records that were sent."""
     bench = Bench()
     sent = bench.send(b"1", 0) + bench.send(b"2", 0)
     assert bench.send(b"3", 1) == []
@@ -113,7 +116,7 @@ def test_what_gathers_is_sealed_when_nobody_answers() -> None:
 
 
 def test_flush_waits_for_what_gathers() -> None:
-    """It returned with the last batch that had left, and what came after it was still to leave."""
+    """flush waits also for batches that have not left yet."""
     bench = Bench()
     first, second = bench.send(b"1", 0), bench.send(b"2", 0)
     assert bench.send(b"3", 0) == []
@@ -123,7 +126,7 @@ def test_flush_waits_for_what_gathers() -> None:
 
 
 def test_bulk_sends_that_cannot_leave_share_a_batch() -> None:
-    """Each still knows where its own records are, and which of them have failed."""
+    """Bulk sends that share a batch each get the offsets and the errors of their own records."""
     bench = Bench()
     first, second = bench.send(b"1", 0), bench.send(b"2", 0)
     parts = [bench.send_many([b"3", b"4"], 0), bench.send_many([b"5"], 0)]
@@ -164,7 +167,9 @@ def test_bulk_sends_with_and_without_keys_stay_apart() -> None:
 
 
 def test_what_comes_into_a_topic_that_was_made_again_is_no_repeat() -> None:
-    """The first batch had the numbers of the old one's: a late repeat of that passed for it."""
+    """The new topic's first batch gets new sequences, so a late duplicate for the old one cannot
+    pass.
+    """
     bench = Bench()
     (old,) = bench.send(b"1", 0)
     assert bench.answer(old, 1) == []
@@ -176,7 +181,7 @@ def test_what_comes_into_a_topic_that_was_made_again_is_no_repeat() -> None:
 
 
 def test_what_is_in_flight_is_numbered_anew_for_a_topic_that_was_made_again() -> None:
-    """It went there with the numbers of the old one, and was refused several times."""
+    """Batches in flight get new sequences for the new topic, which would refuse the old ones."""
     bench = Bench()
     (first,) = bench.send(b"1", 0)
     bench.answer(first, 1)
@@ -184,7 +189,7 @@ def test_what_is_in_flight_is_numbered_anew_for_a_topic_that_was_made_again() ->
     assert [produce.batch.header.base_sequence for produce in sent] == [1, 2]
     bench.learn("later")
     assert bench.send(b"4", 3) == []
-    refusal = NotLeader("it was made anew", leader=None, topic_id="later")
+    refusal = NotLeader("it was created again", leader=None, topic_id="later")
     bench.sender.step("broker", Produced(sent[0].id, error=refusal), 4)
     again: list[Produce] = []
     for now in (4, 1_000, 1_001, 1_002):
@@ -200,7 +205,7 @@ def test_what_is_in_flight_is_numbered_anew_for_a_topic_that_was_made_again() ->
 
 
 def test_who_wants_to_know_the_next_number_waits_when_it_is_asked_for_again() -> None:
-    """It had been known once, and he was told -1."""
+    """A caller waits for the new answer and does not get -1, although an earlier one was known."""
     bench = Bench()
     bench.queue.known.finish()
     bench.send(b"1", 0)

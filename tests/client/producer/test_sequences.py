@@ -1,4 +1,4 @@
-"""How far a producer has got: one question at a time, asked again of whoever leads by then."""
+"""A producer's next sequence: one request at a time, repeated to each new leader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.client.helpers import router_to
 
 
 class Driver:
-    """A driver whose lock is always free, and whose loop has nothing else to do."""
+    """A driver whose lock is always free, and whose loop is idle."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -28,7 +28,7 @@ class Driver:
 
 
 class Bench:
-    """A producer with a name, which wants to know how far it has got in one partition."""
+    """A named producer that requests its next sequence in one partition."""
 
     def __init__(self) -> None:
         router = router_to("broker")
@@ -38,7 +38,7 @@ class Bench:
         self.queue = PartitionQueue(self.sender, "t", "0")
 
     def asked(self, now: int) -> list[GetSequence]:
-        """What is asked at a time."""
+        """Return the requests in flight."""
         self.sender.tick(now)
         ready = self.sender.ready(now)
         return [m for _, m in ready.send if isinstance(m, GetSequence)] if ready else []
@@ -56,7 +56,7 @@ def test_it_is_asked_once_and_again_when_nobody_answers() -> None:
     assert bench.asked(ANSWER_MS - 1) == []
     (second,) = bench.asked(ANSWER_MS)
     bench.answer(first, ANSWER_MS, next_sequence=3)
-    assert bench.queue.next_sequence == -1  # That one is not listened to any more.
+    assert bench.queue.next_sequence == -1  # The sender ignores the answer of the old leader.
     bench.answer(second, ANSWER_MS, next_sequence=5)
     assert bench.queue.known.is_done
     assert bench.queue.next_sequence == 5

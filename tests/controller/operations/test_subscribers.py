@@ -1,4 +1,4 @@
-"""A reader's subscription lives as long as its reader, whichever zkserver is active."""
+"""A reader's subscription lives as long as its reader, under any zkserver."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_reader_that_is_silent_is_forgotten() -> None:
     commits = len(cluster.active.commits)
     for _ in range(6):
         cluster.pass_ms(10_000)
-        read(cluster)  # says nothing new, so nothing is committed
+        read(cluster)  # repeats itself, so nothing is committed
     assert subscribed(cluster) == [R, "g"]
     assert len(cluster.active.commits) == commits + 1
     cluster.ask(lambda i: Unsubscribe(i, R, "t"))
@@ -45,7 +45,7 @@ def test_a_reader_that_is_silent_is_forgotten() -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "ä", "x" * 300])
 def test_what_cannot_be_a_name_is_an_answer_and_not_the_end(name: str) -> None:
-    """One such request used to stop every zkserver in turn, as each of them took over."""
+    """A request with an invalid name gets an error and does not stop any zkserver."""
     cluster = Cluster()
     cluster.topic()
     for message in (
@@ -108,7 +108,7 @@ def test_readers_outlive_zkservers_and_not_their_applications() -> None:
     with Simulated(brokers=1, zkservers=2, seed=3) as cluster:
         mq = cluster.client("app")
         mq.create_topic("t")
-        reader = mq.consumer("t", mode="psb")  # kept: one that is dropped is closed
+        reader = mq.consumer("t", mode="psb")  # kept, since a dropped one is closed
 
         def active() -> tuple[str, Controller]:
             hosts = cluster.zkservers.items()

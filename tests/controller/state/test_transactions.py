@@ -1,4 +1,4 @@
-"""What the zkserver commits first when a coordinator is slow and much is asked for."""
+"""The order of the zkserver's commits when a coordinator is slow and many requests wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pymq.core.message import (
     SetPartitionState,
 )
 from pymq.core.metadata.coordination import Check, Commit, CoordRequest
-from pymq.core.metadata.nodes import TopicMetadata
+from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.observe.coverage import counting
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import StoreFull, UnknownTopic
@@ -28,7 +28,7 @@ from tests.controller.cluster import T0, Cluster
 
 
 class Held:
-    """The commits of the active zkserver, each of which is done when the test says so."""
+    """The commits of the active zkserver, which complete when the test says so."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -43,14 +43,14 @@ class Held:
         return True
 
     def do(self) -> list[str]:
-        """Have the commit done that is under way; what it changes."""
+        """Complete the pending commit; returns its changes."""
         commit = self.waiting.popleft()
         self.zk.coordinator.submit(commit)
         self.cluster.run()
         return [op.path for op in commit.ops if not isinstance(op, Check)]
 
     def do_all(self) -> list[str]:
-        """Have all commits done, one after the other; the first thing that each one changes."""
+        """Complete all commits in turn; returns the first change of each."""
         done = []
         while self.waiting:
             done.append(self.do()[0])
@@ -65,7 +65,7 @@ def create(request: int, name: str) -> Message:
 
 
 def test_what_partitions_wait_for_takes_turns_with_what_administrators_want() -> None:
-    """Brokers that came back waited 13 s behind topics that were made and deleted.
+    """Restarted brokers do not wait behind topics that are created and deleted (once 13 s).
 
     Simulated: ``administrators-before-leaders``.
     """
@@ -89,7 +89,9 @@ def test_what_partitions_wait_for_takes_turns_with_what_administrators_want() ->
 
 
 def test_who_leads_is_told_before_what_administrators_want_is_done() -> None:
-    """Except of a topic that is about to be made: whoever asked for it may ask for it already."""
+    """Leaders are reported before administrators' commits, except of a topic about to be
+    created.
+    """
     cluster = Cluster()
     cluster.topic()
     held = Held(cluster)
@@ -105,7 +107,7 @@ def test_who_leads_is_told_before_what_administrators_want_is_done() -> None:
 
 
 def test_who_asks_for_something_keeps_nothing_out_of_a_commit() -> None:
-    """What can share a commit does, whoever has asked in between; and he is answered after it."""
+    """Requests that fit share a commit, whatever came between, and are answered after it."""
     cluster = Cluster()
     cluster.topic(partitions=3, replicas=2)
     held = Held(cluster)
@@ -126,7 +128,7 @@ def test_who_asks_for_something_keeps_nothing_out_of_a_commit() -> None:
 
 
 def test_what_brokers_tell_of_many_partitions_shares_commits() -> None:
-    """Each told of each took a commit of its own: of 10,000 that are rolled, 20,000 commits."""
+    """Reports about many partitions share commits; 10,000 rolled partitions once took 20,000."""
     count = 40
     cluster = Cluster()
     cluster.topic(partitions=count)
@@ -142,13 +144,13 @@ def test_what_brokers_tell_of_many_partitions_shares_commits() -> None:
         for broker in cluster.followers(name):
             whole = Progress(broker, ((*name, 0, 5),), 1)
             cluster.to_active(broker, whole)
-            cluster.to_active(broker, whole)  # It asks each second until it is answered.
+            cluster.to_active(broker, whole)  # The broker asks each second until it is answered.
     assert len(held.do_all()) == 3
     assert all(len(cluster.part(name).blocks[0].in_sync) == 3 for name in names)
 
 
 def test_who_waits_for_his_turn_keeps_it() -> None:
-    """Others pass him, but not who wants something of the same partition."""
+    """A waiting request keeps its place among those of its partition; others may overtake it."""
     cluster = Cluster()
     cluster.topic(partitions=3, acks=AckMode.NONE)
     held = Held(cluster)
@@ -170,7 +172,7 @@ def test_who_waits_for_his_turn_keeps_it() -> None:
 
 
 def test_a_request_that_waits_is_carried_out_once_however_often_it_is_sent() -> None:
-    """Clients ask again twice a second: the slower the coordinator, the more it had to do."""
+    """Clients repeat a request twice a second; a slow coordinator gets no more work from that."""
     cluster = Cluster()
     held = Held(cluster)
     with counting() as marks:
@@ -178,10 +180,10 @@ def test_a_request_that_waits_is_carried_out_once_however_often_it_is_sent() -> 
             cluster.to_active("client", create(1001, "a"))
             cluster.to_active("client", DeleteTopic(1002, "a"))
     assert marks["controller.asked_again"] == 6
-    assert len(held.do_all()) == 3  # It is made, deleted, and what is left of it tidied up.
+    assert len(held.do_all()) == 3  # It is created, deleted, and its rest tidied up.
     assert cluster.answers[1001].error is cluster.answers[1002].error is None
     assert "a" not in cluster.image.topics
-    cluster.to_active("client", DeleteTopic(1002, "a"))  # What is over is not kept in mind.
+    cluster.to_active("client", DeleteTopic(1002, "a"))  # A finished request is not remembered.
     assert isinstance(cluster.answers[1002].error, UnknownTopic)
 
 
@@ -209,7 +211,9 @@ def test_a_broker_that_registers_again_and_again_is_told_once_what_it_hosts() ->
 
 
 def test_what_a_zkserver_had_no_more_right_to_commit_may_be_asked_again() -> None:
-    """It may be the active one again, and is asked then as if for the first time."""
+    """A request that the zkserver lost the right to commit counts as new once it is active
+    again.
+    """
     cluster = Cluster()
     held = Held(cluster)
     cluster.restart("b1")
@@ -226,7 +230,7 @@ def test_what_a_zkserver_had_no_more_right_to_commit_may_be_asked_again() -> Non
 
 
 def test_a_broker_that_leaves_is_answered_what_it_has_asked_last() -> None:
-    """It asks ten times a second, and goes by no answer to an earlier question."""
+    """A stopping broker asks ten times a second, and the zkserver answers its latest request."""
     cluster = Cluster()
     held = Held(cluster)
     cluster.to_active("client", create(1001, "a"))
@@ -241,7 +245,7 @@ def test_a_broker_that_leaves_is_answered_what_it_has_asked_last() -> None:
 
 
 def refused() -> tuple[Cluster, Held, int]:
-    """A change of the ack mode that the leader refuses, before that is known in the tree."""
+    """A change of the ack mode that the leader refuses, before the tree has the refusal."""
     cluster = Cluster(brokers=4, zks=2)
     cluster.topic()
     leader = cluster.brokers[cluster.leader()]
@@ -258,7 +262,7 @@ def refused() -> tuple[Cluster, Held, int]:
 
 
 def test_what_was_told_to_have_failed_is_not_done_by_the_next_zkserver() -> None:
-    """Nobody is told before it is out of the tree."""
+    """A failure is reported only after the intention has left the tree."""
     cluster, held, request = refused()
     while request not in cluster.answers:
         assert cluster.part().node.wanted is not None
@@ -271,7 +275,7 @@ def test_what_was_told_to_have_failed_is_not_done_by_the_next_zkserver() -> None
 
 
 def test_what_somebody_else_wants_is_not_taken_out_with_what_has_failed() -> None:
-    """It was told to be done, and a roll had been, but for nothing."""
+    """A request that was answered with success stays, although another one has failed."""
     cluster, held, request = refused()
     held.do_all()
     cluster.pass_ms(1_000)

@@ -1,4 +1,4 @@
-"""Which partitions are to have another leader, worked out over the image alone."""
+"""Which partitions get another leader, computed from the image alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BROKERS = ("a", "b", "c", "d")
 def image_of(
     parts: list[tuple[str, str]], acks: AckMode = AckMode.LEADER, out: str = "", topic: str = "t"
 ) -> Image:
-    """An image with partitions of (leader, replicas); who is *out* is in sync nowhere."""
+    """Return an image with partitions of (leader, replicas); *out* is in no in-sync set."""
     image = Image()
     for name in BROKERS:
         image.set(paths.broker(name), BrokerNode(name), 0)
@@ -32,7 +32,7 @@ def image_of(
 
 
 def anybody(broker: str, name: TopicPartition) -> bool:
-    """All disks are well."""
+    """Report all disks as sound."""
     return True
 
 
@@ -60,7 +60,7 @@ def test_leaders_are_passed_on_where_replicas_do_not_meet() -> None:
 def test_only_who_is_in_sync_and_well_is_chosen() -> None:
     parts = [("a", "abc")] * 6
     assert {shift.target for shift in plan(image_of(parts, out="b"), "abc", anybody)} == {"c"}
-    # Of a Raft block the leader knows; but whose disk failed is not even asked.
+    # The leader of a Raft block knows; but a broker with a failed disk is not even asked.
     raft = image_of(parts, AckMode.RAFT)
     found = plan(raft, "abc", lambda broker, name: broker != "c")
     assert {shift.target for shift in found} == {"b"}

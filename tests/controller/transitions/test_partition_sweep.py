@@ -1,4 +1,4 @@
-"""A sweep goes over all partitions of a broker, and over those again that change meanwhile."""
+"""A sweep visits all partitions of a broker, and again those that change meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = [TopicPartition("t", str(index)) for index in range(10)]
 
 
 class Swept:
-    """A sweep that changes nothing, and where it has been."""
+    """A sweep that changes nothing and records its visits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, looks: int = 4) -> None:
         monkeypatch.setattr("pymq.controller.transitions.partition_sweep.LOOKS_MAX", looks)
@@ -43,7 +43,7 @@ class Swept:
         return is_over
 
     def change(self, name: TopicPartition, block: BlockNode | None = None) -> None:
-        """Somebody else commits something of a block."""
+        """Commit a change of a block, as another request does."""
         after = block or attrs.evolve(self.image.partition(*name).open_block, epoch=7)
         draft = Draft(self.image)
         draft.put(paths.block(*name, after.number), after)
@@ -87,6 +87,44 @@ def test_what_changes_behind_the_last_slice_is_looked_at_by_one_more(
     assert swept.seen == [NAMES[3]]
 
 
+def test_what_changes_again_and_again_is_left_to_do_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition has one entry however often it changes, so the rest does not grow during
+    a sweep.
+    """
+    swept = Swept(monkeypatch)
+    assert not swept.slice()
+    assert not swept.slice()
+    assert swept.plan()
+    assert swept.seen == NAMES[8:]
+    for _ in range(3):
+        swept.change(NAMES[9])  # It is still to be visited anyway.
+        swept.change(NAMES[0])
+    assert swept.plan()
+    assert swept.seen == [NAMES[8], NAMES[9], NAMES[0]]
+
+
+@pytest.mark.parametrize("looks", [1, 4])
+def test_a_sweep_ends_though_everything_changes_between_two_slices(
+    looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slices grow, since another partition may change during each slice. Seed 903973."""
+    swept = Swept(monkeypatch, looks)
+    slices = 1
+    while not swept.slice() and slices < 6:
+        slices += 1
+        for name in NAMES:
+            swept.change(name)
+    assert slices < 6  # Of 1, 2, 4, 8 and 16 partitions, or fewer.
+
+
+def test_a_sweep_that_gets_on_looks_at_no_more_in_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = Swept(monkeypatch)
+    for _ in range(2):
+        assert not swept.slice()
+        assert len(swept.seen) == 4
+        swept.change(NAMES[0])
+
+
 def test_a_change_of_what_others_host_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     swept = Swept(monkeypatch)
     assert not swept.slice()
@@ -110,4 +148,4 @@ def test_it_begins_anew_when_it_is_not_known_what_has_changed(
         for _ in range(17):
             swept.change(NAMES[9])
     assert not swept.slice()
-    assert swept.seen == NAMES[:4]
+    assert swept.seen == NAMES[:8]  # Twice as many as before, so that the sweep ends.

@@ -1,4 +1,4 @@
-"""What clients leave in the tree has a bound: each name and subscription is a node for good."""
+"""Clients may leave a bounded number of nodes: each name and subscription is a permanent node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def subscribe(cluster: Cluster, name: str, group: str | None) -> None:
 def test_a_topic_has_so_many_subscriptions_of_groups_and_as_many_of_readers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Groups without end keep out neither readers nor the groups that are there."""
+    """Many groups keep out neither readers nor the groups that are there."""
     monkeypatch.setattr(f"{MODULE}.SUBSCRIPTIONS_MAX", 3)
     cluster = Cluster()
     cluster.topic()
@@ -38,7 +38,7 @@ def test_a_topic_has_so_many_subscriptions_of_groups_and_as_many_of_readers(
 
 
 def test_a_cluster_has_so_many_named_producers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are there go on; producers without a name are not counted."""
+    """Existing ones continue; producers without a name do not count."""
     monkeypatch.setattr(f"{MODULE}.NAMES_MAX", 2)
     cluster = Cluster()
     cluster.topic()

@@ -1,4 +1,4 @@
-"""Blocks that get no leader any more: disks were replaced, or nobody comes back."""
+"""Blocks without a possible leader: disks were replaced, or no replica returns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pymq.core.message import (
     Seal,
 )
 from pymq.core.metadata.coordination import CoordRequest
-from pymq.core.metadata.nodes import (
+from pymq.core.metadata.descriptions import (
     ClusterDescription,
-    Loss,
     PartitionDescription,
     TopicDescription,
 )
+from pymq.core.metadata.nodes import Loss
 from pymq.core.types import AckMode
 from pymq.errors import StoreFull
 from tests.controller.cluster import SESSION_MS, T0, Broker, Cluster
@@ -51,7 +51,9 @@ def recover(cluster: Cluster) -> Loss | None:
 
 
 def test_of_two_raft_replicas_either_has_all_that_was_committed() -> None:
-    """The other one's disk was replaced; a majority of two is both, so this one is never led."""
+    """A majority of two is both. The leader's disk was replaced, so its follower has all committed
+    records.
+    """
     cluster = raft(2)
     leader, (one,) = cluster.leader(), cluster.followers()
     cluster.write(7, leader)
@@ -70,7 +72,7 @@ def test_a_block_that_was_opened_on_a_disk_that_was_gone_by_then_goes_on() -> No
     cluster = Cluster()
     cluster.topic(AckMode.RAFT, 2)
     one, two = cluster.open().replicas
-    cluster.brokers[two].is_up = False  # it is on its way down, and nobody knows
+    cluster.brokers[two].is_up = False  # it is stopping, and no node knows
     cluster.to_active(one, BecomeLeader(*T0, 0, 3, one))
     cluster.restart(two, "another disk")
     assert cluster.open().number == 1
@@ -169,7 +171,7 @@ def test_a_single_replica_whose_disk_was_replaced_waits_for_a_word(acks: AckMode
     cluster = Cluster(brokers=1)
     cluster.topic(acks, 1)
     cluster.write(5)
-    cluster.to_active("b0", Seal(0, *T0, 0, 0))  # ignored: it is not a zkserver's to take in
+    cluster.to_active("b0", Seal(0, *T0, 0, 0))  # ignored: a zkserver receives no Seal
     cluster.restart("b0", "another disk")
     cluster.pass_ms(20_000)
     assert cluster.open().number == 0
@@ -211,7 +213,7 @@ def test_sealed_blocks_that_nobody_has_any_more_go_with_it() -> None:
     cluster.restart("b0", "another disk")
     loss = recover(cluster)
     assert loss is not None
-    # What was in the open block is not known: its offsets are given again.
+    # The content of the open block is unknown; its offsets are assigned again.
     assert (loss.block, loss.offset, loss.log_start) == (1, 5, 5)
     assert list(cluster.part().blocks) == [2]
 
@@ -228,7 +230,7 @@ def test_recovery_does_not_wait_for_a_broker_that_stays_away() -> None:
     assert loss is not None
     assert loss.holder is None
     assert cluster.leader() != gone
-    back = cluster.restart(gone)  # It is told to remove what it has.
+    back = cluster.restart(gone)  # It gets the order to remove its files.
     assert T0 not in back.states
     assert cluster.part().node.leaving == ()
 
@@ -265,14 +267,14 @@ def test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered() -> N
 
 
 def test_a_word_that_is_said_again_is_taken_once() -> None:
-    """What waits behind a roll comes in the order in which it was asked for the first time."""
+    """Requests that wait behind a roll keep the order of their first arrival."""
     cluster = Cluster(brokers=3)
     cluster.topic(AckMode.LEADER, 1)
     cluster.brokers[cluster.leader()].seals = False
     old = cluster.leader()
     others = [name for name in cluster.brokers if name != old]
     requests = [Reassign(100 + i, *T0, (other,)) for i, other in enumerate(others)]
-    for request in (*requests, requests[0]):  # a client that is not answered asks again
+    for request in (*requests, requests[0]):  # an unanswered client repeats its request
         cluster.active.machine.step("client", request, cluster.now)
         cluster.run()
     cluster.brokers[old].seals = True
@@ -281,14 +283,14 @@ def test_a_word_that_is_said_again_is_taken_once() -> None:
 
 
 def test_a_recovery_that_is_told_to_have_failed_does_not_come_about_later() -> None:
-    """Nor does it take back what somebody else was promised."""
+    """A failed recovery is not carried out later, and does not undo an answer to another client."""
     cluster = Cluster(brokers=2)
     cluster.topic(AckMode.RAFT, 1)
     cluster.write(5)
     old, new = cluster.leader(), next(b for b in cluster.brokers if b != cluster.leader())
     cluster.restart(old, "another disk")
     cluster.send(lambda i: Reassign(i, *T0, (new,)))
-    cluster.crash_zk("zk-0")  # what it has noted is all that is left of it
+    cluster.crash_zk("zk-0")  # only its commits are left
     cluster.start_zk("zk-1")
     for name in cluster.brokers:
         cluster.register(name)
@@ -311,7 +313,7 @@ def test_a_recovery_that_is_told_to_have_failed_does_not_come_about_later() -> N
 
 
 def test_who_told_the_end_has_another_disk_before_that_is_committed() -> None:
-    """The copy that was the best is gone, and the next one counts: the block is not given up.
+    """The best copy is gone and the next one counts; the block is not given up.
 
     Simulated: tests/data/plans/sealed-after-its-disk-was-known-to-be-gone.json.
     """
@@ -322,13 +324,14 @@ def test_who_told_the_end_has_another_disk_before_that_is_committed() -> None:
     cluster.write(9, one)
     cluster.brokers[two].seals = False
     cluster.restart(leader, "another disk")
-    assert cluster.open().number == 0  # What the one has told is not enough yet.
+    assert cluster.open().number == 0  # One answer is not enough yet.
     again = Broker(one, 2, "another disk, too")
     machine, late = cluster.active.machine, cluster.brokers[two]
     (answer,) = late.sealed(late.last(Seal))
     cluster.brokers[one] = again
     machine.step(one, again.registration(), cluster.now)
-    machine.step(two, answer, cluster.now)  # Now it is, and the other disk is about to be noted.
+    # Now it is, and the other disk is about to be committed.
+    machine.step(two, answer, cluster.now)
     cluster.run()
     cluster.pass_ms(1_000)
     part = cluster.part()
@@ -357,7 +360,7 @@ def test_everybody_starts_anew_and_one_with_another_disk() -> None:
     cluster.brokers[one].is_mute = True
     cluster.active.machine.step(one, cluster.brokers[one].registration(), cluster.now)
     cluster.restart(two, "another disk")
-    assert cluster.open().number == 0  # The one that says nothing may have more.
+    assert cluster.open().number == 0  # The silent one may have more.
     cluster.brokers[one].is_mute = False
     cluster.pass_ms(5_000)
     part = cluster.part()
@@ -367,7 +370,7 @@ def test_everybody_starts_anew_and_one_with_another_disk() -> None:
 
 
 def test_who_starts_anew_twice_has_what_it_had() -> None:
-    """What the first start has found is on its disk, so the second one takes nothing more away.
+    """After the first start it has synced all that it found, so the second start loses nothing.
 
     Simulated: tests/data/plans/started-anew-twice.json.
     """
@@ -388,7 +391,7 @@ def test_who_starts_anew_twice_has_what_it_had() -> None:
 
 
 def gone_on_alone() -> tuple[Cluster, str, list[str]]:
-    """A leader that goes on without its two followers, which have both started anew."""
+    """Return a leader that continues without its two followers, which have both restarted."""
     cluster = Cluster()
     cluster.topic()
     cluster.write(5)
@@ -401,7 +404,7 @@ def gone_on_alone() -> tuple[Cluster, str, list[str]]:
 
 
 def test_a_leader_that_goes_on_may_do_so_without_who_started_anew_twice() -> None:
-    """It counts from the first time on when nobody waited for it any more."""
+    """The leader may have gone on without them since the first of their restarts."""
     cluster, leader, (one, two) = gone_on_alone()
     cluster.brokers[leader].is_up = False
     for name in (one, two):

@@ -1,4 +1,4 @@
-"""The coordinator on a real ZooKeeper that does not fail: what it promises, and its limits."""
+"""The coordinator on a real ZooKeeper without faults: its contract and its limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.zookeeper
 
 
 def test_contract(zookeeper: ZooKeeper) -> None:
-    """What memory and SQLite promise, ZooKeeper keeps too."""
+    """ZooKeeper keeps the same contract as memory and SQLite."""
 
     def make(name: str) -> Coordinator:
         return pymq.coord.open(f"zookeeper://{zookeeper.hosts}/contract/{name}")
@@ -114,7 +114,7 @@ def _other(tmp_path: Path) -> Path:
 
 
 def test_what_is_denied_later_is_told_and_changes_nothing(zookeeper: ZooKeeper) -> None:
-    """Somebody else's node in the middle of our tree."""
+    """A node with another owner in the tree causes an error, and nothing is changed."""
     with session(zookeeper.hosts, "/denied") as one, kazoo(zookeeper.hosts) as raw:
         one.must(Create("/a", b""))
         raw.add_auth("digest", "other:secret")
@@ -155,7 +155,7 @@ def test_a_commit_that_is_too_large_is_refused_before_it_does_harm(zookeeper: Zo
 
 
 def test_the_limit_is_the_servers(tmp_path: Path, needs_zookeeper: None) -> None:
-    """With jute.maxbuffer raised and said so, more fits; said wrongly, the connection pays."""
+    """With jute.maxbuffer raised on both sides more fits; a wrong setting costs the connection."""
     big = tuple(Create(f"/{n}", bytes(400_000)) for n in range(5))
     more = ZooKeeper(tmp_path / "more", java=("-Djute.maxbuffer=4194304",))
     with more, session(more.hosts, "/x", "&max_request_bytes=4000000") as one:
@@ -172,7 +172,7 @@ def test_the_limit_is_the_servers(tmp_path: Path, needs_zookeeper: None) -> None
 def test_a_folder_may_be_named_from_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_zookeeper: None
 ) -> None:
-    """As in ``local_cluster.py --data cluster``: ZooKeeper runs in a folder of its own."""
+    """A relative folder works, as in ``local_cluster.py --data cluster``."""
     monkeypatch.chdir(tmp_path)
     with ZooKeeper("relative") as started:
         assert started.hosts
@@ -180,7 +180,7 @@ def test_a_folder_may_be_named_from_here(
 
 
 def test_a_load_is_of_one_moment(zookeeper: ZooKeeper) -> None:
-    """Every commit puts the same number into all nodes; no load ever sees two numbers."""
+    """Every commit puts the same number into all nodes; no load ever returns two numbers."""
     nodes, commits = 30, 150
     with session(zookeeper.hosts, "/torn") as writer, session(zookeeper.hosts, "/torn") as reader:
         paths = [f"/a/{n:02}" for n in range(nodes)]
@@ -271,7 +271,7 @@ def test_a_forked_child_may_not_use_the_session(zookeeper: ZooKeeper) -> None:
         if not child:  # pragma: no cover
             code = 1
             try:
-                one.backend.close()  # which must not end the parent's session
+                one.backend.close()  # this must not end the parent's session
                 for use in (one.backend.poll, lambda: one.backend.submit(Load(1, "/"))):
                     try:
                         use()

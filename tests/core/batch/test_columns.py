@@ -1,4 +1,4 @@
-"""Columns come back as they went in, are plain CBOR, and trust nobody."""
+"""Columns round-trip, are plain CBOR, and survive hostile input."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ DECODERS: list[Decode] = [
 
 @pytest.mark.parametrize("decode", DECODERS)
 @given(st.binary(max_size=60), st.integers(0, 1 << 24))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_bytes_are_refused_or_right(decode: Decode, data: bytes, count: int) -> None:
     try:
         found = decode(data, count)
@@ -116,7 +116,7 @@ def test_random_bytes_are_refused_or_right(decode: Decode, data: bytes, count: i
 
 @pytest.mark.parametrize("decode", DECODERS)
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_mutated_columns_are_refused_or_right(decode: Decode, data: st.DataObject) -> None:
     column = bytearray(
         data.draw(

@@ -25,7 +25,7 @@ Shape = list[tuple[int, int, int]]
 
 
 def laid_out(shape: Shape) -> list[tuple[Header, int]]:
-    """Headers and their positions."""
+    """Return headers and their positions."""
     found, offset, position = [], 10, 200
     for span, length, time in shape:
         header = HEADER._replace(base_offset=offset, span=span, length=length, max_timestamp=time)
@@ -130,7 +130,7 @@ def test_random_bytes_are_no_index(data: bytes) -> None:
 
 
 def test_it_is_small() -> None:
-    """Less than 1 MB for a block of 1 GB of small batches."""
+    """The index takes less than 1 MB for a block of 1 GB of small batches."""
     index = Index()
     for at in range(0, 1 << 30, 8 << 10):
         index.add(HEADER._replace(base_offset=at), at)

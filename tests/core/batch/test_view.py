@@ -24,7 +24,7 @@ def _batch(count: int) -> EncodedBatch:
 
 @given(st.data())
 def test_parts_of_parts_are_slices_of_slices(data: st.DataObject) -> None:
-    """Also of a batch that has lost records to compaction, whose offsets have holes."""
+    """A view of a view equals a slice of a slice, also for a compacted batch with gaps."""
     batch = _batch(20)
     kept = data.draw(st.lists(st.integers(0, 19), unique=True, min_size=1).map(sorted))
     if len(kept) < 20:
@@ -40,7 +40,7 @@ def test_parts_of_parts_are_slices_of_slices(data: st.DataObject) -> None:
 
 
 def test_a_batch_may_be_cut_as_often_as_it_has_records() -> None:
-    """Who polls one record at a time cuts it off what is left, thousands of times."""
+    """A poll for one record at a time cuts it off the rest, thousands of times."""
     count = sys.getrecursionlimit() + 2_000
     rest = RecordBatch(_batch(count))
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""What a partition remembers of its producers."""
+"""The producer table of a partition: duplicates, epochs and sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pymq.errors import DuplicateSequence, OutOfOrderSequence, ProducerFenced
 
 
 def batch(epoch: int, sequence: int, count: int = 1) -> EncodedBatch:
-    """So many records of producer 7."""
+    """Return a batch of so many records of producer 7."""
     return EncodedBatch.encode(
         [b"x"] * count,
         timestamp_ms=0,
@@ -20,7 +20,9 @@ def batch(epoch: int, sequence: int, count: int = 1) -> EncodedBatch:
 
 
 def log(*batches: tuple[int, int, int]) -> ProducerTable:
-    """A partition with batches of these epochs, sequences and counts, the first at offset 100."""
+    """Return a partition with batches of these epochs, sequences and counts, the first at offset
+    100.
+    """
     table, offset = ProducerTable(), 100
     for epoch, sequence, count in batches:
         header = batch(epoch, sequence, count).header
@@ -31,7 +33,9 @@ def log(*batches: tuple[int, int, int]) -> ProducerTable:
 
 
 def test_a_repeat_under_an_epoch_that_was_replaced_is_told_its_offset() -> None:
-    """It is in the log: to call it fenced would be to say that it is not."""
+    """A duplicate under a replaced epoch gets its offset; "fenced" would mean that it is not in the
+    log.
+    """
     table = log((0, 0, 2), (0, 2, 1), (1, 3, 1))
     assert table.check(batch(0, 0, 2).header) == 100
     assert table.check(batch(0, 2).header) == 102
@@ -39,7 +43,7 @@ def test_a_repeat_under_an_epoch_that_was_replaced_is_told_its_offset() -> None:
 
 
 def test_what_is_new_under_an_epoch_that_was_replaced_is_fenced() -> None:
-    """Also where its number fits, is another's, or is one that is remembered no more."""
+    """A new batch under a replaced epoch is fenced, also if its sequence fits or is forgotten."""
     table = log((0, 0, 2), (0, 2, 1), (1, 3, 1))
     for sequence, count in ((4, 1), (3, 1), (0, 1), (5, 1)):
         assert isinstance(table.check(batch(0, sequence, count).header), ProducerFenced)
@@ -49,7 +53,7 @@ def test_what_is_new_under_an_epoch_that_was_replaced_is_fenced() -> None:
 
 
 def test_a_higher_epoch_goes_on_where_the_one_before_stopped() -> None:
-    """And is told where that is."""
+    """The first batch of a higher epoch continues the log, and its answer has the next sequence."""
     table = log((0, 0, 2))
     error = table.check(batch(1, 0, 2).header)
     assert isinstance(error, OutOfOrderSequence)
@@ -58,7 +62,9 @@ def test_a_higher_epoch_goes_on_where_the_one_before_stopped() -> None:
 
 
 def test_a_repeat_that_is_remembered_no_more_is_told_to_be_one() -> None:
-    """Under the epoch that still holds: it was written, though nobody knows any more where."""
+    """A duplicate under the current epoch is reported as one, though its offset is no
+    longer known.
+    """
     table = log(*((0, number, 1) for number in range(REMEMBERED + 1)))
     error = table.check(batch(0, 0).header)
     assert isinstance(error, DuplicateSequence)
@@ -66,7 +72,7 @@ def test_a_repeat_that_is_remembered_no_more_is_told_to_be_one() -> None:
 
 
 def test_another_batch_under_the_same_numbers_is_not_acknowledged() -> None:
-    """Somebody else has written it: the offset would be that of a record of theirs."""
+    """Another batch under known sequences is not acknowledged with the first one's offset."""
     table = log((0, 0, 1), (0, 1, 1))
     other = EncodedBatch.encode(
         [b"y"], timestamp_ms=0, producer_id=7, producer_epoch=0, base_sequence=1
@@ -80,7 +86,7 @@ def test_another_batch_under_the_same_numbers_is_not_acknowledged() -> None:
 
 
 def test_a_snapshot_of_before_tells_no_crc_and_repeats_are_known_all_the_same() -> None:
-    """A batch in it was judged by its numbers when it was written; that still holds."""
+    """Batches of an older snapshot have no CRC, and are still detected as duplicates."""
     table = ProducerTable.restore(cbor.dumps([[7, 0, 2, [[0, 0, 1, 100], [0, 1, 1, 101]]]]))
     assert table.check(batch(0, 1).header) == 101
     assert table.check(batch(0, 2).header) is None

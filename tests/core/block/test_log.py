@@ -1,4 +1,4 @@
-"""The log of one block on one broker, with a disk that does what it is told at once, or fails."""
+"""The log of one block on one broker, with a disk that obeys at once, or fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from pymq.core.batch.batch_sequence import split
-from pymq.core.batch.header import ControlKind
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.block.idempotence import ProducerTable
 from pymq.core.block.log import CHECKPOINT_BYTES, BlockLog
@@ -15,12 +14,13 @@ from pymq.core.ready import Append, Checkpoint, CreateBlock, Ready, Recover, Rec
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch
 
-NAME = BlockId("id", 0, 1)  # not the first of its partition, which begins without a checkpoint
+# not the first block of its partition, which starts without a checkpoint
+NAME = BlockId("id", 0, 1)
 MOST = 1 << 20
 
 
 class Host:
-    """Somebody who writes down what the log wants done."""
+    """A host that records the log's requests."""
 
     def __init__(self) -> None:
         self.out = Ready()
@@ -44,7 +44,7 @@ def batch(sequence: int = -1, size: int = 1) -> EncodedBatch:
 
 
 def run(*batches: tuple[int, int]) -> bytes:
-    """What a leader sends: batches of (offset, epoch)."""
+    """Return what a leader sends: batches of (offset, epoch)."""
 
     def parts() -> Iterator[bytes]:
         for offset, epoch in batches:
@@ -85,12 +85,14 @@ def test_no_epoch_follows_a_later_one(log: BlockLog) -> None:
 
 
 def seal(log: BlockLog) -> int | None:
-    """Where its seal is now; a type checker would go by what it was."""
+    """Return the current seal; a type checker would assume its earlier value."""
     return log.seal_end
 
 
 def test_a_seal_goes_with_the_tail_that_held_it(log: BlockLog) -> None:
-    """Another leader may not have it: else this replica took in nothing more for ever."""
+    """Another leader may lack the seal, so the replica drops it with the tail and takes in records
+    again.
+    """
     log.append(batch(), 1)
     write(log)
     log.seal(1)
@@ -115,7 +117,7 @@ def test_a_seal_behind_the_cut_stays(log: BlockLog) -> None:
 
 
 def test_what_failed_to_be_written_never_was(log: BlockLog) -> None:
-    """Not its offsets, its bytes, its epoch, nor its producer's numbers."""
+    """A failed write leaves no offset, byte, epoch or producer sequence behind."""
     log.append(batch(0), 1)
     write(log)
     before = log.end, log.size, list(log.epochs), log.producers.next_sequence(7)
@@ -125,13 +127,13 @@ def test_what_failed_to_be_written_never_was(log: BlockLog) -> None:
     log.fail()
     after = log.end, log.size, list(log.epochs), log.producers.next_sequence(7)
     assert after == before
-    assert not log.has_unwritten
+    assert not log.unwritten
     again = log.append(batch(1), 2)
     assert again.base_offset == 1
 
 
 def test_a_checkpoint_is_of_what_is_written(log: BlockLog) -> None:
-    """What it says of producers and epochs must lie before the end that the store notes for it."""
+    """A checkpoint's producers and epochs are from before the end that the store saves with it."""
     (first,) = asked(log, Checkpoint)
     log.append(batch(0), 1)
     write(log)
@@ -157,7 +159,7 @@ def test_checkpoints_bound_what_a_recovery_reads(log: BlockLog) -> None:
 def test_checkpoints_bound_how_many_batches_a_recovery_reads(
     log: BlockLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small batches cost a recovery as much time each as large ones."""
+    """Checkpoints bound the number of batches, since a small one takes as long as a large one."""
     monkeypatch.setattr("pymq.core.block.log.CHECKPOINT_BATCHES", 4)
     count = len(asked(log, Checkpoint))
     for sequence in range(10):
@@ -174,7 +176,7 @@ def test_epochs_are_told_by_where_they_end(log: BlockLog) -> None:
         (0, 0), (1, 2), (1, 2), (4, 3), (4, 3), (6, 5), (6, 5),
     ]  # fmt: skip
     assert log.seal_end is None
-    log.control(ControlKind.BEGIN, b"", 7)
+    log.begin(7)
     assert log.end_of(7) == (7, 6)
 
 
@@ -184,7 +186,7 @@ def sent_epochs(data: bytes | None) -> list[int]:
 
 
 def test_what_was_sent_is_not_sent_again_in_place_of_what_replaced_it(log: BlockLog) -> None:
-    """The bytes for one follower are kept for the next, but no longer than they are the log's."""
+    """The bytes for one follower are kept for the next one, but only while they are in the log."""
     log.append(batch(), 1)
     sent = log.recent(0, MOST)
     assert log.recent(0, MOST) is sent
@@ -197,7 +199,7 @@ def test_what_was_sent_is_not_sent_again_in_place_of_what_replaced_it(log: Block
 
 
 def test_what_is_released_is_read_from_the_disk() -> None:
-    """Not what is on its way to it: a leader sends that before its own disk has it."""
+    """Released bytes are read from the disk; bytes on their way to it stay, for followers."""
     log = BlockLog(Host(), NAME, 0, is_shared=True)
     log.append(batch(), 1)
     log.release()
@@ -214,7 +216,7 @@ def test_what_is_released_is_read_from_the_disk() -> None:
 
 
 def test_a_follower_takes_no_damaged_body(log: BlockLog) -> None:
-    """Neither of its own leader; it says that it has a batch once it has looked at all of it."""
+    """A follower checks the body of each batch before it confirms it, also from its own leader."""
     sound = EncodedBatch.encode([b"value"], timestamp_ms=1).stamp(0, 1, 0)
     data = bytes(sound.head) + bytes(sound.body)
     for at in range(len(sound.head), len(data)):
@@ -235,7 +237,7 @@ def test_how_far_it_is_committed_is_kept_and_never_above_what_is_there(log: Bloc
     (*_, kept) = asked(log, Checkpoint)
     assert isinstance(kept, Checkpoint)
     log.checkpoint()
-    assert len(asked(log, Checkpoint)) == 2  # the first is the block's beginning
+    assert len(asked(log, Checkpoint)) == 2  # the first one is at the block's beginning
     for end, expected in ((3, 2), (1, 1)):
         again = BlockLog(Host(), NAME, 0, is_shared=True)
         again.restore(Recovered(NAME, 0, end, end, kept.snapshot, [], 0), None)
@@ -243,7 +245,9 @@ def test_how_far_it_is_committed_is_kept_and_never_above_what_is_there(log: Bloc
 
 
 def test_what_is_cut_off_is_not_committed_nor_readable(log: BlockLog) -> None:
-    """Another leader's batches take its place; it says anew how far they are committed."""
+    """Truncated batches are neither committed nor readable, until a new leader sends its
+    watermark.
+    """
     log.extend(run((0, 3), (1, 3), (2, 3)))
     write(log)
     log.committed = 3
@@ -270,7 +274,7 @@ def test_which_records_have_no_key_is_kept_and_never_told_of_what_is_not_there(
 
 @pytest.mark.parametrize(("number", "count"), [(0, 0), (1, 1)])
 def test_a_new_partition_waits_for_no_disk(number: int, count: int) -> None:
-    """A later block has a checkpoint, so that recovery need not read the ones before it."""
+    """A later block needs a checkpoint, so that recovery need not read the blocks before it."""
     log = BlockLog(Host(), BlockId("id", 0, number), 0, is_shared=True)
     log.create("t", "0", ProducerTable())
     assert len(asked(log, Checkpoint)) == count
@@ -284,7 +288,7 @@ def test_a_new_partition_waits_for_no_disk(number: int, count: int) -> None:
 
 
 def test_a_block_that_was_begun_after_all_is_not_begun_again(log: BlockLog) -> None:
-    """A checkpoint counts for all that the store has, so an old one would hide what came since."""
+    """A late first checkpoint is not written, since it would hide later batches."""
     (first,) = asked(log, Checkpoint)
     assert isinstance(first, Checkpoint)
     stamped = log.append(batch(0), 1)

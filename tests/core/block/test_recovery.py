@@ -1,4 +1,4 @@
-"""What a partition makes of what its store finds, while other things happen to it."""
+"""A partition during recovery, while rolls and other events happen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ME = ("me",)
 
 
 class Host(test_maintenance.Host):
-    """A broker that does not mind what its partitions do."""
+    """A broker that ignores its partitions' reports."""
 
     def shares(self, partition: Partition, now: int) -> None:
         pass
@@ -40,7 +40,7 @@ def header() -> Header:
 
 
 def states() -> tuple[PartitionState, PartitionState]:
-    """Before a roll and after it; only this broker has ever had anything of the partition."""
+    """Return the states before and after a roll; this broker has the only copies."""
     first = BlockNode(0, 0, None, 1, AckMode.LEADER, None, ME, ME)
     before = PartitionState(
         "t", "ef" * 16, "0", 0, AckMode.LEADER, 1, "me", TopicConfig(), (first,)
@@ -51,7 +51,7 @@ def states() -> tuple[PartitionState, PartitionState]:
 
 
 def answer(partition: Partition, host: Host) -> None:
-    """Let the store find what there is, as often as it is asked."""
+    """Let the store complete all pending recoveries."""
     while host.out.ask:
         ask = host.out.ask.pop(0)
         assert isinstance(ask, Recover)
@@ -65,7 +65,9 @@ def answer(partition: Partition, host: Host) -> None:
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["rolled before", "rolled meanwhile"])
 def test_a_roll_before_the_store_has_answered(*, is_asked: bool) -> None:
-    """It knows of its producers what stands in the block before, which only it can tell."""
+    """A roll before recovery has ended waits for the block before, which alone knows the
+    producers.
+    """
     host = Host()
     before, after = states()
     partition = Partition(before if is_asked else after, host, replicator, frozenset(), 0)
@@ -80,7 +82,10 @@ def test_a_roll_before_the_store_has_answered(*, is_asked: bool) -> None:
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_what_is_found_of_a_block_that_is_gone(*, is_damaged: bool) -> None:
-    """It says nothing about the open one. Simulated: seed 13434 of --profile all --seconds 4."""
+    """A late recovery of a removed block does not affect the open one.
+
+    Simulated: seed 13434 of --profile all --seconds 4.
+    """
     host = Host()
     _, state = states()
     partition = Partition(state, host, replicator, frozenset({0}), 0)
@@ -103,7 +108,7 @@ def test_what_is_found_of_a_block_that_is_gone(*, is_damaged: bool) -> None:
 
 
 def test_a_roll_while_the_blocks_before_are_read() -> None:
-    """The store has told where the log ends: it does not tell it again by itself."""
+    """A roll during recovery keeps the log's end, which the store reports only once."""
     host = Host()
     _, before = states()
     partition = Partition(before, host, replicator, frozenset(), 0)
@@ -125,11 +130,11 @@ def test_a_roll_while_the_blocks_before_are_read() -> None:
     partition.recovered(found, 0)
     partition.flush(host.out, 0)
     partition.advance(0)
-    assert partition.has(sealed)
+    assert partition.blocks.has(sealed)
 
 
 def test_what_was_durable_is_gone_when_the_log_is_read_again() -> None:
-    """It is damage, though on the disk it looks like a tail that was torn while it was written.
+    """Missing durable bytes are damage, though on the disk they look like a torn write.
 
     Simulated: seed 13060 of --profile all --seconds 4.
     """
@@ -147,12 +152,12 @@ def test_what_was_durable_is_gone_when_the_log_is_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved", "why"), [(None, "voted on is missing"), (b"from 2099", "cannot be read")]
+    ("saved", "why"), [(None, "saved vote is missing"), (b"from 2099", "cannot be read")]
 )
 def test_records_without_votes_are_not_believed(saved: bytes | None, why: str) -> None:
-    """Who does not know what it has promised fails, by itself and aloud (thesis 3.8).
+    """A replica that has lost its votes fails alone and with an error (thesis 3.8).
 
-    It was neither there nor given up, and votes of another version brought the broker down.
+    It was neither hosted nor given up, and votes of another version stopped the whole broker.
     """
     host = Host()
     before, _ = states()

@@ -1,4 +1,4 @@
-"""Which blocks are kept, against the rule written out."""
+"""The retained blocks, compared with the written rule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pymq.core.metadata.nodes import BlockNode
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 
-Sealed = tuple[int, int]  # bytes, and the time of the newest record
+Sealed = tuple[int, int]  # bytes, and the newest record's time
 
 
 def kept(
@@ -20,7 +20,7 @@ def kept(
     retention_ms: int | None = None,
     now: int = 100,
 ) -> int:
-    """The number of the first block that is kept; the first of all has number 3."""
+    """Return the number of the first retained block; the blocks start at number 3."""
     blocks = [
         BlockNode(3 + at, at, at + 1, 1, AckMode.LEADER, "b", ("b",), ("b",), size=size)
         for at, (size, _) in enumerate(sealed)
@@ -49,7 +49,7 @@ def test_by_age_a_block_goes_once_its_newest_record_is_too_old() -> None:
 
 
 def test_what_is_younger_keeps_what_comes_behind_it() -> None:
-    """Offsets that are kept have no holes, whatever times producers give their records."""
+    """The retained offsets have no gaps, whatever times the records have."""
     assert kept([(1, 99), (1, 0)], retention_ms=10) == 3
 
 
@@ -77,7 +77,7 @@ def test_one_rule_goes_on_where_the_other_has_stopped() -> None:
 
 
 def blocks(*sealed: tuple[int, int]) -> list[BlockNode]:
-    """Blocks by (when they were opened, the time of their newest record)."""
+    """Blocks by (the time of their opening, the time of their newest record)."""
     return [
         BlockNode(
             number,
@@ -96,7 +96,7 @@ def blocks(*sealed: tuple[int, int]) -> list[BlockNode]:
 
 
 def test_a_time_that_nobody_could_mean_does_not_keep_a_block_for_ever() -> None:
-    """It is as old as the block behind it: no record came later."""
+    """A block with an impossible time counts as old as the block behind it."""
     found = blocks((1_000, 1_005), (1_010, (1 << 63) - 1), (1_020, 1_025))
     config = TopicConfig(retention_ms=100, timestamp_after_max_ms=50)
     assert [first_kept(found, 0, config, now) for now in (1_100, 1_106, 1_120, 1_121)] == [

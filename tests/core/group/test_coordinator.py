@@ -1,4 +1,4 @@
-"""The group coordinator, message by message, with a host that writes everything down."""
+"""The group coordinator, message by message, with a host that records its requests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import pytest
 from pymq.broker.group_coordinators import GroupCoordinators
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.group.coordinator import GroupCoordinator
-from pymq.core.group.offset_log import RANGES_MAX
+from pymq.core.group.offset_log import ERRORS_MAX, RANGES_MAX
 from pymq.core.group.request_validation import GroupRequest
 from pymq.core.message import (
     BEGIN,
     END,
+    ERROR_MAX,
     Acquire,
     Acquired,
     Answer,
@@ -63,18 +64,18 @@ ACK_WAIT = 100
 
 
 class Host:
-    """An offsets partition that answers when its test says so, and a mailbox for each member."""
+    """An offsets partition that answers when the test says so, and a mailbox for each member."""
 
     def __init__(self, log: Sequence[EncodedBatch] = (), *, loads: bool = True) -> None:
         self.log = list(log)
         self.fetches: list[Fetch] = []
-        self.holders: list[str | None] = []  # who was asked
-        self.since: list[int] = []  # before these offsets nothing counts any more
+        self.holders: list[str | None] = []  # the receivers of fetches
+        self.since: list[int] = []  # offsets before these are obsolete
         self.produces: list[Produce] = []
         self.mail: dict[str, list[Message]] = {}
         self.now = 0
         self.coordinator = GroupCoordinator(0, self, assignor, 0)
-        self.coordinator.begin(0)
+        self.coordinator.offsets.begin(0)
         self._ids = 0
         if loads:
             self.load()
@@ -117,15 +118,17 @@ class Host:
             self.coordinator.step("", answer, self.now)
 
     def flush(self) -> int:
-        """What the broker does at the end of a turn; returns how many records are to be written."""
-        if not self.coordinator.is_dirty:
+        """Flush as the broker does at the end of a turn; returns how many records are to be
+        written.
+        """
+        if not self.coordinator.offsets.is_dirty:
             return 0
         before = len(self.produces)
-        self.coordinator.flush(self.now)
+        self.coordinator.offsets.flush(self.now)
         return sum(len(produce.batch) for produce in self.produces[before:])
 
     def written(self, error: StoreFull | None = None) -> None:
-        """The write under way is done, or has failed."""
+        """Complete the pending write, or fail it."""
         (produce,) = self.produces
         self.produces.clear()
         base = self.log[-1].end_offset if self.log else 0
@@ -134,12 +137,12 @@ class Host:
         self.coordinator.step("", Produced(produce.id, base, error=error), self.now)
 
     def settle_all(self) -> None:
-        """Turn until nothing is to be written."""
+        """Turn until nothing is left to write."""
         while self.flush():
             self.written()
 
     def at(self, now: int) -> None:
-        """Let time pass, as the loop does: ticks at deadlines only."""
+        """Let time pass as the loop does: ticks at deadlines only."""
         while self.coordinator.deadline <= now:
             self.now = max(self.now, self.coordinator.deadline)
             before = self.coordinator.deadline
@@ -148,7 +151,7 @@ class Host:
         self.now = now
 
     def take(self, member: str) -> list[Message]:
-        """What a member was sent since the last time."""
+        """Return the messages to a member since the last call."""
         return self.mail.pop(member, [])
 
     # --- members --------------------------------------------------------------------------------
@@ -204,7 +207,7 @@ class Host:
     def ask(
         self, member: str, ends: dict[str, int], limit: int = 100, wait_ms: int = 5_000
     ) -> list[tuple[str, int, int, int]] | None:
-        """Acquire; None while it waits."""
+        """Acquire; returns None while the request waits."""
         known = tuple((partition, 0, end) for partition, end in ends.items())
         answers = self.send(member, Acquire(self.id(), "g", member, known, limit, wait_ms))
         return leases(answers[-1:])
@@ -235,7 +238,7 @@ class Host:
 
 
 def leases(answers: list[Message]) -> list[tuple[str, int, int, int]] | None:
-    """What an answer to Acquire leases: (partition, start, end, delivery count)."""
+    """Return what an answer to Acquire leases: (partition, start, end, delivery count)."""
     if not answers:
         return None
     (answer,) = answers
@@ -278,7 +281,7 @@ def test_a_member_that_leaves_frees_its_partitions_at_once(host: Host) -> None:
     host.poll("m1", {mine: 5})
     assert host.ask("m2", {"0": 0, "1": 0}) is None
     host.send("m1", Leave(host.id(), "g", "m1"))
-    # Whoever waits is woken, by another generation, so that it asks what it has got.
+    # A new generation wakes a waiting member, which then requests its assignment.
     (woken,) = host.take("m2")
     assert isinstance(woken, Acquired)
     assert woken.leases == ()
@@ -290,7 +293,7 @@ def test_a_silent_member_is_given_up(host: Host) -> None:
     host.join("m1")
     host.poll("m1", {"0": 3})
     host.at(SESSION - 1)
-    assert host.beat("m1") == ("0",)  # that it is alive counts from now
+    assert host.beat("m1") == ("0",)  # its liveness counts from now
     host.at(2 * SESSION - 2)
     assert host.beat("m1") == ("0",)
     host.at(3 * SESSION - 2)
@@ -311,7 +314,7 @@ def test_a_member_that_was_given_up_is_told_whatever_it_asks(host: Host) -> None
         (answer,) = host.send("m1", request)
         assert isinstance(getattr(answer, "error", None), FencedMember)
     assert host.join("m2") == ("0",)
-    assert host.poll("m2", {"0": 3}) == [("0", 0, 3, 2)]  # nothing of it was counted as done
+    assert host.poll("m2", {"0": 3}) == [("0", 0, 3, 2)]  # none of it counted as done
 
 
 def test_joining_again_keeps_what_is_held(host: Host) -> None:
@@ -393,7 +396,7 @@ def test_a_topic_that_grows_is_shared_anew(host: Host) -> None:
     host.join("m2", ("0",))
     assert host.beat("m1", ("0", "1")) in (("0",), ("1",))
     assert {host.beat("m1", ("0", "1")), host.beat("m2", ("0", "1"))} == {("0",), ("1",)}
-    # One that does not know of it yet changes nothing.
+    # A member that does not know of it yet changes nothing.
     assert host.join("m3", ("0",)) in (("0",), ("1",))
 
 
@@ -420,7 +423,9 @@ def test_groups_know_nothing_of_each_other(host: Host) -> None:
 def test_a_full_partition_goes_on_when_its_oldest_records_are_done(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then nothing new is handed out, and people are told why."""
+    """A full partition hands out no new records until its oldest are done, and members
+    learn why.
+    """
     monkeypatch.setattr("pymq.core.group.leases.SPANS_OPEN", 4)
     host.join("m1")
     host.join("m2")
@@ -461,7 +466,9 @@ def test_the_next_request_ends_the_wait_of_the_one_before(host: Host) -> None:
 
 
 def test_partitions_that_a_member_does_not_name_are_spared(host: Host) -> None:
-    """So a consumer pauses some of its own."""
+    """A member gets no records of partitions that it does not name, which is how a
+    consumer pauses.
+    """
     host.join("m1", ("0", "1"))
     assert host.poll("m1", {"0": 2, "1": 2}, 1) != []
     host.ask("m1", {"1": 9}, 100)
@@ -488,7 +495,7 @@ def test_what_is_given_back_comes_again_after_its_delay(host: Host) -> None:
 
 
 def test_a_lease_runs_out_even_if_a_message_comes_first(host: Host) -> None:
-    """The loop hands over messages before it looks at deadlines; none may be lost by that."""
+    """The loop delivers messages before it checks deadlines; that must lose no expiry."""
     host.join("m1")
     host.join("m2")
     host.poll("m1", {"0": 3})
@@ -547,7 +554,9 @@ def test_only_the_holder_can_settle(host: Host) -> None:
 
 
 def test_a_partition_goes_over_once_its_leases_are_settled(host: Host) -> None:
-    """Records of one key must not be worked on by two consumers at a time."""
+    """A partition moves once its leases are settled: a key's records go to one consumer at
+    a time.
+    """
     names = ("0", "1")
     host.join("m1", names)
     host.poll("m1", {"0": 4, "1": 4})
@@ -555,7 +564,7 @@ def test_a_partition_goes_over_once_its_leases_are_settled(host: Host) -> None:
     assert host.ask("m2", {moved: 6}) is None
     assert host.beat("m1", names) != (moved,)
     host.send("m1", Settle(0, "g", "m1", ((moved, (0, 3)),)))
-    assert host.take("m2") == []  # one is still being worked on
+    assert host.take("m2") == []  # another member still works on one
     host.send("m1", Settle(0, "g", "m1", ((moved, (3, 4)),)))
     assert leases(host.take("m2")) == [(moved, 4, 6, 1)]
 
@@ -587,12 +596,12 @@ def test_a_partition_goes_over_when_the_former_owner_lets_go(host: Host, how: st
 
 def test_a_new_group_begins_at_the_end_if_it_was_told_to(host: Host) -> None:
     host.join("m1", reset=END)
-    assert host.poll("m1", {"0": 7}, 0) == []  # introduces itself, and asks for nothing
+    assert host.poll("m1", {"0": 7}, 0) == []  # introduces itself without a request for records
     assert host.poll("m1", {"0": 9}) == [("0", 7, 9, 1)]
 
 
 def test_the_end_is_remembered(host: Host) -> None:
-    """Though nothing was ever acknowledged: the group has begun, and goes on there."""
+    """The group has begun and resumes there, though no record was ever acknowledged."""
     host.join("m1", reset=END)
     host.poll("m1", {"0": 7}, 0)
     host.settle_all()
@@ -603,7 +612,7 @@ def test_the_end_is_remembered(host: Host) -> None:
 
 @pytest.mark.parametrize("how", ["beat", "join"])
 def test_what_is_added_to_a_topic_is_new_from_its_first_record(host: Host, how: str) -> None:
-    """Though the group began at the end: that was the end of what there was then."""
+    """A group that begins at the end skips only the records that existed then."""
     host.join("m1", ("0",), reset=END)
     host.poll("m1", {"0": 7}, 0)
     if how == "beat":
@@ -615,7 +624,7 @@ def test_what_is_added_to_a_topic_is_new_from_its_first_record(host: Host, how: 
 
 @pytest.mark.parametrize("how", ["another joins", "coordinator", "nobody there", "late deletion"])
 def test_what_was_added_stays_new_whatever_comes_between(host: Host, how: str) -> None:
-    """The group began at its end, so what had come into it until then was never delivered."""
+    """A group that begins at its end gets all records of partitions added later."""
     host.join("m1", ("0",), reset=END, topic_id="b2")
     assert host.poll("m1", {"0": 7}, 0) == []
     host.settle_all()
@@ -639,16 +648,16 @@ def test_what_was_added_stays_new_whatever_comes_between(host: Host, how: str) -
 
 
 def test_an_offset_that_was_set_says_nothing_of_other_partitions(host: Host) -> None:
-    """The group has not begun there, and begins where its members want it to."""
+    """After an offset was set for one partition, the others still begin where members request."""
     host.send("admin", CommitOffset(host.id(), "g", "t", "0", 2))
     host.join("m1", ("0", "1"), reset=END, topic_id="a1")
     assert host.poll("m1", {"0": 3, "1": 3}) == [("0", 2, 3, 1)]
 
 
 def test_fewer_partitions_of_a_topic_that_was_made_again_are_all_there_are(host: Host) -> None:
-    """Nobody had begun the one before: what members had told of it was taken for the new one."""
+    """Partition names that members reported for the old topic do not count for the new one."""
     host.join("m1", ("0", "1", "2"), topic_id="a1")
-    host.join("m2", topic="u", topic_id="a2")  # It keeps the group.
+    host.join("m2", topic="u", topic_id="a2")  # This keeps the group.
     host.send("m1", Leave(host.id(), "g", "m1"))
     assert host.join("m3", ("0",), topic_id="b1") == ("0",)
     with pytest.raises(StaleEpoch):
@@ -664,7 +673,7 @@ def test_what_retention_took_is_not_waited_for(host: Host) -> None:
 
 
 def test_where_retention_has_left_a_group_is_written() -> None:
-    """Before a member tells it again, nobody else knows: not who describes the group."""
+    """A group's new offset after retention is written, since descriptions read it from the log."""
     host = Host(_committed(("g", 4)))
     host.join("m1")
     host.send("m1", Acquire(host.id(), "g", "m1", (("0", 6, 10),), 0, 0))
@@ -672,11 +681,13 @@ def test_where_retention_has_left_a_group_is_written() -> None:
     host.written()
     assert Host(host.log).offsets()["0"] == (6, 6, 0, 0)
     host.send("m1", Acquire(host.id(), "g", "m1", (("0", 6, 11),), 0, 0))
-    assert host.flush() == 0  # It was there already.
+    assert host.flush() == 0  # The log had it already.
 
 
 def test_ranges_that_had_no_room_are_written_when_there_is_some(host: Host) -> None:
-    """Retention takes the lowest of them."""
+    """Acknowledged ranges without room are written later, after retention has removed the lowest
+    ones.
+    """
     end = 2 * RANGES_MAX + 2
     host.join("m1")
     host.poll("m1", {"0": end}, end)
@@ -707,7 +718,7 @@ def test_a_settlement_is_answered_once_it_is_durable(host: Host) -> None:
     assert host.send("m1", Settle(5, "g", "m1", (("0", (0, 3)),))) == []
     assert host.flush() == 1
     assert host.take("m1") == []
-    assert host.produces[0].acks is AckMode.RAFT  # the leader alone may take it back
+    assert host.produces[0].acks is AckMode.RAFT  # the leader alone could lose it
     host.written()
     assert host.take("m1") == [Settled(5)]
 
@@ -728,14 +739,14 @@ def test_a_commit_is_synced_and_an_acknowledgement_is_not(host: Host) -> None:
 
     assert synced(1, False, ("0", (0, 1))) == [False]
     assert synced(2, True, ("0", (1, 2))) == [True]
-    assert synced(3, True) == []  # There is nothing that is not durable.
+    assert synced(3, True) == []  # Everything is durable.
     assert synced(4, False, ("0", (2, 3))) == [False]
-    assert synced(5, True) == [True]  # What was acknowledged before it is meant, too.
+    assert synced(5, True) == [True]  # This includes earlier acknowledgements.
     assert synced(6, True) == []
 
 
 def test_what_another_coordinator_has_written_is_synced_by_the_next_commit(host: Host) -> None:
-    """Its disk may have it, and this one not yet: it was a follower then."""
+    """A commit also syncs records that this broker took in as a follower and has not synced."""
     host.join("m1")
     host.poll("m1", {"0": 9})
     host.done("m1", ("0", (0, 9)))
@@ -747,7 +758,7 @@ def test_what_another_coordinator_has_written_is_synced_by_the_next_commit(host:
     again.written()
     assert again.take("m1") == [Settled(5)]
     again.send("m1", Settle(6, "g", "m1", durable=True))
-    assert again.flush() == 0  # From now on there is nothing that is not durable.
+    assert again.flush() == 0  # From now on everything is durable.
     assert again.take("m1") == [Settled(6)]
     assert Host(again.log).offsets() == {"0": (9, 9, 0, 0)}
 
@@ -775,10 +786,10 @@ def test_all_of_a_turn_is_one_batch(host: Host) -> None:
             host.send("m1", Settle(host.id(), "g", "m1", ((partition, (start, end)),)))
     assert host.flush() == 3  # each partition's offset once, however often it changed
     assert len(host.produces) == 1
-    # What comes meanwhile waits for the next one.
+    # Later changes wait for the next write.
     host.poll("m1", {"0": 9})
     host.send("m1", Settle(host.id(), "g", "m1", (("0", (3, 9)),)))
-    assert not host.coordinator.is_dirty
+    assert not host.coordinator.offsets.is_dirty
     host.written()
     assert len(host.take("m1")) == 9
     assert host.flush() == 1
@@ -803,7 +814,7 @@ def test_a_write_that_fails_is_told_and_tried_again(host: Host) -> None:
     (answer,) = host.take("m1")
     assert isinstance(answer, Settled)
     assert isinstance(answer.error, StoreFull)
-    assert host.flush() == 0  # not at once: it would fail again, and again
+    assert host.flush() == 0  # not at once, since the write would fail again and again
     host.at(host.now + 1_000)
     assert host.flush() == 1
     host.written()
@@ -825,7 +836,7 @@ def test_offsets_are_replayed(host: Host) -> None:
 
 
 def test_deliveries_are_counted_across_coordinators(host: Host) -> None:
-    """What was given back, ran out or was held by a member that has gone counts for good."""
+    """A delivery counts forever if it was given back, expired, or its member left."""
     host.join("m1")
     assert host.poll("m1", {"0": 3}) == [("0", 0, 3, 1)]
     host.send("m1", Settle(0, "g", "m1", nacks=(("0", (1, 2), 0),)))
@@ -838,6 +849,56 @@ def test_deliveries_are_counted_across_coordinators(host: Host) -> None:
     third = Host(again.log)
     third.join("m1")
     assert third.poll("m1", {"0": 3}) == [("0", 0, 1, 2), ("0", 1, 2, 3), ("0", 2, 3, 2)]
+
+
+def test_errors_are_known_to_the_next_coordinator(host: Host) -> None:
+    """A record carries the last error with which it was returned."""
+    host.join("m1")
+    host.poll("m1", {"0": 6})
+    nacks = (("0", (1, 3), 0), ("0", (4, 5), 0), ("0", (5, 6), 0))
+    host.send("m1", Settle(0, "g", "m1", nacks=nacks, errors=("bad", "", "worse")))
+    host.settle_all()
+    again = Host(host.log)
+    again.join("m1")
+    assert errors(again, 6) == {0: "", 1: "bad", 2: "bad", 3: "", 4: "", 5: "worse"}
+    again.send("m1", Settle(0, "g", "m1", nacks=(("0", (2, 3), 0),), errors=("worst",)))
+    again.send("m1", Settle(0, "g", "m1", acks=(("0", (0, 2)),)))
+    again.settle_all()
+    third = Host(again.log)
+    third.join("m1")
+    assert errors(third, 6) == {2: "worst", 3: "", 4: "", 5: "worse"}
+
+
+def test_so_many_different_errors_are_written(host: Host) -> None:
+    """Each commit writes them again, so a coordinator writes few."""
+    host.join("m1")
+    host.poll("m1", {"0": 2 * ERRORS_MAX})
+    for offset in range(2 * ERRORS_MAX):
+        nack = (("0", (offset, offset + 1), 0),)
+        host.send("m1", Settle(0, "g", "m1", nacks=nack, errors=(f"error {offset}",)))
+    host.settle_all()
+    again = Host(host.log)
+    again.join("m1")
+    found = errors(again, 2 * ERRORS_MAX)
+    assert len(set(found.values()) - {""}) == ERRORS_MAX
+    assert found[0] == "error 0"
+
+
+@pytest.mark.parametrize("wrong", [("x" * (ERROR_MAX + 1),), ("x", "y")])
+def test_errors_are_bounded(host: Host, wrong: tuple[str, ...]) -> None:
+    host.join("m1")
+    host.poll("m1", {"0": 6})
+    settle = Settle(7, "g", "m1", nacks=(("0", (1, 2), 0),), errors=wrong)
+    (settled,) = host.send("m1", settle)
+    assert isinstance(settled, Settled)
+    assert isinstance(settled.error, InvalidRequest)
+
+
+def errors(host: Host, end: int) -> dict[int, str]:
+    """Lease all records to ``m1``; return the errors that they carry."""
+    (acquired,) = host.send("m1", Acquire(99, "g", "m1", (("0", 0, end),), 99, 0))
+    assert isinstance(acquired, Acquired)
+    return {offset: x.error for x in acquired.leases for offset in range(x.start, x.end)}
 
 
 def test_requests_wait_for_the_offsets(host: Host) -> None:
@@ -868,7 +929,7 @@ def test_loading_is_tried_again(host: Host) -> None:
 
 
 def _committed(*commits: tuple[str, int]) -> list[EncodedBatch]:
-    """A log in which groups have got to these offsets, a batch each."""
+    """Return a log with these committed offsets of groups, a batch each."""
     host = Host()
     for number, (group, offset) in enumerate(commits):
         host.send("m1", CommitOffset(number, group, "t", "0", offset))
@@ -886,7 +947,7 @@ def _answer(
 
 
 def test_what_a_new_leader_does_not_know_to_be_committed_counts() -> None:
-    """Its high watermark rises with its first own batch; until then it may be that of long ago."""
+    """The coordinator reads past a new leader's high watermark, which may be an old one."""
     first, second = _committed(("g", 5), ("g", 9))
     host = Host([first, second], loads=False)
     host.send("m1", GetGroup(3, "g"))
@@ -919,7 +980,7 @@ def test_requests_do_not_wait_for_ever_for_the_offsets() -> None:
 
 
 def test_what_was_read_elsewhere_is_written_anew() -> None:
-    """So that the broker that has it may go; not before it is durable here."""
+    """Offsets read from another broker are written again here before that broker may leave."""
     first, second = _committed(("g", 5), ("h", 9))
     host = Host([first, second], loads=False)
     gone = ReplicaNotAvailable("not here", brokers=["b1", "b2"])
@@ -929,8 +990,8 @@ def test_what_was_read_elsewhere_is_written_anew() -> None:
     assert elsewhere in {"b1", "b2"}
     assert here is again is None
     _answer(host, 2, second, offset=1)
-    assert host.coordinator.is_dirty
-    host.coordinator.flush(host.now)
+    assert host.coordinator.offsets.is_dirty
+    host.coordinator.offsets.flush(host.now)
     (produce,) = host.produces
     assert len(produce.batch) == 2
     assert produce.sync
@@ -950,7 +1011,7 @@ def test_damaged_offsets_do_not_break_the_broker() -> None:
 
 
 def test_handing_over_tells_everybody_who_waits() -> None:
-    """Emigration: no request is left without an answer."""
+    """Emigration answers every pending request."""
     host = Host()
     host.join("m1")
     host.join("m2")
@@ -973,7 +1034,7 @@ def test_handing_over_tells_everybody_who_waits() -> None:
 
 
 def test_an_offset_that_is_set_before_the_first_record_there_is(host: Host) -> None:
-    """Retention had taken what is before 6, and that was no news: it was leased, and waited for."""
+    """Records before 6 that retention has removed are neither leased nor waited for."""
     host.join("m1")
     known = (("0", 6, 10),)
     held = leases(host.send("m1", Acquire(host.id(), "g", "m1", known, 10, 0)))
@@ -987,7 +1048,7 @@ def test_an_offset_that_is_set_before_the_first_record_there_is(host: Host) -> N
 
 
 def test_an_acknowledgement_of_what_was_never_leased_is_refused(host: Host) -> None:
-    """Also where the group has not begun: nothing is written, so nothing may be confirmed."""
+    """An acknowledgement without a lease is refused, also where the group has not begun."""
     host.join("m1")
     assert host.done("m1", ("0", (0, 3)), ("7", (5, 6))) == 4
 
@@ -1014,7 +1075,7 @@ def test_a_topic_that_is_deleted_is_forgotten_for_good(host: Host) -> None:
     host.coordinator.forget_topic("t", host.now)
     host.settle_all()
     assert host.send("admin", ListGroups(1)) == [GroupNames(1, ())]
-    # Made again, it is another topic: smaller perhaps, and from the beginning.
+    # The recreated topic is another one, perhaps smaller, and starts from the beginning.
     assert host.join("m3", ("0",)) == ("0",)
     assert host.poll("m3", {"0": 2}) == [("0", 0, 2, 1)]
     host.send("m3", Leave(host.id(), "g", "m3"))
@@ -1026,16 +1087,16 @@ def test_a_topic_that_is_deleted_is_forgotten_for_good(host: Host) -> None:
 
 
 def test_only_partitions_of_its_topic_are_known_to_a_group(host: Host) -> None:
-    """A member chooses the names it sends: none may take room, or be written, for ever."""
+    """Unknown partition names of members take no memory and are not written."""
     host.join("m1", reset=END)
     assert host.ask("m1", {"0": 9, "1": 9, "x" * 300: 9}, wait_ms=0) == []
     host.settle_all()
     assert host.offsets().keys() == {"0"}
-    assert host.coordinator.groups["g"].topic("t").reach.keys() == {"0"}
+    assert host.coordinator.groups["g"].offsets.topic("t").reach.keys() == {"0"}
 
 
 def test_a_topic_that_is_deleted_while_offsets_are_read_is_forgotten_too() -> None:
-    """It is said once; what is read after that must not bring it back."""
+    """Offsets read after a deletion do not bring the topic back; the deletion is reported once."""
     host = Host(_committed(("g", 5), ("h", 9)), loads=False)
     host.coordinator.forget_topic("t", host.now)
     assert host.flush() == 0
@@ -1046,7 +1107,9 @@ def test_a_topic_that_is_deleted_while_offsets_are_read_is_forgotten_too() -> No
 
 
 def test_offsets_that_went_while_they_were_read_are_read_anew() -> None:
-    """What was read before then may have been deleted since, and nothing tells that any more."""
+    """Offsets whose records were removed meanwhile are read again: they may have been deleted
+    since.
+    """
     first, second = _committed(("g", 5), ("h", 9))
     host = Host([first, second], loads=False)
     _answer(host, 2, first)
@@ -1057,18 +1120,20 @@ def test_offsets_that_went_while_they_were_read_are_read_anew() -> None:
 
 
 def test_what_is_late_does_not_bring_a_deleted_topic_back(host: Host) -> None:
-    """Else a topic of that name would begin where the old one had ended."""
+    """A late request does not bring a deleted topic's offsets back for a new topic of its name."""
     host.join("m1", reset=END)
     host.coordinator.forget_topic("t", host.now)
     with pytest.raises(FencedMember):
-        host.ask("m1", {"0": 1_000}, wait_ms=0)  # It was on its way meanwhile.
+        host.ask("m1", {"0": 1_000}, wait_ms=0)  # The request was in flight meanwhile.
     assert host.join("m2", reset=END) == ("0",)
     assert host.poll("m2", {"0": 0}) == []
     assert host.poll("m2", {"0": 2}) == [("0", 0, 2, 1)]
 
 
 def test_what_is_late_does_not_pass_for_word_of_the_topic_that_was_made_again(host: Host) -> None:
-    """Another member had told of that: offsets that it did not have yet were skipped for good."""
+    """Partitions of the old topic do not count for the new one, or offsets would be skipped for
+    good.
+    """
     for member in ("m1", "m2"):
         host.join(member)
     assert host.poll("m1", {"0": 700}, 1) == [("0", 0, 1, 1)]
@@ -1099,7 +1164,7 @@ def test_who_waits_for_records_of_a_deleted_topic_is_told_at_once(host: Host) ->
 
 
 def test_who_joins_tells_of_a_topic_that_was_made_again(host: Host) -> None:
-    """No coordinator was there to hear that the one before was deleted."""
+    """A join carries the topic id, since no coordinator may have learned of the deletion."""
     host.join("m1", ("0", "1"), topic_id="a1")
     host.poll("m1", {"0": 9, "1": 9})
     host.done("m1", ("0", (0, 9)), ("1", (0, 4)))
@@ -1110,7 +1175,7 @@ def test_who_joins_tells_of_a_topic_that_was_made_again(host: Host) -> None:
         with pytest.raises(FencedMember):
             log.beat("m1")
         with pytest.raises(StaleEpoch):
-            log.join("m3", topic_id="a1")  # It is late.
+            log.join("m3", topic_id="a1")  # The join is late.
         log.coordinator.forget_topic("t", log.now, "a1")  # So is this.
         log.settle_all()
         for offsets in (log.offsets(), Host(log.log).offsets()):
@@ -1121,7 +1186,7 @@ def test_who_joins_tells_of_a_topic_that_was_made_again(host: Host) -> None:
 
 
 def test_an_offset_that_is_set_is_about_the_topic_that_there_is(host: Host) -> None:
-    """Whoever sets it does not tell which one that is; the first that joins does."""
+    """An offset set without a topic id belongs to the topic of the first member that joins."""
     host.join("m1", topic_id="a1")
     host.poll("m1", {"0": 9})
     host.done("m1", ("0", (0, 9)))
@@ -1150,12 +1215,12 @@ def test_an_empty_group_that_lost_its_topic_is_gone(host: Host) -> None:
 
 @pytest.mark.parametrize("seed", range(150))
 def test_every_record_is_done_once_and_held_by_one(seed: int) -> None:
-    """Members come, go and fall silent; the coordinator moves; every record gets done."""
+    """Members come, go and fall silent, and the coordinator moves; every record gets done."""
     dice, host = random.Random(seed), Host()
     partitions = [str(index) for index in range(dice.randrange(1, 4))]
     ends = {partition: dice.randrange(5, 40) for partition in partitions}
-    held: dict[tuple[str, int], tuple[str, int]] = {}  # who has it, until when
-    done: set[tuple[str, int]] = set()  # answered as done
+    held: dict[tuple[str, int], tuple[str, int]] = {}  # holder and expiry of each lease
+    done: set[tuple[str, int]] = set()  # acknowledged as done
     members: dict[str, bool] = {}
     made = 0
 
@@ -1179,7 +1244,7 @@ def test_every_record_is_done_once_and_held_by_one(seed: int) -> None:
         elif verb == 2 and dice.random() < 0.3:
             host.settle_all()
             now = host.now
-            host = Host(host.log)  # another coordinator, with what is durable
+            host = Host(host.log)  # another coordinator, with the durable state
             host.at(now)
             for known in list(members):
                 forget(known)
@@ -1211,7 +1276,7 @@ def test_every_record_is_done_once_and_held_by_one(seed: int) -> None:
             done |= set(valid)
             for record in chosen:
                 del held[record]
-    # From here on one member does what is left.
+    # From here on one member does the rest.
     host.at(host.now + 2 * SESSION)
     host.join("last", partitions)
     for _ in range(200):
@@ -1226,7 +1291,7 @@ def test_every_record_is_done_once_and_held_by_one(seed: int) -> None:
 
 
 def test_a_broker_that_does_not_know_all_its_groups_yet_lists_none() -> None:
-    """Else whoever asks would take it that there are no others."""
+    """A broker that is still loading groups answers with an error, not with an incomplete list."""
     host = Host(_committed(("g", 5)), loads=False)
     found = GroupCoordinators("broker-0", host, assignor)
     found.by_index[0] = host.coordinator
@@ -1238,7 +1303,9 @@ def test_a_broker_that_does_not_know_all_its_groups_yet_lists_none() -> None:
 
 
 def test_a_broker_that_has_lost_a_partition_does_not_say_that_it_has_no_groups() -> None:
-    """It answered with no names, and groups were missing from the list."""
+    """A broker that has lost a partition answers with an error, since an empty list would hide
+    groups.
+    """
     host = Host(_committed(("g", 5)))
     found = GroupCoordinators("broker-0", host, assignor)
     found.by_index[0] = host.coordinator
@@ -1250,7 +1317,9 @@ def test_a_broker_that_has_lost_a_partition_does_not_say_that_it_has_no_groups()
 
 
 def test_a_message_costs_the_same_however_many_groups_there_are() -> None:
-    """A broker may coordinate thousands; each member speaks up every few seconds."""
+    """A message costs the same with thousands of groups, whose members send heartbeats every few
+    seconds.
+    """
 
     def cost(groups: int) -> int:
         host = Host()
@@ -1261,12 +1330,12 @@ def test_a_message_costs_the_same_however_many_groups_there_are() -> None:
 
         return calls_of(lambda: host.send("m1", beat))
 
-    few = cost(2)  # First: what is loaded by then is loaded once.
+    few = cost(2)  # First, so that one-time loading is not counted.
     assert cost(200) <= few + 5
 
 
 def test_an_acknowledgement_costs_the_same_however_many_partitions_are_at_work() -> None:
-    """With 100 members and 500 partitions, to find what is due next took most of the time."""
+    """With 100 members and 500 partitions, it does not search all of them for the next deadline."""
 
     def cost(partitions: int) -> int:
         names = tuple(str(number) for number in range(partitions))
@@ -1276,12 +1345,12 @@ def test_an_acknowledgement_costs_the_same_however_many_partitions_are_at_work()
         settle = Settle(host.id(), "g", "m1", (("0", (0, 1)),))
         return calls_of(lambda: host.send("m1", settle))
 
-    few = cost(2)  # First: what is loaded by then is loaded once.
+    few = cost(2)  # First, so that one-time loading is not counted.
     assert cost(200) <= few + 5
 
 
 def test_an_acknowledgement_costs_the_same_however_many_members_wait() -> None:
-    """Each was looked at with all its partitions: 14 ms with 100 members, 8,000 partitions."""
+    """An acknowledgement does not check every member (14 ms with 100 members, 8,000 partitions)."""
 
     def cost(members: int) -> int:
         names = tuple(str(number) for number in range(members * 4))
@@ -1304,7 +1373,7 @@ def test_an_acknowledgement_costs_the_same_however_many_members_wait() -> None:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many functions are called."""
+    """Return how many functions were called."""
     calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -1359,7 +1428,7 @@ def test_who_waits_in_a_group_that_is_unsubscribed_is_told_at_once(host: Host) -
 
 @pytest.mark.parametrize("named", [None, "mine"])
 def test_a_group_is_unsubscribed_under_its_own_name_alone(host: Host, named: str | None) -> None:
-    """The door asks for a right to the group that is named as such."""
+    """An unsubscription affects only the group whose right was checked."""
     host.join("m1")
     (answer,) = host.send("evil", unsubscribed(named=named))
     assert isinstance(answer, Answer)

@@ -1,4 +1,4 @@
-"""Leases against a twin that keeps one entry an offset."""
+"""Leases compared with a simple model that keeps one entry an offset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AVAILABLE, LEASED, DONE = range(3)
 
 
 class Twin:
-    """The same rules, as plainly as possible: [state, owner, count, due, dead] an offset."""
+    """The same rules, as plain as possible: [state, owner, count, due, dead] an offset."""
 
     def __init__(self) -> None:
         self.offsets: dict[int, list[object]] = {}
@@ -53,7 +53,7 @@ class Twin:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_leases_do_what_their_twin_does(seed: int) -> None:
-    """Whatever two members acquire, settle, give back or let run out."""
+    """Two members acquire, settle, give back and let expire at random."""
     dice, leases, twin, end, now = random.Random(seed), Leases(0), Twin(), 0, 0
     for _ in range(80):
         now += dice.randrange(3)
@@ -97,7 +97,7 @@ def test_leases_do_what_their_twin_does(seed: int) -> None:
 
 
 def test_done_ranges_outlive_a_restart() -> None:
-    """What is acknowledged above the committed offset is not delivered again."""
+    """A record acknowledged above the committed offset is not delivered again."""
     first = Leases(0)
     first.acquire("a", 10, 10, 100, 0, 0)
     first.acknowledge("a", [(2, 5), (7, 8)])
@@ -108,12 +108,14 @@ def test_done_ranges_outlive_a_restart() -> None:
 
 
 def test_counts_outlive_a_restart() -> None:
-    """They began anew with each coordinator: a poison record outlived max_deliver for ever."""
+    """A new coordinator keeps the delivery counts, so a poison record does not outlive
+    max_deliver.
+    """
     first = Leases(0)
     first.acquire("a", 10, 10, 100, 0, 3)
     first.acknowledge("a", [(6, 8)])
     first.reject("a", [(2, 4)], 0)
-    first.acquire("a", 10, 1, 100, 0, 3)  # offset 2 for the second time, and under way
+    first.acquire("a", 10, 1, 100, 0, 3)  # offset 2 for the second time, and leased
     assert first.has_counted
     assert first.counts() == ((2, 3, 1), (3, 4, 1))
     again = Leases(first.committed, first.done_ranges(), first.counts())
@@ -133,7 +135,7 @@ def test_counts_outlive_a_restart() -> None:
 
 @pytest.mark.parametrize("how", ["another coordinator", "given back", "in parts"])
 def test_what_was_delivered_often_enough_stays_dead(how: str) -> None:
-    """A lease of dead records is no delivery, so nothing is taken off when it does not end."""
+    """A lease of dead records is no delivery, so its expiry takes nothing off the count."""
     leases = Leases(0)
     for now in (0, 10):
         assert [x.dead for x in leases.acquire("a", 4, 4, now + 10, now, 2)] == [False]
@@ -158,7 +160,7 @@ def test_new_records_are_not_dead_with_those_before_them() -> None:
 
 
 def test_retention_moves_the_start() -> None:
-    """What is gone from the log is not waited for."""
+    """The start moves over removed records, which are not waited for."""
     leases = Leases(0)
     leases.acquire("a", 4, 4, 100, 0, 0)
     leases.begin_at(6)
@@ -167,7 +169,7 @@ def test_retention_moves_the_start() -> None:
 
 
 def test_gaps_are_bounded() -> None:
-    """Of a long log every second record is acknowledged: that made a span of each, for ever."""
+    """Acknowledging every second record of a long log makes a bounded number of spans."""
     leases = Leases(0)
     for at in range(0, SPANS_OPEN + 100, 2):
         leases.acquire("a", at + 2, 2, 100, 0, 0)
@@ -186,7 +188,7 @@ def test_gaps_are_bounded() -> None:
 
 
 def test_what_is_leased_is_bounded() -> None:
-    """Each record of a lease may become a span; those of one are not counted before."""
+    """The number of leased spans is bounded: each record of a lease may become a span."""
     leases = Leases(0)
     (one,) = leases.acquire("a", 1 << 40, 1 << 30, 100, 0, 0)
     assert (one.start, one.end) == (0, LEASED_MAX)
@@ -197,7 +199,7 @@ def test_what_is_leased_is_bounded() -> None:
 
 
 class Watched(list[Span]):
-    """Spans, and how many of them were looked at."""
+    """Spans that count how many of them were visited."""
 
     looks = 0
 
@@ -212,7 +214,7 @@ class Watched(list[Span]):
 
 
 def test_what_came_too_late_is_told_without_a_look_at_all_the_rest() -> None:
-    """A member whose leases ran out settles hundreds of records; there are thousands of spans."""
+    """A late settlement does not visit all spans: there are thousands of them."""
     leases = Leases(0)
     for at in range(0, SPANS_OPEN, 2):
         leases.acquire("a", at + 2, 2, 100, 0, 0)

@@ -1,4 +1,4 @@
-"""A topic as a group consumes it: whatever is kept under its name is about one topic."""
+"""A group's state of a topic belongs to one topic id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTITIONS = ("0", "1", "2")
 
 
 def joined(topic: TopicState, topic_id: str, offsets: set[str]) -> bool:
-    """What a group does when a member joins for that topic; returns whether it may."""
+    """Do what a group does when a member joins for that topic; returns whether it may."""
     try:
         topic.check(topic_id)
     except StaleEpoch:
@@ -47,10 +47,10 @@ def test_once_a_member_has_joined_all_of_it_is_about_one_topic(seed: int) -> Non
                 topic.begin(name, latest)
                 offsets.add(name)
             case 2:
-                topic.begin_anew(name, "")  # An administrator sets it, and does not say of which.
+                topic.begin_anew(name, "")  # An administrator sets it without a topic id.
                 offsets.add(name)
             case _ if rng.random() < 0.2:
-                topic.forget(latest.__ge__)  # It was deleted.
+                topic.forget(latest.__ge__)  # The topic was deleted.
                 offsets.clear()
                 latest = ""
                 assert topic.is_blank
@@ -77,6 +77,6 @@ def test_a_partition_is_new_to_a_group_that_has_begun_in_another() -> None:
     topic = TopicState("t")
     topic.begin_anew("0", "a1")
     assert topic.grow(("0", "1"), has_members=False)
-    assert not topic.grow(("0",), has_members=True)  # Who knows less says nothing new.
+    assert not topic.grow(("0",), has_members=True)  # Fewer partitions change nothing.
     assert [topic.is_from_start(name, END) for name in ("0", "1")] == [False, True]
     assert topic.is_from_start("0", BEGIN)

@@ -1,4 +1,4 @@
-"""States of partitions that are told in parts."""
+"""Partition states sent in chunks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_fits_is_one_part() -> None:
 
 
 def test_a_state_is_put_together_again() -> None:
-    """In whatever order its older parts have come, and how often."""
+    """The older chunks may come in any order and more than once."""
     whole, parts = state(100), MessageChunks()
     told = list(split(whole, MOST))
     assert len(told) > 10
@@ -41,7 +41,7 @@ def test_a_state_is_put_together_again() -> None:
 
 
 def test_what_has_not_come_is_missed() -> None:
-    """Parts of another version are none of this one."""
+    """A chunk that has not come is missed; chunks of another version do not count."""
     parts, before = MessageChunks(), list(split(state(30, version=1), MOST))
     *first, last = split(state(30, version=2), MOST)
     for part in (*before[:-1], *first[1:]):
@@ -53,7 +53,7 @@ def test_what_has_not_come_is_missed() -> None:
     for part in first:
         assert parts.is_part(part)
     assert parts.whole(last) == state(30, version=2)
-    assert parts.whole(last) is None  # It was forgotten.
+    assert parts.whole(last) is None  # The state was forgotten.
 
 
 def test_a_block_that_is_too_large_by_itself_is_a_part() -> None:

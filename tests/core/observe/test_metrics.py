@@ -1,4 +1,4 @@
-"""The text of metrics is what Prometheus reads, and the catalogue is what there is."""
+"""Prometheus can parse the metrics text, and the catalogue lists all metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pymq.core.observe.metrics import BOUNDS, METRICS, Histogram, Metrics
 
 
 def parsed(metrics: Metrics) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """What Prometheus's own parser reads of it."""
+    """Parse the text with Prometheus's own parser."""
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(str(metrics)):
         for sample in family.samples:

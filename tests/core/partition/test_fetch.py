@@ -1,17 +1,18 @@
-"""What is read of a partition, and who is sent elsewhere."""
+"""Fetches of a partition: reads, and redirections to other brokers."""
 
 from __future__ import annotations
 
 import pytest
 
+from pymq.core.block.block_offsets import BlockOffsets
 from pymq.core.message import END, Fetch, Fetched, Message
 from pymq.core.metadata.nodes import BlockNode, PartitionState
 from pymq.core.metadata.topic_config import TopicConfig
+from pymq.core.partition.context import PartitionContext
 from pymq.core.partition.fetch import FetchHandler
-from pymq.core.partition.host import PartitionHost
-from pymq.core.partition.open_block import OpenBlock
-from pymq.core.partition.pending_fetches import WAITS_MAX, PendingFetches, WaitingRoom
-from pymq.core.types import NEVER, AckMode, TopicPartition
+from pymq.core.pending.pending_fetches import WAITS_MAX, PendingFetches, WaitingRoom
+from pymq.core.repair.partition_repairs import PartitionRepairs
+from pymq.core.types import NEVER, AckMode
 from pymq.errors import CorruptBlock, PymqError, QuotaExceeded, ReplicaNotAvailable
 from pymq.replication.factory import replicator
 from tests.core.partition import test_maintenance
@@ -30,36 +31,34 @@ class Host(test_maintenance.Host):
         self.answers.append(message)
 
 
-class Damaged:
-    """A partition whose first block is damaged here, and is with *others*."""
+class DamagedRepairs(PartitionRepairs):
+    """Repairs that found the first block damaged."""
 
-    name = TopicPartition("t", "0")
-    me = "me"
-    leads = True
-    is_settled = True
-    problem: PymqError | None = None
+    def problem(self, number: int) -> PymqError | None:
+        return DAMAGE if number == 0 else None
+
+
+class Damaged(PartitionContext):
+    """A partition whose first block is damaged here; *others* have copies."""
 
     def __init__(self, host: Host, *others: str) -> None:
         holders = ("me", *others)
         first = BlockNode(0, 0, 10, 1, AckMode.RAFT, None, holders, holders)
         last = BlockNode(1, 10, None, 2, AckMode.RAFT, "me", holders, holders)
-        self.state = PartitionState(
+        state = PartitionState(
             "t", "ef" * 16, "0", 0, AckMode.RAFT, 2, "me", TopicConfig(), (first, last)
         )
-        home = PartitionHost(host)
-        self.opened = OpenBlock(self.state, home, replicator, lambda block: True, 12)
-
-    def has(self, block: BlockNode) -> bool:
-        return block.number == 1
-
-    def damage(self, block: BlockNode) -> PymqError | None:
-        return DAMAGE if block.number == 0 else None
+        local = test_maintenance.Blocks(host, replicator)
+        local.here = {1}
+        local.repairs = DamagedRepairs(local.host)
+        super().__init__(state, host, local, local.open(state, 12))
+        self.leads_at = 2
 
 
 @pytest.mark.parametrize("others", [(), ("b", "c")])
 def test_readers_of_a_damaged_block_go_to_who_holds_it_or_are_told(others: tuple[str, ...]) -> None:
     host = Host()
-    serving = FetchHandler(Damaged(host, *others), host)
+    serving = FetchHandler(Damaged(host, *others))
     serving.adopt(serving._partition.state)
     serving.fetch("x", Fetch(1, "t", "0", 3, 1 << 20, 0), 0)
     serving.fetch("x", Fetch(2, "t", "0", 11, 1 << 20, 0), 0)
@@ -76,23 +75,23 @@ def test_readers_of_a_damaged_block_go_to_who_holds_it_or_are_told(others: tuple
 
 def test_of_a_connection_so_many_fetches_wait_and_the_oldest_is_answered() -> None:
     host = Host()
-    serving = FetchHandler(Damaged(host), host)
+    serving = FetchHandler(Damaged(host))
     serving.adopt(serving._partition.state)
     for number in range(WAITS_MAX + 3):
         serving.fetch(f"greedy/{number % 2}", Fetch(number, "t", "0", 12, 1, 60_000), 0)
     serving.fetch("other/0", Fetch(5, "t", "0", 12, 1, 60_000), 0)
     assert [answer.id for answer in host.answers if isinstance(answer, Fetched)] == [0, 1, 2]
-    assert len(serving._waits) == WAITS_MAX + 1
+    assert len(serving.waits) == WAITS_MAX + 1
     serving.tick(60_000)
     assert len(host.answers) == WAITS_MAX + 4
-    assert not serving._waits
-    assert not serving._waits._lines
-    assert serving.deadline == NEVER
+    assert not serving.waits.waiting
+    assert not serving.waits._lines
+    assert serving.waits.deadline == NEVER
 
 
 def test_a_wake_that_brings_nothing_looks_at_no_waiting_fetch() -> None:
     host = Host()
-    serving = FetchHandler(Damaged(host), host)
+    serving = FetchHandler(Damaged(host))
     serving.adopt(serving._partition.state)
     for number in range(100):
         serving.fetch("x/0", Fetch(number, "t", "0", 12, 1, 60_000), 0)
@@ -125,10 +124,12 @@ def test_fetches_that_come_and_are_answered_leave_nothing_behind() -> None:
 
 
 def test_over_all_partitions_a_principal_has_as_many_waiting_as_it_leaves_for_others() -> None:
-    """However many connections and partitions; one more is refused, and may be sent again."""
+    """The limit holds over all connections and partitions; one more fetch is refused and may be
+    retried.
+    """
     host = Host()
     host.waiting = WaitingRoom(100)
-    servings = [FetchHandler(Damaged(host), host) for _ in range(10)]
+    servings = [FetchHandler(Damaged(host)) for _ in range(10)]
     for serving in servings:
         serving.adopt(serving._partition.state)
     for number in range(200):
@@ -149,13 +150,13 @@ def test_over_all_partitions_a_principal_has_as_many_waiting_as_it_leaves_for_ot
 
 
 def test_a_new_leader_refuses_to_tell_the_end_before_it_knows_it() -> None:
-    class Young(OpenBlock):
+    class Young(BlockOffsets):
         knows_end = False
 
     host = Host()
     partition = Damaged(host)
-    partition.opened = Young(partition.state, PartitionHost(host), replicator, lambda _: True, 12)
-    serving = FetchHandler(partition, host)
+    partition.opened.offsets = Young(10, 12)
+    serving = FetchHandler(partition)
     serving.adopt(partition.state)
     serving.fetch("x", Fetch(1, "t", "0", END, 0, 0), 0)
     serving.wake(0)

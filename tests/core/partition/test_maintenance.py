@@ -1,4 +1,4 @@
-"""What a partition asks for by itself: here the compaction of its sealed blocks."""
+"""A partition's own requests: here the compaction of its sealed blocks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pymq.core.block.replicator import ReplicationConfig
 from pymq.core.message import Fetch, Message
 from pymq.core.metadata.nodes import BlockNode, PartitionState
 from pymq.core.metadata.topic_config import TopicConfig
-from pymq.core.partition.host import PartitionHost
+from pymq.core.partition.context import PartitionContext
+from pymq.core.partition.local_blocks import LocalBlocks
 from pymq.core.partition.maintenance import RETENTION_CHECK_MS, Maintenance
-from pymq.core.partition.open_block import OpenBlock
-from pymq.core.partition.pending_fetches import WaitingRoom
+from pymq.core.pending.pending_fetches import WaitingRoom
+from pymq.core.pending.pending_produces import DelayedAppended
 from pymq.core.ready import Compact, Ready
 from pymq.core.repair.repair_scheduler import RepairScheduler
 from pymq.core.repair.repair_throttle import RepairThrottle
 from pymq.core.types import NEVER, AckMode, BlockId, TopicPartition
-from pymq.errors import PymqError
 from pymq.replication.factory import replicator
 
 WALL_MS = 1_000_000
@@ -26,7 +26,7 @@ TOMBSTONE_MS = 1_000
 
 
 class Host:
-    """A broker that writes down what it is asked for."""
+    """A broker that records the requests of its partition."""
 
     me = "me"
     storage_id = "disk"
@@ -52,6 +52,9 @@ class Host:
     def admit(self, source: str, m: Fetch, now: int) -> int:
         return m.max_bytes
 
+    def delayed(self, name: TopicPartition, news: DelayedAppended, now: int) -> None:
+        raise AssertionError("no test of a partition alone has delayed records")
+
     def owner(self, source: str) -> tuple[str, str]:
         connection = source.partition("/")[0]
         return connection.partition(".")[0], connection
@@ -66,13 +69,17 @@ class Host:
         return False
 
 
-class Kept:
-    """A partition of *count* sealed blocks, of which this broker has those numbered *here*."""
+class Blocks(LocalBlocks):
+    """The blocks of a partition; this broker has those numbered *here* completely."""
 
-    name = TopicPartition("t", "0")
-    me = "me"
-    leads = True
-    problem: PymqError | None = None
+    here: frozenset[int] | set[int] = frozenset()
+
+    def has(self, block: BlockNode) -> bool:
+        return block.number in self.here
+
+
+class Kept(PartitionContext):
+    """A partition of *count* sealed blocks; this broker has those numbered *here*."""
 
     def __init__(self, host: Host, *replicas: tuple[str, ...]) -> None:
         blocks = [
@@ -81,34 +88,35 @@ class Kept:
         ]
         last = attrs.evolve(blocks[-1], number=len(blocks), start=10 * len(blocks), end=None)
         config = TopicConfig(cleanup_policy="compact", tombstone_ms=TOMBSTONE_MS)
-        self.state = PartitionState(
+        state = PartitionState(
             "t", "ef" * 16, "0", 0, AckMode.LEADER, 1, "me", config, (*blocks, last)
         )
-        self.here = {n for n, names in enumerate(replicas) if "me" in names}
-        self.opened = OpenBlock(self.state, PartitionHost(host), replicator, lambda block: True, 0)
+        self.local = Blocks(host, replicator)
+        self.local.here = {n for n, names in enumerate(replicas) if "me" in names}
+        super().__init__(state, host, self.local, self.local.open(state, 0))
+        self.leads_at = 1
         self.opened.recover()
-
-    def has(self, block: BlockNode) -> bool:
-        return block.number in self.here
 
 
 def jobs(host: Host) -> list[tuple[list[int], int]]:
-    """Which blocks are to be compacted, and before when deletions go."""
+    """Return the blocks to compact, and the time before which tombstones go."""
     found, host.out.jobs = host.out.jobs, []
     assert all(type(job) is Compact and job.min_dirty == 0.5 for job in found)
     return [([block.number for block in job.blocks], job.tombstones_before_ms) for job in found]
 
 
 def test_a_block_under_repair_is_compacted_once_it_is_whole() -> None:
-    """With replicas the newest one always is, for a moment: such topics were never compacted."""
+    """With replicas the newest block always is, for a moment; the others are compacted
+    meanwhile.
+    """
     host = Host()
     kept = Kept(host, ("me", "b"), ("me", "b"))
-    upkeep = Maintenance(kept, host, 0)
-    kept.here = {0}
+    upkeep = Maintenance(kept, 0)
+    kept.local.here = {0}
     upkeep.tick(0)
     assert jobs(host) == [([0], WALL_MS - TOMBSTONE_MS)]
     assert upkeep.retention_at == RETENTION_CHECK_MS
-    kept.here = {0, 1}
+    kept.local.here = {0, 1}
     upkeep.tick(RETENTION_CHECK_MS)
     assert jobs(host) == [([0, 1], WALL_MS + RETENTION_CHECK_MS - TOMBSTONE_MS)]
     assert upkeep.retention_at == NEVER
@@ -118,19 +126,19 @@ def test_a_block_under_repair_is_compacted_once_it_is_whole() -> None:
 
 
 def test_deletions_stay_while_what_they_delete_may_be_elsewhere() -> None:
-    """A partition moved: its first block stays with others, and this broker waits for none."""
+    """Tombstones stay while a block without them is on other brokers only."""
     host = Host()
     kept = Kept(host, ("a", "b"), ("me", "b"), ("me", "b"))
-    upkeep = Maintenance(kept, host, 0)
+    upkeep = Maintenance(kept, 0)
     upkeep.tick(0)
     assert jobs(host) == [([1, 2], 0)]
     assert upkeep.retention_at == NEVER
 
 
 def test_deletions_behind_which_others_follow_go() -> None:
-    """Blocks that come later hold nothing that is deleted."""
+    """Tombstones go when only later blocks follow, which hold no older records of the keys."""
     host = Host()
     kept = Kept(host, ("me", "b"), ("me", "b"), ("a", "b"))
-    upkeep = Maintenance(kept, host, 0)
+    upkeep = Maintenance(kept, 0)
     upkeep.tick(0)
     assert jobs(host) == [([0, 1], WALL_MS - TOMBSTONE_MS)]

@@ -1,4 +1,4 @@
-"""A copy of a sealed block that is brought to its end, answer by answer."""
+"""The repair of a copy of a sealed block, answer by answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EPOCH = 3
 
 
 class Host:
-    """A broker that writes down what it is asked for."""
+    """A broker that records the requests of its repair."""
 
     me = "me"
     incarnation = 1
@@ -65,7 +65,7 @@ class Host:
 
 
 class Bench:
-    """A copy that has the first *end* records of a block of ten, one record a batch.
+    """A copy with the first *end* records of a block of ten, one record a batch.
 
     From 5 on they are of a later epoch; the copy has *others* more of the earlier one.
     """
@@ -88,14 +88,14 @@ class Bench:
         self.host.slots.fill(0)
 
     def answer(self, *batches: EncodedBatch) -> None:
-        """Let who was asked last send *batches*, and the disk write them."""
+        """Let the broker that was asked last send *batches*, and write them."""
         peer, ask = self.host.asked[-1]
         data = b"".join(bytes(b.head) + bytes(b.body) for b in batches)
         self.repair.step(peer, ReplicaFetched(ask.id, NAME, ask.offset, 0, 0, data), 0)
         self.write()
 
     def wait(self) -> None:
-        """Let an answer not come, or a rest be over."""
+        """Let an answer time out, or a pause end."""
         slots = self.host.slots
         now = slots.deadline
         slots.tick(now)
@@ -116,7 +116,7 @@ class Bench:
 
 
 def test_a_holder_has_compacted_what_this_copy_has_half_of() -> None:
-    """Its batch begins before this copy's end: that was refused as damaged, for ever."""
+    """The other holder's batch may begin before this copy's end; it is not refused as damaged."""
     bench = Bench(end=5)
     assert bench.host.asked[-1][1].offset == 5
     bench.answer(EncodedBatch.gap(3, 6, EPOCH), bench.batches[9])
@@ -128,7 +128,7 @@ def test_a_holder_has_compacted_what_this_copy_has_half_of() -> None:
 
 
 def test_a_damaged_batch_is_asked_of_another() -> None:
-    """Also one that would have been cut to size."""
+    """A damaged batch is fetched from another broker, also one that would have been cut to size."""
     for bad in (EncodedBatch.gap(3, 6, EPOCH), EncodedBatch.gap(5, 5, EPOCH)):
         bench = Bench(end=5)
         first = bench.host.asked[-1][0]
@@ -141,7 +141,9 @@ def test_a_damaged_batch_is_asked_of_another() -> None:
 
 
 def test_records_that_begin_too_early_are_refused() -> None:
-    """A batch that holds records ends where it always did; another one is not of this log."""
+    """A batch with records keeps its end after compaction; one with another end is not of
+    this log.
+    """
     bench = Bench(end=5)
     odd = EncodedBatch.encode([b"x", b"y"], timestamp_ms=0).stamp(4, EPOCH, 0)
     bench.answer(odd)
@@ -150,7 +152,7 @@ def test_records_that_begin_too_early_are_refused() -> None:
 
 
 def test_a_write_that_fails_is_tried_again_later_and_not_at_once() -> None:
-    """A broker whose disk refused the seal of a whole copy did nothing else any more."""
+    """A broker whose disk refuses to seal a complete copy still does its other work."""
     bench = Bench(end=10)
     repair = bench.repair
     assert bench.is_dirty()
@@ -166,7 +168,7 @@ def test_a_write_that_fails_is_tried_again_later_and_not_at_once() -> None:
 
 
 def test_a_store_that_failed_for_good_is_tried_ever_less_often() -> None:
-    """It fetched a part from another broker and lost it again each second, for ever."""
+    """The pause grows, so it does not fetch and lose the same part each second."""
     bench = Bench(end=5)
     repair, host = bench.repair, bench.host
     pauses = []
@@ -205,7 +207,9 @@ def test_after_a_pause_that_grew_the_next_failure_is_the_first() -> None:
 
 
 def test_after_a_write_that_failed_it_goes_on_from_what_is_on_the_disk() -> None:
-    """The store had sealed the copy where it ended, and refused whatever came then, for ever."""
+    """After a failed write the repair continues from the disk, where the store may have sealed the
+    copy.
+    """
     bench = Bench(end=5)
     repair, host, store = bench.repair, bench.host, MemoryStore()
     first, rest = bench.batches[:5], bench.batches[5:]
@@ -232,7 +236,7 @@ def test_after_a_write_that_failed_it_goes_on_from_what_is_on_the_disk() -> None
 
 
 def test_a_cut_that_fails_is_tried_again_later_and_not_at_once() -> None:
-    """A broker whose disk refused it did nothing else any more: each look began the next cut."""
+    """A broker whose disk refuses a cut still does its other work, and retries the cut later."""
     bench = Bench(end=5)
     repair, host = bench.repair, bench.host
     headers = [batch.header for batch in bench.batches[:5]]
@@ -253,7 +257,9 @@ def test_a_cut_that_fails_is_tried_again_later_and_not_at_once() -> None:
 
 
 def test_what_the_sealed_block_has_not_is_cut_though_there_are_as_many() -> None:
-    """A leader that nobody followed wrote it; the next one wrote other records (KIP-101)."""
+    """Records that the sealed block lacks are cut, also if as many (KIP-101): another leader wrote
+    others.
+    """
     for others in (1, 3, 5):
         bench = Bench(end=5, others=others)
         assert bench.log.end == 5
@@ -261,7 +267,7 @@ def test_what_the_sealed_block_has_not_is_cut_though_there_are_as_many() -> None
 
 
 def damaged() -> Bench:
-    """A copy of which the store says that it is damaged."""
+    """Return a copy that the store reports as damaged."""
     bench = Bench(end=5)
     bench.log.recover()
     bench.repair.leave()
@@ -271,7 +277,7 @@ def damaged() -> Bench:
 
 
 def test_a_damaged_copy_goes_when_there_is_a_better_one_and_not_before() -> None:
-    """It may be all that is left of what others turn out not to have."""
+    """A damaged copy is removed only when there is a better one."""
     bench = damaged()
     assert bench.host.asked[-1][1].offset == 0
     bad = bench.batches[0]
@@ -301,7 +307,7 @@ def test_a_damaged_copy_that_nobody_else_holds_stays() -> None:
 
 
 def test_a_copy_that_cannot_be_read_now_is_read_again() -> None:
-    """It need not be damaged: the disk may have refused once."""
+    """The copy need not be damaged: the disk may have failed once."""
     bench = Bench(end=5)
     bench.host.out.ask.clear()
     bench.log.recover()
@@ -315,7 +321,9 @@ def test_a_copy_that_cannot_be_read_now_is_read_again() -> None:
 
 
 def test_of_the_only_copy_nothing_is_cut() -> None:
-    """It was durable before the block was sealed: what is bad in it is damage."""
+    """The only copy is never cut: its bytes were durable before the seal, so bad ones are
+    damage.
+    """
     host = Host()
     state = PartitionState("t", "id", "0", 0, AckMode.LEADER, 1, "me", TopicConfig(), ())
     for replicas, is_open in (("me",), False), (("me", "b"), True):
@@ -325,16 +333,18 @@ def test_of_the_only_copy_nothing_is_cut() -> None:
 
 
 def removals(bench: Bench) -> list[object]:
-    """What is to be written in the place of the copy."""
+    """Return the writes that replace the copy."""
     return [w for w in bench.host.out.write if isinstance(w, RemoveBlock | CreateBlock)]
 
 
 def test_a_copy_that_counts_as_whole_and_is_not_is_told() -> None:
-    """Until the zkserver knows, or until it is whole."""
+    """A broker repeats the report of its bad copy until the zkserver knows or the copy is
+    complete.
+    """
     bench = Bench(end=5)
     repair, block = bench.repair, bench.block
     overrated = attrs.evolve(block, in_sync=("a", "b", "me"))
-    found = [repair.is_overrated]  # Nobody takes it for whole.
+    found = [repair.is_overrated]  # No broker counts it as complete.
     repair.adopt(overrated)
     found.append(repair.is_overrated)
     bench.answer(*bench.batches[5:8])

@@ -1,4 +1,4 @@
-"""Whose turn it is to ask for parts of sealed blocks."""
+"""Which repair may request parts of sealed blocks next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_MS = PATIENCE_MAX * CONFIG.retry_ms
 
 
 class Repair:
-    """One that writes down whom it has asked."""
+    """A repair that records the brokers it has asked."""
 
     def __init__(self, *holders: str, is_begun: bool = False) -> None:
         self.holders = holders
@@ -45,7 +45,7 @@ def test_the_others_wait_for_a_slot_in_their_order() -> None:
     assert [len(r.asked) for r in repairs] == [1, 1, 0, 0]
     slots.answered(one, "a", 1)
     slots.fill(1)
-    assert [len(r.asked) for r in repairs] == [1, 1, 0, 0]  # It writes what it was sent.
+    assert [len(r.asked) for r in repairs] == [1, 1, 0, 0]  # It is writing the answer.
     slots.want(one)
     slots.fill(1)
     assert [len(r.asked) for r in repairs] == [2, 1, 0, 0]
@@ -63,7 +63,9 @@ def test_the_others_wait_for_a_slot_in_their_order() -> None:
 
 
 def test_copies_that_move_here_are_asked_for_at_a_bounded_rate() -> None:
-    """And keep nobody waiting who completes what was his all the time."""
+    """Repairs of moved blocks are limited, and repairs of the broker's own copies do not wait for
+    them.
+    """
     slots = RepairScheduler(ReplicationConfig(retry_ms=10, repairs=2, copy_bytes_s=1_000))
     moving, rolled = Repair("a"), Repair("a")
     moving.paced_bytes = 50
@@ -85,7 +87,7 @@ def test_copies_that_move_here_are_asked_for_at_a_bounded_rate() -> None:
 
 
 def test_what_was_begun_goes_first() -> None:
-    """A block that was just rolled waited for all that a disk had lost."""
+    """A block that was just rolled does not wait for the repair of a whole lost disk."""
     slots = RepairScheduler(CONFIG)
     repairs = [*(Repair("a") for _ in range(3)),
                                              Repair("a", is_begun=True)]  # fmt: skip
@@ -94,7 +96,7 @@ def test_what_was_begun_goes_first() -> None:
 
 
 def test_who_does_not_answer_is_asked_by_one_at_a_time_and_less_and_less_often() -> None:
-    """The others are left the slots: one broker that is away does not hold up what others hold."""
+    """One repair at a time asks a silent broker, with growing pauses; the others keep the slots."""
     slots = RepairScheduler(CONFIG)
     away = [Repair("a") for _ in range(20)]
     sound = Repair("b")
@@ -115,7 +117,7 @@ def test_who_does_not_answer_is_asked_by_one_at_a_time_and_less_and_less_often()
     assert len(sound.asked) > 50  # It had a slot all the time.
     between = [later - earlier for earlier, later in pairwise(at)]
     assert between == sorted(between)
-    assert max(between) == 2 * MOST_MS  # it is waited for, and then left alone
+    assert max(between) == 2 * MOST_MS  # timeout, then a pause
 
 
 def test_whoever_else_holds_it_is_asked_when_one_does_not_answer() -> None:
@@ -126,7 +128,7 @@ def test_whoever_else_holds_it_is_asked_when_one_does_not_answer() -> None:
     assert repair.asked == ["a", "b"]
     slots.want(other)
     slots.fill(PATIENCE_MS)
-    assert other.asked == ["b"]  # and does not have to find out by itself
+    assert other.asked == ["b"]  # and need not detect it by its own timeout
     slots.answered(repair, "a", PATIENCE_MS)  # late
     third = Repair("a", "b")
     slots.leave(other)
@@ -136,7 +138,9 @@ def test_whoever_else_holds_it_is_asked_when_one_does_not_answer() -> None:
 
 
 def test_who_is_slow_is_given_the_time_that_it_needs() -> None:
-    """All that it sent came too late, for ever, and was asked for again."""
+    """The timeout grows with a slow broker's answers, so their parts are not requested again
+    forever.
+    """
     slots = RepairScheduler(CONFIG)
     repair = Repair("a")
     want(slots, repair)

@@ -1,4 +1,4 @@
-"""What is sent of sealed blocks, turn by turn."""
+"""How many bytes of sealed blocks a broker sends in each turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def read(number: int, max_bytes: int, request: int = 1) -> Read:
 
 
 def turn(lending: RepairThrottle, now: int) -> list[int]:
-    """Which blocks are read in a turn, at most so many bytes."""
+    """Return the blocks that are read in a turn, within so many bytes."""
     ready = Ready()
     lending.fill(ready, now)
     return [each.block.number for each in ready.read]
@@ -31,7 +31,8 @@ def test_what_is_beyond_the_bound_has_the_next_turns() -> None:
     assert turn(lending, 4) == [7]
     assert lending.deadline == 5
     lending.add(read(9, 10))
-    assert turn(lending, 4) == []  # though it would fit: what came before is not overtaken
+    # though it would fit, since it must not overtake earlier requests
+    assert turn(lending, 4) == []
     assert turn(lending, 5) == [8, 9]
 
 

@@ -1,4 +1,4 @@
-"""A clock that goes only while somebody looks at it."""
+"""A clock that runs only while it is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_of_a_gap_little_counts() -> None:
     clock = PausableClock(100)
     clock.look(0)
     assert clock.at(3_600_000) == 150
-    assert clock.ms == 0  # nobody has looked
+    assert clock.ms == 0  # no read before
     assert clock.look(3_600_000) == 150
     assert clock.look(3_600_050) == 200
 

@@ -1,4 +1,4 @@
-"""Reading a range of a cluster, simulated: all of it and in order, whoever dies meanwhile."""
+"""Reading a range of a simulated cluster: complete and in order while nodes die."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pymq.testing import Cluster
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_range_is_read_while_leaders_die(seed: int) -> None:
-    """The next part is asked for ahead, of a leader who may be none any more when it answers."""
+    """The next part is prefetched from a leader that may have lost its leadership."""
     rng = random.Random(seed)
     values = [b"%04d" % number for number in range(400)]
     with Cluster(brokers=4, seed=seed) as cluster:
@@ -49,7 +49,7 @@ def test_a_range_is_read_while_leaders_die(seed: int) -> None:
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_task_that_retention_overtakes_in_a_cluster_reads_what_is_left(*, fails: bool) -> None:
-    """All that it was to read was left out, also what was still there."""
+    """The task reads the records that are still there, and skips only the removed ones."""
     found = {"url": "zmq+tcp://nowhere:1", "subscribe": "t", "failondataloss": str(fails).lower()}
     options = source_options(found, is_stream=True)
     with Cluster(brokers=3, seed=0) as cluster:
@@ -73,7 +73,7 @@ def test_a_task_that_retention_overtakes_in_a_cluster_reads_what_is_left(*, fail
 
 
 def test_a_folder_of_several_brokers_is_not_read_from_its_files(tmp_path: Path) -> None:
-    """What each of them has may not be committed; it must not look like an empty topic either."""
+    """A folder of several brokers is refused: one broker's files may hold uncommitted records."""
     with pymq.open(tmp_path, brokers=2) as mq:
         mq.create_topic("t", replicas=2)
     with pytest.raises(StoreError, match="holds several brokers"):
@@ -82,7 +82,7 @@ def test_a_folder_of_several_brokers_is_not_read_from_its_files(tmp_path: Path) 
 
 @pytest.mark.parametrize("value", [b"abc", b"abc\0", b"\0", b"", bytes(5000)])
 def test_an_open_block_is_read_to_its_last_batch(tmp_path: Path, value: bytes) -> None:
-    """A batch that ends in zeros was taken for one that is not whole, acknowledged as it was."""
+    """A batch that ends in zeros does not count as torn."""
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t")
         with mq.producer() as producer:
@@ -97,7 +97,7 @@ def test_an_open_block_is_read_to_its_last_batch(tmp_path: Path, value: bytes) -
 
 
 def test_explicit_times_do_not_hide_records_of_an_open_folder(tmp_path: Path) -> None:
-    """Regular times are a column that ends in zeros: 0 of 500 acknowledged records were seen."""
+    """Regular times are a column that ends in zeros: all 500 acknowledged records are read."""
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t", 4)
         with mq.producer() as producer:
@@ -110,7 +110,7 @@ def test_explicit_times_do_not_hide_records_of_an_open_folder(tmp_path: Path) ->
 
 
 def _sent(mq: pymq.Client, *values: bytes) -> str:
-    """Make topic ``t`` with these records, after a former one is deleted; returns its id."""
+    """Create topic ``t`` with these records, after deleting an earlier one; returns its id."""
     if "t" in mq.topics():
         mq.delete_topic("t")
     mq.create_topic("t")
@@ -121,7 +121,7 @@ def _sent(mq: pymq.Client, *values: bytes) -> str:
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_task_does_not_read_another_topic_of_the_name(tmp_path: Path, *, fails: bool) -> None:
-    """It was planned for the one before: the first records of the new one passed for its own."""
+    """A task does not read the new topic's first records in place of the planned ones."""
     found = {"path": str(tmp_path), "subscribe": "t", "failondataloss": str(fails).lower()}
     reader = TableReader(
         source_options(found, is_stream=False), StructType().add("value", "binary")
@@ -132,7 +132,7 @@ def test_a_task_does_not_read_another_topic_of_the_name(tmp_path: Path, *, fails
         assert sum(batch.num_rows for batch in reader.read(task)) == 3
         _sent(mq, *[b"new"] * 5)
         if fails:
-            with pytest.raises(OffsetOutOfRange, match="made again"):
+            with pytest.raises(OffsetOutOfRange, match="created again"):
                 list(reader.read(task))
         else:
             assert list(reader.read(task)) == []
@@ -143,7 +143,7 @@ def test_a_task_does_not_read_another_topic_of_the_name(tmp_path: Path, *, fails
 def test_a_batch_of_a_topic_that_was_deleted_does_not_keep_a_query_from_going_on(
     tmp_path: Path,
 ) -> None:
-    """It was planned for a topic that was new to the query, and is planned again after a crash."""
+    """A batch of a deleted topic, planned before or after a crash, does not stop the query."""
     found = {"path": str(tmp_path), "subscribe": "t", "failondataloss": "false"}
     reader = StreamReader(
         source_options(found, is_stream=True), StructType().add("value", "binary")
@@ -161,7 +161,7 @@ def test_a_batch_of_a_topic_that_was_deleted_does_not_keep_a_query_from_going_on
 
 
 def test_a_query_that_is_to_end_does_not_run_after_what_comes_meanwhile(tmp_path: Path) -> None:
-    """``Trigger.AvailableNow``: else it would go on for as long as somebody sends."""
+    """With ``Trigger.AvailableNow`` a query ends, though more records are sent."""
     found = {"path": str(tmp_path), "subscribe": "t", "startingoffsets": "earliest"}
     reader = StreamReader(
         source_options(found, is_stream=True), StructType().add("value", "binary")
@@ -176,7 +176,8 @@ def test_a_query_that_is_to_end_does_not_run_after_what_comes_meanwhile(tmp_path
         last = reader.latestOffset(first, ReadMaxRows(2))
         assert last["t"] == {"0": 3}
         assert reader.latestOffset(last, ReadMaxRows(2)) == last
-        assert reader.reportLatestOffset()["t"] == {"0": 4}  # which is how far it is behind
+        # the end, from which Spark computes the query's lag
+        assert reader.reportLatestOffset()["t"] == {"0": 4}
 
 
 def test_a_cluster_is_asked_about_the_topic_that_is_meant() -> None:
@@ -192,7 +193,7 @@ def test_a_cluster_is_asked_about_the_topic_that_is_meant() -> None:
             lambda: list(log.read(Range("t", "0", 0, 3, old), 500)),
         ):
             before = cluster.now
-            with pytest.raises(UnknownTopic, match="made again"):
+            with pytest.raises(UnknownTopic, match="created again"):
                 ask()
             assert cluster.now - before < 2
         assert log.bounds("t", ["0"], new) == {"0": (0, 5)}

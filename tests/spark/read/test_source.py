@@ -36,7 +36,9 @@ def flat(batches: list[list[Any]]) -> list[Any]:
 
 
 def test_a_table_has_every_record_while_its_owner_writes_on(folder: str, load: Load) -> None:
-    """Sealed blocks and the open one, many and few tasks, while the folder is open elsewhere."""
+    """A table has all records of sealed and open blocks while another process has the
+    folder open.
+    """
     with pymq.open(folder) as mq:
         mq.create_topic("t", partitions=3, block_bytes=4096)
         fill(mq, "t", 6000, keys=[b"%d" % (n % 7) for n in range(6000)])
@@ -54,6 +56,7 @@ def test_a_table_has_every_record_while_its_owner_writes_on(folder: str, load: L
             assert round(row.timestamp.timestamp() * 1000) == record.timestamp_ms
 
 
+@pytest.mark.slow
 def test_minimum_partitions_and_longest_tasks(folder: str, load: Load) -> None:
     with pymq.open(folder) as mq:
         mq.create_topic("t")
@@ -62,6 +65,7 @@ def test_minimum_partitions_and_longest_tasks(folder: str, load: Load) -> None:
     assert load(folder, subscribe="t", maxRecordsPerPartition=300).rdd.getNumPartitions() == 4
 
 
+@pytest.mark.slow
 def test_short_partitions_share_tasks_as_many_as_there_are_slots(folder: str, load: Load) -> None:
     with pymq.open(folder) as mq:
         mq.create_topic("t", partitions=5)
@@ -85,8 +89,9 @@ def test_some_columns_in_another_order(folder: str, load: Load) -> None:
         load(folder, schema="offset string", subscribe="t").collect()
 
 
+@pytest.mark.slow
 def test_what_is_never_null_is_declared_so(folder: str, load: Load, stream: Stream) -> None:
-    """Spark looks for nulls in no other column; who gives a schema may leave all nullable."""
+    """Columns are declared not null, so Spark skips the checks; a user's schema may differ."""
     with pymq.open(folder) as mq:
         mq.create_topic("t", partitions=2)
         fill(mq, "t", 10)
@@ -220,10 +225,11 @@ def test_a_stream_is_limited_and_goes_on_after_a_restart(folder: str, stream: St
         assert numbers(flat(stream(folder, **options))) == list(range(100, 110))
 
 
+@pytest.mark.slow
 def test_state_of_columns_that_were_nullable_is_taken_over(
     spark: SparkSession, folder: str, checkpoint: str
 ) -> None:
-    """As they were before they were declared never to be null, or as somebody has given them."""
+    """State of nullable columns, from earlier versions or a user's schema, is taken over."""
     rows: list[Any] = []
 
     def count(*schema: str) -> dict[str, tuple[int, int]]:
@@ -257,7 +263,7 @@ def test_state_of_columns_that_were_nullable_is_taken_over(
 def test_a_batch_without_its_commit_is_read_again(
     folder: str, stream: Stream, checkpoint: str
 ) -> None:
-    """What a crash between a batch and its commit does: the same rows again, no others."""
+    """After a crash between a batch and its commit the same rows are read again, and no others."""
     with pymq.open(folder) as mq:
         mq.create_topic("t")
         fill(mq, "t", 30)
@@ -271,6 +277,7 @@ def test_a_batch_without_its_commit_is_read_again(
         assert numbers(new) == list(range(30, 35))
 
 
+@pytest.mark.slow
 def test_partitions_and_topics_come_while_a_query_lives(folder: str, stream: Stream) -> None:
     with pymq.open(folder) as mq:
         mq.create_topic("a1")
@@ -289,7 +296,7 @@ def test_partitions_and_topics_come_while_a_query_lives(folder: str, stream: Str
 def test_a_topic_grows_under_a_running_query(
     spark: SparkSession, folder: str, checkpoint: str
 ) -> None:
-    """And the query tells how far it is behind."""
+    """A query reads new records of a growing topic, and reports its lag."""
     rows: list[Any] = []
     with pymq.open(folder) as mq:
         mq.create_topic("t")
@@ -312,7 +319,7 @@ def test_a_topic_grows_under_a_running_query(
 
 
 def test_a_topic_that_was_made_again(folder: str, stream: Stream) -> None:
-    """Its offsets are those of another topic, though it may reach farther than the old one."""
+    """A recreated topic's offsets are new, though it may reach farther than the old one."""
     with pymq.open(folder) as mq:
         mq.create_topic("t")
         fill(mq, "t", 10)
@@ -321,7 +328,7 @@ def test_a_topic_that_was_made_again(folder: str, stream: Stream) -> None:
         mq.delete_topic("t")
         mq.create_topic("t")
         fill(mq, "t", 20, start=100)
-        with pytest.raises(Exception, match="was deleted and made again"):
+        with pytest.raises(Exception, match="was deleted and created again"):
             stream(folder, **options)
         rows = flat(stream(folder, failOnDataLoss="false", **options))
         assert numbers(rows) == list(range(100, 120))
@@ -344,7 +351,7 @@ def test_retention_overtakes_a_query(folder: str, stream: Stream) -> None:
 
 
 def overtaken(mq: pymq.Client, offset: int) -> int:
-    """Wait until retention has taken what is before *offset* and more; where it starts now."""
+    """Wait until retention has removed *offset* and more; returns the log start."""
     import time
 
     until = time.monotonic() + 30
@@ -372,7 +379,7 @@ def test_offsets_in_the_checkpoint_are_always_the_same_text(
 
 
 def test_a_plan_has_positions_and_no_records(folder: str, java: None) -> None:
-    """What the driver hands to a task is as small for a long topic as for a short one."""
+    """The data of a task is as small for a long topic as for a short one."""
     from pymq.spark.columns import schema
     from pymq.spark.options import source_options
     from pymq.spark.read.source import TableReader

@@ -1,4 +1,4 @@
-"""The decisions of a sink, simulated: whoever dies, and wherever, a row is there once."""
+"""The decisions of a sink, simulated: under any failure at any point, each row is there once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Died(BaseException):
 
 
 class Mortal(Requests):
-    """Asks, until its time has come; what it asked last may have been heard or not."""
+    """A driver that dies after so many requests; the last one may have arrived or not."""
 
     def __init__(self, like: Requests, lives: int, *, is_heard: bool) -> None:
         super().__init__(like._name, like._router, like._driver)
@@ -48,16 +48,16 @@ class Mortal(Requests):
         *,
         any_replica: bool = False,
     ) -> dict[str, Message]:
-        """One question nearer to the end."""
+        """Count a request."""
         ask = partial(super().ask_leaders, topic, partitions, make, timeout)
         return self._ask(partial(ask, any_replica=any_replica))
 
     def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
-        """One question nearer to the end; those before it may not be answered yet."""
+        """Count a request; those before it may be unanswered."""
         return self._ask(partial(super().begin, topic, partition, make))
 
     def end(self, call: Call) -> Message | None:
-        """One answer nearer to the end, which those after it never see."""
+        """Count an answer; the driver dies before later ones."""
         return self._ask(partial(super().end, call))
 
     def _ask(self, question: Callable[[], T]) -> T:
@@ -71,14 +71,14 @@ class Mortal(Requests):
 
 
 class Alone(Mortal):
-    """Has nobody who copies for it: its brokers are of a version that does not."""
+    """Brokers of an older version that copies nothing itself."""
 
     def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
         return None if isinstance(make(0), Copy) else super().begin(topic, partition, make)
 
 
 class Deaf(Alone):
-    """Asks, and does not hear one answer, by when all that was begun after it is done."""
+    """Loses one answer; all requests after it are done by then."""
 
     def __init__(self, like: Requests, misses: int) -> None:
         super().__init__(like, -1, is_heard=True)
@@ -109,7 +109,7 @@ def stage(mq: pymq.Client, name: str, rows: Rows) -> tuple[StagedPiece, ...]:
 
 
 def rows(count: int, tag: str) -> Rows:
-    """Six batches for two partitions; each row is unlike all others."""
+    """Return six batches for two partitions, of distinct rows."""
     return [
         (str(number % 2), [b"%s-%d-%d" % (tag.encode(), number, row) for row in range(count)])
         for number in range(6)
@@ -152,7 +152,7 @@ def test_batches_are_written_once_and_in_order() -> None:
 
 
 def test_processes_of_one_run_decide_in_turn() -> None:
-    """Spark commits in any idle process of its driver: siblings fenced each other."""
+    """Spark commits in any idle process of its driver, and siblings must not fence each other."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=2, replicas=3, acks="raft")
@@ -167,7 +167,7 @@ def test_processes_of_one_run_decide_in_turn() -> None:
 
 
 def test_another_run_fences_the_one_before() -> None:
-    """Two drivers on one checkpoint: the later one goes on."""
+    """Of two drivers on one checkpoint the later one continues, and fences the other."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=2, replicas=3, acks="raft")
@@ -177,7 +177,7 @@ def test_another_run_fences_the_one_before() -> None:
         assert second.commit(0, zero, stage(mq, zero, rows(2, "a")))
         with pytest.raises(ProducerFenced):
             first.commit(1, one, stage(mq, one, rows(2, "b")))
-        first.enter("run-3")  # it is started again, and knows what was decided meanwhile
+        first.enter("run-3")  # it is restarted, and knows the decisions made meanwhile
         assert not first.commit(0, zero, stage(mq, zero, rows(2, "a")))
         assert first.commit(1, one, stage(mq, one, rows(2, "b")))
         assert written(mq) == expected(rows(2, "a"), rows(2, "b"))
@@ -194,7 +194,7 @@ def test_what_is_staged_is_not_to_be_seen() -> None:
 @pytest.mark.parametrize("is_heard", [True, False])
 @pytest.mark.parametrize(("kind", "least"), [(Mortal, 12), (Alone, 20)])
 def test_a_driver_may_die_at_any_question(kind: type[Mortal], least: int, is_heard: bool) -> None:
-    """Its successor gets the same batch, staged anew in another order, and then another one."""
+    """The next driver gets the same batch, staged again in another order, and then another one."""
     lives, has_died = 0, True
     while has_died:
         lives += 1
@@ -220,7 +220,9 @@ def test_a_driver_may_die_at_any_question(kind: type[Mortal], least: int, is_hea
 
 @pytest.mark.parametrize("misses", range(8))
 def test_an_answer_may_be_lost_of_a_batch_before_many(misses: int) -> None:
-    """A partition remembers of five batches where it has put them: it is asked how many it has."""
+    """A partition remembers the offsets of five batches; for older ones the sink reads its
+    sequence.
+    """
     with Cluster(brokers=1, seed=misses) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=4)
@@ -235,11 +237,11 @@ def test_an_answer_may_be_lost_of_a_batch_before_many(misses: int) -> None:
 
 
 class Lossy(Requests):
-    """Asks brokers to copy, and hears one of them only when it is too late."""
+    """Requests copies from brokers, and gets one answer too late."""
 
     def __init__(self, like: Requests, misses: int) -> None:
         super().__init__(like._name, like._router, like._driver)
-        self.copied: list[bool] = []  # of what they were asked, whether it was heard that it is
+        self.copied: list[bool] = []  # whether the answers to the requests arrived
         self._misses = misses
 
     def end(self, call: Call) -> Message | None:
@@ -252,7 +254,7 @@ class Lossy(Requests):
 
 @pytest.mark.parametrize("misses", range(3))
 def test_an_answer_of_a_broker_that_copies_may_be_lost(misses: int) -> None:
-    """It was copied all the same, once; and what nobody hears of is asked for no more there."""
+    """The copy was made once; if its answer was lost, the sink does not ask that broker again."""
     with Cluster(brokers=1, seed=misses) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=1)
@@ -267,14 +269,14 @@ def test_an_answer_of_a_broker_that_copies_may_be_lost(misses: int) -> None:
 
 @pytest.mark.parametrize("brokers", [1, 3])
 def test_nothing_that_is_copied_goes_through_the_driver(brokers: int) -> None:
-    """Where a place is led, its batches are staged, and copied by who leads both."""
+    """Batches are staged where their partition is led, and copied by a broker that leads both."""
     with Cluster(brokers=brokers, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=6, replicas=brokers, acks="raft")
         mine = [(str(number % 6), [b"%d" % number]) for number in range(24)]
         pieces = stage(mq, "pymq-spark.s.0", mine)
         questions = mq.questions = Lossy(mq.questions, -1)
-        moved: list[str] = []  # the topics whose batches leave this process or are asked for
+        moved: list[str] = []  # the topics of batches that this process sends or fetches
 
         def note(process: Process, peer: str, source: str, message: Message) -> None:
             assert isinstance(message, Produce | Fetch)
@@ -284,14 +286,14 @@ def test_nothing_that_is_copied_goes_through_the_driver(brokers: int) -> None:
             cluster.clients["client-0"].on_send.setdefault(kind, []).append(note)
         assert DecisionLedger(mq, "s", TIMEOUT_S).commit(0, "pymq-spark.s.0", pieces)
         assert questions.copied == [True] * 6
-        assert set(moved) == {TOPIC}  # nothing but the decision
+        assert set(moved) == {TOPIC}  # only the decision
         with mq.consumer("t", mode="psb") as consumer:
             found = sorted((each.partition, each.value) for each in consumer.until_end())
         assert found == sorted((place, values[0]) for place, values in mine)
 
 
 def test_of_two_drivers_one_writes() -> None:
-    """The former driver decides nothing any more; what it has decided is finished by the other."""
+    """The former driver decides nothing more; the other one completes its decisions."""
     with Cluster(brokers=3, seed=3) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", partitions=2, replicas=3, acks="raft")
@@ -311,7 +313,7 @@ def test_of_two_drivers_one_writes() -> None:
 
 
 def test_a_job_is_not_written_in_another_number_of_tasks() -> None:
-    """As many rows and, where it is known, as many tasks as there were: else nothing is written."""
+    """The numbers of rows and, where known, of tasks must match; otherwise nothing is written."""
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=2)
@@ -329,11 +331,11 @@ def test_a_job_is_not_written_in_another_number_of_tasks() -> None:
             commit(1, 2, 0)
         with pytest.raises(InvalidRequest, match="was run in 2 tasks, and is now run in 3"):
             commit(2, 2, 3)
-        assert commit(2, 2, 0)  # Nobody has said that there is no such task.
+        assert commit(2, 2, 0)  # The number of tasks is unknown.
         wanted = [rows(3, "j.task0"), rows(3, "j.task1"), rows(2, "j.task2")]
         assert written(mq) == expected(*wanted)
         assert stages(mq) == []
-        # Another job, whose decisions lie beside these and whose name begins alike.
+        # Another job, whose decisions are beside these and whose name has the same beginning.
         numbers = (f"j.task{number}" for number in range(1000))
         alike = next(job for job in numbers if place(job) == place("j"))
         sink = task_name(alike, 0)
@@ -351,7 +353,7 @@ def place(job: str) -> int:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_leaders_may_die_meanwhile(seed: int) -> None:
-    """Staging, deciding and copying go on when the brokers that lead are killed under them."""
+    """Staging, deciding and copying work while the leaders are killed."""
     rng = random.Random(seed)
     with Cluster(brokers=4, seed=seed) as cluster:
         mq = cluster.client()
@@ -383,7 +385,7 @@ def _restart(cluster: Cluster, broker: str) -> None:
 def test_a_record_that_became_too_large_is_named_with_what_to_do(
     kind: type[Requests], is_decided: bool
 ) -> None:
-    """The limit was lowered under a batch: it fails at once, and is written once it is allowed."""
+    """The limit was lowered for a staged batch: it fails at once, and is written once allowed."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=2, replicas=3, acks="raft", max_record_bytes=4_000)

@@ -1,4 +1,4 @@
-"""Producers in what Spark runs: run as often as it likes, and produced once."""
+"""Producers in code that Spark runs: run any number of times, and produced once."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def test_two_actions_and_a_retry_produce_once(
     assert [name for name in stages(mq) if ".job." not in name] == []
 
 
+@pytest.mark.slow
 def test_a_job_is_not_run_again_in_another_number_of_tasks(
     spark: SparkSession, mq: pymq.Client, url: str
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_job_is_not_run_again_in_another_number_of_tasks(
     assert values(mq, "recut") == list(range(100))
 
 
+@pytest.mark.slow
 def test_without_a_name_it_is_refused(spark: SparkSession, mq: pymq.Client, url: str) -> None:
     mq.create_topic("nameless")
     produce = pymq.spark.produce_in_arrow("nameless", url=url)
@@ -81,6 +83,7 @@ def test_without_a_name_it_is_refused(spark: SparkSession, mq: pymq.Client, url:
         pymq.spark.produce_in_arrow("nameless", url=url, delivery="twice")
 
 
+@pytest.mark.slow
 def test_pandas_rows_and_a_udf(spark: SparkSession, mq: pymq.Client, url: str) -> None:
     for topic in ("pandas", "rows", "sent"):
         mq.create_topic(topic)

@@ -23,7 +23,7 @@ Load = Callable[..., "DataFrame"]
 
 @pytest.fixture(scope="module")
 def url(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a cluster with one broker."""
+    """Return the URL of a cluster with one broker."""
     pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'pymq-log[zmq]'")
     with processes(tmp_path_factory.mktemp("cluster"), brokers=1) as cluster:
         yield cluster.url
@@ -36,13 +36,13 @@ def mq(url: str) -> Iterator[pymq.Client]:
 
 
 def values(mq: pymq.Client, topic: str) -> list[int]:
-    """What a topic holds, as sorted numbers."""
+    """Return the content of a topic, as sorted numbers."""
     with mq.consumer(topic, mode="psb") as consumer:
         return sorted(int(record.value) for record in consumer.until_end())
 
 
 def stages(mq: pymq.Client) -> list[str]:
-    """What is staged; a task that outlives the abort of its job may leave something of that."""
+    """Return the staged records; a task that outlives its aborted job may leave some."""
     found = [name for name in mq.topics() if name.startswith("pymq-spark.")]
     return [name for name in found if name != "pymq-spark.decisions"]
 
@@ -54,7 +54,7 @@ def write(frame: DataFrame, url: str, **options: Any) -> None:
 def test_a_table_goes_in_and_comes_out(
     spark: SparkSession, mq: pymq.Client, url: str, load: Load
 ) -> None:
-    """Keys go where the plain client puts them, and nothing staged is left."""
+    """Keys go to the same partitions as with the plain client, and no staged record is left."""
     mq.create_topic("table", partitions=3)
     frame = spark.range(3000).selectExpr(
         "cast(id as string) value",
@@ -73,7 +73,7 @@ def test_a_table_goes_in_and_comes_out(
 
 
 def test_a_task_that_fails_once(spark: SparkSession, mq: pymq.Client, url: str) -> None:
-    """Its second attempt is the one that counts."""
+    """The second attempt of a task counts, and the first one leaves nothing."""
     from pyspark import TaskContext
 
     mq.create_topic("retried")
@@ -95,7 +95,7 @@ def test_a_task_that_fails_once(spark: SparkSession, mq: pymq.Client, url: str) 
 
 
 def test_what_is_aborted_leaves_nothing(spark: SparkSession, mq: pymq.Client, url: str) -> None:
-    """Most of it is staged when the last row turns out to be none."""
+    """An aborted job leaves nothing, though most of it is staged before its last, invalid row."""
     mq.create_topic("aborted")
     frame = spark.range(0, 4000, 1, 1).selectExpr(
         "if(id = 3999, cast(null as string), lpad(cast(id as string), 1000, '0')) value"
@@ -148,11 +148,14 @@ def test_what_cannot_be_written(
         write(spark.range(1).selectExpr(column), url, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"txnAppId": "large", "txnVersion": "1"}])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"txnAppId": "large", "txnVersion": "1"}],
+)
 def test_records_as_large_as_their_topic_allows(
     spark: SparkSession, mq: pymq.Client, url: str, options: dict[str, str]
 ) -> None:
-    """The stage allowed 1 MiB, whatever the topic did, and the error named the stage."""
+    """The stage accepts records as large as the topic does, and the error names the topic."""
     topic = f"large-{len(options)}"
     mq.create_topic(topic, max_record_bytes=16 << 20)
     frame = spark.range(0, 3, 1, 1).selectExpr("repeat('x', 5 * 1024 * 1024) value")
@@ -180,7 +183,7 @@ def test_a_folder_cannot_be_written(spark: SparkSession, folder: str) -> None:
 def test_a_stream_is_written_once_though_spark_forgets(
     spark: SparkSession, mq: pymq.Client, url: str, checkpoint: str
 ) -> None:
-    """A batch whose commit Spark does not know of comes again, and is known."""
+    """A batch whose commit Spark has lost comes again, and is detected."""
     mq.create_topic("in", partitions=2)
     mq.create_topic("out", partitions=2)
     options = {"url": url, "subscribe": "in", "startingOffsets": "earliest"}

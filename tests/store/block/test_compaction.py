@@ -1,4 +1,4 @@
-"""Key compaction against a dict, and what it does to files, readers and checkpoints."""
+"""Key compaction compared with a dict, and its effect on files, readers and checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GONE = ("pymq.tombstone", b"")
 
 
 def random_blocks(dice: random.Random) -> list[list[EncodedBatch]]:
-    """Three blocks of batches with few keys, some deletions, some control batches."""
+    """Return three blocks of batches with few keys, some tombstones, some control batches."""
     blocks: list[list[EncodedBatch]] = [[], [], []]
     offset = 0
     for batches in blocks:
@@ -65,7 +65,7 @@ def random_blocks(dice: random.Random) -> list[list[EncodedBatch]]:
 
 
 def expected(blocks: list[list[EncodedBatch]], tombstones_before_ms: int) -> list[Record]:
-    """What stays, by a dict."""
+    """Return the retained records, computed with a dict."""
     every = [
         (record, batch) for batches in blocks for batch in batches for record in batch.records()
     ]
@@ -109,7 +109,7 @@ def test_what_stays_is_what_a_dict_says(tmp_path: Path, seed: int) -> None:
     stores: list[BlockStore] = [FileStore(str(tmp_path)), MemoryStore()]
     sizes = []
     every = [batch for batches in blocks for batch in batches]
-    control = {offset for batch in every if batch.is_control for offset in batch.offsets}
+    control = {offset for batch in every if batch.header.is_control for offset in batch.offsets}
     for store in stores:
         write(store, blocks)
         done = store.compact(job)
@@ -170,7 +170,7 @@ def test_the_checkpoint_survives(tmp_path: Path) -> None:
 
 
 def test_damage_is_not_laundered(tmp_path: Path) -> None:
-    """A bad batch must not get a good CRC by being written again."""
+    """Compaction never gives a bad batch a good CRC."""
     blocks = random_blocks(random.Random(4))
     store = FileStore(str(tmp_path))
     write(store, blocks)
@@ -189,7 +189,7 @@ def test_damage_is_not_laundered(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operation", ["pwritev", "sync", "sync_dir", "rename", "create"])
 @pytest.mark.parametrize("seed", [1, 3, 7])
 def test_a_disk_that_fails_meanwhile(tmp_path: Path, operation: str, seed: int) -> None:
-    """Each block is there as before or as after, and what is read of it is right."""
+    """After a disk failure each block is in its old or its new form, and reads of it are right."""
     blocks = random_blocks(random.Random(seed))
     before = [record for batches in blocks for batch in batches for record in batch.records()]
     after = expected(blocks, 0)
@@ -202,7 +202,7 @@ def test_a_disk_that_fails_meanwhile(tmp_path: Path, operation: str, seed: int) 
         store.compact(Compact("t", "p", BLOCKS, 0))
         files.faults.clear()
         for block, batches in zip(BLOCKS, blocks, strict=True):
-            for batch in reversed(batches):  # backwards, so that each is searched for
+            for batch in reversed(batches):  # backwards, so that each needs a search
                 (one, *_) = split(store.read(block, batch.base_offset, batches[-1].end_offset, 1))
                 assert one.verify().base_offset <= batch.base_offset < one.end_offset
         found = records(store, blocks)
@@ -218,7 +218,7 @@ def test_a_disk_that_fails_meanwhile(tmp_path: Path, operation: str, seed: int) 
 
 
 def test_readers_see_either_version(tmp_path: Path) -> None:
-    """Compaction in a thread of its own, beside reads, appends and a removal."""
+    """Readers, appends and a removal run beside a compaction, and see one of the two versions."""
     blocks = random_blocks(random.Random(5))
     store = FileStore(str(tmp_path), handles_max=3)
     write(store, blocks)
@@ -237,7 +237,7 @@ def test_readers_see_either_version(tmp_path: Path) -> None:
 
 
 class Meddling(FaultyFiles):
-    """Does something while the compacted file is being made durable."""
+    """Files that run a function while the compacted file is synced."""
 
     meddle: Callable[[], None] | None = None
 
@@ -249,7 +249,7 @@ class Meddling(FaultyFiles):
 
 
 def test_a_block_removed_meanwhile(tmp_path: Path) -> None:
-    """It stays away."""
+    """A block that is removed during its compaction stays removed."""
     files = Meddling()
     store = FileStore(str(tmp_path), files=files)
     write(store, random_blocks(random.Random(5)))
@@ -262,7 +262,7 @@ def test_a_block_removed_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_block_cut_meanwhile(tmp_path: Path) -> None:
-    """The cut tail does not come back."""
+    """A tail that is cut during a compaction does not come back."""
     files = Meddling()
     store = FileStore(str(tmp_path), files=files)
     blocks = random_blocks(random.Random(5))
@@ -281,7 +281,7 @@ def no_failure(failed: list[WriteFailed]) -> None:
 
 
 class CountingFiles(FaultyFiles):
-    """Counts the bytes that are read."""
+    """Files that count the bytes read."""
 
     read = 0
 
@@ -292,9 +292,9 @@ class CountingFiles(FaultyFiles):
 
 
 def test_a_growing_table_is_read_a_few_times_and_not_with_each_block(tmp_path: Path) -> None:
-    """It was read and written again for each block that was sealed, also after a restart."""
+    """The table is not read and written again for each sealed block, nor after a restart."""
     files, memory, total = CountingFiles(), MemoryStore(), 0
-    done: list[tuple[int, int]] = []  # of compactions: blocks, and how many could be told
+    done: list[tuple[int, int]] = []  # of compactions: blocks, and their known keys
     for number in range(40):
         store = FileStore(str(tmp_path), files=files)
         for one in (store, memory):
@@ -315,13 +315,13 @@ def test_a_growing_table_is_read_a_few_times_and_not_with_each_block(tmp_path: P
         store.close()
     assert [blocks for blocks, _ in done] == [1, 2, 4, 8, 16, 31]
     assert all(blocks == told for blocks, told in done)
-    assert files.read < 15 * total  # indexes and heads included; else it is 50 times all of it
+    assert files.read < 15 * total  # indexes and heads included; otherwise it is 50 times the total
     assert [path.name for path in tmp_path.rglob("*.clean")] == ["00000030.clean"]
     assert verify(str(tmp_path)).is_ok
 
 
 def test_a_damaged_note_of_what_is_clean_costs_a_compaction(tmp_path: Path) -> None:
-    """And `pymq verify` finds any flipped bit of it."""
+    """A damaged note costs one compaction, and ``pymq verify`` finds each flipped bit of it."""
     store = FileStore(str(tmp_path))
     write(store, random_blocks(random.Random(1)))
     job = Compact("t", "p", BLOCKS, 0, 0.5)

@@ -1,4 +1,4 @@
-"""What a store finds after a crash: a torn tail is cut, damage is refused, nothing else happens."""
+"""Recovery after a crash: the store cuts a torn tail, refuses damage, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.store.helpers import BLOCK, FaultyFiles, batch, file_of, fill, raw, r
 
 
 def ended(path: Path, *, is_open: bool = True) -> tuple[int, int]:
-    """Recover; return the end and what was cut."""
+    """Recover; return the end and the size of the cut."""
     found = recover(path, is_open=is_open)
     assert isinstance(found, Recovered), found
     return found.end, found.cut_bytes
 
 
 def refused(path: Path, *, is_open: bool = True) -> CorruptBlock:
-    """Recover, which must fail and must change nothing; return the error."""
+    """Recover, which must fail without a change; return the error."""
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file() and p.name != "LOCK"}
     found = recover(path, is_open=is_open)
     assert isinstance(found, RecoverFailed), found
@@ -47,7 +47,7 @@ def refused(path: Path, *, is_open: bool = True) -> CorruptBlock:
 
 
 def works(path: Path, end: int) -> None:
-    """The block goes on at *end*: append, read, reopen."""
+    """Check that the block continues at *end*: append, read, reopen."""
     store = FileStore(str(path))
     assert isinstance(store.recover(BLOCK, 0, True), Recovered)
     assert not store.write([Append(BLOCK, [batch(end, epoch=9)], sync=True)])
@@ -69,7 +69,9 @@ def mark(path: Path, *, seal: bool = False) -> None:
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_cut_at_any_byte_of_the_last_batch(tmp_path: Path, checkpoint: bool) -> None:
-    """Also below the checkpoint: the file is as it was before the last write."""
+    """A cut in the last batch, also below the checkpoint, leaves the file as before the
+    last write.
+    """
     fill(tmp_path / "full", 4)
     if checkpoint:
         mark(tmp_path / "full")
@@ -82,7 +84,7 @@ def test_a_cut_at_any_byte_of_the_last_batch(tmp_path: Path, checkpoint: bool) -
             opened.truncate(file.stat().st_size - lost)
         end, cut = ended(path)
         assert end == 9
-        if lost > last - HEADER_SIZE:  # of a torn header, zeros at the end are no data
+        if lost > last - HEADER_SIZE:  # zeros at the end of a torn header are no data
             assert cut == (last if checkpoint else len(raw([batch(9)])[:-lost].rstrip(b"\0")))
         else:
             assert cut == (last if checkpoint else last - lost)
@@ -117,7 +119,7 @@ def test_a_torn_tail_is_cut(tmp_path: Path, tail: bytes, checkpoint: bool) -> No
     with file_of(tmp_path).open("ab") as file:
         file.write(tail)
     cut = len(tail.rstrip(b"\0"))  # zeros at the end are no data ...
-    if tail[:HEADER_SIZE] == bytes(batch(12).head):  # ... unless a header says that they are
+    if tail[:HEADER_SIZE] == bytes(batch(12).head):  # ... unless a header covers them
         cut = max(cut, min(len(tail), batch(12).size))
     assert ended(tmp_path) == (12, cut)
     assert ended(tmp_path) == (12, 0)
@@ -125,7 +127,7 @@ def test_a_torn_tail_is_cut(tmp_path: Path, tail: bytes, checkpoint: bool) -> No
 
 
 def test_a_batch_inside_a_torn_batch_is_payload(tmp_path: Path) -> None:
-    """Somebody keeps batches as values; a torn write of them must not look like damage."""
+    """A batch inside a torn batch is a user's value, and does not make the torn write damage."""
     fill(tmp_path, 4)
     inner = raw([batch(500), batch(503)])
     outer = EncodedBatch.encode([inner, b"x" * 100], timestamp_ms=5).stamp(12, 1, 12)
@@ -151,7 +153,7 @@ def test_a_lost_checkpointed_tail_takes_the_checkpoint_with_it(tmp_path: Path) -
 
 
 def unsynced(path: Path) -> tuple[Path, list[EncodedBatch]]:
-    """Two batches that were synced, and four that were not; return the file and the batches."""
+    """Make two batches that were synced and four that were not; return the file and the batches."""
     batches = [batch(0, durable=0), batch(3, durable=3)]
     batches += [batch(offset, durable=6) for offset in (6, 9, 12, 15)]
     store = FileStore(str(path))
@@ -164,7 +166,9 @@ def unsynced(path: Path) -> tuple[Path, list[EncodedBatch]]:
 @pytest.mark.parametrize("inside", [0, 9, 17, 25, 33, HEADER_SIZE + 5])
 @pytest.mark.parametrize("index", [2, 3, 4])
 def test_a_bad_batch_that_was_never_durable_is_cut(tmp_path: Path, index: int, inside: int) -> None:
-    """Sectors are written in any order; whole batches behind the bad one are kept elsewhere."""
+    """A bad batch that was never durable is cut; whole batches behind it are saved in
+    another file.
+    """
     file, batches = unsynced(tmp_path)
     before = file.read_bytes()
     position = len(before) - len(raw(batches[index:]))
@@ -182,7 +186,7 @@ def test_a_bad_batch_that_was_never_durable_is_cut(tmp_path: Path, index: int, i
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_bad_batch_that_was_durable_is_refused(tmp_path: Path, index: int) -> None:
-    """Even when of the batches that say so only one is left."""
+    """A single later batch that attests the bad one is enough to refuse it."""
     file, batches = unsynced(tmp_path)
     data = file.read_bytes()
     position = len(data) - len(raw(batches[index:]))
@@ -243,7 +247,7 @@ def test_without_room_to_keep_the_tail_nothing_is_cut(tmp_path: Path) -> None:
 
 
 def test_payload_that_looks_like_a_batch_attests_nothing(tmp_path: Path) -> None:
-    """Behind a bad batch come whole ones; what their values hold is not looked at."""
+    """The search behind a bad batch looks at whole batches, not into their values."""
     inner = raw([batch(500), batch(503)])
     outer = EncodedBatch.encode([inner], timestamp_ms=5)
     batches = [batch(0), batch(3, durable=3), outer.stamp(6, 1, 3), outer.stamp(7, 1, 3)]
@@ -268,7 +272,7 @@ def damage(path: Path, position: int, data: bytes | None = None) -> None:
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_damage_in_the_middle_is_refused(tmp_path: Path, index: int, is_open: bool) -> None:
-    """In the header or the body, of whichever batch but the last."""
+    """Damage in the header or the body of any batch but the last is refused."""
     batches = fill(tmp_path, 4)
     file = file_of(tmp_path)
     begin = file.stat().st_size - sum(one.size for one in batches)
@@ -313,7 +317,9 @@ def test_a_batch_of_a_newer_version_is_refused_and_not_cut(tmp_path: Path) -> No
 
 
 def test_damage_below_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    """Even of the last batch: it was known to be good."""
+    """Damage below a checkpoint is refused, also of the last batch, which the checkpoint proves
+    good.
+    """
     batches = fill(tmp_path, 4)
     mark(tmp_path)
     file = file_of(tmp_path)
@@ -337,7 +343,7 @@ def test_a_sealed_block_is_never_cut(tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    """Of a block that had records, a checkpoint tells; without one the block is empty if open."""
+    """A checkpoint proves that the block had records; without one, an open block is empty."""
     fill(tmp_path, 3)
     mark(tmp_path)
     file_of(tmp_path).unlink()
@@ -469,7 +475,7 @@ def test_every_bit_of_a_checkpoint_counts(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_an_older_copy_is_dropped(tmp_path: Path) -> None:
-    """The file was replaced by a copy with other batches: all of it is read."""
+    """The checkpoint of an older copy is dropped, and all of the file is read."""
     fill(tmp_path, 3)
     mark(tmp_path)
     file = file_of(tmp_path)
@@ -482,7 +488,7 @@ def test_a_checkpoint_of_an_older_copy_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_a_file_of_the_same_shape_is_dropped(tmp_path: Path) -> None:
-    """Same offsets, same sizes, but other batches."""
+    """A checkpoint is dropped if the file has other batches at the same offsets and sizes."""
     fill(tmp_path, 3)
     mark(tmp_path)
     file = file_of(tmp_path)
@@ -494,7 +500,7 @@ def test_a_checkpoint_of_a_file_of_the_same_shape_is_dropped(tmp_path: Path) -> 
 
 
 def test_a_batch_out_of_place_is_not_served(tmp_path: Path) -> None:
-    """Each batch is whole, so only their order tells."""
+    """Whole batches in the wrong order are not served."""
     batches = fill(tmp_path, 3)
     store = FileStore(str(tmp_path))
     assert isinstance(store.recover(BLOCK, 0, True), Recovered)
@@ -541,7 +547,7 @@ def test_an_unknown_version_is_refused(tmp_path: Path, content: bytes, message: 
     with pytest.raises(StoreError, match=message):
         FileStore(str(tmp_path))
     (tmp_path / "FORMAT").write_bytes(b"pymq block store\nversion 1\n")
-    assert ended(tmp_path) == (3, 0)  # and the lock was given back
+    assert ended(tmp_path) == (3, 0)  # and the lock was released
 
 
 def test_a_path_that_is_a_file(tmp_path: Path) -> None:

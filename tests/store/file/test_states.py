@@ -1,4 +1,4 @@
-"""What replicas must not forget: found again after any crash, and never quietly lost."""
+"""Replicas' saved states: found again after any crash, and never lost silently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HISTORY: list[dict[BlockId, bytes | None]] = [
 
 
 def make(path: Path, history: list[dict[BlockId, bytes | None]] = HISTORY) -> Path:
-    """A store in which *history* was saved, turn by turn; returns the file."""
+    """Make a store that saved *history*, turn by turn; returns the file."""
     store = FileStore(str(path))
     for turn in history:
         assert not store.write([SaveState(id, state or b"") for id, state in turn.items()])
@@ -36,7 +36,7 @@ def make(path: Path, history: list[dict[BlockId, bytes | None]] = HISTORY) -> Pa
 
 
 def found(path: Path) -> dict[BlockId, bytes | None]:
-    """What a newly opened store has."""
+    """Return the states of a newly opened store."""
     store = FileStore(str(path))
     states: dict[BlockId, bytes | None] = {}
     for block in (BLOCK, OTHER):
@@ -49,7 +49,7 @@ def found(path: Path) -> dict[BlockId, bytes | None]:
 
 
 def merged(turns: int) -> dict[BlockId, bytes | None]:
-    """What was saved in the first *turns* turns."""
+    """Return the states saved in the first *turns* turns."""
     states: dict[BlockId, bytes | None] = {}
     for turn in HISTORY[:turns]:
         states |= turn
@@ -57,7 +57,7 @@ def merged(turns: int) -> dict[BlockId, bytes | None]:
 
 
 def refused(path: Path) -> CorruptBlock:
-    """Open the store, which must fail and change nothing."""
+    """Open the store, which must fail without a change."""
     before = (path / STATES).read_bytes()
     with pytest.raises(CorruptBlock) as caught:
         FileStore(str(path))
@@ -89,7 +89,7 @@ def test_nothing_saved_makes_no_file(tmp_path: Path) -> None:
 
 
 def test_a_torn_tail_is_cut(tmp_path: Path) -> None:
-    """Nobody was told of it; the next one is written in its place."""
+    """A torn group was never confirmed, and the next group overwrites it."""
     file = make(tmp_path)
     data = file.read_bytes()
     whole = len(data) - len(encode(HISTORY[2]))
@@ -117,7 +117,7 @@ def test_a_missing_sector_tears_the_last_group_only(tmp_path: Path) -> None:
 
 
 def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
-    """Of the last group as well: what was synced once must not be taken for torn."""
+    """A flipped bit is refused, also in the last group: a synced group must not count as torn."""
     file = make(tmp_path)
     data = file.read_bytes()
     starts = [0, len(BEGIN)]
@@ -131,7 +131,7 @@ def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
         assert caught.value.details["position"] == max(at for at in starts if at <= bit // 8)
         if bit % 97 == 0:
             file.write_bytes(flipped)
-            assert "promised to others" in str(refused(tmp_path))
+            assert "votes and terms" in str(refused(tmp_path))
             report = verify(str(tmp_path))
             assert not report.is_ok
             assert [problem.file for problem in report.problems] == [str(file)]
@@ -185,7 +185,7 @@ def files() -> FaultyFiles:
 
 @pytest.fixture
 def store(tmp_path: Path, files: FaultyFiles) -> Iterator[FileStore]:
-    """A store in which BLOCK has a batch and a state."""
+    """Make a store in which BLOCK has a batch and a state."""
     store = FileStore(str(tmp_path), files=files)
     first: list[Write] = [CreateBlock(BLOCK, 0, "t", "p"), Append(BLOCK, [batch(0)], True)]
     assert not store.write([*first, SaveState(BLOCK, b"first")])

@@ -1,4 +1,4 @@
-"""verify() sees everything: each flipped bit, misplaced and missing files, indexes that lie."""
+"""verify() finds each flipped bit, misplaced and missing files, and wrong indexes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEXT = BlockId(BLOCK.topic_id, BLOCK.partition, BLOCK.number + 1)
 
 
 def make(path: Path) -> list[EncodedBatch]:
-    """A sealed block with index and checkpoint, and an open one behind it."""
+    """Make a sealed block with index and checkpoint, and an open one behind it."""
     batches = [batch(3 * i) for i in range(6)]
     store = FileStore(str(path))
     assert not store.write(
@@ -65,7 +65,7 @@ def test_a_good_store(tmp_path: Path) -> None:
 
 
 def test_every_flipped_bit_of_a_sealed_block_is_seen(tmp_path: Path) -> None:
-    """By verify(); and who reads gets an error or the true data, never something else."""
+    """verify() finds each flipped bit; a reader gets an error or the true data."""
     make(tmp_path)
     file = file_of(tmp_path)
     data = file.read_bytes()
@@ -199,7 +199,7 @@ def test_misplaced_missing_and_foreign_files(tmp_path: Path) -> None:
 
 
 def test_an_index_that_lies(tmp_path: Path) -> None:
-    """Valid in itself, but of a file with other batches."""
+    """verify() finds an index that is valid in itself, but of a file with other batches."""
     make(tmp_path / "a")
     fill(tmp_path / "b", 6)
     store = FileStore(str(tmp_path / "b"))
@@ -244,6 +244,6 @@ def test_what_is_no_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", [0, 1, 100, 101])
 def test_a_search_ends_where_a_file_was_made_shorter_meanwhile(left: int) -> None:
-    """Whoever verifies a folder that is in use knows the length that a file has had."""
+    """The search ends at the length that verify() has read, though the file is shorter by now."""
     window = Window(lambda size, position: bytes(left)[position : position + size], 1_000)
     assert resync(window, 0) == 1_000

@@ -55,7 +55,8 @@ from pymq.core.ready import (
 from pymq.core.types import OFFSETS_TOPIC, AckMode, BlockId, TopicPartition
 from pymq.errors import StoreError
 from pymq.testing import Cluster, Violation
-from pymq.testing.checkers.base import Immutable, StoreWatch
+from pymq.testing.checkers.base import StoreWatch
+from pymq.testing.checkers.immutable import Immutable
 from pymq.testing.checkers.ledger import WatchedStore
 from pymq.testing.checkers.rules import RULES
 from pymq.testing.simulation.nodes import BrokerHost, ClientHost
@@ -380,9 +381,11 @@ class Group:
         group = SimpleNamespace(
             name="g",
             generation=1,
-            members={name: SimpleNamespace(topic="t", told=1) for name in ("m1", "m2")},
-            topic=lambda name: SimpleNamespace(reach={"0": (0, 1)}),
-            leases={("t", "0"): self.leases},
+            members={name: SimpleNamespace(topic="t", generation=1) for name in ("m1", "m2")},
+            offsets=SimpleNamespace(
+                topic=lambda name: SimpleNamespace(reach={"0": (0, 1)}),
+                leases={("t", "0"): self.leases},
+            ),
             owners=lambda topic, partition: self.owners,
         )
         broker = SimpleNamespace(_coordinators={0: Coordinator({"g": group})})
@@ -470,8 +473,8 @@ class Coordinator:
     """A coordinator, of which only this is looked at."""
 
     index = 0
-    _offsets = SimpleNamespace(is_loaded=True)
-    _attention = SimpleNamespace(ms=0)
+    offsets = SimpleNamespace(is_loaded=True)
+    clock = SimpleNamespace(ms=0)
 
     def __init__(self, groups: dict[str, Any]) -> None:
         self.groups = groups
@@ -772,7 +775,8 @@ def one_copy_fewer(s: Scene) -> None:
 
 def sent_before_it_is_committed(s: Scene) -> None:
     """A follower gives what it does not know to be committed."""
-    partition = SimpleNamespace(opened=SimpleNamespace(high_watermark=1))
+    opened = SimpleNamespace(offsets=SimpleNamespace(high_watermark=1))
+    partition = SimpleNamespace(opened=opened)
     s.host(0).broker = cast(Any, SimpleNamespace(_partitions={TopicPartition(*NAME): partition}))
     data = b"".join(bytes(one.head) + bytes(one.body) for one in (batch(0, b"a"), batch(1, b"b")))
     s.broker_says(0, Fetched(1, *NAME, 0, 0, 1, data))

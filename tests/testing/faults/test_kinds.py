@@ -250,8 +250,8 @@ def test_a_damaged_disk_is_no_reason_to_damage_another() -> None:
         disks = {name: host.disks for name, host in cluster.brokers.items()}
         nemesis = Nemesis(cluster, Plan(seed=4, brokers=2, faults=steps), cluster.world.now)
         cluster.run(seconds=1)
-        assert nemesis._rotten == {"broker-0": disks["broker-0"]}
+        assert nemesis.redundancy.rotten == {"broker-0": disks["broker-0"]}
         assert cluster.brokers["broker-1"].disks == disks["broker-1"]
         cluster.run(seconds=20)
-        assert nemesis._rotten == {}
+        assert nemesis.redundancy.rotten == {}
         assert cluster.brokers["broker-0"].disks > disks["broker-0"]

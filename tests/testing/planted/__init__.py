@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from tests.testing.planted import control, groups, limits, moves, producers, replication, storage
+from tests.testing.planted import (
+    control,
+    delays,
+    groups,
+    limits,
+    moves,
+    producers,
+    replication,
+    storage,
+)
 from tests.testing.planted.bug import BUGS, HUNTS, Bug, Hunt, Kill, hunt, planted
 
 AREAS = (  # each describes some of BUGS
     control,
+    delays,
     groups,
     limits,
     moves,

@@ -91,7 +91,7 @@ class Bug:
     what: str  # goes wrong, in one line
     source: str  # who has made it before, or what warns of it
     hunts: tuple[str, ...]  # where it is looked for, the most promising one first
-    is_slow: bool = False  # it takes more seeds than there are in a quick run
+    is_slow: bool = False  # a quick run has too few seeds for it, or its test takes long
     test: str = ""  # an ordinary test that finds it, where no run does
     patches: list[tuple[Any, str, Any]] = Factory(list)  # where, which name, what takes its place
 

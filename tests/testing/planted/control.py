@@ -12,6 +12,7 @@ from pymq.broker.hosting.removals import Removals
 from pymq.broker.hosting.request_fence import RequestFence
 from pymq.controller.election import Election
 from pymq.controller.operations.broker_registry import BrokerRegistry
+from pymq.controller.operations.roll_state import RollState
 from pymq.controller.operations.rolls import Rolls
 from pymq.controller.operations.topics import Topics
 from pymq.controller.state.image import Draft, TopicImage
@@ -23,7 +24,7 @@ from pymq.controller.transitions import (
     request_plans,
     takeover,
 )
-from pymq.core.block.sealing import Sealing
+from pymq.core.block.sealing import Sealing, SealState
 from pymq.core.message import Produced, Stopped, StopReplica
 from pymq.core.metadata.coordination import Conflicted, SessionExpired, Uncertain
 from pymq.core.partition.local_blocks import LocalBlocks
@@ -49,9 +50,8 @@ bug(
 
 
 @plant("expiry-ignored", Election, "decided")
-def decide_without_expiry(decided: Any, self: Election, event: Any, now: int) -> None:
-    if not isinstance(event, SessionExpired):
-        decided(self, event, now)
+def decide_without_expiry(decided: Any, self: Election, event: Any, now: int) -> Any:
+    return None if isinstance(event, SessionExpired) else decided(self, event, now)
 
 
 @plant("expiry-ignored", Transactions, "begin")
@@ -89,12 +89,11 @@ bug(
 
 
 @plant("race-lost-unseen", Election, "_claimed")
-def claimed_anyway(claimed: Any, self: Election, event: Any, now: int) -> None:
+def claimed_anyway(claimed: Any, self: Election, event: Any) -> Any:
     if isinstance(event, Conflicted) and self._draft is not None:
         self._draft.adopt([0] * len(self._draft.ops))
-        self._win(self._draft.image, now)
-    else:
-        claimed(self, event, now)
+        return self._win(self._draft.image)
+    return claimed(self, event)
 
 
 bug(
@@ -233,15 +232,15 @@ def never_fenced(is_fenced: Any, self: Sealing) -> bool:
 @plant("sealed-unfenced", OpenBlock, "acting")
 def acts_though_fenced(acting: Any, self: OpenBlock) -> Any:
     # It looks at what the property says by itself, because it is asked all the time.
-    if self.log is None or self.log.is_recovering or self._is_broken:
+    if self.log is None or self.log.is_recovering or not self.is_running:
         return None
     return self.replicator
 
 
 @plant("sealed-unfenced", Sealing, "must_write")
 def must_write_fenced(must: Any, self: Sealing, log: Any, replicator: Any) -> Any:
-    if self.request is not None and self.answer is None and self.fenced is not None:
-        return not log.has_unwritten
+    if self.state is SealState.DRAINING and self.fenced is not None:
+        return not log.unwritten
     return must(self, log, replicator)
 
 
@@ -256,7 +255,7 @@ bug(
 
 @plant("sealed-uncommitted", Sealing, "must_write")
 def must_write_at_once(must: Any, self: Sealing, log: Any, replicator: Any) -> Any:
-    return self.request is not None and self.answer is None and not log.has_unwritten
+    return self.state is SealState.DRAINING and not log.unwritten
 
 
 bug(
@@ -295,7 +294,7 @@ def any_is_enough(is_enough: Any, block: Any, brokers: Any) -> bool:
 @plant("unclean-takeover", Rolls, "_decide")
 def decide_at_once(decide: Any, self: Rolls, roll: Any, now: int) -> None:
     answers = [m for m in roll.answers.values() if m.error is None]
-    if roll.is_takeover and not roll.is_committing and answers:
+    if roll.is_takeover and roll.state is RollState.SEALING and answers:
         self._commit(roll, answers[0], (answers[0].broker,), now)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.client.group.group_member import GroupConsumer
-from pymq.client.group.lease_pace import LeasePace
-from pymq.client.group.lease_requests import LeaseRequests
-from pymq.client.producer.producer import ProducerTopic
+from pymq.client.group.lease_requests import LeasePace, LeaseRequests
+from pymq.client.group.undelivered_records import UndeliveredRecords
+from pymq.client.producer.producer_topic import ProducerTopic
+from pymq.client.redrive.journal import Entry, Journal
+from pymq.client.redrive.redrive import Redrive
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.offset_ranges import EVERYTHING
+from pymq.core.batch.record import Record
 from pymq.core.group import leases
-from pymq.core.group.coordinator import GroupCoordinator
+from pymq.core.group.consumer_group import ConsumerGroup
+from pymq.core.group.group_offsets import GroupOffsets
 from pymq.core.group.leases import Leases
-from pymq.core.group.membership import ConsumerGroup
+from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import OffsetLog
 from pymq.core.types import NEVER
 from tests.testing.planted.bug import bug, plant
@@ -109,11 +112,11 @@ bug(
 
 @plant("oldest-offset-loaded", OffsetLog, "_replay")
 def replay_first(replay: Any, self: OffsetLog, batch: Any) -> None:
-    known = {name: dict(group.leases) for name, group in self._groups.items()}
+    known = {name: dict(group.offsets.leases) for name, group in self._groups.items()}
     replay(self, batch)
     for name, found in known.items():
         if name in self._groups:
-            self._groups[name].leases.update(found)
+            self._groups[name].offsets.leases.update(found)
 
 
 bug(
@@ -244,9 +247,9 @@ bug(
 )
 
 
-@plant("members-never-gone", GroupCoordinator, "_remove")
+@plant("members-never-gone", MembershipManager, "remove")
 def remove_nobody(
-    remove: Any, self: GroupCoordinator, group: ConsumerGroup, member: Any, now: int
+    remove: Any, self: MembershipManager, group: ConsumerGroup, member: Any, now: int
 ) -> None:
     member.gone_at = 1 << 62
 
@@ -261,8 +264,44 @@ bug(
 
 
 @plant("nack-acknowledges", Leases, "reject")
-def reject_as_done(reject: Any, self: Leases, member: str, ranges: Any, due: int) -> None:
+def reject_as_done(
+    reject: Any, self: Leases, member: str, ranges: Any, due: int, error: str = ""
+) -> None:
     self.acknowledge(member, ranges)
+
+
+bug(
+    "error-of-a-neighbour",
+    AREA,
+    "the error of one returned record is delivered with those that were leased with it, too",
+    "own",
+    test="tests/client/test_retries.py::test_a_redelivered_record_carries_its_last_error",
+)
+
+
+@plant("error-of-a-neighbour", Leases, "reject")
+def reject_with_neighbours(
+    reject: Any, self: Leases, member: str, ranges: Any, due: int, error: str = ""
+) -> None:
+    for start, end in ranges:
+        for span in self._spans:
+            if span.start < end and start < span.end:
+                span.error = error
+    reject(self, member, ranges, due, error)
+
+
+bug(
+    "errors-forgotten",
+    AREA,
+    "the next coordinator does not know why records were returned",
+    "own",
+    test="tests/core/group/test_coordinator.py::test_errors_are_known_to_the_next_coordinator",
+)
+
+
+@plant("errors-forgotten", Leases, "errors")
+def errors_of_nothing(errors: Any, self: Leases) -> Any:
+    return ()
 
 
 bug(
@@ -274,9 +313,9 @@ bug(
 )
 
 
-@plant("member-of-another", GroupCoordinator, "_check_owner")
+@plant("member-of-another", MembershipManager, "_check_owner")
 def own_all(
-    check: Any, self: GroupCoordinator, group: ConsumerGroup, member: Any, source: str
+    check: Any, self: MembershipManager, group: ConsumerGroup, member: Any, source: str
 ) -> None:
     return None
 
@@ -290,8 +329,8 @@ bug(
 )
 
 
-@plant("keys-lent", ConsumerGroup, "_loose")
-def all_is_loose(loose: Any, self: ConsumerGroup, topic: str, leases: Leases) -> Any:
+@plant("keys-lent", GroupOffsets, "loose")
+def all_is_loose(loose: Any, self: GroupOffsets, topic: str, leases: Leases) -> Any:
     return EVERYTHING
 
 
@@ -330,6 +369,7 @@ bug(
     "KIP-932: the broker knows, but here the coordinator is told",
     test="tests/client/test_idle_workers.py::"
     "test_what_comes_while_its_consumer_is_at_work_goes_to_another",
+    is_slow=True,
 )
 
 
@@ -357,7 +397,8 @@ bug(
     AREA,
     "a worker leases as many records as it asks for, however slow it is",
     "prefetch in Celery: worker_prefetch_multiplier of tasks that take long",
-    test="tests/client/test_cluster_idle_workers.py",
+    test="tests/client/test_cluster_idle_workers.py::"
+    "test_a_burst_takes_little_longer_than_a_perfect_division",
 )
 
 
@@ -371,7 +412,8 @@ bug(
     AREA,
     "records without a key go to one partition as long as no batch is full",
     "Kafka KIP-480: the sticky partition changes with each batch",
-    test="tests/client/test_cluster_idle_workers.py",
+    test="tests/client/test_cluster_idle_workers.py::"
+    "test_records_that_come_one_by_one_go_to_one_partition_after_the_other",
 )
 
 
@@ -386,13 +428,14 @@ bug(
     AREA,
     "a member that is at work keeps what comes beyond what it has asked for",
     "RabbitMQ: what is prefetched for a slow consumer waits for it",
-    test="tests/client/test_cluster_idle_workers.py",
+    test="tests/client/test_cluster_idle_workers.py::"
+    "test_what_comes_for_a_worker_beyond_its_task_is_soon_another_s",
 )
 
 
-@plant("surplus-stays", GroupConsumer, "_return_surplus")
-def keep_surplus(step: Any, self: GroupConsumer) -> None:
-    self._return_at = NEVER
+@plant("surplus-stays", UndeliveredRecords, "return_surplus")
+def keep_surplus(step: Any, self: UndeliveredRecords, *, is_stuck: bool) -> None:
+    self.return_at = NEVER
 
 
 bug(
@@ -400,10 +443,50 @@ bug(
     AREA,
     "the first member that asks gets all that there is, while others wait for some",
     "Celery: worker_prefetch_multiplier; one worker holds tasks that others are free for",
-    test="tests/client/test_cluster_idle_workers.py",
+    test="tests/client/test_cluster_idle_workers.py::"
+    "test_a_few_long_tasks_are_divided_among_those_that_wait",
 )
 
 
 @plant("first-takes-all", ConsumerGroup, "_share")
 def share_nothing(share: Any, self: ConsumerGroup, member: Any, leases: Any, *rest: Any) -> Any:
     return rest[1]
+
+
+bug(
+    "redriven-again",
+    AREA,
+    "a redrive sends the letters of a round again that a crash has cut off",
+    "own",
+    test="tests/client/redrive/test_redrive.py::"
+    "test_each_letter_goes_back_once_wherever_the_process_dies",
+)
+
+
+@plant("redriven-again", Redrive, "_finish")
+def forget_the_round(
+    finish: Any, self: Redrive, partition: str, entry: Entry, letters: dict[int, Record]
+) -> int:
+    if letters:
+        return int(finish(self, partition, entry, letters))
+    entry.round = None
+    return 0
+
+
+bug(
+    "redrives-side-by-side",
+    AREA,
+    "a redrive takes its journal back from another one, and goes on with what it knew before",
+    "own",
+    test="tests/client/redrive/test_redrive.py::test_the_second_redrive_takes_over_from_the_first",
+)
+
+
+@plant("redrives-side-by-side", Journal, "_append")
+def take_the_journal_back(append: Any, self: Journal, key: bytes, item: bytes) -> bool:
+    if append(self, key, item):
+        return True
+    known = self.entries
+    self.claim()
+    self.entries = known
+    return bool(append(self, key, item))

@@ -8,21 +8,24 @@ from typing import Any
 from pymq.broker.batch_copies import BatchCopies
 from pymq.controller.lookup import Lookup
 from pymq.controller.operations.broker_updates import BrokerUpdates, Mailbox
-from pymq.controller.operations.roll_candidates import Candidates
+from pymq.controller.state.broker_liveness import BrokerLiveness
+from pymq.controller.state.commit_queues import OpenRequests
 from pymq.controller.state.hosting_index import Hosting
+from pymq.controller.state.roll_candidates import Candidates
 from pymq.controller.state.transactions import Transactions
+from pymq.controller.transitions.partition_sweep import Sweep
 from pymq.core.block.log import BlockLog
 from pymq.core.group.group_limits import GroupLimits
 from pymq.core.message import Fetch
-from pymq.core.partition.fetch_limits import Boundless, Fetches
-from pymq.core.partition.pending_fetches import WaitingRoom
+from pymq.core.pending.fetch_limits import Boundless, Fetches
+from pymq.core.pending.pending_fetches import WaitingRoom
 from pymq.transport.zeromq.connections import Connections
 from pymq.transport.zeromq.in_flight import InFlight
 from pymq.web.login_throttle import LoginThrottle
 from tests.testing.planted.bug import bug, plant
 
 AREA = "limits"
-FETCHES = "tests/core/partition/test_fetch_limits.py::"
+FETCHES = "tests/core/pending/test_fetch_limits.py::"
 
 bug(
     "fetch-reads-what-is-asked",
@@ -52,11 +55,11 @@ def grant_first_come(
     grant: Any, self: Fetches, account: str, connection: str, m: Fetch, now: int
 ) -> int:
     most = min(m.max_bytes, self.limits.answer_bytes)
-    if self._loads is None:
-        self._loads = self._outbox.loads()
-    if most > self.limits.node_bytes - self._loads.node:
+    if self.loads is None:
+        self.loads = self._outbox.loads()
+    if most > self.limits.node_bytes - self.loads.node:
         return 0
-    self._loads.add(account, connection, most)
+    self.loads.add(account, connection, most)
     return most
 
 
@@ -81,6 +84,7 @@ bug(
     "any pool",
     test="tests/transport/zeromq/test_transport.py::"
     "test_what_a_client_has_not_taken_is_counted_until_it_has_left",
+    is_slow=True,
 )
 
 
@@ -187,6 +191,7 @@ bug(
     "own, before decision 127; slowloris",
     test="tests/transport/zeromq/test_connections.py::"
     "test_of_silent_connections_the_oldest_go_when_there_are_too_many",
+    is_slow=True,
 )
 
 
@@ -408,6 +413,54 @@ def changed_never(changed: Any, self: Hosting, broker: str, since: int) -> tuple
     return ()
 
 
+SWEEP = "tests/controller/transitions/test_partition_sweep.py::"
+
+bug(
+    "sweep-never-ends",
+    AREA,
+    "where as many partitions change between two slices as one looks at, a broker never registers",
+    "own, before seeds 903973 and 904089",
+    test=SWEEP + "test_a_sweep_ends_though_everything_changes_between_two_slices",
+)
+
+
+@plant("sweep-never-ends", Sweep, "plan")
+def plan_no_more(plan: Any, self: Sweep, draft: Any, change: Any) -> Any:
+    self._done.left = 0
+    return plan(self, draft, change)
+
+
+bug(
+    "sweep-notes-each-change",
+    AREA,
+    "what changes while a sweep goes on is left to do as often as it has changed",
+    "own, before seeds 903973 and 904089",
+    test=SWEEP + "test_what_changes_again_and_again_is_left_to_do_once",
+)
+
+
+@plant("sweep-notes-each-change", Sweep, "_left")
+def left_twice(left: Any, self: Sweep, hosting: Hosting) -> Any:
+    done = self._done
+    late = hosting.changed(self._broker, self._sequence) if hosting is done.hosting else None
+    return ((*done.names[done.at :], *late), 0) if late else left(self, hosting)
+
+
+bug(
+    "departure-of-an-earlier-life",
+    AREA,
+    "a broker that has started anew is taken out of the in-sync sets, as it had asked before",
+    "own, before seed 903973",
+    test="tests/controller/operations/test_departures.py::"
+    "test_a_departure_ends_when_its_broker_has_started_anew",
+)
+
+
+@plant("departure-of-an-earlier-life", BrokerLiveness, "is_leaving")
+def leaving_for_ever(leaving: Any, self: BrokerLiveness, broker: str, incarnation: int) -> bool:
+    return True
+
+
 bug(
     "long-requests-are-given-up",
     AREA,
@@ -418,8 +471,8 @@ bug(
 )
 
 
-@plant("long-requests-are-given-up", Transactions, "is_begun")
-def begun_never(is_begun: Any, self: Transactions, source: str, request: int) -> bool:
+@plant("long-requests-are-given-up", OpenRequests, "is_begun")
+def begun_never(is_begun: Any, self: OpenRequests, source: str, request: int) -> bool:
     return False
 
 

@@ -153,7 +153,7 @@ bug(
     AREA,
     "batches whose write has failed are taken for written",
     "the producer table must be part of the log (P7)",
-    test="tests/core/test_producer_table.py",
+    test="tests/core/test_producer_table.py::test_what_could_not_be_written_is_no_repeat",
 )
 
 

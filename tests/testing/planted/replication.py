@@ -10,20 +10,22 @@ from pymq.client.fetching.partition_route import PartitionRoute
 from pymq.client.router import Router
 from pymq.controller.transitions import blocks, broker_restarts, report_transitions
 from pymq.coord import paths
+from pymq.core.block.block_offsets import BlockOffsets
+from pymq.core.block.leader_epochs import LeaderEpochs
 from pymq.core.block.log import BlockLog
 from pymq.core.message import RaftVote
 from pymq.core.partition.fetch import FetchHandler
 from pymq.core.partition.open_block import OpenBlock
 from pymq.core.partition.partition import Partition
-from pymq.core.partition.pending_produces import PendingProduces
 from pymq.core.partition.produce import ProduceHandler
+from pymq.core.pending.pending_produces import PendingProduces
 from pymq.core.ready import Ready, SaveState
 from pymq.core.repair.block_repair import BlockRepair
 from pymq.core.repair.partition_repairs import PartitionRepairs
 from pymq.core.types import NEVER, TopicPartition
 from pymq.errors import NotLeader, OffsetOutOfRange, PymqError
 from pymq.replication.fetch import FetchReplicator, Follower
-from pymq.replication.raft.leadership import Leadership
+from pymq.replication.raft.commit_index import CommitIndex
 from pymq.replication.raft.log_copy import LogCopy
 from pymq.replication.raft.raft import Raft
 from tests.testing.planted.bug import bug, plant
@@ -59,8 +61,8 @@ bug(
 )
 
 
-@plant("follower-shows-uncommitted", OpenBlock, "readable_end")
-def show_the_end(readable_end: Any, self: OpenBlock) -> int:
+@plant("follower-shows-uncommitted", BlockOffsets, "readable_end")
+def show_the_end(readable_end: Any, self: BlockOffsets) -> int:
     log = self.log
     return readable_end(self) if log is None else log.stable_end
 
@@ -108,7 +110,7 @@ bug(
 
 @plant("laggard-is-believed", FetchHandler, "_fetch_of_follower")
 def refuse_what_is_missing(fetch: Any, self: FetchHandler, source: str, m: Any, now: int) -> None:
-    if m.offset > self._partition.opened.readable_end:
+    if m.offset > self._partition.opened.offsets.readable_end:
         answer = self._answer(m, m.offset, self._out_of_range(m))
         self._host.reply(source, answer, now)
     else:
@@ -135,7 +137,7 @@ bug(
 
 @plant("transfer-unsaved", Raft, "flush")
 def flush_unsaved(flush: Any, self: Raft, ready: Ready, now: int) -> None:
-    is_asked = any(isinstance(m, RaftVote) and m.transfer for _, m in self._after)
+    is_asked = any(isinstance(m, RaftVote) and m.transfer for _, m in self.state.held)
     before = len(ready.write)
     flush(self, ready, now)
     if is_asked:
@@ -206,7 +208,7 @@ def answer_when_sent(
 ) -> None:
     wait(self, end, source, m, answer)
     for waiting, found in self._answers.due(NEVER, NEVER):
-        self._host.reply(waiting, found, 0)
+        self._leave(waiting, found, 0)
 
 
 bug(
@@ -218,8 +220,8 @@ bug(
 )
 
 
-@plant("counts-what-was-sent", Leadership, "_counted")
-def count_what_was_sent(counted: Any, self: Leadership, name: str) -> int:
+@plant("counts-what-was-sent", CommitIndex, "_counted")
+def count_what_was_sent(counted: Any, self: CommitIndex, name: str) -> int:
     return self._log.end
 
 
@@ -273,6 +275,7 @@ bug(
     "a leader counts only on the set that it knows of, not on the one it has asked for",
     "KIP-497: the maximal ISR",
     "fetch-network fetch-crash",
+    is_slow=True,
 )
 
 
@@ -415,9 +418,9 @@ bug(
 )
 
 
-@plant("copies-not-compared", BlockLog, "agreed")
-def agree_always(agreed: Any, self: BlockLog, epochs: Any, end: int) -> int:
-    return min(self.end, end)
+@plant("copies-not-compared", LeaderEpochs, "agreed")
+def agree_always(agreed: Any, self: LeaderEpochs, end: int, other: Any, other_end: int) -> int:
+    return min(end, other_end)
 
 
 bug(
@@ -462,7 +465,7 @@ bug(
 @plant("start-over-forgets", OpenBlock, "start_over")
 def start_over_from_nothing(over: Any, self: OpenBlock, now: int) -> None:
     over(self, now)
-    self.visible = 0
+    self.offsets.visible = 0
 
 
 bug(
@@ -494,6 +497,6 @@ bug(
 )
 
 
-@plant("end-told-early", OpenBlock, "knows_end")
-def know_at_once(knows_end: Any, self: OpenBlock) -> bool:
+@plant("end-told-early", BlockOffsets, "knows_end")
+def know_at_once(knows_end: Any, self: BlockOffsets) -> bool:
     return True

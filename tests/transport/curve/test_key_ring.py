@@ -1,4 +1,4 @@
-"""Connections with CurveZMQ: who is who, who is let in, and until when."""
+"""Connections with CurveZMQ: identity, admission and revocation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAIT_S = 20.0
 
 
 class Seen:
-    """A gate that lets everybody in and notes who came, and who did not get so far."""
+    """A gate that admits every client and records the admitted and the failed ones."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, str, Message]] = []
@@ -72,7 +72,7 @@ def client(
 
 
 def turn(*transports: ZmqTransport, until: Callable[[], object]) -> list[Arrival]:
-    """Turn transports until something is so; all that has arrived meanwhile."""
+    """Turn transports until a condition is true; returns the messages that arrived."""
     arrivals: list[Arrival] = []
     deadline = time.monotonic() + WAIT_S
     while not until():
@@ -89,7 +89,7 @@ def say(transport: ZmqTransport, number: int = 1) -> None:
 
 
 def until_heard(transport: ZmqTransport, to: ZmqTransport, seen: Seen) -> None:
-    """Say something over and over until it arrives."""
+    """Send a message repeatedly until it arrives."""
     before = len(seen.messages)
 
     def is_heard() -> bool:
@@ -101,7 +101,7 @@ def until_heard(transport: ZmqTransport, to: ZmqTransport, seen: Seen) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_contract(tmp_path: Path) -> None:
-    """What a transport promises it promises with keys, too."""
+    """A transport with keys keeps the contract, too."""
     made = 0
 
     def make(node: str) -> ZmqTransport:
@@ -111,7 +111,7 @@ def test_the_contract(tmp_path: Path) -> None:
         if not (folder / f"{node}.pub").exists():
             make_keys(folder, node)
         for each in rings:
-            each._looked_at = 0.0  # Nobody waits a second for a name to be known.
+            each._looked_at = 0.0  # New names are read at once, without the wait of a second.
         rings.append(KeyRing(folder, node))
         return ZmqTransport(node, listen="tcp://127.0.0.1:0", keys=rings[-1])
 
@@ -125,7 +125,7 @@ def test_the_principal_of_a_message_is_whose_key_the_connection_has(tmp_path: Pa
     with server(tmp_path, seen) as there, client(tmp_path, "alice", there) as alice:
         until_heard(alice, there, seen)
         assert set(seen.messages) == {("alice", "client-1", Produced(1))}
-        # What comes back comes from whom was expected.
+        # The answer comes from the expected node.
         there.send("client-1", "server", Produced(2))
         there.flush()
         arrivals: list[Arrival] = []
@@ -137,7 +137,7 @@ def test_the_principal_of_a_message_is_whose_key_the_connection_has(tmp_path: Pa
 
 
 def test_a_key_that_is_not_known_is_refused_and_let_in_once_it_is(tmp_path: Path) -> None:
-    """Adding a principal needs no restart, not even of the one who was refused."""
+    """Adding a principal needs no restart, not even of the refused client."""
     pairs = make_keys(tmp_path / "server", "server")
     make_keys(tmp_path / "client", "alice")
     public = Public("server", pairs["server"].public)
@@ -158,7 +158,7 @@ def test_a_key_that_is_not_known_is_refused_and_let_in_once_it_is(tmp_path: Path
 
 
 def test_a_revoked_key_is_not_heard_any_more_and_is_told_nothing(tmp_path: Path) -> None:
-    """Also on a connection that stands: it is asked of each packet whose it is."""
+    """A revoked key is refused, also on an open connection: the key of each packet is checked."""
     make_keys(tmp_path, "server", "alice", "bob")
     seen = Seen()
     with (
@@ -173,7 +173,7 @@ def test_a_revoked_key_is_not_heard_any_more_and_is_told_nothing(tmp_path: Path)
         turn(there, until=lambda: "client-1" not in there._peers.by_name)
         assert time.monotonic() - began < 5
         dropped, heard = there.dropped, len(seen.messages)
-        there.send("client-1", "server", Produced(2))  # It is not to be found any more.
+        there.send("client-1", "server", Produced(2))  # The client cannot be reached any more.
         there.flush()
 
         def is_dropped() -> bool:
@@ -185,13 +185,15 @@ def test_a_revoked_key_is_not_heard_any_more_and_is_told_nothing(tmp_path: Path)
         assert len(seen.messages) == heard
         assert {principal for principal, _ in seen.refused} == {""}
         until_heard(bob, there, seen)
-        # Who had it connects anew: no.
+        # A new connection with the key is refused.
         with client(tmp_path, "bob", there, "client-3") as again:
             until_heard(again, there, seen)
 
 
 def test_keys_that_are_gone_for_a_moment_do_no_lasting_harm(tmp_path: Path) -> None:
-    """Whoever copies a folder may take a file away before he puts the new one there."""
+    """A key file that is missing for a moment, as while a folder is copied, does no
+    lasting harm.
+    """
     make_keys(tmp_path, "server", "alice")
     seen = Seen()
     with server(tmp_path, seen) as there, client(tmp_path, "alice", there) as alice:
@@ -250,7 +252,7 @@ def test_a_server_without_keys_is_told_nothing(tmp_path: Path) -> None:
 
 
 def test_nobody_goes_by_the_name_of_another(tmp_path: Path) -> None:
-    """What is for a broker would be sent to whoever says that he is one."""
+    """A client cannot use a broker's name, under which it would get the broker's messages."""
     make_keys(tmp_path, "server", "alice", nodes=("broker-0", "zkserver"))
     for node in ("broker-0", "broker-1", "tcp://127.0.0.1:7878", "zkserver", "bob"):
         seen = Seen()
@@ -273,7 +275,7 @@ def test_nobody_goes_by_the_name_of_another(tmp_path: Path) -> None:
 def test_a_client_is_given_no_more_room_for_calling_itself_by_its_own_name(
     principal: str, most: int, tmp_path: Path
 ) -> None:
-    """Who has a client's key had a node take headers of 16 MiB, which are 1 GiB in memory."""
+    """A client's headers are limited under any name: 16 MiB would be 1 GiB in memory."""
     make_keys(tmp_path, "server", "alice", nodes=("broker-0",))
     seen = Seen()
     with (
@@ -319,8 +321,8 @@ def test_an_address_has_so_many_connections_and_then_waits_for_one_to_end(tmp_pa
                 say(third)
                 turn(third, there, until=lambda: seen.refused)
                 assert seen.refused[0] == ("alice", "127.0.0.1")
-                until_heard(first, there, seen)  # Those who are in stay in.
-        # The first has gone, and the third with it.
+                until_heard(first, there, seen)  # Admitted clients stay.
+        # The first client has gone, and the third with it.
         with client(tmp_path, "alice", there, "client-4") as fourth:
             until_heard(fourth, there, seen)
             until_heard(second, there, seen)
@@ -344,7 +346,7 @@ def test_whose_a_descriptor_is(family: int, tmp_path: Path) -> None:
 def test_a_node_that_lets_in_anybody_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of these is how CURVE is set up fail-open; the node finds it out by itself."""
+    """A node refuses to start with each CURVE setup that fails open."""
     make_keys(tmp_path, "server")
 
     def anybody(self: Any, key: str) -> str:
@@ -352,7 +354,7 @@ def test_a_node_that_lets_in_anybody_does_not_start(
 
     with monkeypatch.context() as patch:
         patch.setattr(zap.Authenticator, "_principal", anybody)
-        with pytest.raises(ConfigError, match="was let in at tcp://127"):
+        with pytest.raises(ConfigError, match="was accepted at tcp://127"):
             ZmqTransport("server", listen="tcp://127.0.0.1:0", keys=KeyRing(tmp_path, "server"))
     with monkeypatch.context() as patch:
         patch.setattr("pymq.transport.zeromq.listener.secure_server", lambda socket, keys: None)
@@ -374,7 +376,7 @@ def test_a_node_that_lets_in_anybody_does_not_start(
 def test_only_keys_for_our_own_sockets_are_let_in(
     domain: bytes, mechanism: bytes, whose: str | None, status: bytes, tmp_path: Path
 ) -> None:
-    """A handler of ZAP is asked for all sockets of its context, whatever they speak."""
+    """The ZAP handler admits keys for the node's own sockets only, though it gets all requests."""
     keys = {**make_keys(tmp_path, "alice"), "nobody": make_pair("nobody")}
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -393,7 +395,7 @@ def test_only_keys_for_our_own_sockets_are_let_in(
 
 
 def test_without_a_handler_nobody_is_let_in(tmp_path: Path) -> None:
-    """By itself libzmq then lets in everybody who has any key."""
+    """Without one, libzmq admits every client with any key."""
     alice = make_keys(tmp_path, "alice")["alice"]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -488,9 +490,10 @@ def test_a_file_that_is_damaged_later_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_keys_that_could_not_be_read_once_are_read_again(tmp_path: Path) -> None:
-    """A revocation that was half written, or met no free descriptor, did not count until the next.
+    """A revocation counts as soon as it can be read, after a half write or without a free
+    descriptor.
 
-    What tells that a folder has changed may be the same once the file is whole.
+    The folder's times may be the same once the file is complete.
     """
     pairs = make_keys(tmp_path, "alice", "bob")
     keys = KeyRing(tmp_path, "alice")
@@ -520,7 +523,7 @@ def test_nothing_that_a_key_file_holds_ends_a_node(tmp_path: Path, nonsense: str
 
 
 def test_half_of_another_pair_is_no_pair(tmp_path: Path) -> None:
-    """Nobody would talk with a node that has it, and nobody could say why."""
+    """A half of another key pair is refused: a node with it could talk to no other."""
     make_keys(tmp_path, "alice")
     path = tmp_path / "alice.secret"
     other = make_pair("alice")
@@ -538,7 +541,7 @@ def test_a_secret_that_is_damaged_is_not_shown(tmp_path: Path, ending: str) -> N
     with pytest.raises(ConfigError, match=r"is no key file$") as found:
         KeyRing(tmp_path)
     assert secret not in repr(found.value) + str(found.value.__cause__)
-    assert found.value.__suppress_context__  # what the parser has said, which quotes the line
+    assert found.value.__suppress_context__  # the parser's error, which quotes the line
 
 
 def test_what_is_wrong_with_keys_is_complained_of_once(
@@ -557,7 +560,7 @@ def test_what_is_wrong_with_keys_is_complained_of_once(
 
 
 def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
-    """200 connections that hold a descriptor each, for as long as a handshake may take."""
+    """Silent connections are closed, since 200 of them hold a descriptor each."""
     import socket
 
     make_keys(tmp_path, "server", "alice")
@@ -571,9 +574,9 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
         before = open_files()
         silent = [socket.create_connection((host, int(port))) for _ in range(200)]
         try:
-            turn(there, until=lambda: open_files() >= before + 390)  # both ends are here
+            turn(there, until=lambda: open_files() >= before + 390)  # both ends are in this process
             with client(tmp_path, "alice", there) as alice:
-                until_heard(alice, there, seen)  # Nobody else waits for them.
+                until_heard(alice, there, seen)  # No other client waits for them.
                 turn(there, until=lambda: open_files() < before + 220)
         finally:
             for each in silent:
@@ -581,7 +584,7 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
 
 
 def test_a_stranger_cannot_send_parts_without_end(tmp_path: Path) -> None:
-    """libzmq bounds a frame and not the number of them: so nobody gets that far without a key."""
+    """Parts without end need a proved key, since libzmq bounds a frame and not their number."""
     make_keys(tmp_path, "server")
     seen = Seen()
     with server(tmp_path, seen) as there, client(None, None, there) as plain:

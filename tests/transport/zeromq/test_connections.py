@@ -1,4 +1,4 @@
-"""How many connections an address has, whatever libzmq tells of them."""
+"""The number of connections of an address, independent of libzmq's events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 20.0
 
 
 class Node:
-    """A ROUTER without keys, and who has connected to it."""
+    """A ROUTER without keys, and its connected peers."""
 
     def __init__(self, limit: int = 20_000) -> None:
         self.now = 0.0
@@ -39,7 +39,7 @@ class Node:
         return frames[-1].bytes
 
     def until(self, count: int) -> None:
-        """Wait until there are so many connections from here."""
+        """Wait until there are so many connections from this address."""
         deadline = time.monotonic() + WAIT_S
         while self.connections.count(HERE) != count:
             assert time.monotonic() < deadline, self.connections.count(HERE)
@@ -75,7 +75,7 @@ def test_each_counts_as_long_as_it_is_there(node: Node, stack: ExitStack) -> Non
 
 
 def test_whoever_takes_anothers_place_counts_as_well(node: Node, stack: ExitStack) -> None:
-    """The other one has its descriptor until it ends, and none must be had for nothing."""
+    """A replaced connection keeps its descriptor until it ends, so it still counts."""
     for number in range(4):
         peer = stack.enter_context(socket.socket())
         shake_hands(peer, node.bound, b"client-1/0123456789abcdef")
@@ -86,7 +86,7 @@ def test_whoever_takes_anothers_place_counts_as_well(node: Node, stack: ExitStac
 
 
 def test_a_descriptor_is_one_connections(node: Node, stack: ExitStack) -> None:
-    """Should it be told of twice, for the end of the one before was not told."""
+    """A descriptor counts once, though libzmq may report it again without an end in between."""
     peer = stack.enter_context(socket.create_connection((HERE, int(node.bound.split(":")[2]))))
     for _ in range(3):
         node.connections.heard(zmq.EVENT_ACCEPTED, peer.fileno())
@@ -98,7 +98,7 @@ def test_a_descriptor_is_one_connections(node: Node, stack: ExitStack) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
 def test_a_descriptor_that_is_a_files_by_now_is_let_go_of(tmp_path: Path) -> None:
-    """Each such connection, which had gone before it was looked up, cost a descriptor for ever."""
+    """A connection that was closed before its lookup costs no descriptor."""
     with (tmp_path / "block").open("wb") as file:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(10):
@@ -107,7 +107,9 @@ def test_a_descriptor_that_is_a_files_by_now_is_let_go_of(tmp_path: Path) -> Non
 
 
 def test_of_silent_connections_the_oldest_go_when_there_are_too_many(stack: ExitStack) -> None:
-    """So descriptors are left for files, and who means to say something has the time to."""
+    """Closing the oldest silent ones keeps descriptors for files, and leaves new clients
+    some time.
+    """
     node = Node(limit=FILES + LEAST)
     stack.callback(node.close)
     good = stack.enter_context(socket.socket())
@@ -133,7 +135,7 @@ def test_of_silent_connections_the_oldest_go_when_there_are_too_many(stack: Exit
 
 
 def test_who_has_shaken_hands_and_says_nothing_stays_where_there_is_room(stack: ExitStack) -> None:
-    """Consumers that have nothing to ask for connect again by themselves when a node restarts."""
+    """A silent connection with a proved key stays, since it may be an idle consumer's."""
     node = Node(limit=FILES + LEAST)
     stack.callback(node.close)
     for number in range(LEAST // 2):
@@ -149,7 +151,7 @@ def test_who_has_shaken_hands_and_says_nothing_stays_where_there_is_room(stack: 
 
 
 def test_one_connection_too_many_costs_only_the_oldest_new_one(stack: ExitStack) -> None:
-    """Else those that connect at a full node would all be cut, again and again."""
+    """At a full node only the oldest new connection is cut, not all that connect."""
     node = Node(limit=FILES + LEAST)
     stack.callback(node.close)
     for number in range(LEAST - 10):
@@ -171,7 +173,7 @@ def test_one_connection_too_many_costs_only_the_oldest_new_one(stack: ExitStack)
 
 
 def test_silent_connections_leave_half_of_the_room_for_those_that_speak(stack: ExitStack) -> None:
-    """Any principal may make them: libzmq does not tell whose they are."""
+    """Silent connections get half of the room, since libzmq does not say whose they are."""
     node = Node(limit=FILES + LEAST)
     stack.callback(node.close)
     for number in range(LEAST):
@@ -206,7 +208,7 @@ def test_a_principal_has_half_of_the_room_where_descriptors_are_few(stack: ExitS
 
 
 def test_a_principal_has_so_many_connections_and_no_more(node: Node, stack: ExitStack) -> None:
-    """Others at its address have room all the same."""
+    """A principal's connections are limited; others at its address still have room."""
     for number in range(5):
         peer = stack.enter_context(socket.socket())
         shake_hands(peer, node.bound, b"client-%d/0123456789abcdef" % number)

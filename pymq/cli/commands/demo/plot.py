@@ -1,11 +1,11 @@
-"""The demo's result as a picture; importing this needs matplotlib."""
+"""Draws the demo's result; importing this needs matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure  # no pyplot: nothing global, and no window
+from matplotlib.figure import Figure  # not pyplot: no global state, no window
 
 from pymq.cli.commands.demo.flights import Summary
 
@@ -54,7 +54,7 @@ def draw(
 
 
 def _delays(axes: Axes, carriers: Sequence[tuple[str, Summary]], names: dict[str, str]) -> None:
-    """A line for each carrier: from the mean to what nine flights of ten stay below."""
+    """Draw a line for each carrier, from the mean to the 90th percentile of its delay."""
     ranked = sorted(carriers, key=lambda carrier: -carrier[1].mean_delay)
     for place, (_, summary) in enumerate(ranked):
         low, high = sorted((summary.mean_delay, summary.p90_delay))

@@ -1,0 +1,136 @@
+"""The leased records of a member that its application has not got yet.
+
+| record | what the member does |
+|---|---|
+| waits for the application | renews the lease |
+| came while the application works on others | returns it after some milliseconds |
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Container
+
+from pymq.client.counters import Counters
+from pymq.client.fetching.offset_spans import Span, ranges
+from pymq.client.fetching.partition_route import RETRY_MAX_MS
+from pymq.client.group.acknowledgements import Acknowledger
+from pymq.client.group.lease_requests import AHEAD_MS
+from pymq.client.group.leased_fetches import LeasedFetches
+from pymq.core.batch.header import EXPIRES
+from pymq.core.batch.view import RecordBatch
+from pymq.core.delay.record_times import TIMED, due_now, has_expired
+from pymq.core.observe.coverage import mark
+from pymq.core.types import NEVER
+from pymq.errors import CorruptBatch
+
+
+class UndeliveredRecords:
+    """The undelivered records of one member: fetched ones (*chunks*) and those being fetched."""
+
+    def __init__(
+        self,
+        chunks: deque[RecordBatch],
+        lock: threading.RLock,
+        leased: LeasedFetches,
+        settler: Acknowledger,
+        ack_wait_ms: int,
+        clock: Callable[[], int],
+        wall_ms: Callable[[], int],
+        tally: Counters,
+    ) -> None:
+        self.is_at_work = False  # the application has got records and has not polled since
+        self.renew_at = NEVER
+        self.return_at = NEVER
+        self._chunks = chunks
+        self._lock = lock  # of *chunks*
+        self._leased = leased
+        self._settler = settler
+        self._third_ms = ack_wait_ms // 3
+        self._clock = clock
+        self._wall_ms = wall_ms
+        self._tally = tally
+
+    @property
+    def are_coming(self) -> bool:
+        """Whether there are leased records that the consumer has not taken, fetched or not."""
+        return bool(self._chunks or self._leased)
+
+    def spans(self) -> list[Span]:
+        """The offsets of all undelivered records."""
+        found = self._settler.buffered() + self._leased.coming()
+        # A copy: the application's thread takes chunks out meanwhile.
+        found += [(c.partition, (c.base_offset, c.end_offset)) for c in self._chunks.copy()]
+        return found
+
+    # --- in their time --------------------------------------------------------------------------
+
+    def due_now(self, view: RecordBatch) -> RecordBatch:
+        """Return the fetched records that are for groups now; the others are holes."""
+        if not view.batch.header.attributes & TIMED or view.problem is not None:
+            return view
+        wall = self._wall_ms()
+        try:
+            kept = due_now(view, wall)
+        except CorruptBatch:
+            return view  # The application gets the error.
+        if kept is not view:
+            self._tally.expired += sum(has_expired(headers, wall) for headers in view.headers)
+        return kept
+
+    def unexpired(self, view: RecordBatch) -> RecordBatch:
+        """Return the records of a view that have not expired; the others are acknowledged."""
+        if not view.batch.header.attributes & EXPIRES:
+            return view
+        kept = due_now(view, self._wall_ms())
+        if kept is not view:
+            left = sorted({*view.offsets} - {*kept.offsets})
+            self._tally.expired += len(left)
+            for start, end in ranges(left):
+                part = view.part(start, end, view.delivery_count)
+                self._settler.acknowledge(part, self._clock())
+        return kept
+
+    # --- their leases ---------------------------------------------------------------------------
+
+    def leased(self, now: int) -> None:
+        """Take in that more records were leased."""
+        self.renew_at = min(self.renew_at, now + self._third_ms)
+
+    def fetched(self, now: int) -> None:
+        """Take in that records may have been fetched."""
+        if self.is_at_work and self._chunks:
+            self.return_at = min(self.return_at, now + AHEAD_MS)
+
+    def renew(self, now: int) -> None:
+        """Renew the leases."""
+        self.renew_at = NEVER
+        if held := self.spans():
+            is_told = self._settler.renew(held)
+            self.renew_at = now + (self._third_ms if is_told else min(self._third_ms, RETRY_MAX_MS))
+
+    def take_out(self, partitions: Container[str] | None = None) -> list[Span]:
+        """Drop the fetched records of *partitions*, or all; returns their offsets."""
+        with self._lock:
+            chunks = [c for c in self._chunks if partitions is None or c.partition in partitions]
+            for chunk in chunks:
+                self._chunks.remove(chunk)
+        return [(c.partition, (c.base_offset, c.end_offset)) for c in chunks]
+
+    def return_surplus(self, *, is_stuck: bool) -> None:
+        """Return records that came while the application works on others.
+
+        The member has sent its second request before the first answer came, and both brought
+        records. Those of the second would wait here while other members are idle.
+        """
+        self.return_at = NEVER
+        if not self.is_at_work or is_stuck:
+            return
+        if surplus := self.take_out():
+            mark("worker.surplus")
+            self._settler.give_back(surplus)
+
+    def stop(self) -> None:
+        """Renew and return no more records: the leases are lost."""
+        self.renew_at = self.return_at = NEVER

@@ -1,0 +1,1 @@
+"""Sends dead letters back."""

@@ -1,0 +1,218 @@
+"""The journal of a dead-letter topic: which of its letters were sent back.
+
+It is a compacted topic of one partition, with a record for each partition of the dead-letter topic.
+A redrive takes the journal over by its producer name, so that the brokers refuse an earlier one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pymq.client.admin.appends import append, sequences
+from pymq.core import cbor
+from pymq.core.batch.columns import Headers
+from pymq.core.batch.header import EPOCH_HALF
+from pymq.core.batch.offset_ranges import joined
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.message import Range
+from pymq.core.metadata.descriptions import TopicMetadata
+from pymq.core.types import AckMode
+from pymq.core.values import Factory, define
+from pymq.errors import (
+    CorruptMetadata,
+    DuplicateSequence,
+    InvalidRequest,
+    NotEnoughBrokers,
+    OutOfOrderSequence,
+    ProducerFenced,
+    UnknownTopic,
+)
+
+if TYPE_CHECKING:
+    from pymq.client.client import Client
+
+JOURNAL = ".redriven"  # suffix of the journal's name
+GAPS_MAX = 50_000  # ranges of letters of a partition that a journal holds
+TIMEOUT_S = 60.0
+CLAIMS = 10  # attempts to take over the journal
+OWNER = b""  # the key of the record by which a redrive takes the journal over
+
+
+@define
+class Round:
+    """Letters of one partition that are being sent back."""
+
+    to: str
+    topic_id: str
+    places: tuple[tuple[int, str], ...]  # each letter's offset, and the partition that it goes to
+    first: dict[str, int]  # the sequence of the first letter in each partition
+
+    def left(self, known: dict[str, int]) -> dict[str, list[int]]:
+        """The offsets of letters not sent yet, by partition; *known* are the next sequences."""
+        found = dict[str, list[int]]()
+        for offset, partition in self.places:
+            found.setdefault(partition, []).append(offset)
+        parts = {name: offsets[known[name] - self.first[name] :] for name, offsets in found.items()}
+        return {name: offsets for name, offsets in parts.items() if offsets}
+
+    @property
+    def offsets(self) -> list[int]:
+        """The offsets of its letters."""
+        return [offset for offset, _ in self.places]
+
+
+@define
+class Entry:
+    """The journal's entry of one partition of the dead-letter topic."""
+
+    done: list[Range] = Factory(list)  # letters that were sent back or purged, in order
+    round: Round | None = None
+
+    def has(self, offset: int) -> bool:
+        """Whether a letter was sent back or purged."""
+        index = bisect_right(self.done, (offset, 1 << 62)) - 1
+        return index >= 0 and offset < self.done[index][1]
+
+    def add(self, offsets: Iterable[int]) -> None:
+        """Note letters that were sent back or purged.
+
+        Raises:
+            InvalidRequest: there are too many gaps between them.
+        """
+        self.done = joined([*self.done, *((offset, offset + 1) for offset in offsets)])
+        if len(self.done) > GAPS_MAX:
+            raise InvalidRequest(
+                f"more than {GAPS_MAX} gaps between letters that were sent back: redrive or purge "
+                "the letters between them, too"
+            )
+
+    def encode(self, topic_id: str) -> bytes:
+        """Encode the entry; *topic_id* is that of the dead-letter topic."""
+        sent = self.round
+        item: list[Any] = [1, topic_id, [list(each) for each in self.done]]
+        if sent is not None:
+            item += [[sent.to, sent.topic_id, [list(place) for place in sent.places], sent.first]]
+        return cbor.dumps(item)
+
+    @classmethod
+    def decode(cls, data: bytes, topic_id: str) -> Entry:
+        """Decode an entry; that of an earlier topic of the same name counts for nothing.
+
+        Raises:
+            CorruptMetadata: *data* is no entry, or a newer pymq wrote it.
+        """
+        try:
+            version, written_for, done, *rest = cbor.loads(data)
+            if version != 1:
+                raise CorruptMetadata("a newer pymq has written this journal of dead letters")
+            if written_for != topic_id:
+                return cls()
+            sent = None
+            if rest:
+                to, id, places, first = rest[0]
+                sent = Round(to, id, tuple((offset, name) for offset, name in places), first)
+            return cls([(start, end) for start, end in done], sent)
+        except (InvalidRequest, ValueError, TypeError) as error:
+            raise CorruptMetadata(f"no journal of dead letters: {error}") from None
+
+
+class Journal:
+    """The letters of one dead-letter topic that were sent back, by partition."""
+
+    def __init__(self, client: Client, topic: TopicMetadata) -> None:
+        self._client = client
+        self._of = topic
+        self._name = topic.topic + JOURNAL
+        self._sequence = 0  # of the next record
+        self.entries: dict[str, Entry] = {}
+        self.producer_id = self.producer_epoch = 0
+
+    def load(self) -> None:
+        """Read the journal; without one, no letter was sent back."""
+        self.entries = {part.partition: Entry() for part in self._of.partitions}
+        try:
+            with self._client.consumer(self._name, mode="psb", offset="begin") as records:
+                for record in records.until_end():
+                    name = (record.key or OWNER).decode()
+                    if name in self.entries:
+                        self.entries[name] = Entry.decode(record.value, self._of.topic_id)
+        except UnknownTopic:
+            return
+
+    def claim(self) -> None:
+        """Create the journal if it is missing, and fence an earlier redrive.
+
+        Raises:
+            ProducerFenced: another redrive of this topic has begun.
+        """
+        self._create()
+        identities, questions = self._client.questions.identities, self._client.questions
+        self.producer_id, epoch = identities.named(self._name)
+        self.producer_epoch = epoch << EPOCH_HALF
+        for _ in range(CLAIMS):
+            known = sequences(questions, self._name, ["0"], self.producer_id, TIMEOUT_S)
+            self._sequence = known["0"]
+            self.load()
+            if self._append(OWNER, str(epoch).encode()):
+                return
+        raise self.fenced()
+
+    def _create(self) -> None:
+        found = self._client.describe_topic(self._of.topic).partitions[0]
+        options: dict[str, Any] = {
+            "acks": AckMode.RAFT if found.acks is AckMode.RAFT else AckMode.LEADER,
+            "exist_ok": True,
+            "cleanup_policy": "compact",
+            "max_record_bytes": 4 << 20,
+        }
+        try:
+            self._client.create_topic(self._name, 1, max(1, len(found.replicas)), **options)
+        except NotEnoughBrokers:
+            self._client.create_topic(self._name, 1, **options)  # better there than nowhere
+
+    def write(self, partition: str) -> None:
+        """Write a partition's entry; it is durable when this returns.
+
+        Raises:
+            ProducerFenced: another redrive of this topic has begun.
+        """
+        entry = self.entries[partition]
+        if not self._append(partition.encode(), entry.encode(self._of.topic_id)):
+            raise self.fenced()
+
+    def _append(self, key: bytes, item: bytes) -> bool:
+        questions = self._client.questions
+        topic = questions.topic_metadata(self._name)
+        batch = self.batch([item], [key], [()], self._sequence)
+        try:
+            append(questions, topic, {"0": batch}, TIMEOUT_S, sync=True)
+        except (OutOfOrderSequence, DuplicateSequence, ProducerFenced):
+            return False
+        self._sequence += 1
+        return True
+
+    def batch(
+        self,
+        values: list[bytes],
+        keys: list[bytes | None],
+        headers: list[Headers],
+        sequence: int,
+    ) -> EncodedBatch:
+        """Return a batch of the journal's producer."""
+        return EncodedBatch.encode(
+            values,
+            timestamp_ms=self._client._wall_ms(),
+            keys=keys,
+            headers=headers,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            base_sequence=sequence,
+        )
+
+    def fenced(self) -> ProducerFenced:
+        """Return the error of a redrive from which another one has taken over."""
+        return ProducerFenced(
+            f"another redrive of {self._of.topic!r} has begun, and goes on from here"
+        )

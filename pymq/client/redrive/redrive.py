@@ -1,0 +1,302 @@
+"""Sends dead letters back, each of them once, also over a crash.
+
+A journal in a compacted topic (the dead-letter topic's name with ``.redriven``) knows for each
+partition which letters were sent back, and the round that is being sent. A round is sent so:
+
+1. Choose up to :data:`ROUND` letters, and the partition for each.
+2. Write the round to the journal: its letters, and the first sequence in each partition.
+3. Append the letters with these sequences, under the producer name of the journal.
+4. Write that they are sent, together with the next round.
+
+After a crash between these steps the next redrive asks the partitions for the next sequence of the
+producer name, which tells how many letters of the round are there, and sends the others. Two
+redrives of a topic cannot both send: the second takes the producer's name over, and the brokers
+refuse the first (the same protocol as for the decisions of Spark's sink).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from pymq.client.admin.appends import append, sequences
+from pymq.client.consumer.dead_letters import OBITUARY
+from pymq.client.options import check_callback, check_flag, check_seconds
+from pymq.client.redrive.journal import TIMEOUT_S, Entry, Journal, Round
+from pymq.core.batch.columns import Headers
+from pymq.core.batch.record import Record
+from pymq.core.metadata.descriptions import TopicMetadata
+from pymq.core.values import value
+from pymq.errors import (
+    DuplicateSequence,
+    OutOfOrderSequence,
+    ProducerFenced,
+    RecordTooLarge,
+    UnknownTopic,
+)
+from pymq.hash.partitioner import key_partition
+
+if TYPE_CHECKING:
+    from pymq.client.client import Client
+
+ROUND = 500  # letters
+ROUND_BYTES = 1 << 20
+REDRIVEN_HEADER = "pymq.redriven"  # how often a record was sent back
+
+Where = Callable[[Record], object]
+
+
+@value
+class Redriven:
+    """The result of :meth:`pymq.Client.redrive`."""
+
+    count: int  # letters that were sent back, or would be
+    skipped: int  # letters that stay: not chosen, or their topic is not known
+
+
+class Redrive:
+    """One redrive of a dead-letter topic."""
+
+    def __init__(
+        self, client: Client, topic: str, to: str | None, where: Where | None, rate: float | None
+    ) -> None:
+        check_callback("where", where)
+        if rate is not None:
+            check_seconds("rate", rate)
+        self._client = client
+        self._questions = client.questions
+        self._topic = client.questions.topic_metadata(topic)
+        self._to = to
+        self._where = where
+        self._rate = rate
+        self._round = ROUND if rate is None else max(1, min(ROUND, int(rate)))
+        self._targets: dict[str, TopicMetadata | None] = {}
+        self._turn = 0  # for letters without a key
+        self.journal = Journal(client, self._topic)
+
+    # --- what a caller wants --------------------------------------------------------------------
+
+    def run(self) -> Redriven:
+        """Send letters back; returns how many."""
+        self.journal.claim()
+        count = skipped = 0
+        for name, entry in self.journal.entries.items():
+            if entry.round is not None:
+                count += self._finish(name, entry, {})
+            for chosen, passed in self._rounds(name, entry):
+                skipped += passed
+                for to in dict.fromkeys(self._target(letter) for letter in chosen):
+                    letters = [letter for letter in chosen if self._target(letter) == to]
+                    assert to is not None
+                    count += self._send(name, entry, to, letters)
+            self.journal.write(name)
+        return Redriven(count, skipped)
+
+    def dry_run(self) -> Redriven:
+        """Count the letters that would be sent back."""
+        self.journal.load()
+        rounds = [
+            (len(chosen), passed)
+            for name, entry in self.journal.entries.items()
+            for chosen, passed in self._rounds(name, entry)
+        ]
+        return Redriven(sum(count for count, _ in rounds), sum(passed for _, passed in rounds))
+
+    def purge(self) -> int:
+        """Note the chosen letters as done without sending them; returns how many."""
+        self.journal.claim()
+        count = 0
+        for name, entry in self.journal.entries.items():
+            if entry.round is not None:
+                self._finish(name, entry, {})
+            for chosen, _ in self._rounds(name, entry, needs_target=False):
+                entry.add(letter.offset for letter in chosen)
+                count += len(chosen)
+            self.journal.write(name)
+        return count
+
+    def letters(self) -> Iterator[Record]:
+        """The chosen letters that were not sent back or purged."""
+        self.journal.load()
+        for name, entry in self.journal.entries.items():
+            for chosen, _ in self._rounds(name, entry, needs_target=False):
+                yield from chosen
+
+    # --- choosing -------------------------------------------------------------------------------
+
+    def _rounds(
+        self, partition: str, entry: Entry, *, needs_target: bool = True
+    ) -> Iterator[tuple[list[Record], int]]:
+        """Choose letters of a partition, by the round, with the number of those that stay."""
+        chosen, passed, size = list[Record](), 0, 0
+        with self._client.consumer(self._topic.topic, mode="psb", partition=partition) as records:
+            start = records.begin_offsets()[partition]
+            entry.done = [each for each in entry.done if each[1] > start]
+            for letter in records.until_end():
+                if entry.has(letter.offset):
+                    continue
+                if (self._where is not None and not self._where(letter)) or (
+                    needs_target and self._target(letter) is None
+                ):
+                    passed += 1
+                    continue
+                chosen.append(letter)
+                size += len(letter.value)
+                if len(chosen) >= self._round or size >= ROUND_BYTES:
+                    yield chosen, passed
+                    chosen, passed, size = [], 0, 0
+        yield chosen, passed
+
+    def _target(self, letter: Record) -> str | None:
+        """The topic that a letter goes to; None if it is not known, or does not exist."""
+        headers = dict(letter.headers)
+        if "pymq.end_offset" in headers:
+            return None  # It stands for records that cannot be read.
+        to = self._to or headers.get("pymq.topic", b"").decode(errors="replace")
+        return to if to and self._metadata(to) is not None else None
+
+    def _metadata(self, to: str) -> TopicMetadata | None:
+        if to not in self._targets:
+            try:
+                self._targets[to] = self._questions.topic_metadata(to)
+            except UnknownTopic:
+                if to == self._to:
+                    raise
+                self._targets[to] = None
+        return self._targets[to]
+
+    def _place(self, letter: Record, topic: TopicMetadata) -> str:
+        """The partition that a letter goes to: its own, or that of its key."""
+        headers, names = dict(letter.headers), [part.partition for part in topic.partitions]
+        before = headers.get("pymq.partition", b"").decode(errors="replace")
+        if before in names and headers.get("pymq.topic") == topic.topic.encode():
+            return before
+        if letter.key is not None:
+            return names[key_partition(letter.key, len(names))]
+        self._turn += 1
+        return names[self._turn % len(names)]
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def _send(self, partition: str, entry: Entry, to: str, letters: list[Record]) -> int:
+        """Send letters of a partition to a topic; returns how many."""
+        topic = self._metadata(to)
+        assert topic is not None
+        places = tuple((letter.offset, self._place(letter, topic)) for letter in letters)
+        names = list(dict.fromkeys(name for _, name in places))
+        producer = self.journal.producer_id
+        first = sequences(self._questions, to, names, producer, TIMEOUT_S)
+        entry.round = Round(to, topic.topic_id, places, first)
+        self.journal.write(partition)
+        count = self._finish(partition, entry, {letter.offset: letter for letter in letters})
+        if self._rate is not None:
+            self._questions.pause(count / self._rate)
+        return count
+
+    def _finish(self, partition: str, entry: Entry, letters: dict[int, Record]) -> int:
+        """Send the letters of a round that are not there yet; returns how many these were."""
+        sent, entry.round = entry.round, None
+        assert sent is not None
+        count = 0
+        while True:
+            left = self._left(sent)
+            if left is None:
+                return 0  # The topic was deleted: the letters are chosen anew.
+            if not left:
+                entry.add(sent.offsets)
+                return count
+            offsets = [offset for found in left.values() for offset in found]
+            count = count or len(offsets)
+            if not letters:
+                letters = self._read(partition, offsets)
+            if any(offset not in letters for offset in offsets):
+                there = set(sent.offsets) - set(offsets)
+                entry.add(sorted(there))
+                return 0  # Retention has removed letters. Those behind them are chosen anew.
+            self._append(sent, left, letters)
+
+    def _left(self, sent: Round) -> dict[str, list[int]] | None:
+        """The letters of a round that are not there; None if its topic is not there any more."""
+        try:
+            topic = self._questions.topic_metadata(sent.to)
+        except UnknownTopic:
+            return None
+        if topic.topic_id != sent.topic_id:
+            return None
+        names, producer = list(sent.first), self.journal.producer_id
+        known = sequences(self._questions, sent.to, names, producer, TIMEOUT_S)
+        if any(known[name] < first for name, first in sent.first.items()):
+            return None  # The partition has lost records that it had acknowledged.
+        return sent.left(known)
+
+    def _append(self, sent: Round, left: dict[str, list[int]], letters: dict[int, Record]) -> None:
+        """Append letters to their partitions. The caller finds out which of them are there."""
+        batches = {}
+        for name, offsets in left.items():
+            rows = [letters[offset] for offset in offsets]
+            of_partition = [offset for offset, place in sent.places if place == name]
+            sequence = sent.first[name] + len(of_partition) - len(offsets)
+            batches[name] = self.journal.batch(
+                [row.value for row in rows],
+                [row.key for row in rows],
+                [_headers(row) for row in rows],
+                sequence,
+            )
+        try:
+            append(
+                self._questions,
+                self._questions.topic_metadata(sent.to),
+                batches,
+                TIMEOUT_S,
+                sync=True,
+            )
+        except (OutOfOrderSequence, DuplicateSequence):
+            return  # A batch of the redrive before has arrived only now.
+        except ProducerFenced:
+            raise self.journal.fenced() from None
+        except RecordTooLarge as error:
+            raise RecordTooLarge(
+                f"a dead letter is too large for {sent.to!r}: {error.message}; raise the topic's "
+                "max_record_bytes with alter_topic, then redrive again",
+                **error.details,
+            ) from None
+
+    def _read(self, partition: str, offsets: list[int]) -> dict[int, Record]:
+        """Read the letters of a round that an earlier redrive has begun."""
+        wanted, found = set(offsets), dict[int, Record]()
+        with self._client.consumer(self._topic.topic, mode="psb", partition=partition) as records:
+            start = records.begin_offsets()[partition]
+            records.seek(partition, max(start, min(offsets)))
+            for record in records.until_end():
+                if record.offset in wanted:
+                    found[record.offset] = record
+                if len(found) == len(wanted):
+                    break
+        return found
+
+
+def _headers(letter: Record) -> Headers:
+    """The headers of a record that is sent back: its own, and how often that was done."""
+    before = dict(letter.headers).get(REDRIVEN_HEADER, b"0")
+    count = int(before) + 1 if before.isdigit() and len(before) < 9 else 1
+    own = (
+        header
+        for header in letter.headers
+        if header[0] not in OBITUARY and header[0] != REDRIVEN_HEADER
+    )
+    return (*own, (REDRIVEN_HEADER, str(count).encode()))
+
+
+def redrive(
+    client: Client,
+    topic: str,
+    to: str | None,
+    where: Where | None,
+    rate: float | None,
+    *,
+    dry_run: bool,
+) -> Redriven:
+    """Send dead letters back; see :meth:`pymq.Client.redrive`."""
+    check_flag("dry_run", dry_run)
+    work = Redrive(client, topic, to, where, rate)
+    return work.dry_run() if dry_run else work.run()

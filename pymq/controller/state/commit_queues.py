@@ -1,0 +1,149 @@
+"""The changes of the tree that wait for a commit, and the requests that they will answer.
+
+Two queues: a commit may take half a second. Urgent tasks (registrations and deaths of brokers,
+leaders, in-sync sets, ends of blocks) do not wait for requests of administrators and applications,
+nor for clean-up. The queues take turns, so neither starves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+
+from pymq.controller.state.image import Draft
+from pymq.core.message import Result
+from pymq.core.observe.coverage import mark
+from pymq.core.types import NEVER, TopicPartition
+from pymq.core.values import define
+from pymq.errors import PymqError
+
+
+class Later(Enum):
+    """What a plan returns when its answer comes later."""
+
+    ANSWER = 0
+    MORE = 1  # this was a slice; plan the next one
+
+
+Plan = Callable[[Draft], Result | Later]
+
+
+@define
+class CommitTask:
+    """A change to plan; it is planned again when its commit loses a race."""
+
+    plan: Plan
+    source: str = ""  # node that gets the answer
+    request: int = 0  # its request id; 0: no answer
+    scope: TopicPartition | None = None  # the only partition that the plan reads and changes
+    done: Callable[[int], None] | None = None  # after the commit, or if there is nothing to commit
+    failed: Callable[[PymqError, int], None] | None = None
+    sliced: Callable[[int], None] | None = None  # after each slice, also the last one
+    is_urgent: bool = False  # a partition cannot continue without it
+    is_read: bool = False  # changes nothing
+    tries: int = 0
+
+
+class CommitQueues:
+    """The tasks that wait for their turn."""
+
+    def __init__(self) -> None:
+        self.deadline = NEVER  # when the resting tasks are queued again
+        self.was_urgent = False  # whether the last commit was urgent; then it is the others' turn
+        self._tasks: deque[CommitTask] = deque()
+        self._urgent: deque[CommitTask] = deque()
+        self._resting: list[CommitTask] = []  # tasks whose next slice waits for the next turn
+        self._held: list[CommitTask] = []  # requests that wait until brokers could register
+
+    def __len__(self) -> int:
+        """How many tasks wait, except those that are held back."""
+        return len(self._tasks) + len(self._urgent) + len(self._resting)
+
+    @property
+    def has_next(self) -> bool:
+        """Whether a task can be planned now."""
+        return bool(self._urgent or self._tasks)
+
+    def add(self, task: CommitTask) -> None:
+        """Queue a task, or the next slice of it."""
+        (self._urgent if task.is_urgent else self._tasks).append(task)
+
+    def put_back(self, tasks: Iterable[CommitTask]) -> None:
+        """Queue tasks before all others, to be planned again."""
+        for task in reversed(list(tasks)):
+            (self._urgent if task.is_urgent else self._tasks).appendleft(task)
+
+    def in_turn(self) -> tuple[deque[CommitTask], deque[CommitTask]]:
+        """Return the queues, first the one whose turn it is."""
+        if self.was_urgent:
+            return self._tasks, self._urgent
+        if self._urgent and self._tasks:
+            mark("commits.overtaken")
+        return self._urgent, self._tasks
+
+    def rest(self, task: CommitTask, now: int) -> None:
+        """Queue a task in the next turn."""
+        self._resting.append(task)
+        self.deadline = now + 1
+
+    def tick(self, now: int) -> None:
+        """Queue the tasks whose next slice waited for this turn."""
+        if self.deadline <= now:
+            resting, self._resting, self.deadline = self._resting, [], NEVER
+            for task in resting:
+                self.add(task)
+
+    def hold(self, task: CommitTask) -> None:
+        """Hold a request back until :meth:`redo_held`."""
+        mark("registry.held")
+        self._held.append(task)
+
+    def redo_held(self) -> None:
+        """Queue the requests that waited for brokers to register."""
+        held, self._held = self._held, []
+        for task in held:
+            self.add(task)
+
+    def clear(self) -> list[CommitTask]:
+        """Remove and return all tasks that are not held back."""
+        tasks = [*self._urgent, *self._tasks, *self._resting]
+        self._urgent.clear()
+        self._tasks.clear()
+        self._resting.clear()
+        self.deadline = NEVER
+        return tasks
+
+
+class OpenRequests:
+    """The requests that have no answer yet.
+
+    A retry of one is not queued. That would add load just when the zkserver is slow.
+    """
+
+    def __init__(self) -> None:
+        self._asked: set[tuple[str, int]] = set()
+        self._begun: set[tuple[str, int]] = set()  # those with a committed slice
+
+    def add(self, task: CommitTask) -> None:
+        """Note the request of a task, if it has one."""
+        if task.request:
+            self._asked.add((task.source, task.request))
+
+    def sliced(self, task: CommitTask) -> None:
+        """Note that a slice of a task was committed, and not the last one."""
+        if task.request:
+            self._begun.add((task.source, task.request))
+
+    def forget(self, task: CommitTask) -> None:
+        """Note that a request was answered, or that its answer comes from elsewhere."""
+        self._asked.discard((task.source, task.request))
+        self._begun.discard((task.source, task.request))
+
+    def is_asked(self, source: str, request: int) -> bool:
+        """Whether a request waits already."""
+        return (source, request) in self._asked
+
+    def is_begun(self, source: str, request: int) -> bool:
+        """Whether some slices of a request were committed, but not the last one."""
+        return (source, request) in self._begun

@@ -1,0 +1,67 @@
+"""What a checkpoint keeps of a block, beside its batches: the ``Checkpoint`` of docs/format.md.
+
+Recovery restores it and reads only the headers of later batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from pymq.core import cbor
+from pymq.core.batch.offset_ranges import RUNS_MAX, Ranges
+from pymq.core.block.idempotence import ProducerTable
+from pymq.core.block.leader_epochs import LeaderEpochs
+from pymq.core.values import define
+from pymq.errors import CorruptMetadata, InvalidRequest
+
+if TYPE_CHECKING:
+    from pymq.core.block.log import BlockLog
+
+
+@define
+class BlockSnapshot:
+    """The state that a log derives from its batches, up to some offset."""
+
+    max_timestamp: int
+    producers: ProducerTable
+    epochs: LeaderEpochs
+    seal_end: int | None
+    committed: int  # how far it was known to be committed
+    unkeyed: Ranges
+
+    @staticmethod
+    def encode(log: BlockLog) -> bytes:
+        """Encode the state of the batches of *log* that are written."""
+        end = log.stable_end
+        return cbor.dumps(
+            [
+                log.max_timestamp,
+                log.producers.snapshot(),
+                [list(epoch) for epoch in log.epochs if epoch[1] < end],
+                log.seal_end,
+                min(log.committed, end),
+                [list(span) for span in log.unkeyed.below(end)],
+            ]
+        )
+
+    @classmethod
+    def decode(cls, snapshot: bytes, start: int) -> Self:
+        """Decode the snapshot of a block that begins at *start*.
+
+        Snapshots of older versions lack the last items.
+
+        Raises:
+            CorruptMetadata: it cannot be understood.
+        """
+        try:
+            max_timestamp, producers, *rest = cbor.loads(snapshot)
+            max_timestamp = int(max_timestamp)
+            epochs, seal_end, *known = rest or ([], None)
+            committed = int(known[0]) if known else start
+            entries = LeaderEpochs((int(epoch), int(start)) for epoch, start in epochs)
+            spans = known[1] if len(known) > 1 else ()
+            unkeyed = Ranges(RUNS_MAX, ((int(start), int(end)) for start, end in spans))
+        except (InvalidRequest, TypeError, ValueError, OverflowError) as error:
+            raise CorruptMetadata(f"not a snapshot of a partition: {error}") from None
+        table = ProducerTable.restore(producers)
+        return cls(max_timestamp, table, entries, seal_end, committed, unkeyed)

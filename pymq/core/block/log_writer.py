@@ -1,0 +1,125 @@
+"""Writes the log of an open block: what a write holds, when it is synced, what a crash keeps.
+
+Exists from the end of recovery until the replica starts over. Each turn has at most one write:
+
+1. ``is_dirty`` says that there is something to write, and no write is under way.
+2. ``flush`` adds the write: batches, the replicator's state, the seal.
+3. ``advance`` takes in that the write is done.
+"""
+
+from __future__ import annotations
+
+from pymq.core.block.log import BlockLog
+from pymq.core.block.replicator import Replicator
+from pymq.core.block.sealing import Sealing, SealState
+from pymq.core.metadata.nodes import PartitionState
+from pymq.core.ready import Ready
+from pymq.core.types import NEVER
+
+DRAINING = SealState.DRAINING
+IDLE_MS = 30_000  # without an append, after which batches cached for followers are dropped
+
+
+class LogWriter:
+    """The writes of one recovered log."""
+
+    __slots__ = (
+        "_idle_at",
+        "_idle_end",
+        "_interval_ms",
+        "_is_shared",
+        "_policy",
+        "_sealing",
+        "_sync_at",
+        "is_unsent",
+        "log",
+        "replicator",
+    )
+
+    def __init__(
+        self,
+        log: BlockLog,
+        replicator: Replicator,
+        sealing: Sealing,
+        state: PartitionState,
+        *,
+        is_shared: bool,
+    ) -> None:
+        self.log = log
+        self.replicator = replicator
+        self.is_unsent = False  # batches were appended that the followers were not sent
+        self._sealing = sealing
+        self._is_shared = is_shared
+        self._sync_at = NEVER  # when batches written without a sync are synced
+        self._idle_at = NEVER  # when cached batches are dropped ...
+        self._idle_end = -1  # ... if the log still ends here
+        self.adopt(state)
+
+    def adopt(self, state: PartitionState) -> None:
+        """Adopt new topic options."""
+        self._policy = state.config.sync_policy(state.blocks[-1].acks)
+        self._interval_ms = state.config.fsync_interval_ms
+
+    # --- writing --------------------------------------------------------------------------------
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is something to write or to seal, and no write is under way."""
+        log = self.log
+        if log.is_writing or log.is_recovering:
+            return False
+        if log.unwritten or self.replicator.is_dirty:
+            return True
+        sealing = self._sealing
+        return sealing.state is DRAINING and sealing.must_write(log, self.replicator)
+
+    def flush(self, ready: Ready, committed: int, now: int, *, must_sync: bool) -> int:
+        """Add the pending write to *ready*; returns when its sync is due, if that is later.
+
+        *committed* is the high watermark for the next checkpoint.
+        """
+        log, replicator = self.log, self.replicator
+        if self.is_unsent and self._is_shared:
+            replicator.appended(now)  # Followers write at the same time as this disk.
+        self.is_unsent = False
+        log.committed = committed
+        sealing = self._sealing
+        must_seal = sealing.state is DRAINING and sealing.must_write(log, replicator)
+        is_synced = must_sync or self._policy == "always"
+        if is_synced:
+            self._sync_at = NEVER
+        elif self._sync_at == NEVER and self._policy == "interval" and log.unwritten:
+            self._sync_at = now + self._interval_ms
+        if self._is_shared and self._idle_at == NEVER and log.unwritten:
+            self._idle_at, self._idle_end = now + IDLE_MS, log.end
+        log.flush(ready, sync=is_synced)
+        if must_seal:
+            sealing.write(log, ready)
+            self._sync_at = NEVER
+        if replicator.is_dirty:
+            replicator.flush(ready, now)
+        return self._sync_at
+
+    # --- time -----------------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> int:
+        """When a sync is due, or cached batches are dropped."""
+        return min(self._sync_at, self._idle_at)
+
+    def tick(self, now: int) -> None:
+        """Sync what was written, and drop cached batches, if that is due."""
+        log = self.log
+        if now >= self._sync_at:
+            self._sync_at = NEVER
+            log.sync()
+        if now >= self._idle_at:
+            self._idle_at = NEVER
+            if log.end == self._idle_end:
+                log.release()
+            else:
+                self._idle_at, self._idle_end = now + IDLE_MS, log.end
+
+    def stop(self) -> None:
+        """Stop: the replica has failed, and nothing is due any more."""
+        self._sync_at = self._idle_at = NEVER

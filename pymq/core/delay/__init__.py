@@ -1,0 +1,1 @@
+"""Records that groups get only at, or only before, a time."""

@@ -1,0 +1,44 @@
+"""What a delay scheduler needs of its broker and its partition."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pymq.core.message import Fetch, Message, Produce
+from pymq.core.types import TopicPartition
+
+
+class DelayHost(Protocol):
+    """The broker and the partition, as a scheduler uses them."""
+
+    def wall_ms(self, now: int) -> int:
+        """The wall clock's milliseconds at the monotonic time *now*."""
+        ...
+
+    def reply(self, source: str, message: Message, now: int) -> None:
+        """Send an answer."""
+        ...
+
+    def next_request(self) -> int:
+        """A number for a request."""
+        ...
+
+    def to_partition(
+        self, name: TopicPartition, message: Fetch | Produce, now: int, holder: str | None
+    ) -> None:
+        """Pass a request to the partition here, or to the broker *holder*."""
+        ...
+
+    def end(self, name: TopicPartition) -> int:
+        """The end offset of the partition's log, with batches that are not committed yet."""
+        ...
+
+    def sequence(self, name: TopicPartition) -> int:
+        """The next sequence of the scheduler's notes."""
+        ...
+
+    def keep_from(self, name: TopicPartition, offset: int, *, is_full: bool = False) -> int:
+        """Keep retention from removing *offset*; returns the offset from which it wants to keep
+        records. If *is_full*, the partition takes no more delayed records.
+        """
+        ...

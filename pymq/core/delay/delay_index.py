@@ -1,0 +1,153 @@
+"""The delayed records of one partition that are not delivered yet, by their time.
+
+The index is derived from the log: from the batches with delayed records, from the copies of due
+ones, and from the leader's notes. A leader that takes over reads these from the offset that the
+last note names (``pymq.pending_from``).
+
+======================================  ======================================================
+batch                                   effect
+======================================  ======================================================
+``DELAYED``, record with a time         the record is pending; its id is its offset
+``DELAYED_COPY``, with an id            the record was delivered
+note with an id and a time              the record was moved here, to the end of the log, so that
+                                        retention can remove the block that it was in
+note with ``pymq.cancelled``            the record is not to be delivered
+======================================  ======================================================
+
+A pending record takes an integer in a heap, and a bit for its offset: 60 bytes, and up to 230 if
+few of the records around it are pending.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from pymq.core.batch.header import DELAYED_COPY, NOTE
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.delay.record_times import CANCELLED, DELAYED_ID, DELIVER_AT, offset_of, time_of
+from pymq.core.types import NEVER
+
+PENDING_MAX = 1 << 20  # records of a partition; a leader refuses further ones
+SEGMENT = 256  # offsets that share an integer of bits
+ID_BITS = 62
+ID_MASK = (1 << ID_BITS) - 1
+
+
+class DelayIndex:
+    """The pending records of a partition."""
+
+    def __init__(self) -> None:
+        self._heap: list[int] = []  # time << ID_BITS | id; also of records cancelled since
+        self._bits: dict[int, int] = {}  # a bit for each pending offset, by segment
+        self._moved: dict[int, int] = {}  # offsets of records that are not at their id
+        self._is_loading = True
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def next_due(self) -> int:
+        """When the next record is due, in milliseconds since 1970."""
+        return self._heap[0] >> ID_BITS if self._heap else NEVER
+
+    @property
+    def pending_from(self) -> int:
+        """The offset of the first pending record; NEVER if there is none."""
+        first = min(self._bits, default=None)
+        if first is None:
+            return NEVER
+        bits = self._bits[first]
+        return first * SEGMENT + (bits & -bits).bit_length() - 1
+
+    def offset(self, id: int) -> int:
+        """The offset at which a record is now."""
+        return self._moved.get(id, id)
+
+    def is_pending(self, id: int, offset: int) -> bool:
+        """Whether the record with this id is to be delivered, and is at this offset."""
+        return self.offset(id) == offset and self._has(offset)
+
+    # --- from the log ---------------------------------------------------------------------------
+
+    def take_in(self, batch: EncodedBatch) -> None:
+        """Take in a committed batch, in the order of the log.
+
+        Raises:
+            CorruptBatch: its headers cannot be decoded.
+        """
+        kind = batch.header.attributes & NOTE
+        for offset, headers in zip(batch.offsets, batch.headers, strict=True):
+            due = time_of(headers, DELIVER_AT)
+            if not kind & DELAYED_COPY:
+                if due is not None:
+                    self._add(offset, due, offset)
+            elif (id := offset_of(headers, CANCELLED)) is not None:
+                self.remove(id)
+            elif (id := offset_of(headers, DELAYED_ID)) is None:
+                continue
+            elif kind != NOTE or due is None:
+                self.remove(id)
+            else:
+                self._move(id, due, offset)
+
+    def loaded(self) -> None:
+        """Take in that the log has been read to its end."""
+        self._is_loading = False
+        self._heap = [each for each in self._heap if self._has(self.offset(each & ID_MASK))]
+        heapify(self._heap)
+
+    def remove(self, id: int) -> bool:
+        """Remove a record, which was delivered, cancelled or lost; returns whether it was
+        pending.
+        """
+        offset = self._moved.pop(id, id)
+        if not self._has(offset):
+            return False
+        segment = offset // SEGMENT
+        if bits := self._bits[segment] & ~(1 << offset % SEGMENT):
+            self._bits[segment] = bits
+        else:
+            del self._bits[segment]
+        return True
+
+    def _add(self, id: int, due: int, offset: int) -> None:
+        self._set(offset)
+        if self._is_loading:
+            self._heap.append(due << ID_BITS | id)
+        else:
+            heappush(self._heap, due << ID_BITS | id)
+
+    def _move(self, id: int, due: int, offset: int) -> None:
+        if self.remove(id):
+            self._set(offset)
+        else:
+            self._add(id, due, offset)  # It was sent before the part of the log that is read.
+        self._moved[id] = offset
+
+    def _set(self, offset: int) -> None:
+        segment = offset // SEGMENT
+        self._bits[segment] = self._bits.get(segment, 0) | 1 << offset % SEGMENT
+
+    def _has(self, offset: int) -> bool:
+        return bool(self._bits.get(offset // SEGMENT, 0) >> offset % SEGMENT & 1)
+
+    # --- in time --------------------------------------------------------------------------------
+
+    def take_due(self, wall_ms: int, most: int) -> list[tuple[int, int]]:
+        """Take out records that are due, the earliest first; returns offset and id of each, by
+        offset.
+
+        They count as pending until their copies are taken in.
+        """
+        heap, taken = self._heap, list[tuple[int, int]]()
+        while heap and heap[0] >> ID_BITS <= wall_ms and len(taken) < most:
+            id = heappop(heap) & ID_MASK
+            if self._has(offset := self.offset(id)):
+                taken.append((offset, id))
+        taken.sort()
+        return taken
+
+    def put_back(self, ids: list[int], due: int) -> None:
+        """Put back records that could not be delivered: they are due at *due*."""
+        for id in ids:
+            heappush(self._heap, due << ID_BITS | id)

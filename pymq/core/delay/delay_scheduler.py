@@ -1,0 +1,471 @@
+"""Delivers the delayed records of one partition when they are due; runs on its leader.
+
+A delayed record stays where it was sent. When it is due, the scheduler appends a copy, which groups
+get like any other record. So leases, offsets, retries and dead letters know nothing of delays. The
+order of copies in the log decides what was delivered: a leader that takes over reads them
+(:mod:`pymq.core.delay.delay_index`), and delivers each record once.
+
+Each job of the scheduler reads some records and appends one batch:
+
+=========  ==========================================================================
+job        what is appended
+=========  ==========================================================================
+deliver    copies of the records that are due
+cancel     a note that a record is not to be delivered
+move       pending records from the oldest blocks, so that retention can remove these
+note       from which offset on the next leader has to read
+=========  ==========================================================================
+
+The wall clock of the leader decides what is due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.columns import Headers
+from pymq.core.batch.header import DELAYED, DELAYED_COPY, EXPIRES, NOTE
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.block.idempotence import DELAYS
+from pymq.core.delay.delay_host import DelayHost
+from pymq.core.delay.delay_index import PENDING_MAX, DelayIndex
+from pymq.core.delay.record_times import (
+    CANCELLED,
+    DELAYED_ID,
+    DELIVER_AT,
+    EXPIRES_AT,
+    PENDING_FROM,
+    offset_of,
+    time_of,
+)
+from pymq.core.message import (
+    BEGIN,
+    CancelDelayed,
+    Cancelled,
+    Fetch,
+    Fetched,
+    Produce,
+    Produced,
+)
+from pymq.core.observe.coverage import mark
+from pymq.core.pending.pending_produces import DelayedAppended
+from pymq.core.types import NEVER, AckMode, TopicPartition
+from pymq.errors import (
+    CorruptBatch,
+    InvalidRequest,
+    OffsetOutOfRange,
+    PymqError,
+    QuotaExceeded,
+    ReplicaNotAvailable,
+    is_not_written,
+)
+
+LOAD_BYTES = 1 << 20  # of one fetch while the log is read
+READ_BYTES = 64 << 10  # of one fetch of due records
+COPIES_MAX = 1_000  # records of one batch of copies
+COPY_BYTES = 1 << 20
+RETRY_MS = 100
+LOOK_MS = 1_000  # between two looks at the wall clock, which may be set
+NOTE_OFFSETS = 20_000  # appended since the last note
+MOVE_OFFSETS = 100_000  # a leader that takes over reads so many at least before they are moved
+MOVE_SHARE = 4  # and so many for each pending record
+CANCELS_MAX = 10_000  # that wait
+
+Row = tuple[bytes, bytes | None, Headers]
+
+
+class Job(Enum):
+    """What the scheduler is doing."""
+
+    FIND = auto()  # it reads the last note
+    LOAD = auto()  # it reads the log
+    IDLE = auto()
+    DELIVER = auto()
+    CANCEL = auto()
+    MOVE = auto()
+    APPEND = auto()  # it waits until a batch is committed
+
+
+class DelayScheduler:
+    """The delayed records of one partition."""
+
+    def __init__(self, name: TopicPartition, host: DelayHost) -> None:
+        self.name = name
+        self.deadline = NEVER
+        self.index = DelayIndex()
+        self.delivered = 0  # copies, for the metrics
+        self._host = host
+        self._job = Job.LOAD
+        self._request = 0  # the request under way
+        self._holder: str | None = None  # the broker that was asked; None: this one
+        self._tries = 0
+        self._position = 0  # what is read next
+        self._target = 0  # the log is read to this offset at least
+        self._loaded_to = 0  # and was read to this one
+        self._retry: Callable[[int], None] | None = None
+        self._retry_at = NEVER
+        self._wanted: deque[tuple[int, int]] = deque()  # offset and id of records to read
+        self._rows: list[Row] = []
+        self._ids: list[int] = []  # of the rows
+        self._bytes = 0
+        self._stop = 0  # the offset before which records are moved
+        self._cancels: deque[tuple[str, CancelDelayed]] = deque()
+        self._noted_at = -1  # the log's end at the last note
+        self._appended: Callable[[int], None] | None = None  # what follows the append
+
+    # --- loading --------------------------------------------------------------------------------
+
+    def begin(self, last: tuple[int, int], now: int) -> None:
+        """Read the log; *last* is the place and the number of records of the last note.
+
+        A note of no records is the first batch with a delayed record.
+        """
+        offset, count = last
+        self.index = DelayIndex()
+        self._host.keep_from(self.name, 0)
+        self._target = self._host.end(self.name)
+        self._position, self._noted_at = offset, offset
+        self._job = Job.FIND if count else Job.LOAD
+        self._fetch(offset, LOAD_BYTES, now)
+
+    def restart(self, last: tuple[int, int], now: int) -> None:
+        """Begin anew: it is not known what was appended."""
+        mark("delays.restart")
+        self._wanted.clear()
+        self._take_rows()
+        self._retry_at, self._appended = NEVER, None
+        self.begin(last, now)
+
+    def resign(self, error: PymqError, now: int) -> None:
+        """Refuse what waits: another broker leads."""
+        for source, m in self._cancels:
+            self._host.reply(source, Cancelled(m.id, error=error), now)
+        self._cancels.clear()
+
+    def _fetch(self, offset: int, size: int, now: int, holder: str | None = None) -> None:
+        self._request, self._holder = self._host.next_request(), holder
+        wait = RETRY_MS if self._job is Job.LOAD and holder is None else 0
+        fetch = Fetch(self._request, *self.name, offset, size, wait)
+        self._position = offset
+        # A request to another broker may be lost.
+        self._again(lambda now: self._fetch(offset, size, now), now, 5 * RETRY_MS)
+        self._host.to_partition(self.name, fetch, now, holder)
+
+    def _again(self, step: Callable[[int], None], now: int, delay_ms: int = RETRY_MS) -> None:
+        self._retry, self._retry_at = step, now + delay_ms
+        self.deadline = min(self.deadline, self._retry_at)
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def step(self, m: Fetched | Produced | DelayedAppended, now: int) -> bool:
+        """Take in an answer or a committed batch; returns whether it must :meth:`restart`."""
+        if isinstance(m, DelayedAppended):
+            if m.batch is None:
+                return True  # Nobody knows whether it will be committed.
+            if self._job in (Job.FIND, Job.LOAD):
+                self._target = max(self._target, m.batch.end_offset)
+            elif m.batch.base_offset >= self._loaded_to:
+                self.index.take_in(m.batch)
+                self._look(now)
+            return False
+        if m.id != self._request:
+            return False
+        self._retry_at = NEVER
+        if isinstance(m, Produced):
+            return self._produced(m, now)
+        try:
+            self._fetched(m, now)
+        except CorruptBatch as error:
+            mark("delays.damaged")
+            self._failed(Fetched(m.id, *self.name, m.offset, 0, 0, error=error), now)
+        self._arm(now)
+        return False
+
+    def _fetched(self, m: Fetched, now: int) -> None:
+        if m.error is not None or (self._holder is not None and not m.data):
+            self._failed(m, now)
+            return
+        batches = list(split(m.data))
+        match self._job:
+            case Job.FIND:
+                self._found(batches, now)
+            case Job.LOAD:
+                self._load(batches, m, now)
+            case Job.DELIVER:
+                self._read_due(batches, now)
+            case Job.CANCEL:
+                self._read_cancelled(batches, now)
+            case Job.MOVE:
+                self._read_moved(batches, now)
+            case _:
+                pass
+
+    def _failed(self, m: Fetched, now: int) -> None:
+        error, offset = m.error, self._position
+        size = LOAD_BYTES if self._job in (Job.FIND, Job.LOAD, Job.MOVE) else READ_BYTES
+        if isinstance(error, ReplicaNotAvailable):
+            holders = error.details.get("brokers")
+            if isinstance(holders, (list, tuple)) and holders:
+                self._tries += 1
+                self._fetch(offset, size, now, str(holders[self._tries % len(holders)]))
+                return
+        if isinstance(error, OffsetOutOfRange):
+            if self._job is Job.CANCEL:
+                self._answer_cancel(now, is_cancelled=False)
+                return
+            if self._job is Job.DELIVER and self._wanted:
+                mark("delays.retired")
+                self.index.remove(self._wanted.popleft()[1])
+                self._read_on(now)
+                return
+            if self._job is not Job.DELIVER:
+                self._job = Job.LOAD
+                self.index = DelayIndex()
+                offset = BEGIN  # the note itself was removed by retention
+        self._again(lambda now: self._fetch(offset, size, now), now)
+
+    def _found(self, batches: list[EncodedBatch], now: int) -> None:
+        """Take in the last note: where to begin to read."""
+        first = batches[0].verify() if batches else None
+        headers = first.headers if first is not None else []
+        start = offset_of(headers[0], PENDING_FROM) if headers else None
+        self._job = Job.LOAD
+        self._fetch(BEGIN if start is None else start, LOAD_BYTES, now)
+
+    def _load(self, batches: list[EncodedBatch], m: Fetched, now: int) -> None:
+        position = m.offset
+        for batch in batches:
+            if batch.header.attributes & NOTE:
+                self.index.take_in(batch.verify())
+            position = batch.end_offset
+        # Only this broker's own replica knows the end.
+        if self._holder is not None or position < max(m.high_watermark, self._target):
+            self._fetch(position, LOAD_BYTES, now)
+            return
+        mark("delays.loaded")
+        self.index.loaded()
+        self._job, self._loaded_to = Job.IDLE, position
+        self._look(now)
+
+    # --- jobs -----------------------------------------------------------------------------------
+
+    def tick(self, now: int) -> None:
+        """Do what is due."""
+        if now >= self._retry_at:
+            retry, self._retry_at = self._retry, NEVER
+            assert retry is not None
+            retry(now)
+        self._look(now)
+
+    def _look(self, now: int) -> None:
+        """Begin the next job, if none is under way."""
+        if self._job is Job.IDLE and self._retry_at == NEVER:
+            wall, end = self._host.wall_ms(now), self._host.end(self.name)
+            low = min(self.index.pending_from, end)
+            wanted = self._host.keep_from(self.name, low, is_full=len(self.index) >= PENDING_MAX)
+            spare = max(MOVE_OFFSETS, MOVE_SHARE * len(self.index))
+            if self.index.next_due <= wall:
+                self._wanted = deque(self.index.take_due(wall, COPIES_MAX))
+                self._job = Job.DELIVER
+                self._read_on(now)
+            elif self._cancels:
+                self._cancel(now)
+            elif low < wanted or end - low > spare:
+                self._move(low, max(wanted, end - spare // 2), now)
+            elif end - self._noted_at >= NOTE_OFFSETS:
+                self._append([(b"", None, ())], NOTE, now)
+        self._arm(now)
+
+    def _arm(self, now: int) -> None:
+        self.deadline = self._retry_at
+        if self._job is Job.IDLE:
+            wait = self.index.next_due - self._host.wall_ms(now)
+            self.deadline = min(self.deadline, now + max(0, min(wait, LOOK_MS)))
+
+    def _take_rows(self) -> tuple[list[Row], list[int]]:
+        rows, ids = self._rows, self._ids
+        self._rows, self._ids, self._bytes = [], [], 0
+        return rows, ids
+
+    def _append(
+        self, rows: list[Row], attributes: int, now: int, ids: list[int] | None = None
+    ) -> None:
+        """Append records; they are taken in when they are committed."""
+        is_note = attributes & NOTE == NOTE
+        if is_note:
+            end = self._host.end(self.name)
+            low, self._noted_at = min(self.index.pending_from, end), end + len(rows)
+            value, key, headers = rows[0]
+            pending = ((PENDING_FROM, str(low).encode()),)
+            rows[0] = value, key, (*(h for h in headers if h[0] != PENDING_FROM), *pending)
+        batch = EncodedBatch.encode(
+            [value for value, _, _ in rows],
+            timestamp_ms=self._host.wall_ms(now),
+            keys=[key for _, key, _ in rows],
+            headers=[headers for _, _, headers in rows],
+            attributes=attributes,
+            producer_id=DELAYS if is_note else -1,
+            base_sequence=self._host.sequence(self.name) if is_note else -1,
+        )
+        self._job, self._ids = Job.APPEND, ids or []
+        self._request = self._host.next_request()
+        produce = Produce(self._request, *self.name, AckMode.RAFT, batch, sync=True)
+        self._host.to_partition(self.name, produce, now, None)
+
+    def _produced(self, m: Produced, now: int) -> bool:
+        if self._job is not Job.APPEND:
+            return False
+        appended, self._appended = self._appended, None
+        ids, self._ids = self._ids, []
+        if m.error is None:
+            self.delivered += len(ids)
+            self._job = Job.IDLE
+            if appended is not None:
+                appended(now)
+        elif is_not_written(m.error) or isinstance(m.error, QuotaExceeded):
+            mark("delays.not_written")
+            self.index.put_back(ids, self._host.wall_ms(now))
+            self._job = Job.IDLE
+            self._again(lambda _: None, now)
+        else:
+            return True
+        self._look(now)
+        return False
+
+    # --- delivering -----------------------------------------------------------------------------
+
+    def _read_on(self, now: int) -> None:
+        """Read the next record that is wanted, or append those that were read."""
+        if self._wanted and self._bytes < COPY_BYTES:
+            self._fetch(self._wanted[0][0], READ_BYTES, now)
+            return
+        if self._wanted:
+            self.index.put_back([id for _, id in self._wanted], self._host.wall_ms(now))
+            self._wanted.clear()
+        rows, ids = self._take_rows()
+        self._job = Job.IDLE
+        if rows:
+            expires = any(time_of(headers, EXPIRES_AT) is not None for _, _, headers in rows)
+            attributes = DELAYED_COPY | (EXPIRES if expires else 0)
+            self._append(rows, attributes, now, ids)
+        else:
+            self._look(now)
+
+    def _read_due(self, batches: list[EncodedBatch], now: int) -> None:
+        wanted = self._wanted
+        for batch in batches:
+            if not wanted:
+                break
+            if wanted[0][0] >= batch.end_offset or not batch.header.attributes & DELAYED:
+                continue
+            rows = _rows(batch.verify())
+            while wanted and wanted[0][0] < batch.end_offset:
+                offset, id = wanted.popleft()
+                if (row := rows.get(offset)) is None:
+                    mark("delays.gone")
+                    self.index.remove(id)
+                    continue
+                value, key, headers = row
+                own = tuple(each for each in headers if each[0] not in OWN)
+                self._rows.append((value, key, (*own, (DELAYED_ID, str(id).encode()))))
+                self._ids.append(id)
+                self._bytes += len(value)
+        if wanted and not batches:
+            self._again(self._read_on, now)
+            return
+        self._read_on(now)
+
+    # --- cancelling -----------------------------------------------------------------------------
+
+    def cancel(self, source: str, m: CancelDelayed, now: int) -> None:
+        """Cancel a delayed record; the answer leaves when that is durable."""
+        if len(self._cancels) >= CANCELS_MAX:
+            error = QuotaExceeded("too many delayed records are being cancelled", retry_ms=RETRY_MS)
+            self._host.reply(source, Cancelled(m.id, error=error), now)
+            return
+        self._cancels.append((source, m))
+        self._look(now)
+
+    def _cancel(self, now: int) -> None:
+        _, m = self._cancels[0]
+        self._job = Job.CANCEL
+        self._fetch(self.index.offset(m.offset), READ_BYTES, now)
+
+    def _read_cancelled(self, batches: list[EncodedBatch], now: int) -> None:
+        _, m = self._cancels[0]
+        at = self.index.offset(m.offset)
+        row = None
+        for batch in batches:
+            if batch.base_offset <= at < batch.end_offset and batch.header.attributes & DELAYED:
+                row = _rows(batch.verify()).get(at)
+        due = time_of(row[2], DELIVER_AT) if row is not None else None
+        if due is None:
+            why = f"the record at offset {m.offset} of {self.name} is not delayed"
+            self._answer_cancel(now, error=InvalidRequest(why))
+        elif due <= self._host.wall_ms(now):
+            self._answer_cancel(now, is_cancelled=False)
+        elif not self.index.is_pending(m.offset, at):
+            self._answer_cancel(now, is_cancelled=True)  # It was cancelled before.
+        else:
+            headers = ((CANCELLED, str(m.offset).encode()), (DELIVER_AT, str(due).encode()))
+            self._appended = lambda now: self._answer_cancel(now, is_cancelled=True)
+            self._append([(b"", None, headers)], NOTE, now)
+
+    def _answer_cancel(
+        self, now: int, *, is_cancelled: bool = False, error: PymqError | None = None
+    ) -> None:
+        source, m = self._cancels.popleft()
+        self._job = Job.IDLE
+        self._host.reply(source, Cancelled(m.id, is_cancelled, error), now)
+        self._look(now)
+
+    # --- moving ---------------------------------------------------------------------------------
+
+    def _move(self, start: int, stop: int, now: int) -> None:
+        mark("delays.move")
+        self._job, self._stop = Job.MOVE, stop
+        self._fetch(start, LOAD_BYTES, now)
+
+    def _read_moved(self, batches: list[EncodedBatch], now: int) -> None:
+        position = self._position
+        for batch in batches:
+            position = batch.end_offset
+            if not batch.header.attributes & DELAYED:
+                continue
+            for offset, (value, key, headers) in _rows(batch.verify()).items():
+                if time_of(headers, DELIVER_AT) is None:
+                    continue
+                moved = offset_of(headers, DELAYED_ID)
+                id = offset if moved is None else moved
+                if offset >= self._stop or not self.index.is_pending(id, offset):
+                    continue
+                own = tuple(each for each in headers if each[0] not in (DELAYED_ID, PENDING_FROM))
+                self._rows.append((value, key, (*own, (DELAYED_ID, str(id).encode()))))
+                self._bytes += len(value)
+            if len(self._rows) >= COPIES_MAX or self._bytes >= COPY_BYTES:
+                break
+        is_enough = len(self._rows) >= COPIES_MAX or self._bytes >= COPY_BYTES
+        if not batches:
+            self._again(lambda now: self._fetch(position, LOAD_BYTES, now), now)
+            return
+        if position < self._stop and not is_enough:
+            self._fetch(position, LOAD_BYTES, now)
+            return
+        rows, _ = self._take_rows()
+        self._job = Job.IDLE
+        if rows:
+            self._append(rows, NOTE, now)
+        else:
+            self._look(now)
+
+
+OWN = (DELIVER_AT, DELAYED_ID, PENDING_FROM)
+
+
+def _rows(batch: EncodedBatch) -> dict[int, Row]:
+    """The records of a batch, by offset."""
+    columns = zip(batch.values, batch.keys, batch.headers, strict=True)
+    return dict(zip(batch.offsets, columns, strict=True))

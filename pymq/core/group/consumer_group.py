@@ -1,0 +1,230 @@
+"""A consumer group: its members, what is assigned to them, and its offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import attrs
+
+from pymq.core.batch.offset_ranges import EVERYTHING, Ranges
+from pymq.core.group.group_offsets import GroupOffsets, Name
+from pymq.core.group.leases import Leases
+from pymq.core.group.member import Member, MemberState
+from pymq.core.message import GroupState, Join, Lease
+from pymq.core.observe.coverage import mark
+from pymq.core.types import NEVER
+from pymq.core.values import Factory, define
+
+PER_MS = 20  # so many members and partitions delay the next assignment by a millisecond ...
+PAUSE_MAX_MS = 500  # ... up to so much
+
+TopicIndex = tuple[str, int]
+Assign = Callable[
+    [Sequence[str], Sequence[TopicIndex], Mapping[str, Sequence[TopicIndex]]],
+    dict[str, tuple[TopicIndex, ...]],
+]
+Assignors = Callable[[str], Assign]
+
+
+@define
+class ConsumerGroup:
+    """A consumer group."""
+
+    name: str
+    generation: int = 0
+    members: dict[str, Member] = Factory(dict)
+    offsets: GroupOffsets = Factory(GroupOffsets)
+    # members by partition, as of the last assignment
+    _owners: dict[Name, tuple[str, ...]] = Factory(dict)
+    _turn: int = 0  # the next partition to begin with, so that none is always first
+    assign_from: int = 0  # earliest time of the next assignment
+    assign_at: int = NEVER  # time of the next assignment, if there are changes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the group has neither members nor offsets."""
+        return not self.members and not self.offsets.leases
+
+    def owners(self, topic: str, partition: str) -> tuple[str, ...]:
+        """The members that the partition is assigned to."""
+        return self._owners.get((topic, partition), ())
+
+    # --- members --------------------------------------------------------------------------------
+
+    def join(self, m: Join, source: str, now: int) -> Member:
+        """Add a member, or let a known one begin anew."""
+        self.grow(m.topic, m.partitions)
+        if m.topic_id:
+            self.offsets.adopt(m.topic, m.topic_id)
+        before = self.members.get(m.member)
+        if before is not None:
+            before.move(MemberState.REMOVED)
+            if before.topic != m.topic:
+                self.offsets.release(before, now)
+                before = None
+        member = self.members[m.member] = Member(
+            m.member,
+            source,
+            m.topic,
+            m.assignor,
+            m.session_ms,
+            m.ack_wait_ms,
+            m.max_deliver,
+            m.reset,
+            now + m.session_ms,
+            before.partitions if before is not None else (),
+            m.id,
+            topic_id=m.topic_id,
+            ordered=m.ordered,
+        )
+        return member
+
+    def grow(self, topic: str, partitions: tuple[str, ...]) -> bool:
+        """Take in the partitions that a member knows; a member that knows fewer changes nothing."""
+        return self.offsets.topic(topic).grow(partitions, has_members=bool(self.members))
+
+    def remove(self, member: Member, now: int) -> None:
+        """Remove a member, and make the records available that it held."""
+        member.move(MemberState.REMOVED)
+        del self.members[member.id]
+        self.offsets.topic(member.topic).idle.pop(member.id, None)
+        self.offsets.release(member, now)
+
+    # --- assignment -----------------------------------------------------------------------------
+
+    def assign(self, assignors: Assignors, now: int) -> None:
+        """Compute the assignment: a new generation."""
+        self.generation += 1
+        by_topic: dict[str, list[Member]] = {}
+        for member in self.members.values():
+            by_topic.setdefault(member.topic, []).append(member)
+        for topic, members in by_topic.items():
+            consumed = self.offsets.topic(topic)
+            names = consumed.partitions
+            consumed.ordered = strictest(member.ordered for member in members)
+            place = {name: index for index, name in enumerate(names)}
+            previous = {
+                m.id: [(topic, place[p]) for p in m.partitions if p in place] for m in members
+            }
+            assign = assignors(members[0].assignor)
+            given = assign([m.id for m in members], [(topic, i) for i in place.values()], previous)
+            for member in members:
+                member.partitions = tuple(names[i] for _, i in given.get(member.id, ()))
+        owners: dict[Name, list[str]] = {}
+        for member in self.members.values():
+            for partition in member.partitions:
+                owners.setdefault((member.topic, partition), []).append(member.id)
+        self._owners = {name: tuple(ids) for name, ids in owners.items()}
+        self.assign_at, self.assign_from = NEVER, now + self.pause_ms()
+
+    def pause_ms(self) -> int:
+        """How long the next assignment waits for further changes: in proportion to its cost.
+
+        A small group does not wait. Members that join a large one together share one assignment
+        (as with Kafka's ``group.initial.rebalance.delay.ms``), so assignments take a bounded share
+        of the coordinator's time.
+        """
+        topics = {member.topic for member in self.members.values()}
+        count = sum(len(self.offsets.topic(name).partitions) for name in topics)
+        return min((len(self.members) + count) // PER_MS, PAUSE_MAX_MS)
+
+    # --- leases ---------------------------------------------------------------------------------
+
+    def lease(self, member: Member, now: int) -> tuple[Lease, ...]:
+        """Lease records to a waiting member; returns the leases."""
+        assert member.waiting is not None
+        limit, found = member.waiting.max_records, list[Lease]()
+        # without the partitions that it has paused
+        wanted = {partition for partition, _, _ in member.waiting.known}
+        count, reach = len(member.partitions), self.offsets.topic(member.topic).reach
+        self._turn += 1
+        for step in range(count):
+            if limit <= 0:
+                break
+            partition = member.partitions[(self._turn + step) % count]
+            name = member.topic, partition
+            if partition not in wanted:
+                continue
+            leases, known = self.offsets.leases.get(name), reach.get(partition)
+            if leases is None or known is None or not leases.has_available(known[1], now):
+                continue
+            loose, among = self.offsets.loose(member.topic, leases), EVERYTHING
+            # With more members than partitions, several members share one.
+            allowed = self.owners(*name) if member.waiting.shares is None else (member.id,)
+            if leases.held_by_others(allowed, loose):
+                among = loose  # Another member still works on ordered records of the partition.
+            share = self._share(member, leases, known[1], limit, loose)
+            leased = self._acquire(member, partition, leases, known[1], share, now, among)
+            limit -= sum(lease.end - lease.start for lease in leased)
+            found += leased
+        if not found and limit > 0 and member.waiting.shares:
+            found = self._lease_elsewhere(member, limit, now)
+        return tuple(found)
+
+    def _acquire(
+        self,
+        member: Member,
+        partition: str,
+        leases: Leases,
+        end: int,
+        limit: int,
+        now: int,
+        among: Ranges,
+    ) -> list[Lease]:
+        until = now + member.ack_wait_ms
+        found = leases.acquire(member.id, end, limit, until, now, member.max_deliver, among)
+        return [attrs.evolve(lease, partition=partition) for lease in found]
+
+    def _lease_elsewhere(self, member: Member, limit: int, now: int) -> list[Lease]:
+        """Lease unordered records of another member's partition to an idle member."""
+        consumed = self.offsets.topic(member.topic)
+        for partition in list(consumed.open):
+            name = member.topic, partition
+            if member.id in self.owners(*name):
+                continue  # This partition was tried already.
+            leases, known = self.offsets.leases.get(name), consumed.reach.get(partition)
+            del consumed.open[partition]
+            if leases is None or known is None:
+                continue
+            loose = self.offsets.loose(member.topic, leases)
+            if leases.has_available(known[1], now, loose):
+                mark("group.lent")
+                consumed.open[partition] = None  # It goes to the end of the line.
+                share = self._share(member, leases, known[1], limit, loose)
+                return self._acquire(member, partition, leases, known[1], share, now, loose)
+        return []
+
+    def _share(self, member: Member, leases: Leases, end: int, limit: int, loose: Ranges) -> int:
+        """How many records of a partition one member gets while others are idle.
+
+        Unordered records are divided among the idle members; ordered ones are all its own.
+        """
+        idle = self.offsets.topic(member.topic).idle
+        others = len(idle) - (member.id in idle)
+        if not others or limit <= 1:
+            return limit  # the usual case: with many records no member is idle
+        theirs = leases.open_before(end, loose) * others // (1 + others)
+        return min(limit, max(1, leases.open_before(end) - theirs)) if theirs else limit
+
+    # --- time, and for people -------------------------------------------------------------------
+
+    def next_due(self, now: int) -> int:
+        """When the next session, wait, delay, lease or pause ends."""
+        due = self.assign_at
+        if self.members:
+            for member in self.members.values():
+                due = min(due, member.gone_at, member.waits_until)
+            due = min(due, self.offsets.next_due(now))
+        return due
+
+    def describe(self, request: int, now: int) -> GroupState:
+        """Describe the group, as the answer to a request."""
+        members = tuple(member.describe(now) for member in self.members.values())
+        offsets = self.offsets.describe()
+        return GroupState(request, self.name, self.generation, members, offsets)
+
+
+def strictest(said: Iterable[bool | None]) -> bool | None:
+    """Return the strictest order that any member requires."""
+    found = set(said)
+    return True if True in found else None if None in found or not found else False

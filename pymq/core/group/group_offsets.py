@@ -1,0 +1,231 @@
+"""The offsets and leases of a group, by partition, and the topics that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import repeat
+
+from pymq.core.batch.offset_ranges import EVERYTHING, NOTHING, Ranges, joined
+from pymq.core.group.leases import Leases
+from pymq.core.group.member import Member
+from pymq.core.group.topic_state import TopicState
+from pymq.core.message import Acquire, GetLeases, GroupLeases, GroupOffset, Range, Settle
+from pymq.core.types import NEVER
+from pymq.core.values import Factory, define
+
+SPANS_MAX = 1_000  # in one answer
+
+Name = tuple[str, str]  # topic and partition
+
+
+@define
+class GroupOffsets:
+    """What a group has acknowledged, has leased and has yet to lease, in all of its topics."""
+
+    leases: dict[Name, Leases] = Factory(dict)
+    topics: dict[str, TopicState] = Factory(dict)
+
+    # --- topics ---------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicState:
+        """The state of a topic that a member consumes, or in which the group has an offset."""
+        found = self.topics.get(name)
+        if found is None:
+            found = self.topics[name] = TopicState(name)
+        return found
+
+    def end(self, topic: str, partition: str) -> int | None:
+        """The end of a partition, as members have reported it."""
+        found = self.topics.get(topic)
+        reach = found.reach.get(partition) if found is not None else None
+        return reach[1] if reach is not None else None
+
+    def adopt(self, topic: str, topic_id: str) -> None:
+        """Take in the id of a topic that a member has named."""
+        self.topic(topic).adopt(topic_id, [p for found, p in self.leases if found == topic])
+
+    def forget(self, topic: str, is_gone: Callable[[str], bool]) -> list[Name]:
+        """Drop the state of deleted topics of that name; returns the partitions that had
+        offsets.
+        """
+        consumed = self.topic(topic)
+        names = [name for name in self.leases if name[0] == topic]
+        forgotten = [name for name in names if is_gone(consumed.id_of(name[1]))]
+        for name in forgotten:
+            del self.leases[name]
+        consumed.forget(is_gone)
+        self._drop_if_blank(topic)
+        return forgotten
+
+    def _drop_if_blank(self, topic: str) -> None:
+        if self.topics[topic].is_blank:
+            del self.topics[topic]
+
+    # --- offsets --------------------------------------------------------------------------------
+
+    def set_offset(self, topic: str, partition: str, leases: Leases, topic_id: str = "") -> None:
+        """Set a partition's offset; *topic_id* is the topic that it belongs to, if known."""
+        self.leases[topic, partition] = leases
+        self.topic(topic).begin_anew(partition, topic_id)
+
+    def drop_offset(self, topic: str, partition: str) -> None:
+        """Remove a partition's offset."""
+        if self.leases.pop((topic, partition), None) is not None:
+            self.topic(topic).begin_anew(partition, "")
+            self._drop_if_blank(topic)
+
+    def learn(self, member: Member, m: Acquire) -> tuple[list[Name], list[Name]]:
+        """Take in *member*'s ends of partitions, and begin those that have no offset.
+
+        Returns the partitions whose ends have changed, and those whose offsets must be written.
+        """
+        news, changed = list[Name](), list[Name]()
+        consumed = self.topic(member.topic)
+        names = set(consumed.partitions)
+        for partition, start, end in m.known:
+            # Other partitions belong to a topic that was deleted, or to none.
+            if partition in names and consumed.learn(partition, start, end):
+                name = member.topic, partition
+                news.append(name)
+                if self._begin(name, member, consumed):
+                    changed.append(name)
+                self.open(*name)
+        for partition, start, end in m.unkeyed:
+            name = member.topic, partition
+            leases = self.leases.get(name)
+            if leases is None or partition not in names:
+                continue
+            if leases.unkeyed.put(max(start, leases.committed), end):
+                news.append(name)
+                self.open(*name)
+        return news, changed
+
+    def _begin(self, name: Name, member: Member, consumed: TopicState) -> bool:
+        """Give a partition an offset if it has none; returns whether it must be written."""
+        partition = name[1]
+        start, end = consumed.reach[partition]
+        leases = self.leases.get(name)
+        if leases is not None:
+            # Ranges that did not fit into the last record may fit now.
+            is_news = leases.begin_at(start)
+        else:
+            is_news = not consumed.is_from_start(partition, member.reset)
+            # From now on END means this offset.
+            self.leases[name] = Leases(end if is_news else start)
+        consumed.begin(partition, member.topic_id)
+        return is_news
+
+    # --- records without an order ---------------------------------------------------------------
+
+    def open(self, topic: str, partition: str) -> None:
+        """Note that a partition may have records for members that it is not assigned to."""
+        consumed = self.topics.get(topic)
+        if consumed is not None and consumed.ordered is not True:
+            consumed.open[partition] = None
+
+    def loose(self, topic: str, leases: Leases) -> Ranges:
+        """The unordered records of a partition, which any member may lease at any time."""
+        ordered = self.topic(topic).ordered
+        return leases.unkeyed if ordered is None else NOTHING if ordered else EVERYTHING
+
+    # --- leases that end ------------------------------------------------------------------------
+
+    def acknowledge(
+        self, member: Member, acks: Iterable[tuple[str, Range]]
+    ) -> tuple[int, int, list[Name]]:
+        """Acknowledge records.
+
+        Returns how many were not leased to *member*, how many of those will be delivered again,
+        and the partitions whose offsets have changed.
+        """
+        refused = lapsed = 0
+        changed = list[Name]()
+        for partition, ranges in _by_partition(acks).items():
+            name = member.topic, partition
+            leases = self.leases.get(name)
+            if leases is None:
+                refused += sum(end - start for start, end in ranges)
+                continue
+            before = leases.committed
+            if late := leases.acknowledge(member.id, ranges):
+                refused += late
+                lapsed += leases.open_in(ranges)
+            if leases.committed != before or leases.done_ranges():
+                changed.append(name)
+        return refused, lapsed, changed
+
+    def put_off(self, member: Member, m: Settle, now: int) -> int:
+        """Return records to be delivered again, or renew them; returns when the first are due."""
+        due = NEVER
+        before: dict[str, int] = {}  # the member names nothing before this offset any more
+        errors = (*m.errors, *repeat("", len(m.nacks) - len(m.errors)))
+        for nack, error in sorted(zip(m.nacks, errors, strict=True)):
+            partition, (first, end), delay = nack
+            start = max(first, before.get(partition, 0))
+            leases = self.leases.get((member.topic, partition))
+            if leases is not None and start < end:
+                before[partition] = end
+                leases.reject(member.id, [(start, end)], now + delay, error)
+                due = min(due, now + delay) if delay else due
+        for partition, ranges in _by_partition(m.renewals).items():
+            if (leases := self.leases.get((member.topic, partition))) is not None:
+                leases.renew(member.id, ranges, now + member.ack_wait_ms)
+                due = min(due, now + member.ack_wait_ms)
+        return due
+
+    def give_back(self, member: Member, unread: Iterable[tuple[str, Range]], now: int) -> None:
+        """Return records that the application of *member* has not seen."""
+        for partition, ranges in _by_partition(unread).items():
+            if (leases := self.leases.get((member.topic, partition))) is not None:
+                leases.give_back(member.id, ranges, now)
+
+    def release(self, member: Member, now: int) -> None:
+        """Make the records available that *member* held."""
+        for name, leases in self.leases.items():
+            leases.release(member.id, now)
+            self.open(*name)
+
+    def expire(self, now: int) -> None:
+        """End the leases that have run out."""
+        for name, leases in self.leases.items():
+            leases.expire(now)
+            self.open(*name)
+
+    def next_due(self, now: int) -> int:
+        """When the next delay or lease ends."""
+        return min((leases.next_due(now) for leases in self.leases.values()), default=NEVER)
+
+    # --- for people -----------------------------------------------------------------------------
+
+    def describe(self) -> tuple[GroupOffset, ...]:
+        """Describe all offsets."""
+        return tuple(
+            GroupOffset(
+                topic,
+                partition,
+                leases.committed,
+                leases.next,
+                leases.in_flight,
+                leases.waiting,
+                leases.holders,
+                leases.is_full,
+            )
+            for (topic, partition), leases in sorted(self.leases.items())
+        )
+
+    def describe_leases(self, m: GetLeases, now: int) -> GroupLeases:
+        """Describe the records of a partition, as the answer to a request."""
+        leases = self.leases.get((m.topic, m.partition))
+        end = self.end(m.topic, m.partition) or 0
+        if leases is None:
+            return GroupLeases(m.id, known_end=end)
+        spans = leases.spans(m.offset, max(0, min(m.max_spans, SPANS_MAX)), now)
+        return GroupLeases(m.id, leases.committed, leases.next, end, spans)
+
+
+def _by_partition(spans: Iterable[tuple[str, Range]]) -> dict[str, list[Range]]:
+    """Join ranges by partition, so that each record is handled once however often it is named."""
+    found: dict[str, list[Range]] = {}
+    for partition, span in spans:
+        found.setdefault(partition, []).append(span)
+    return {partition: joined(ranges) for partition, ranges in found.items()}

@@ -1,0 +1,123 @@
+"""Leases records to the members of groups.
+
+A request for records waits until there are some (as in the purgatory of Kafka's
+``SharePartitionManager``). What makes records available serves the members that wait: news from a
+member, a settlement, a lease that runs out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from pymq.core.group.consumer_group import ConsumerGroup
+from pymq.core.group.context import GroupContext
+from pymq.core.group.group_offsets import Name
+from pymq.core.group.member import Member, MemberState
+from pymq.core.message import Acquire, Acquired, Lease, Settle, Settled
+
+IDLE_TRIES = 64  # idle members for which one request looks for records
+
+
+class LeaseManager:
+    """Answers requests for records, and settles leases."""
+
+    def __init__(self, context: GroupContext) -> None:
+        self._context = context
+
+    def acquire(self, group: ConsumerGroup, member: Member, m: Acquire, now: int) -> None:
+        """Lease records to a member, now or as soon as there are some."""
+        context = self._context
+        fresh = sum((member.topic, name) not in group.offsets.leases for name, _, _ in m.known)
+        if fresh:
+            context.limits.check_offsets(m.group, len(group.offsets.leases) + fresh)
+        news, changed = group.offsets.learn(member, m)
+        for name in changed:
+            context.offsets.changed(group.name, *name)
+        if member.waiting is not None:
+            self.answer(group, member, (), now)
+        if member.state is MemberState.JOINING:
+            # It has sent this before its Join, and has no assignment yet.
+            context.host.reply(member.source, Acquired(m.id, (), group.generation), now)
+        else:
+            member.move(MemberState.WAITING, m, context.clock.ms + m.max_wait_ms)
+            self._serve(group, member, now)
+        if len(group.members) > 1:
+            self._serve_owners(group, news, now)
+            self._serve_idle(group, member.topic, now)
+        if m.max_wait_ms == 0 or member.generation != group.generation:
+            self.answer(group, member, (), now)
+        context.timers.sooner(m.group, member.waits_until)
+
+    def settle(
+        self, source: str, group: ConsumerGroup, member: Member, m: Settle, now: int
+    ) -> None:
+        """Settle leases of a member, and serve the members that wait for the records."""
+        log, timers, at = self._context.offsets, self._context.timers, self._context.clock.ms
+        # Returned records first: an acknowledged range around them does not include them.
+        timers.sooner(group.name, group.offsets.put_off(member, m, at))
+        group.offsets.give_back(member, m.unread, at)
+        refused, lapsed, changed = group.offsets.acknowledge(member, m.acks)
+        for name in changed:
+            log.changed(group.name, *name)
+        log.note_counts(group, [(member.topic, partition) for partition, _, _ in m.nacks])
+        if m.id:
+            log.answer(source, Settled(m.id, refused, lapsed=lapsed), durable=m.durable)
+        told = (*m.acks, *m.unread, *((partition, span) for partition, span, _ in m.nacks))
+        names = {(member.topic, partition): None for partition, _ in told}
+        for name in names:
+            group.offsets.open(*name)
+        self._serve_owners(group, names, now)
+        self._serve_idle(group, member.topic, now)
+
+    def answer(
+        self, group: ConsumerGroup, member: Member, leases: tuple[Lease, ...], now: int
+    ) -> None:
+        """Answer the request for records that waits, if one does."""
+        if member.waiting is None:
+            return
+        answer = Acquired(member.waiting.id, leases, group.generation)
+        member.move(MemberState.STABLE)
+        group.offsets.topic(member.topic).idle.pop(member.id, None)
+        self._context.host.reply(member.source, answer, now)
+
+    def tick(self, group: ConsumerGroup, now: int) -> None:
+        """End the leases and waits that are over."""
+        at = self._context.clock.ms
+        group.offsets.expire(at)
+        self._context.offsets.note_counts(group, list(group.offsets.leases))
+        for member in list(group.members.values()):
+            self._serve(group, member, now)
+        for member in group.members.values():
+            if member.waits_until <= at:
+                self.answer(group, member, (), now)
+
+    def _serve_owners(self, group: ConsumerGroup, names: Iterable[Name], now: int) -> None:
+        """Serve the members that wait for records of some partitions."""
+        for id in dict.fromkeys(id for name in names for id in group.owners(*name)):
+            member = group.members.get(id)  # The member may have left since the last assignment.
+            if member is not None and member.waiting is not None:
+                self._serve(group, member, now)
+
+    def _serve_idle(self, group: ConsumerGroup, topic: str, now: int) -> None:
+        """Give members without records of their own partitions the unordered records of others."""
+        consumed = group.offsets.topics.get(topic)
+        if consumed is None or not consumed.open:
+            return
+        for id in list(islice(consumed.idle, IDLE_TRIES)):
+            if not consumed.open:
+                return
+            self._serve(group, group.members[id], now)
+
+    def _serve(self, group: ConsumerGroup, member: Member, now: int) -> None:
+        """Answer a member that waits if there are records for it."""
+        if member.waiting is None:
+            return
+        at = self._context.clock.ms
+        if found := group.lease(member, at):
+            self._context.timers.sooner(group.name, at + member.ack_wait_ms)
+            self.answer(group, member, found, now)
+        elif member.waiting.shares:
+            if member.state is MemberState.WAITING:
+                member.move(MemberState.IDLE, member.waiting, member.waits_until)
+            group.offsets.topic(member.topic).idle[member.id] = None

@@ -1,0 +1,123 @@
+"""A member as its coordinator sees it, and the members that were removed for good.
+
+A member waits for at most one answer at a time. Its state says for which:
+
+==========  ==========================================================  ======================
+state       meaning                                                     next
+==========  ==========================================================  ======================
+`JOINING`   its `Join` waits for the next assignment                    `STABLE`
+`STABLE`    it is assigned, and none of its requests waits              `WAITING`
+`WAITING`   its `Acquire` waits for records of its own partitions       `STABLE` or `IDLE`
+`IDLE`      ... which have none; unordered records of others would do   `STABLE`
+`REMOVED`   it left, was silent for too long, was fenced or joined
+            again; the coordinator refuses its requests
+==========  ==========================================================  ======================
+
+Any state may become `REMOVED`. A member that joins again begins as a new :class:`Member`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum, auto
+
+from pymq.core.message import Acquire, GroupMember
+from pymq.core.types import NEVER
+from pymq.core.values import define
+from pymq.errors import FencedMember, NotSubscribed, PymqError
+
+FENCED_MAX = 10_000  # fenced members that are remembered
+
+
+class MemberState(IntEnum):
+    """What a member waits for."""
+
+    JOINING = auto()
+    STABLE = auto()
+    WAITING = auto()
+    IDLE = auto()
+    REMOVED = auto()
+
+
+TRANSITIONS: Mapping[MemberState, frozenset[MemberState]] = {
+    MemberState.JOINING: frozenset({MemberState.STABLE, MemberState.REMOVED}),
+    MemberState.STABLE: frozenset({MemberState.WAITING, MemberState.REMOVED}),
+    MemberState.WAITING: frozenset({MemberState.STABLE, MemberState.IDLE, MemberState.REMOVED}),
+    MemberState.IDLE: frozenset({MemberState.STABLE, MemberState.REMOVED}),
+    MemberState.REMOVED: frozenset(),
+}
+
+
+@define
+class Member:
+    """A consumer in a group."""
+
+    id: str
+    source: str
+    topic: str
+    assignor: str
+    session_ms: int
+    ack_wait_ms: int
+    max_deliver: int
+    reset: int
+    gone_at: int
+    partitions: tuple[str, ...]  # assigned
+    join_id: int = 0  # the request id of its last Join
+    generation: int = 0  # of the last assignment it was sent
+    state: MemberState = MemberState.JOINING
+    waiting: Acquire | None = None  # while it is WAITING or IDLE
+    waits_until: int = NEVER
+    ordered: bool | None = None
+    topic_id: str = ""  # a later topic of the name has a greater id; "": the member named none
+
+    def move(
+        self, to: MemberState, waiting: Acquire | None = None, waits_until: int = NEVER
+    ) -> None:
+        """Change the state as :data:`TRANSITIONS` allows, and with it the request that waits."""
+        assert to in TRANSITIONS[self.state], f"{self.id}: {self.state.name} to {to.name}"
+        self.state, self.waiting, self.waits_until = to, waiting, waits_until
+
+    def describe(self, now: int) -> GroupMember:
+        """Describe the member, for people."""
+        waiting = self.waiting
+        return GroupMember(
+            self.id,
+            self.topic,
+            self.partitions,
+            self.source,
+            self.assignor,
+            self.ack_wait_ms,
+            self.max_deliver,
+            max(0, now + self.session_ms - self.gone_at),
+            None if waiting is None else tuple(partition for partition, _, _ in waiting.known),
+        )
+
+
+class FencedMembers:
+    """Members that were removed because their topic was deleted or their group unsubscribed.
+
+    Each of their requests gets the reason. The oldest is forgotten first when there are too many.
+    """
+
+    def __init__(self) -> None:
+        # topic, and whether it was deleted; by member
+        self._topics: dict[str, tuple[str, bool]] = {}
+
+    def add(self, member: Member, *, is_deleted: bool) -> None:
+        """Add a member whose topic was deleted, or whose group is no longer subscribed to it."""
+        self._topics[member.id] = member.topic, is_deleted
+        if len(self._topics) > FENCED_MAX:
+            del self._topics[next(iter(self._topics))]
+
+    def reason(self, group: str, member: str) -> PymqError:
+        """Return the error for a request of a member that *group* does not have."""
+        why = f"{member} is no member of group {group!r} any more"
+        if member not in self._topics:
+            return FencedMember(why)
+        topic, is_deleted = self._topics[member]
+        if is_deleted:
+            return FencedMember(f"{why}: topic {topic!r} was deleted", deleted=topic)
+        return NotSubscribed(
+            f"group {group!r} is not subscribed to topic {topic!r} any more; "
+            "opening a new consumer subscribes it again"
+        )

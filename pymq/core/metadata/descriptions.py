@@ -1,0 +1,131 @@
+"""The metadata and descriptions of topics, partitions and brokers that clients get."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pymq.core.metadata.nodes import Loss
+from pymq.core.metadata.topic_config import TopicConfig
+from pymq.core.types import AckMode
+from pymq.core.values import Factory, value
+
+
+@value
+class PartitionLeader:
+    """The leader of a partition, to which clients produce; None while there is none."""
+
+    partition: str
+    index: int
+    acks: AckMode
+    epoch: int
+    leader: str | None
+    endpoint: str | None
+    replicas: tuple[str, ...] = ()  # live brokers to read from, the most complete first
+
+
+@value
+class BrokerPlace:
+    """The endpoint and the rack of a live broker."""
+
+    name: str
+    endpoint: str
+    rack: str | None = None
+
+
+@value
+class TopicMetadata:
+    """The metadata of a topic for clients."""
+
+    topic: str
+    topic_id: str
+    config: TopicConfig
+    partitions: tuple[PartitionLeader, ...]  # in creation order
+    brokers: tuple[BrokerPlace, ...] = ()  # the live brokers that the partitions name
+
+
+@value
+class BlockDescription:
+    """A block as ``describe_topic`` shows it; *end_offset* is None while it is open."""
+
+    name: str
+    start_offset: int
+    end_offset: int | None
+    epoch: int
+    acks: AckMode
+    leader: str | None
+    replicas: tuple[str, ...]
+    size_bytes: int
+    number: int = 0  # counts the blocks of the partition, removed ones included
+    in_sync: tuple[str, ...] = ()  # replicas that hold all of it, or keep up while it is open
+    opened_ms: int = 0  # wall clock
+    max_timestamp_ms: int = -1  # of its records; -1 while it is open or empty
+    is_unclean: bool = False  # sealed without a replica that was known to hold all of it
+
+
+@value
+class PartitionDescription:
+    """A partition as ``describe_topic`` shows it."""
+
+    name: str
+    index: int
+    acks: AckMode
+    leader: str | None
+    epoch: int
+    replicas: tuple[str, ...]
+    in_sync: tuple[str, ...]
+    start_offset: int
+    end_offset: int
+    high_watermark: int
+    blocks: tuple[BlockDescription, ...]
+    problem: str | None = None  # why it has no leader, or why its leader cannot write
+    losses: tuple[Loss, ...] = ()
+    offline: tuple[str, ...] = ()  # replicas whose broker is dead or whose disk has failed
+    under_replicated: bool = False  # fewer replicas are in sync than intended
+    # False: no replica that is alive has reported in time, and *end_offset* and *high_watermark*
+    # are the start of the open block
+    is_reported: bool = True
+
+    def unreadable(self, dead: Collection[str]) -> list[BlockDescription]:
+        """Return the sealed blocks that only *dead* brokers hold; a leader does not report them."""
+        return [
+            block
+            for block in self.blocks
+            if block.end_offset is not None and all(broker in dead for broker in block.in_sync)
+        ]
+
+
+@value
+class TopicDescription:
+    """The result of ``describe_topic``."""
+
+    name: str
+    config: TopicConfig
+    partitions: tuple[PartitionDescription, ...]
+
+
+@value
+class BrokerDescription:
+    """A broker as ``cluster`` shows it."""
+
+    name: str
+    endpoint: str
+    rack: str | None
+    alive: bool
+    leads: int  # partitions whose open block it leads
+    is_draining: bool = False
+    blocks: int = 0  # open and sealed blocks of which it is a replica
+    kept_by: tuple[str, ...] = ()  # why it is not empty yet, while it is draining
+
+
+@value
+class ClusterDescription:
+    """The result of ``cluster``."""
+
+    controller: str
+    controller_epoch: int
+    brokers: tuple[BrokerDescription, ...] = Factory(tuple)
+    topics: int = 0
+    partitions: int = 0
+    leaderless: tuple[str, ...] = ()  # "topic/partition"; ``describe_topic`` says why
+    under_replicated_blocks: int = 0  # sealed blocks with fewer live whole copies than replicas
+    moving_blocks: int = 0  # sealed blocks that are being copied to another broker

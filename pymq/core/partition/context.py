@@ -1,0 +1,120 @@
+"""What the parts of one partition share: its metadata, its blocks, its role."""
+
+from __future__ import annotations
+
+from pymq.core.message import PartitionReport
+from pymq.core.metadata.nodes import PartitionState
+from pymq.core.observe.coverage import mark
+from pymq.core.partition.disk_health import DiskHealth
+from pymq.core.partition.host import Home
+from pymq.core.partition.local_blocks import LocalBlocks
+from pymq.core.partition.open_block import OpenBlock
+from pymq.core.types import BlockId, TopicPartition
+from pymq.core.values import define
+from pymq.errors import PymqError, StoreError
+
+
+@define
+class DelayBounds:
+    """Which records retention has to keep for their delay, and which ones it wants to remove."""
+
+    pending_from: int = 0  # no delayed record that is due later is before this offset
+    wanted_from: int = 0  # retention wants to remove all records before this one
+    is_full: bool = False  # there are as many as there may be
+
+
+class PartitionContext:
+    """The state of a partition on one broker, and questions about it; changes nothing."""
+
+    __slots__ = (
+        "blocks",
+        "delays",
+        "disk",
+        "host",
+        "leads_at",
+        "me",
+        "name",
+        "opened",
+        "problem",
+        "state",
+    )
+
+    def __init__(
+        self, state: PartitionState, host: Home, blocks: LocalBlocks, opened: OpenBlock
+    ) -> None:
+        self.name = TopicPartition(state.topic, state.partition)
+        self.me = host.me  # this broker
+        self.state = state
+        self.host = host
+        self.blocks = blocks  # on this broker's disk
+        self.opened = opened
+        self.disk: DiskHealth | None = None  # from the first failed write on
+        self.problem: PymqError | None = None  # why nothing can be read or written
+        self.delays: DelayBounds | None = None  # if this replica leads and has delayed records
+        self.leads_at: int | None = None  # the epoch in which this replica leads, while it does
+
+    @property
+    def leads(self) -> bool:
+        """Whether this broker leads the partition and takes in records."""
+        return self.leads_at is not None and self.problem is None
+
+    @property
+    def elected(self) -> int | None:
+        """The epoch for which this replica was elected, while it leads."""
+        return self.leads_at if self.opened.is_voted else None
+
+    @property
+    def epoch(self) -> int:
+        """The leader epoch, as far as this broker knows."""
+        return self.state.epoch if self.leads_at is None else self.leads_at
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether recovery has ended: it has found the log's end, or has failed for good."""
+        opened = self.opened
+        return opened.replicator is not None or self.problem is not None or opened.log is None
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The other brokers whose liveness this replica depends on."""
+        if self.opened.log is None or self.problem is not None:
+            return ()
+        return tuple(name for name in self.opened.node.replicas if name != self.me)
+
+    @property
+    def unable(self) -> BlockId | None:
+        """The open block if this broker is a replica of it and cannot act on it; else None.
+
+        Its disk has failed, or is not the disk that the block was created on. Its pings tell the
+        other replicas, which would wait for it forever while its broker is alive.
+        """
+        block = self.opened.node
+        if self.me not in block.replicas or (self.problem is None and self.blocks.holds(block)):
+            return None
+        mark("partition.unable")
+        return self.state.block_id(block)
+
+    @property
+    def offline(self) -> PymqError | None:
+        """Why this broker cannot hold the partition now, if its disk is the reason."""
+        if isinstance(self.problem, StoreError):
+            return self.problem
+        return self.disk.problem if self.disk is not None else None
+
+    def is_open(self, block: BlockId) -> bool:
+        """Whether *block* is the open one."""
+        return self.state.block_id(self.opened.node) == block
+
+    def report(self) -> PartitionReport:
+        """Return this replica's state, for ``describe_topic``."""
+        log, replicator = self.opened.log, self.opened.replicator
+        return PartitionReport(
+            *self.name,
+            self.state.blocks[0].start,
+            self.opened.offsets.end,
+            self.opened.offsets.high_watermark,
+            log.size if log is not None else 0,
+            replicator.in_sync if replicator is not None else (),
+            next((str(x) for x in (self.problem, *self.blocks.repairs.problems) if x), None),
+            self.leads_at is not None,
+        )

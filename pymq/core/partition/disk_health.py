@@ -1,0 +1,63 @@
+"""Whether the disk of one replica takes writes.
+
+| state | meaning | next |
+|---|---|---|
+| SOUND | the last write succeeded | AILING after a failed write |
+| AILING | the replica does not lead | SOUND after a write; ON_TRIAL after a pause |
+| ON_TRIAL | it may lead, so that a write is tried | SOUND or AILING after that write |
+
+A failed sync is another matter: the replica fails for good, until its broker starts again.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from pymq.core.observe.coverage import mark
+from pymq.core.types import NEVER
+from pymq.errors import PymqError
+
+AILS_MS = 2_000  # the first pause ...
+AILS_MAX_MS = 64_000  # ... is doubled each time a write on trial fails, up to this
+
+
+class DiskState(Enum):
+    """Whether a disk takes writes; the module's header has a table."""
+
+    SOUND = "the last write succeeded"
+    AILING = "a write failed"
+    ON_TRIAL = "a write failed, and the next one shows whether the disk is sound"
+
+
+class DiskHealth:
+    """The health of the disk under one replica."""
+
+    __slots__ = ("_failures", "problem", "state", "until")
+
+    def __init__(self) -> None:
+        self.state = DiskState.SOUND
+        self.problem: PymqError | None = None  # why the last write failed, while AILING
+        self.until = NEVER  # when AILING ends
+        self._failures = 0  # in a row, those while AILING not counted
+
+    def failed(self, error: PymqError, now: int) -> None:
+        """Take in that a write has failed."""
+        if self.state is not DiskState.AILING:
+            self._failures += 1
+        self.state = DiskState.AILING
+        self.problem = error
+        self.until = now + min(AILS_MS << min(self._failures - 1, 16), AILS_MAX_MS)
+
+    def wrote(self) -> None:
+        """Take in that a write has succeeded."""
+        self._failures = 0
+        self._end(DiskState.SOUND)
+
+    def try_again(self) -> None:
+        """Take in that the pause is over."""
+        self._end(DiskState.ON_TRIAL)
+
+    def _end(self, state: DiskState) -> None:
+        mark("partition.writes_again")
+        self.state = state
+        self.problem, self.until = None, NEVER

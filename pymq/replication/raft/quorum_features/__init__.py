@@ -1,0 +1,18 @@
+"""ReadIndex, snapshots and learners: features of Raft that no broker uses.
+
+They are for a quorum of zkservers that replicate their metadata by Raft. A block needs none of
+them: its readers read what is committed, its first batch has all that it needs of the past, and its
+members do not change.
+
+==============================  ====================================================================
+:mod:`~.messages`               The messages that only these features send. They have no number in
+                                :mod:`pymq.transport.wire`, so no broker accepts them from the
+                                network; a quorum has to bring its own wire format.
+:mod:`~.read_index`             Reads that a deposed leader must not answer (thesis 6.4). The caller
+                                uses ``Raft.read_index`` and ``Raft.reads``.
+:mod:`~.snapshots`              A follower that lacks entries which the leader has compacted. Works
+                                only if the log is a :class:`~.snapshots.SnapshotLog`.
+``Raft(learners=...)``          Members that neither vote nor count: ``RaftGroup.voters`` leaves
+                                them out, and the rest of Raft asks for voters.
+==============================  ====================================================================
+"""

@@ -1,0 +1,32 @@
+"""Messages of ReadIndex and of snapshots; see the header of the package."""
+
+from __future__ import annotations
+
+from pymq.core.message import RaftAppend, RaftAppended
+from pymq.core.types import BlockId
+from pymq.core.values import value
+
+
+@value
+class RoundAppend(RaftAppend):
+    """RaftAppend of a leader that has reads to confirm: the follower's answer repeats *round*."""
+
+    round: int = 0
+
+
+@value
+class RoundAppended(RaftAppended):
+    """The answer to RoundAppend, with the latest round of this term."""
+
+    round: int = 0
+
+
+@value
+class RaftSnapshot:
+    """InstallSnapshot: the state before *end*, for a follower that is behind the log's start."""
+
+    block: BlockId
+    epoch: int
+    end: int
+    last_epoch: int
+    data: bytes

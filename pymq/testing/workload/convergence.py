@@ -1,0 +1,155 @@
+"""Tells how far a healed cluster has caught up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from pymq.coord import paths
+from pymq.core.metadata.nodes import BlockNode, decode_node
+from pymq.core.types import AckMode, BlockId
+from pymq.testing.checkers.base import StoreWatch
+from pymq.testing.cluster import Cluster
+from pymq.testing.faults.plan import Plan
+from pymq.testing.simulation import probe
+from pymq.testing.workload.applications import Application, WorkloadHistory
+from pymq.testing.workload.consuming import ReadingApp
+
+
+class Convergence:
+    """Compares readers, groups and replicas with the ends of the partitions."""
+
+    def __init__(
+        self, cluster: Cluster, watch: StoreWatch, plan: Plan, apps: Mapping[str, Application]
+    ) -> None:
+        self._cluster = cluster
+        self._watch = watch
+        self._plan = plan
+        self._apps = apps
+
+    def is_read(self) -> bool:
+        """Whether each reader has read to the end of each partition."""
+        for app in self._apps.values():
+            if len(app.readers) < len(app.config.get("readers", ())):
+                return False
+            if not all(self.is_at_end(reading) for reading in app.readers):
+                return False
+        return True
+
+    def is_at_end(self, reading: ReadingApp) -> bool:
+        """Whether a reader has read all records; it skips those that no disk has any more."""
+        for name, cursor in reading.reader.cursors.items():
+            orphan = self._watch.orphan(reading.topic, name, cursor.position)
+            if orphan is not None and orphan.end is not None:
+                reading.reader.seek(name, orphan.end)
+            if cursor.position < self._end(reading.topic, name):
+                return False
+        return True
+
+    def acknowledged(self) -> int:
+        """The sum of the committed offsets of all groups."""
+        brokers = [
+            host.broker for host in self._cluster.brokers.values() if host.broker is not None
+        ]
+        return sum(
+            leases.committed for broker in brokers for *_, leases in probe.all_leases(broker)
+        )
+
+    def is_processed(self) -> bool:
+        """Whether each group has acknowledged every record that is still there."""
+        wanted = {
+            (str(group), str(topic))
+            for app in self._plan.apps
+            for topic, group in app.get("groups", ())
+        }
+        found = {
+            (group, topic, partition): leases.committed
+            for host in self._cluster.brokers.values()
+            if host.broker is not None
+            for _, group, topic, partition, leases in probe.all_leases(host.broker)
+        }
+        for group, topic in sorted(wanted):
+            for name, partition in self.partitions():
+                is_behind = name == topic and (
+                    found.get((group, topic, partition), 0) < self._end(topic, partition)
+                )
+                if is_behind and not self._is_stuck(group, topic, partition):
+                    return False
+        return True
+
+    def are_delivered(self, history: WorkloadHistory, raft: Collection[str]) -> bool:
+        """Whether a group got each delayed record that is due, if it was safe.
+
+        *raft* are the topics whose acknowledged records no fault may lose.
+        """
+        wall = next(iter(self._apps.values())).wall_ms() if self._apps else 0
+        # A record that was leased to a member that crashed counts as delivered.
+        joins = [
+            (str(topic), str(group), app.get("max_deliver", 0))
+            for app in self._plan.apps
+            for topic, group in app.get("groups", ())
+        ]
+        limited = {(topic, group) for topic, group, most in joins if most}
+        wanted = {(t, g) for t, g, _ in joins if t in raft and (t, g) not in limited}
+        came = {(number, group) for group, number, _ in history.copies}
+        for sent in history.sent:
+            if not sent.due_ms or not sent.is_acked or sent.expires_ms:
+                continue
+            for topic, group in wanted:
+                if topic == sent.topic and (sent.number, group) not in came:
+                    return False
+            if sent.due_ms > wall:
+                return False
+        return True
+
+    def is_converged(self, left: str | None) -> bool:
+        """Whether all replicas have all records, except those of the unrepaired broker *left*."""
+        for key, history in self._watch.histories.items():
+            if self._watch.names[key][0] in self._watch.mortal:
+                continue
+            number = max(history.blocks, default=None)
+            if number is None:
+                continue
+            for log in self._watch.ledger.replicas(BlockId(*key, number)):
+                host = self._cluster.brokers[log.node]
+                if log.node == left:
+                    continue  # Its disk fails for ever.
+                if log.chain_at(history.end()) is None and host.hosts(key):
+                    return False
+        return True
+
+    def has_zkserver(self) -> bool:
+        """Whether a zkserver is active."""
+        hosts = self._cluster.zkservers.values()
+        return any(host.controller is not None and host.controller.is_active for host in hosts)
+
+    def partitions(self) -> list[tuple[str, str]]:
+        """Topic and name of each partition of the applications."""
+        return [name for name in self._watch.indexes if not name[0].startswith("__")]
+
+    def leaderless(self) -> list[tuple[str, str]]:
+        """Partitions without majorities whose open block has an empty in-sync set."""
+        found = []
+        for entry in self._cluster.ensemble.entries():
+            match paths.parse(entry.path):
+                case paths.BlockPath(topic=topic, partition=partition):
+                    block = decode_node(BlockNode, entry.data)
+                    has_majority = block.acks is AckMode.RAFT and len(block.replicas) > 1
+                    if block.end is None and block.replicas and not block.in_sync:
+                        found += [] if has_majority else [(topic, partition)]
+                case _:
+                    pass
+        return found
+
+    def _is_stuck(self, group: str, topic: str, partition: str) -> bool:
+        """Whether a member waits for records that no disk has any more."""
+        return any(
+            at == partition and self._watch.orphan(topic, partition, offset) is not None
+            for app in self._apps.values()
+            for working in app.workers
+            if (working.worker.config.group, working.topic) == (group, topic)
+            for at, offset in probe.fetching(working.worker)
+        )
+
+    def _end(self, topic: str, partition: str) -> int:
+        history = self._watch.history_of(topic, partition)
+        return history.end() if history is not None else 0

@@ -1,0 +1,85 @@
+"""The packets for clients that have not left the process, and the clients that take none.
+
+A broker asks before it reads records for a client, so that a slow client does not fill its memory
+(:class:`pymq.core.pending.fetch_limits.FetchOutbox`).
+"""
+
+from __future__ import annotations
+
+import time
+
+from pymq.core.pending.fetch_limits import Loads
+from pymq.transport.base import TransportQuotas
+from pymq.transport.zeromq.connections import cut
+from pymq.transport.zeromq.peers import Peer, Peers
+
+LOOK_S = 1.0  # between two searches for stalled clients
+
+
+class ClientOutbox:
+    """The clients of one node with packets that have not left the process."""
+
+    def __init__(self, peers: Peers, quotas: TransportQuotas | None, stalled_ms: int) -> None:
+        self.loaded: dict[Peer, None] = {}  # clients with bytes that have not left the process
+        self._peers = peers
+        self._quotas = quotas
+        self._stalled_s = stalled_ms / 1000
+        self._looked_at = 0.0  # when stalled clients were last searched for
+
+    def loads(self) -> Loads:
+        """The bytes that have not left the process, by principal and connection."""
+        found, now = Loads(), time.monotonic()
+        for peer in list(self.loaded):
+            if size := self._unsent(peer, now):
+                found.add(peer.principal or peer.name, peer.name, size)
+        return found
+
+    def owner(self, source: str) -> tuple[str, str]:
+        """Return the principal of a machine (or its node if it has none), and its node."""
+        peer = self._peers.find(source)[0]
+        return peer.principal or peer.name, peer.name
+
+    def is_there(self, connection: str) -> bool:
+        """Whether a node is connected, or can be connected to."""
+        peer = self._peers.by_name.get(connection)
+        return peer is not None and (
+            peer.route is not None
+            or peer.link is not None
+            or self._peers.endpoint(peer) is not None
+        )
+
+    def wait_ms(self, account: str) -> int:
+        """Return the wait until the quota of a principal allows a send to it; 0 if now."""
+        return self._quotas.fetch_wait_ms(account) if self._quotas is not None else 0
+
+    def write_wait_ms(self, account: str) -> int:
+        """Return the wait until the quota of a principal allows a write for it; 0 if now."""
+        return self._quotas.produce_wait_ms(account) if self._quotas is not None else 0
+
+    def wrote(self, account: str, size: int) -> None:
+        """Count bytes written for a principal in addition to those that it sent."""
+        if self._quotas is not None:
+            self._quotas.produced(account, size)
+
+    def cut_stalled(self, now: float) -> list[Peer]:
+        """End the connections of clients that have not taken any of their packets for too long.
+
+        Searches once a second at most, and returns those clients.
+        """
+        if now - self._looked_at <= LOOK_S:
+            return []
+        self._looked_at = now
+        connected = [
+            peer for peer in list(self.loaded) if self._unsent(peer, now) and peer.route is not None
+        ]
+        return [
+            peer
+            for peer in connected
+            if now - peer.flight.moved_at > self._stalled_s and cut(peer.came_from)
+        ]
+
+    def _unsent(self, peer: Peer, now: float) -> int:
+        size = peer.waiting_bytes + peer.flight.look(now)
+        if not size:
+            del self.loaded[peer]
+        return size
