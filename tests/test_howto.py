@@ -6,6 +6,7 @@ import ast
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -124,6 +125,25 @@ def test_the_settings_of_nodes(script: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert "/etc/pymq/keys" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+@pytest.mark.parametrize("node", ["broker", "zkserver"])
+def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
+    """Only the path of pymq and the user are of another machine."""
+    (text,) = [text for text in blocks("cluster.md", "ini") if f"pymq {node} --config" in text]
+    command = str(Path(sys.executable).with_name("pymq"))
+    unit = tmp_path / f"pymq-{node}.service"
+    unit.write_text(text.replace("/opt/pymq/bin/pymq", command).replace("User=pymq", "User=daemon"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert unit.name not in done.stderr
 
 
 def test_settings_of_kafka_and_ours() -> None:

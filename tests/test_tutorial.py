@@ -112,7 +112,7 @@ def test_the_commands_of_the_readme(tmp_path: Path) -> None:
     lines = text.splitlines()
     assert 5 <= len(lines) < 10
     port = free_ports(1)[0] % 20_000 + 10_000
-    begin = next(i for i, line in enumerate(lines) if "local_cluster.py" in line) + 1
+    begin = next(i for i, line in enumerate(lines) if "cluster start" in line) + 1
     script = "\n".join(line for line in lines[begin:] if "pymq ui" not in line)
     with local_cluster(port, tmp_path) as page_url:
         pymq = f'pymq() {{ "{sys.executable}" -m pymq "$@"; }}'

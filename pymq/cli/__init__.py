@@ -33,6 +33,8 @@ COMMANDS = (
     "group",
     "records.dlq",
     "cluster",
+    "broker",
+    "zkserver",
     "records.explain",
     "doctor",
     "ui",
@@ -58,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         top = parser()
         args = top.parse_args(argv)
+        args.typed = argv[argv.index(args.command) + 1 :]  # for commands that parse it again
         if args.url is not None and not args.takes_url:
             top.error(f"--url: 'pymq {args.command}' uses no queue")
     except SystemExit:  # argparse has printed the help or the version

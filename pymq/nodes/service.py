@@ -16,12 +16,14 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymq import descriptors
 from pymq.errors import ConfigError, PymqError
 from pymq.nodes import garbage
-from pymq.nodes.assembly import Node
+
+if TYPE_CHECKING:
+    from pymq.nodes.assembly import Node
 
 log = logging.getLogger("pymq")
 

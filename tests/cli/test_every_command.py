@@ -19,8 +19,8 @@ from pymq.cli import main, parser
 from tests.cli.conftest import Queue, Told
 from tests.cli.test_docs import commands
 
-# Both go on for longer than a command: test_ui.py and test_demo.py have all three of each.
-ELSEWHERE = {"ui", "demo", "group delete"}
+# They go on for longer than a command: test_ui.py, test_demo.py and test_nodes.py have all of them.
+ELSEWHERE = {"ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
 NUMBERS = itertools.count(1)
 
 

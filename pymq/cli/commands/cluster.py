@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import threading
 import time
+from pathlib import Path
 
 import attrs
 
@@ -11,19 +14,41 @@ import pymq
 from pymq.cli.connect import opened
 from pymq.cli.interrupt import Interrupt
 from pymq.cli.show import INTERRUPTED, OK, Show
-from pymq.cli.subcommands import word, words
+from pymq.cli.subcommands import leaf, word, words
 from pymq.cli.units import clause, plural, time_text
 from pymq.core.metadata.descriptions import BrokerDescription, ClusterDescription
 from pymq.core.metadata.nodes import Loss
 from pymq.errors import ConfigError
+from pymq.nodes.local_cluster import BROKERS_FROM, LocalCluster
+from pymq.nodes.local_cluster import run as run_cluster
 
 HELP = "show brokers and zkservers, and move partitions between brokers"
+MAX_BROKERS = 50  # of one machine, in a cluster for trying it
 STILL_S = 5.0  # without progress, before the reason is printed
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     there = words(parser)
+    start = leaf(there, "start", "run a whole cluster on this machine until Ctrl-C")
+    start.add_argument("dir", metavar="DIR", type=Path, help="the folder of all its data")
+    start.add_argument("--brokers", metavar="N", type=int, default=3, help="(%(default)s)")
+    start.add_argument(
+        "--port", type=int, default=7878, help="of the first zkserver (%(default)s); brokers: +10"
+    )
+    start.add_argument("--http", metavar="HOST:PORT", help="where to serve the page (nowhere)")
+    start.add_argument(
+        "--coordinator",
+        metavar="URL",
+        help="zookeeper://HOSTS/ROOT or sqlite:PATH (zkserver.db in DIR)",
+    )
+    start.add_argument(
+        "--curve-dir",
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+        help="keys and policy of 'pymq keys', for zkserver, broker-0, broker-1 and so on",
+    )
+    start.set_defaults(do=_start)
     word(there, "status", "show brokers and the active zkserver", _status)
     reassign = word(there, "reassign", "move a partition to other brokers", _reassign)
     reassign.add_argument("topic", metavar="TOPIC")
@@ -55,6 +80,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, show: Show) -> int:
     """Run the nested command."""
     return int(args.do(args, show))
+
+
+def _start(args: argparse.Namespace, show: Show) -> int:
+    if args.url is not None:
+        raise ConfigError("--url: 'pymq cluster start' starts a cluster, and uses none")
+    if not 1 <= args.brokers <= MAX_BROKERS:
+        raise ConfigError(f"--brokers: from 1 to {MAX_BROKERS}, not {args.brokers}")
+    if not 1 <= args.port <= 65_535 - BROKERS_FROM - args.brokers:
+        raise ConfigError(f"--port: {args.port} leaves no ports for the brokers")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: stop.set())
+    cluster = LocalCluster(
+        data=args.dir,
+        brokers=args.brokers,
+        port=args.port,
+        coordinator=args.coordinator,
+        http=args.http,
+        curve_dir=None if args.curve_dir is None else Path(args.curve_dir),
+    )
+    return run_cluster(cluster, stop, lambda line: print(line, flush=True))
 
 
 def _status(args: argparse.Namespace, show: Show) -> int:

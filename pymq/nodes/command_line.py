@@ -1,0 +1,87 @@
+"""The options of a broker and of a zkserver on a command line, and the nodes that they describe.
+
+``pymq broker``, ``pymq zkserver`` and the programs in ``examples/`` share them. Parse with
+:func:`pymq.nodes.service.parse`, which also reads a configuration file, and pass what
+:func:`broker_arguments` or :func:`zkserver_arguments` returns to the node.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from pymq.nodes.service import common, endpoints, limits, secure, web
+
+
+def broker_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a broker."""
+    parser.add_argument("--name", required=True, help="the broker's own name; it never changes")
+    _addresses(parser)
+    parser.add_argument(
+        "--zkserver", required=True, type=endpoints, help="tcp://HOST:PORT, several with commas"
+    )
+    parser.add_argument("--data", required=True, help="its folder, or memory:")
+    parser.add_argument("--rack", help="brokers of one rack fail together")
+    parser.add_argument(
+        "--copy-bytes-s",
+        type=int,
+        default=50 << 20,
+        help="bytes a second of sealed blocks that are copied to it; 0: no limit (%(default)s)",
+    )
+    secure(parser)
+    limits(parser)
+    web(parser)
+
+
+def broker_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of :class:`pymq.Broker` for parsed options."""
+    names = "name data rack copy_bytes_s fetch_max_bytes fetch_memory_bytes group_max_members"
+    own = {name: getattr(args, name) for name in names.split()}
+    return {**own, "zkservers": args.zkserver, **common(args)}
+
+
+def zkserver_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a zkserver."""
+    _addresses(parser)
+    parser.add_argument(
+        "--coordinator",
+        default="memory:",
+        help="memory:, sqlite:PATH or zookeeper://HOSTS/ROOT (%(default)s)",
+    )
+    parser.add_argument(
+        "--session-ms",
+        type=int,
+        default=2_000,
+        help="a broker that is silent for longer is dead (%(default)s)",
+    )
+    parser.add_argument(
+        "--replica-lost-s",
+        type=float,
+        default=600.0,
+        help="a broker that is dead for longer is lost: its sealed blocks are copied (%(default)s)",
+    )
+    parser.add_argument(
+        "--copies-at-once",
+        type=int,
+        default=8,
+        help="sealed blocks that are copied at the same time (%(default)s)",
+    )
+    parser.add_argument(
+        "--leader-balance-s",
+        type=float,
+        default=300.0,
+        help="how often leaders are spread evenly again; 0: only when asked (%(default)s)",
+    )
+    secure(parser)
+    web(parser, has_page=True)
+
+
+def zkserver_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of :class:`pymq.ZkServer` for parsed options."""
+    names = "coordinator session_ms replica_lost_s copies_at_once leader_balance_s http_writable"
+    return {**{name: getattr(args, name) for name in names.split()}, **common(args)}
+
+
+def _addresses(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--listen", required=True, help="tcp://HOST:PORT or ipc://PATH")
+    parser.add_argument("--advertise", help="where others reach it, if not at --listen")
