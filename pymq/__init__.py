@@ -34,7 +34,7 @@ from pymq.core.types import AckMode, TopicPartition
 from pymq.nodes.embedded import BROKERS_MAX, open_folder, open_memory
 
 if TYPE_CHECKING:
-    from pymq import aio
+    from pymq import aio, serde
     from pymq.client.admin.groups import (
         GroupDescription,
         LeaseDescription,
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from pymq.client.consumer.consumer import Consumer
     from pymq.client.consumer.status import ConsumerStatus
     from pymq.client.redrive.redrive import Redriven
+    from pymq.client.typed.consumer import TypedConsumer
+    from pymq.client.typed.topic import TypedTopic
+    from pymq.client.typed.values import TypedRecord
     from pymq.core.batch.view import RecordBatch
     from pymq.nodes.assembly import Broker, ZkServer
 
@@ -76,10 +79,14 @@ __all__ = [
     "TopicConfig",
     "TopicDescription",
     "TopicPartition",
+    "TypedConsumer",
+    "TypedRecord",
+    "TypedTopic",
     "ZkServer",
     "aio",
     "errors",
     "open",
+    "serde",
 ]
 
 
@@ -146,8 +153,12 @@ _LATER = {
     "MemberDescription": "pymq.client.admin.groups",
     "RecordBatch": "pymq.core.batch.view",
     "Redriven": "pymq.client.redrive.redrive",
+    "TypedConsumer": "pymq.client.typed.consumer",
+    "TypedRecord": "pymq.client.typed.values",
+    "TypedTopic": "pymq.client.typed.topic",
     "ZkServer": "pymq.nodes.assembly",
     "aio": "pymq.aio",
+    "serde": "pymq.serde",
 }
 
 
@@ -155,7 +166,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'pymq' has no attribute {name!r}")
     module = import_module(_LATER[name])
-    found = module if name == "aio" else getattr(module, name)
+    found = module if name in ("aio", "serde") else getattr(module, name)
     globals()[name] = found  # Later accesses find it without this function.
     return found
 

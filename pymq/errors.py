@@ -39,6 +39,7 @@ __all__ = [
     "InvalidRequest",
     "MissingExtra",
     "NoBrokers",
+    "NoResponders",
     "NotController",
     "NotEnoughBrokers",
     "NotEnoughReplicas",
@@ -57,6 +58,7 @@ __all__ = [
     "RecordTooLarge",
     "ReplicaNotAvailable",
     "RequestTimeout",
+    "SchemaIncompatible",
     "StaleControllerEpoch",
     "StaleEpoch",
     "StoreError",
@@ -66,6 +68,8 @@ __all__ = [
     "UnknownGroup",
     "UnknownPartition",
     "UnknownTopic",
+    "ValueNotDecoded",
+    "ValueNotEncoded",
     "error_from_code",
 ]
 
@@ -328,6 +332,34 @@ class ProducerLimitReached(PymqError):
     """The cluster has as many named producers as it may; no new name is taken."""
 
     code = "PRODUCER_LIMIT_REACHED"
+
+
+# --- typed values, request and reply --------------------------------------------------------------
+
+
+class ValueNotEncoded(PymqError, ValueError):
+    """The value does not fit the type of its topic; it was not sent."""
+
+    code = "VALUE_NOT_ENCODED"
+
+
+class ValueNotDecoded(PymqError, ValueError):
+    """The bytes of a record are no value of the type of its topic."""
+
+    code = "VALUE_NOT_DECODED"
+
+
+class SchemaIncompatible(PymqError, ValueError):
+    """The schema is not compatible with earlier ones of the topic."""
+
+    code = "SCHEMA_INCOMPATIBLE"
+
+
+class NoResponders(PymqError, LookupError):
+    """Nobody answers requests of this name now."""
+
+    code = "NO_RESPONDERS"
+    retriable = True
 
 
 # --- storage ------------------------------------------------------------------------------------

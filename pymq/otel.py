@@ -26,12 +26,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import time_ns
-from typing import Any
+from typing import Any, cast
 
 from pymq.client.client import Client
 from pymq.client.consumer.consumer import Consumer
 from pymq.client.producer.delivery import Deliveries, Delivery, batch_of
 from pymq.client.producer.producer import Producer
+from pymq.client.typed.topic import TypedTopic
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import Record
 from pymq.errors import MissingExtra, PymqError
@@ -189,6 +190,12 @@ class TracedClient(_Traced):
     def producer(self, *args: Any, **options: Any) -> TracedProducer:
         """See :meth:`pymq.Client.producer`."""
         return TracedProducer(self._inner.producer(*args, **options), self._tracer)
+
+    def topic(self, *args: Any, **options: Any) -> TypedTopic[Any]:
+        """See :meth:`pymq.Client.topic`; its producer and its consumers have spans."""
+        found: TypedTopic[Any] = self._inner.topic(*args, **options)
+        found._client = cast(Client, self)
+        return found
 
     def consumer(self, *args: Any, **options: Any) -> TracedConsumer:
         """See :meth:`pymq.Client.consumer`; ``on_record`` is called within a span."""

@@ -36,7 +36,7 @@ LAYERS = (
     ("monitoring",),
     ("broker", "controller", "client", "runtime"),
     ("access", "replication", "transport", "coord", "store"),
-    ("core", "hash"),
+    ("core", "hash", "serde"),
     ("errors", "descriptors"),
 )
 # These modules join machines and client into one object for the user, so they are above both.
@@ -67,9 +67,13 @@ IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "op
 # One owner each: only users of a package need it, and replacing it is a local change.
 OWNERS = {
     "cbor2": "core/cbor.py",
+    "fastavro": "serde/",
+    "google": "serde/",
     "kazoo": "coord/",
+    "msgspec": "serde/",
     "opentelemetry": "otel.py",
     "prometheus_client": "metrics.py",
+    "pydantic": "serde/",
     "pyspark": "spark/",
     "sqlite3": "coord/",
     "zmq": "transport/",
@@ -77,7 +81,8 @@ OWNERS = {
 LAZY_UNLESS = {"pyarrow": "spark/"}
 
 NOT_AT_IMPORT = set(
-    "asyncio http.server kazoo opentelemetry prometheus_client pyarrow pyspark zmq".split()
+    """asyncio fastavro google.protobuf http.server kazoo msgspec opentelemetry prometheus_client
+    pyarrow pydantic pyspark zmq""".split()
 )
 
 

@@ -97,6 +97,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
         *("pymq_connections_turned_away_total", "process_max_fds"),
         *("process_start_time_seconds", "pymq_consumers", "pymq_consumer_records_total"),
         *("pymq_consumer_expired_total", "pymq_delayed_records"),
+        "pymq_consumer_undecodable_total",
     }
 
 

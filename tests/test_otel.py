@@ -209,5 +209,18 @@ def test_every_request_of_a_client_has_a_span() -> None:
     """A renamed or added method is not missed."""
     methods = {name for name in dir(pymq.Client) if not name.startswith("_")}
     public = {name for name in methods if callable(getattr(pymq.Client, name))}
-    assert public - otel.REQUESTS == {"close", "consumer", "forget", "metrics", "producer"}
+    assert public - otel.REQUESTS == {
+        *("close", "consumer", "forget", "metrics", "producer", "topic"),
+    }
     assert public >= otel.REQUESTS
+
+
+def test_typed_topics_are_traced(mq: otel.TracedClient) -> None:
+    mq.create_topic("numbers")
+    with mq.topic("numbers", int) as numbers:
+        numbers.send(7, expires_s=60).result(60)
+        with numbers.consumer(group="g") as consumer:
+            (record,) = consumer.poll(timeout=60)
+            consumer.ack(record)
+    assert record.value == 7
+    assert "traceparent" in dict(record.headers)

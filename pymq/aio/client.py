@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Literal, Never, Unpack
+from typing import TYPE_CHECKING, Literal, Never, TypeVar, Unpack
 
 import pymq
 from pymq.aio.bridge import AsyncHandle, Bridge, Opening, called, close_late, in_thread
@@ -35,6 +35,13 @@ from pymq.core.block.idempotence import REMEMBERED
 from pymq.core.metadata.descriptions import BrokerDescription, ClusterDescription, TopicDescription
 from pymq.core.metadata.nodes import Loss
 from pymq.core.observe.metrics import Metrics
+
+if TYPE_CHECKING:
+    from pymq.aio.typed import AsyncTypedTopic
+    from pymq.serde.compatibility import Compatibility
+    from pymq.serde.serializer import Serializer
+
+T = TypeVar("T")
 
 
 def open(
@@ -320,6 +327,28 @@ class AsyncClient(AsyncHandle):
                 self._handles[consumer] = None
                 consumer._start_push(on_record, credit)
             return consumer
+
+        return Opening(opened)
+
+    def topic(
+        self,
+        name: str,
+        kind: type[T],
+        serializer: Serializer | None = None,
+        *,
+        compatibility: Compatibility | None = None,
+    ) -> Opening[AsyncTypedTopic[T]]:
+        """Open a topic of typed values: ``async with`` or ``await`` it.
+
+        See :meth:`pymq.Client.topic`. Opening it registers its schema, if it has a *compatibility*.
+        """
+        from pymq.aio.typed import AsyncTypedTopic  # on demand, as in the client
+
+        typed = self._client.topic(name, kind, serializer, compatibility=compatibility)
+
+        async def opened() -> AsyncTypedTopic[T]:
+            await self._bridge.call(typed.register)
+            return AsyncTypedTopic(self, typed, await self.producer())
 
         return Opening(opened)
 

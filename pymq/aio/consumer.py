@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -213,6 +213,12 @@ class AsyncConsumer(AsyncHandle):
     ) -> None:
         """Return records to the group; see :meth:`pymq.Consumer.nack`."""
         self._consumer.nack(records, delay, error)
+
+    async def reject(
+        self, records: Record | Iterable[Record], error: BaseException | str | None = None
+    ) -> None:
+        """See :meth:`pymq.Consumer.reject`."""
+        await self._bridge.call(self._consumer.reject, records, error)
 
     async def commit(self, timeout: float | None = REQUEST_S) -> None:
         """Wait until all acknowledgements so far are on the disk; see :class:`pymq.Consumer`.

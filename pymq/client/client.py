@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, Never, Unpack
+from typing import TYPE_CHECKING, Literal, Never, TypeVar, Unpack
 
 from pymq.client.admin.admin import OFFSET_MAX, Admin
 from pymq.client.admin.requests import Requests
 from pymq.client.base import ClientDriver
 from pymq.client.counters import Counters
 from pymq.client.option_types import Acks, Compression, ConsumerMode, DeliveryMode, GroupOptions
-from pymq.client.options import REQUEST_S, check_range, sender_config
+from pymq.client.options import REQUEST_S, check_choice, check_range, sender_config
 from pymq.client.producer.producer import Producer
 from pymq.client.producer.sender import Sender
 from pymq.client.producer_ids import ProducerIdentities
@@ -32,9 +32,15 @@ if TYPE_CHECKING:
     from pymq.client.consumer.options import ConsumerOptions
     from pymq.client.fetching.consumer_machine import ConsumerMachine
     from pymq.client.redrive.redrive import Redriven
+    from pymq.client.typed.registry import SchemaRegistry
+    from pymq.client.typed.topic import TypedTopic
     from pymq.core.batch.record import Record
+    from pymq.serde.compatibility import Compatibility
+    from pymq.serde.serializer import Serializer
 
 __all__ = ["Client"]
+
+T = TypeVar("T")
 
 _FORGET_MS = 1_000
 
@@ -69,6 +75,7 @@ class Client(Admin):
         self._made = 0
         self._is_closed = False
         self.tally = Counters()
+        self._schemas: SchemaRegistry | None = None
         # sources of metrics: the nodes in this process
         self.sources: list[Callable[[], Metrics]] = []
         with driver as loop:
@@ -290,6 +297,54 @@ class Client(Admin):
         from pymq.client.redrive.redrive import Redrive  # on demand: seldom used
 
         return Redrive(self, topic, None, where, None).purge()
+
+    # --- typed values ---------------------------------------------------------------------------
+
+    def topic(
+        self,
+        name: str,
+        kind: type[T],
+        serializer: Serializer | None = None,
+        *,
+        compatibility: Compatibility | None = None,
+    ) -> TypedTopic[T]:
+        """Return a handle of a topic whose values are of type *kind*.
+
+        Each record carries the fingerprint of its schema in the header ``pymq.schema``.
+
+        Args:
+            name: the topic; it must exist when the handle is used.
+            kind: the type of the values, as a dataclass.
+            serializer: of :mod:`pymq.serde`; None: :class:`pymq.serde.Json`.
+            compatibility: ``"backward"``, ``"forward"``, ``"full"`` or ``"none"``: the schema is
+                registered before the first value is sent or read, if it is compatible with
+                those before it. None: no registry.
+
+        Raises:
+            ConfigError: the serializer has no encoding for *kind*, or there is no such
+                *compatibility*.
+            MissingExtra: the serializer's library is not installed.
+        """
+        from pymq.client.typed.topic import TypedTopic  # on demand: many clients send bytes
+        from pymq.client.typed.values import Values
+        from pymq.serde import Json
+        from pymq.serde.compatibility import COMPATIBILITIES
+
+        if compatibility is not None:
+            check_choice("compatibility", compatibility, COMPATIBILITIES)
+        codec = (Json() if serializer is None else serializer).codec(kind)
+        return TypedTopic(
+            self, Values(check_name(name, "topic"), codec, self.schemas), compatibility
+        )
+
+    @property
+    def schemas(self) -> SchemaRegistry:
+        """The registered schemas of typed topics."""
+        if self._schemas is None:
+            from pymq.client.typed.registry import SchemaRegistry
+
+            self._schemas = SchemaRegistry(self)
+        return self._schemas
 
     def _consume(self, options: ConsumerOptions) -> Consumer:
         from pymq.client.consumer.consumer import Consumer

@@ -18,6 +18,7 @@ class Counters:
     times: Histogram = Factory(Histogram.new)
     consumed: int = 0
     expired: int = 0  # records that consumers did not get because of their expiry
+    undecodable: int = 0  # records whose values typed consumers could not decode
 
     def collect(self, out: Metrics) -> None:
         """Add the counters to the metrics."""
@@ -29,3 +30,4 @@ class Counters:
         out.add("pymq_producer_batch_seconds", self.times.copy())
         out.add("pymq_consumer_records_total", self.consumed)
         out.add("pymq_consumer_expired_total", self.expired)
+        out.add("pymq_consumer_undecodable_total", self.undecodable)

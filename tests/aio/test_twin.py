@@ -30,14 +30,15 @@ OWN: dict[type, set[str]] = {
 }
 # What waits for nothing stays a plain call.
 PLAIN: dict[type, set[str]] = {
-    Client: {"closed", "consumer", "producer"},
+    Client: {"closed", "consumer", "producer", "topic"},
     Producer: {"send"},
     Consumer: {"ack", "assignment", "nack"},
     Delivery: {"add_done_callback", "done"},
     Deliveries: {"done"},
 }
 NO_TWIN: dict[type, set[str]] = {
-    Delivery: {"topic", "partition", "headers", "timestamp_ms", "index", "key", "value"}
+    Client: {"schemas"},  # Opening a typed topic registers its schema.
+    Delivery: {"topic", "partition", "headers", "timestamp_ms", "index", "key", "value"},
 }
 
 METHODS = [

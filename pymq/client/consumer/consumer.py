@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pymq.client.admin.record_counts import records_between
@@ -274,6 +274,27 @@ class Consumer(Handle):
             self._previous = None  # The iteration must not acknowledge it with the next record.
         if not settler.is_armed:
             settler.arm(self._driver.loop.clock())
+
+    def reject(
+        self, records: Record | Iterable[Record], error: BaseException | str | None = None
+    ) -> None:
+        """Give records up: write them to the dead-letter topic now, and acknowledge them.
+
+        For a record that no later delivery would help. *error* says why, in the header
+        ``pymq.error`` of the dead letter. This waits until the letters are written. Without a
+        dead-letter topic (``dead_letter=None``) the records are only acknowledged.
+
+        Raises:
+            InvalidRequest: the consumer is a reader.
+            PymqError: a letter could not be written; its record is not acknowledged.
+        """
+        self._member()
+        rejected = [records] if isinstance(records, Record) else list(records)
+        why = error_text(error)
+        self._undertaker.bury_records(rejected, why.encode() if why else None)
+        if self._previous in rejected:
+            self._previous = None
+        self.ack(rejected)
 
     def commit(self, timeout: float | None = REQUEST_S) -> None:
         """Wait until all acknowledgements so far are durable: a power cut does not undo them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,21 +43,32 @@ class DeadLetters:
         topic = self._topic
         if topic is None:
             return
-        if self._producer is None:
-            self._make(topic, view.topic)
-            self._producer = self._client.producer()
         if (fault := view.fault()) is not None:
-            self._producer.send(topic, b"", headers=_damage(view, fault, self._group))
-            self._producer.flush()
+            producer = self._producer_to(topic, view.topic)
+            producer.send(topic, b"", headers=_damage(view, fault, self._group))
+            producer.flush()
             return
-        for record in view.records():
-            self._producer.send(
-                topic,
-                record.value,
-                key=record.key,
-                headers=_with_obituary(record, self._group),
-            )
-        self._producer.flush()
+        self.bury_records(view.records())
+
+    def bury_records(self, records: Sequence[Record], why: bytes | None = None) -> None:
+        """Write records to the dead-letter topic, and wait until they are written.
+
+        *why* is their error; None: the last one that they carry.
+        """
+        topic = self._topic
+        if topic is None or not records:
+            return
+        producer = self._producer_to(topic, records[0].topic)
+        for record in records:
+            headers = _with_obituary(record, self._group, why)
+            producer.send(topic, record.value, key=record.key, headers=headers)
+        producer.flush()
+
+    def _producer_to(self, topic: str, source: str) -> Producer:
+        if self._producer is None:
+            self._make(topic, source)
+            self._producer = self._client.producer()
+        return self._producer
 
     def _make(self, topic: str, source: str) -> None:
         """Create the dead-letter topic, with the ack mode and replicas of the records' topic."""
@@ -95,7 +107,7 @@ def _damage(view: RecordBatch, fault: PymqError, group: str | None) -> list[tupl
     ]
 
 
-def _with_obituary(record: Record, group: str | None) -> Headers:
+def _with_obituary(record: Record, group: str | None, error: bytes | None) -> Headers:
     """The headers of a dead letter: the record's own, then its place, its time and the error.
 
     The letter's own timestamp says when the group gave the record up. Headers of an earlier dead
@@ -112,5 +124,5 @@ def _with_obituary(record: Record, group: str | None) -> Headers:
         ("pymq.group", (group or "").encode()),
         ("pymq.delivery_count", str(record.delivery_count).encode()),
         (DELIVERIES_HEADER, str(record.delivery_count).encode()),
-        (ERROR_HEADER, known.get(ERROR_HEADER, why)),
+        (ERROR_HEADER, error or known.get(ERROR_HEADER, why)),
     )

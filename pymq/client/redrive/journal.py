@@ -10,22 +10,15 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from pymq.client.admin.appends import append, sequences
+from pymq.client.admin.owned_topic import OWNER, OwnedTopic
 from pymq.core import cbor
-from pymq.core.batch.columns import Headers
-from pymq.core.batch.header import EPOCH_HALF
 from pymq.core.batch.offset_ranges import joined
-from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Range
 from pymq.core.metadata.descriptions import TopicMetadata
-from pymq.core.types import AckMode
 from pymq.core.values import Factory, define
 from pymq.errors import (
     CorruptMetadata,
-    DuplicateSequence,
     InvalidRequest,
-    NotEnoughBrokers,
-    OutOfOrderSequence,
     ProducerFenced,
     UnknownTopic,
 )
@@ -35,9 +28,6 @@ if TYPE_CHECKING:
 
 JOURNAL = ".redriven"  # suffix of the journal's name
 GAPS_MAX = 50_000  # ranges of letters of a partition that a journal holds
-TIMEOUT_S = 60.0
-CLAIMS = 10  # attempts to take over the journal
-OWNER = b""  # the key of the record by which a redrive takes the journal over
 
 
 @define
@@ -124,16 +114,14 @@ class Journal:
     def __init__(self, client: Client, topic: TopicMetadata) -> None:
         self._client = client
         self._of = topic
-        self._name = topic.topic + JOURNAL
-        self._sequence = 0  # of the next record
+        self.log = OwnedTopic(client, topic.topic + JOURNAL, 4 << 20)
         self.entries: dict[str, Entry] = {}
-        self.producer_id = self.producer_epoch = 0
 
     def load(self) -> None:
         """Read the journal; without one, no letter was sent back."""
         self.entries = {part.partition: Entry() for part in self._of.partitions}
         try:
-            with self._client.consumer(self._name, mode="psb", offset="begin") as records:
+            with self._client.consumer(self.log.name, mode="psb", offset="begin") as records:
                 for record in records.until_end():
                     name = (record.key or OWNER).decode()
                     if name in self.entries:
@@ -147,30 +135,9 @@ class Journal:
         Raises:
             ProducerFenced: another redrive of this topic has begun.
         """
-        self._create()
-        identities, questions = self._client.questions.identities, self._client.questions
-        self.producer_id, epoch = identities.named(self._name)
-        self.producer_epoch = epoch << EPOCH_HALF
-        for _ in range(CLAIMS):
-            known = sequences(questions, self._name, ["0"], self.producer_id, TIMEOUT_S)
-            self._sequence = known["0"]
-            self.load()
-            if self._append(OWNER, str(epoch).encode()):
-                return
-        raise self.fenced()
-
-    def _create(self) -> None:
-        found = self._client.describe_topic(self._of.topic).partitions[0]
-        options: dict[str, Any] = {
-            "acks": AckMode.RAFT if found.acks is AckMode.RAFT else AckMode.LEADER,
-            "exist_ok": True,
-            "cleanup_policy": "compact",
-            "max_record_bytes": 4 << 20,
-        }
-        try:
-            self._client.create_topic(self._name, 1, max(1, len(found.replicas)), **options)
-        except NotEnoughBrokers:
-            self._client.create_topic(self._name, 1, **options)  # better there than nowhere
+        self.log.create(like=self._of.topic)
+        if not self.log.claim(self.load):
+            raise self.fenced()
 
     def write(self, partition: str) -> None:
         """Write a partition's entry; it is durable when this returns.
@@ -179,37 +146,8 @@ class Journal:
             ProducerFenced: another redrive of this topic has begun.
         """
         entry = self.entries[partition]
-        if not self._append(partition.encode(), entry.encode(self._of.topic_id)):
+        if not self.log.append(partition.encode(), entry.encode(self._of.topic_id)):
             raise self.fenced()
-
-    def _append(self, key: bytes, item: bytes) -> bool:
-        questions = self._client.questions
-        topic = questions.topic_metadata(self._name)
-        batch = self.batch([item], [key], [()], self._sequence)
-        try:
-            append(questions, topic, {"0": batch}, TIMEOUT_S, sync=True)
-        except (OutOfOrderSequence, DuplicateSequence, ProducerFenced):
-            return False
-        self._sequence += 1
-        return True
-
-    def batch(
-        self,
-        values: list[bytes],
-        keys: list[bytes | None],
-        headers: list[Headers],
-        sequence: int,
-    ) -> EncodedBatch:
-        """Return a batch of the journal's producer."""
-        return EncodedBatch.encode(
-            values,
-            timestamp_ms=self._client._wall_ms(),
-            keys=keys,
-            headers=headers,
-            producer_id=self.producer_id,
-            producer_epoch=self.producer_epoch,
-            base_sequence=sequence,
-        )
 
     def fenced(self) -> ProducerFenced:
         """Return the error of a redrive from which another one has taken over."""

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pymq.client.admin.appends import append, sequences
+from pymq.client.admin.owned_topic import TIMEOUT_S
 from pymq.client.consumer.dead_letters import OBITUARY
 from pymq.client.options import check_callback, check_flag, check_seconds
-from pymq.client.redrive.journal import TIMEOUT_S, Entry, Journal, Round
+from pymq.client.redrive.journal import Entry, Journal, Round
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import Record
 from pymq.core.metadata.descriptions import TopicMetadata
@@ -184,7 +185,7 @@ class Redrive:
         assert topic is not None
         places = tuple((letter.offset, self._place(letter, topic)) for letter in letters)
         names = list(dict.fromkeys(name for _, name in places))
-        producer = self.journal.producer_id
+        producer = self.journal.log.producer_id
         first = sequences(self._questions, to, names, producer, TIMEOUT_S)
         entry.round = Round(to, topic.topic_id, places, first)
         self.journal.write(partition)
@@ -223,7 +224,7 @@ class Redrive:
             return None
         if topic.topic_id != sent.topic_id:
             return None
-        names, producer = list(sent.first), self.journal.producer_id
+        names, producer = list(sent.first), self.journal.log.producer_id
         known = sequences(self._questions, sent.to, names, producer, TIMEOUT_S)
         if any(known[name] < first for name, first in sent.first.items()):
             return None  # The partition has lost records that it had acknowledged.
@@ -236,7 +237,7 @@ class Redrive:
             rows = [letters[offset] for offset in offsets]
             of_partition = [offset for offset, place in sent.places if place == name]
             sequence = sent.first[name] + len(of_partition) - len(offsets)
-            batches[name] = self.journal.batch(
+            batches[name] = self.journal.log.batch(
                 [row.value for row in rows],
                 [row.key for row in rows],
                 [_headers(row) for row in rows],

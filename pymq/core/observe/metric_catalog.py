@@ -159,6 +159,9 @@ CLIENT = {
     "pymq_consumer_expired_total": Spec(
         COUNTER, (), "Records that consumers did not hand out because of their expiry"
     ),
+    "pymq_consumer_undecodable_total": Spec(
+        COUNTER, (), "Records whose values consumers of typed topics could not decode"
+    ),
 }
 
 METRICS: dict[str, Spec] = {**BROKER, **ZKSERVER, **NODE, **CLIENT}

@@ -12,8 +12,8 @@ import pytest
 
 import pymq
 from pymq import aio
+from pymq.client.admin import owned_topic
 from pymq.client.admin.appends import append
-from pymq.client.redrive import journal as redrive_journal
 from pymq.client.redrive import redrive as module
 from pymq.client.redrive.journal import Entry
 from pymq.core.batch.record import EncodedBatch
@@ -223,7 +223,7 @@ class Dead(BaseException):
 
 def patch_append(patch: pytest.MonkeyPatch, append: Callable[..., Any]) -> None:
     """Let a redrive append letters and records of its journal by another function."""
-    for each in (module, redrive_journal):
+    for each in (module, owned_topic):
         patch.setattr(each, "append", append)
 
 

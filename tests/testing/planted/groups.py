@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pymq.client.admin.owned_topic import OwnedTopic
 from pymq.client.group.lease_requests import LeasePace, LeaseRequests
 from pymq.client.group.undelivered_records import UndeliveredRecords
 from pymq.client.producer.producer_topic import ProducerTopic
-from pymq.client.redrive.journal import Entry, Journal
+from pymq.client.redrive.journal import Entry
 from pymq.client.redrive.redrive import Redrive
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.offset_ranges import EVERYTHING
@@ -482,11 +483,9 @@ bug(
 )
 
 
-@plant("redrives-side-by-side", Journal, "_append")
-def take_the_journal_back(append: Any, self: Journal, key: bytes, item: bytes) -> bool:
+@plant("redrives-side-by-side", OwnedTopic, "append")
+def take_the_journal_back(append: Any, self: OwnedTopic, key: bytes, item: bytes) -> bool:
     if append(self, key, item):
         return True
-    known = self.entries
-    self.claim()
-    self.entries = known
+    self.claim(lambda: None)
     return bool(append(self, key, item))

@@ -1,0 +1,99 @@
+"""A compacted topic that clients append to one at a time, each after it has read all of it.
+
+A writer takes the topic over by a producer name: it gets a newer epoch of that name, reads the
+topic, and appends a record under the next sequence. The brokers refuse the writer before it from
+then on, and they refuse this one if anything was appended since it asked for the sequence. So what
+a writer appends is based on everything that stands before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pymq.client.admin.appends import append, sequences
+from pymq.core.batch.columns import Headers
+from pymq.core.batch.header import EPOCH_HALF
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.types import AckMode
+from pymq.errors import (
+    DuplicateSequence,
+    NotEnoughBrokers,
+    OutOfOrderSequence,
+    ProducerFenced,
+)
+
+if TYPE_CHECKING:
+    from pymq.client.client import Client
+
+TIMEOUT_S = 60.0
+CLAIMS = 10  # attempts to take over the topic
+OWNER = b""  # the key of the record by which a writer takes the topic over
+
+
+class OwnedTopic:
+    """The topic *name* of one partition, for one writer; its producer name is the topic's name."""
+
+    def __init__(self, client: Client, name: str, max_record_bytes: int) -> None:
+        self.name = name
+        self._client = client
+        self._max_record_bytes = max_record_bytes
+        self._sequence = 0  # of the next record
+        self.producer_id = self.producer_epoch = 0
+
+    def create(self, like: str) -> None:
+        """Create the topic if it is missing, with ack mode and replicas of the topic *like*."""
+        found = self._client.describe_topic(like).partitions[0]
+        options: dict[str, Any] = {
+            "acks": AckMode.RAFT if found.acks is AckMode.RAFT else AckMode.LEADER,
+            "exist_ok": True,
+            "cleanup_policy": "compact",
+            "max_record_bytes": self._max_record_bytes,
+        }
+        try:
+            self._client.create_topic(self.name, 1, max(1, len(found.replicas)), **options)
+        except NotEnoughBrokers:
+            self._client.create_topic(self.name, 1, **options)  # better there than nowhere
+
+    def claim(self, load: Callable[[], None]) -> bool:
+        """Fence the writer before this one; *load* reads the topic. False: another was faster."""
+        identities, questions = self._client.questions.identities, self._client.questions
+        self.producer_id, epoch = identities.named(self.name)
+        self.producer_epoch = epoch << EPOCH_HALF
+        for _ in range(CLAIMS):
+            known = sequences(questions, self.name, ["0"], self.producer_id, TIMEOUT_S)
+            self._sequence = known["0"]
+            load()
+            if self.append(OWNER, str(epoch).encode()):
+                return True
+        return False
+
+    def append(self, key: bytes, item: bytes) -> bool:
+        """Append a record, durably; returns whether this is still the newest writer."""
+        questions = self._client.questions
+        topic = questions.topic_metadata(self.name)
+        batch = self.batch([item], [key], [()], self._sequence)
+        try:
+            append(questions, topic, {"0": batch}, TIMEOUT_S, sync=True)
+        except (OutOfOrderSequence, DuplicateSequence, ProducerFenced):
+            return False
+        self._sequence += 1
+        return True
+
+    def batch(
+        self,
+        values: list[bytes],
+        keys: list[bytes | None],
+        headers: list[Headers],
+        sequence: int,
+    ) -> EncodedBatch:
+        """Return a batch of the writer's producer, for this topic or another one."""
+        return EncodedBatch.encode(
+            values,
+            timestamp_ms=self._client._wall_ms(),
+            keys=keys,
+            headers=headers,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            base_sequence=sequence,
+        )

@@ -1,0 +1,1 @@
+"""Topics whose values have a type: handles, consumers, and the registry of their schemas."""
