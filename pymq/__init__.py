@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from pymq.client.consumer.consumer import Consumer
     from pymq.client.consumer.status import ConsumerStatus
     from pymq.client.redrive.redrive import Redriven
+    from pymq.client.rpc.mailbox import Request
+    from pymq.client.rpc.responder import Responder
     from pymq.client.typed.consumer import TypedConsumer
     from pymq.client.typed.topic import TypedTopic
     from pymq.client.typed.values import TypedRecord
@@ -76,6 +78,8 @@ __all__ = [
     "RecordBatch",
     "RecordMetadata",
     "Redriven",
+    "Request",
+    "Responder",
     "TopicConfig",
     "TopicDescription",
     "TopicPartition",
@@ -153,6 +157,8 @@ _LATER = {
     "MemberDescription": "pymq.client.admin.groups",
     "RecordBatch": "pymq.core.batch.view",
     "Redriven": "pymq.client.redrive.redrive",
+    "Request": "pymq.client.rpc.mailbox",
+    "Responder": "pymq.client.rpc.responder",
     "TypedConsumer": "pymq.client.typed.consumer",
     "TypedRecord": "pymq.client.typed.values",
     "TypedTopic": "pymq.client.typed.topic",

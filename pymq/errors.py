@@ -57,6 +57,7 @@ __all__ = [
     "QuotaExceeded",
     "RecordTooLarge",
     "ReplicaNotAvailable",
+    "RequestFailed",
     "RequestTimeout",
     "SchemaIncompatible",
     "StaleControllerEpoch",
@@ -353,6 +354,12 @@ class SchemaIncompatible(PymqError, ValueError):
     """The schema is not compatible with earlier ones of the topic."""
 
     code = "SCHEMA_INCOMPATIBLE"
+
+
+class RequestFailed(PymqError):
+    """The responder has failed on the request."""
+
+    code = "REQUEST_FAILED"
 
 
 class NoResponders(PymqError, LookupError):

@@ -53,7 +53,7 @@ LINKS_MAX = 128  # of a receiving span; an SDK's default limit
 REQUESTS = frozenset(
     """alter_topic balance cancel cluster create_partition create_topic dead_letters decommission
     delete_group delete_topic describe_group describe_leases describe_topic groups offsets_at
-    purge_dead_letters reassign recommission recover_partition redrive reset_group
+    purge_dead_letters reassign recommission recover_partition redrive request reset_group
     set_partition_state topics unsubscribe""".split()
 )
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Never, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack, overload
 
 import pymq
 from pymq.aio.bridge import AsyncHandle, Bridge, Opening, called, close_late, in_thread
@@ -37,11 +37,14 @@ from pymq.core.metadata.nodes import Loss
 from pymq.core.observe.metrics import Metrics
 
 if TYPE_CHECKING:
+    from pymq.aio.rpc import AsyncRequester, AsyncResponder
     from pymq.aio.typed import AsyncTypedTopic
+    from pymq.client.rpc.mailbox import Request
     from pymq.serde.compatibility import Compatibility
     from pymq.serde.serializer import Serializer
 
 T = TypeVar("T")
+H = TypeVar("H", bound="Callable[[Request], Any]")
 
 
 def open(
@@ -79,6 +82,9 @@ class AsyncClient(AsyncHandle):
         self._client = client
         self._bridge = Bridge(client)
         self._handles: dict[AsyncProducer | AsyncConsumer, None] = {}
+        self._requester: AsyncRequester | None = None
+        self._replying: dict[AsyncResponder, None] = {}
+        self._starting: set[asyncio.Task[AsyncResponder]] = set()
         # Weak, so that a consumer that the application has dropped can be closed.
         self._pulling: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
 
@@ -352,6 +358,70 @@ class AsyncClient(AsyncHandle):
 
         return Opening(opened)
 
+    async def request(
+        self,
+        service: str,
+        value: bytes,
+        timeout: float = 2.0,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+    ) -> Record:
+        """See :meth:`pymq.Client.request`."""
+        if self._requester is None:
+            from pymq.aio.rpc import AsyncRequester
+
+            self._requester = AsyncRequester(self)
+        return await self._requester.ask(service, value, timeout, key, headers)
+
+    @overload
+    def reply(
+        self,
+        service: str,
+        handler: None = None,
+        workers: int = 1,
+        **options: Unpack[GroupOptions],
+    ) -> Callable[[H], H]: ...
+
+    @overload
+    def reply(
+        self,
+        service: str,
+        handler: Callable[[Request], Any],
+        workers: int = 1,
+        **options: Unpack[GroupOptions],
+    ) -> Opening[AsyncResponder]: ...
+
+    def reply(
+        self,
+        service: str,
+        handler: Callable[[Request], Any] | None = None,
+        workers: int = 1,
+        **options: Unpack[GroupOptions],
+    ) -> Opening[AsyncResponder] | Callable[[H], H]:
+        """Answer requests of a service; see :meth:`pymq.Client.reply`.
+
+        With a *handler*, a function or a coroutine function, ``async with`` or ``await`` the
+        result. As a decorator it starts a task that joins the group soon. Up to *workers* requests
+        are answered at once, in tasks of this event loop.
+        """
+        from pymq.aio.rpc import AsyncResponder
+
+        async def opened(function: Callable[[Request], Any]) -> AsyncResponder:
+            found = AsyncResponder(self, service, function, workers)
+            self._replying[found] = None
+            return await found.open(options)
+
+        def decorate(function: H) -> H:
+            task = self._bridge.loop.create_task(opened(function))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+            return function
+
+        if handler is None:
+            return decorate
+        chosen = handler
+        return Opening(lambda: opened(chosen))
+
     def _forget(self, handle: AsyncProducer | AsyncConsumer) -> None:
         self._handles.pop(handle, None)
 
@@ -372,7 +442,9 @@ class AsyncClient(AsyncHandle):
 
     async def _close(self) -> None:
         first: Exception | None = None
-        for handle in list(dict.fromkeys([*self._pulling, *self._handles])):
+        if self._starting:
+            await asyncio.wait(self._starting)
+        for handle in list(dict.fromkeys([*self._replying, *self._pulling, *self._handles])):
             try:
                 await handle.close()
             except Exception as error:  # close the others, too

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, Never, TypeVar, Unpack
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, Never, Unpack
 
-from pymq.client.admin.admin import OFFSET_MAX, Admin
+from pymq.client.admin.admin import OFFSET_MAX
 from pymq.client.admin.requests import Requests
-from pymq.client.base import ClientDriver
+from pymq.client.base import ClientDriver, Handle
 from pymq.client.counters import Counters
+from pymq.client.layers import Layers
 from pymq.client.option_types import Acks, Compression, ConsumerMode, DeliveryMode, GroupOptions
-from pymq.client.options import REQUEST_S, check_choice, check_range, sender_config
+from pymq.client.options import REQUEST_S, check_range, sender_config
 from pymq.client.producer.producer import Producer
 from pymq.client.producer.sender import Sender
 from pymq.client.producer_ids import ProducerIdentities
@@ -31,21 +32,15 @@ if TYPE_CHECKING:
     from pymq.client.consumer.consumer import Consumer
     from pymq.client.consumer.options import ConsumerOptions
     from pymq.client.fetching.consumer_machine import ConsumerMachine
-    from pymq.client.redrive.redrive import Redriven
-    from pymq.client.typed.registry import SchemaRegistry
-    from pymq.client.typed.topic import TypedTopic
     from pymq.core.batch.record import Record
-    from pymq.serde.compatibility import Compatibility
-    from pymq.serde.serializer import Serializer
 
 __all__ = ["Client"]
 
-T = TypeVar("T")
 
 _FORGET_MS = 1_000
 
 
-class Client(Admin):
+class Client(Layers):
     """A connection to pymq, wherever it runs. Any thread may use it."""
 
     def __init__(
@@ -75,7 +70,6 @@ class Client(Admin):
         self._made = 0
         self._is_closed = False
         self.tally = Counters()
-        self._schemas: SchemaRegistry | None = None
         # sources of metrics: the nodes in this process
         self.sources: list[Callable[[], Metrics]] = []
         with driver as loop:
@@ -238,114 +232,6 @@ class Client(Admin):
         assert isinstance(answer, msg.Cancelled)
         return answer.is_cancelled
 
-    # --- dead letters ---------------------------------------------------------------------------
-
-    def redrive(
-        self,
-        topic: str,
-        to: str | None = None,
-        where: Callable[[Record], object] | None = None,
-        dry_run: bool = False,
-        rate: float | None = None,
-    ) -> Redriven:
-        """Send dead letters back to their topics; each goes back once, also over a crash.
-
-        A record that is sent back has its own key, value and headers, and ``pymq.redriven`` with
-        the number of times. It goes to the partition that it came from, in the order of the
-        letters. The letters stay in their topic until retention removes them; a compacted topic,
-        *topic* with ``.redriven``, says which of them were sent back.
-
-        Args:
-            topic: the dead-letter topic, as ``orders.dlq``.
-            to: another topic to send them to; None: the topic that each letter names.
-            where: chooses letters, as ``lambda letter: letter.key == b"7"``; None: all.
-            dry_run: count the letters, and send none.
-            rate: letters a second, at most.
-
-        Raises:
-            UnknownTopic: there is no such topic.
-            ProducerFenced: another redrive of this topic has begun, and goes on from here.
-            RecordTooLarge: the ``max_record_bytes`` of the topic is too small for a letter.
-            ConfigError: an option is out of its range.
-        """
-        from pymq.client.redrive.redrive import redrive  # on demand: seldom used
-
-        return redrive(self, topic, to, where, rate, dry_run=dry_run)
-
-    def dead_letters(
-        self, topic: str, where: Callable[[Record], object] | None = None
-    ) -> Iterator[Record]:
-        """Iterate over the letters of a dead-letter topic that were not sent back or purged.
-
-        Raises:
-            UnknownTopic: there is no such topic.
-        """
-        from pymq.client.redrive.redrive import Redrive  # on demand: seldom used
-
-        return Redrive(self, topic, None, where, None).letters()
-
-    def purge_dead_letters(
-        self, topic: str, where: Callable[[Record], object] | None = None
-    ) -> int:
-        """Give up letters of a dead-letter topic: they are not sent back. Returns how many.
-
-        Retention removes them from the disk later.
-
-        Raises:
-            UnknownTopic, ProducerFenced: see :meth:`redrive`.
-        """
-        from pymq.client.redrive.redrive import Redrive  # on demand: seldom used
-
-        return Redrive(self, topic, None, where, None).purge()
-
-    # --- typed values ---------------------------------------------------------------------------
-
-    def topic(
-        self,
-        name: str,
-        kind: type[T],
-        serializer: Serializer | None = None,
-        *,
-        compatibility: Compatibility | None = None,
-    ) -> TypedTopic[T]:
-        """Return a handle of a topic whose values are of type *kind*.
-
-        Each record carries the fingerprint of its schema in the header ``pymq.schema``.
-
-        Args:
-            name: the topic; it must exist when the handle is used.
-            kind: the type of the values, as a dataclass.
-            serializer: of :mod:`pymq.serde`; None: :class:`pymq.serde.Json`.
-            compatibility: ``"backward"``, ``"forward"``, ``"full"`` or ``"none"``: the schema is
-                registered before the first value is sent or read, if it is compatible with
-                those before it. None: no registry.
-
-        Raises:
-            ConfigError: the serializer has no encoding for *kind*, or there is no such
-                *compatibility*.
-            MissingExtra: the serializer's library is not installed.
-        """
-        from pymq.client.typed.topic import TypedTopic  # on demand: many clients send bytes
-        from pymq.client.typed.values import Values
-        from pymq.serde import Json
-        from pymq.serde.compatibility import COMPATIBILITIES
-
-        if compatibility is not None:
-            check_choice("compatibility", compatibility, COMPATIBILITIES)
-        codec = (Json() if serializer is None else serializer).codec(kind)
-        return TypedTopic(
-            self, Values(check_name(name, "topic"), codec, self.schemas), compatibility
-        )
-
-    @property
-    def schemas(self) -> SchemaRegistry:
-        """The registered schemas of typed topics."""
-        if self._schemas is None:
-            from pymq.client.typed.registry import SchemaRegistry
-
-            self._schemas = SchemaRegistry(self)
-        return self._schemas
-
     def _consume(self, options: ConsumerOptions) -> Consumer:
         from pymq.client.consumer.consumer import Consumer
         from pymq.client.consumer.dead_letters import DeadLetters
@@ -454,7 +340,11 @@ class Client(Admin):
         if self._is_closed:
             return
         first: BaseException | None = None
-        handles: list[Producer | Consumer] = [*self._consumers.values(), *self._producers]
+        handles: list[Handle] = [
+            *self._responders,
+            *self._consumers.values(),
+            *self._producers,
+        ]
         for handle in handles:
             try:
                 handle.close()

@@ -30,7 +30,7 @@ OWN: dict[type, set[str]] = {
 }
 # What waits for nothing stays a plain call.
 PLAIN: dict[type, set[str]] = {
-    Client: {"closed", "consumer", "producer", "topic"},
+    Client: {"closed", "consumer", "producer", "reply", "topic"},
     Producer: {"send"},
     Consumer: {"ack", "assignment", "nack"},
     Delivery: {"add_done_callback", "done"},

@@ -106,6 +106,14 @@ def _has_groups(questions: Requests) -> bool:
     return True
 
 
+def count_members(questions: Requests, group: str) -> int:
+    """Return how many members a group has; 0 if there is no such group."""
+    try:
+        return len(questions.group_state(group).members) if _has_groups(questions) else 0
+    except UnknownGroup:
+        return 0
+
+
 def describe(questions: Requests, group: str) -> GroupDescription:
     """Describe a group's members, assignment, offsets and lag.
 

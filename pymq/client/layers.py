@@ -1,0 +1,231 @@
+"""What a client offers on top of its producers and consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
+
+from pymq.client.admin.admin import Admin
+from pymq.client.option_types import GroupOptions
+from pymq.client.options import check_choice
+from pymq.core.types import check_name
+
+if TYPE_CHECKING:
+    from pymq.client.client import Client
+    from pymq.client.redrive.redrive import Redriven
+    from pymq.client.rpc.mailbox import Request
+    from pymq.client.rpc.requester import Requester
+    from pymq.client.rpc.responder import Handler, Responder
+    from pymq.client.typed.registry import SchemaRegistry
+    from pymq.client.typed.topic import TypedTopic
+    from pymq.core.batch.record import Record
+    from pymq.serde.compatibility import Compatibility
+    from pymq.serde.serializer import Serializer
+
+T = TypeVar("T")
+H = TypeVar("H", bound="Callable[[Request], Any]")
+
+
+class Layers(Admin):
+    """Dead letters, typed topics, request and reply: the part of :class:`Client` above others.
+
+    Their modules are imported when they are first used: most clients use few of them.
+    """
+
+    _schemas: SchemaRegistry | None = None
+    _requester: Requester | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._responders: dict[Responder, None] = {}
+
+    @property
+    def _whole(self) -> Client:
+        return cast("Client", self)
+
+    # --- dead letters ---------------------------------------------------------------------------
+
+    def redrive(
+        self,
+        topic: str,
+        to: str | None = None,
+        where: Callable[[Record], object] | None = None,
+        dry_run: bool = False,
+        rate: float | None = None,
+    ) -> Redriven:
+        """Send dead letters back to their topics; each goes back once, also over a crash.
+
+        A record that is sent back has its own key, value and headers, and ``pymq.redriven`` with
+        the number of times. It goes to the partition that it came from, in the order of the
+        letters. The letters stay in their topic until retention removes them; a compacted topic,
+        *topic* with ``.redriven``, says which of them were sent back.
+
+        Args:
+            topic: the dead-letter topic, as ``orders.dlq``.
+            to: another topic to send them to; None: the topic that each letter names.
+            where: chooses letters, as ``lambda letter: letter.key == b"7"``; None: all.
+            dry_run: count the letters, and send none.
+            rate: letters a second, at most.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+            ProducerFenced: another redrive of this topic has begun, and goes on from here.
+            RecordTooLarge: the ``max_record_bytes`` of the topic is too small for a letter.
+            ConfigError: an option is out of its range.
+        """
+        from pymq.client.redrive.redrive import redrive
+
+        return redrive(self._whole, topic, to, where, rate, dry_run=dry_run)
+
+    def dead_letters(
+        self, topic: str, where: Callable[[Record], object] | None = None
+    ) -> Iterator[Record]:
+        """Iterate over the letters of a dead-letter topic that were not sent back or purged.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+        """
+        from pymq.client.redrive.redrive import Redrive
+
+        return Redrive(self._whole, topic, None, where, None).letters()
+
+    def purge_dead_letters(
+        self, topic: str, where: Callable[[Record], object] | None = None
+    ) -> int:
+        """Give up letters of a dead-letter topic: they are not sent back. Returns how many.
+
+        Retention removes them from the disk later.
+
+        Raises:
+            UnknownTopic, ProducerFenced: see :meth:`redrive`.
+        """
+        from pymq.client.redrive.redrive import Redrive
+
+        return Redrive(self._whole, topic, None, where, None).purge()
+
+    # --- typed values ---------------------------------------------------------------------------
+
+    def topic(
+        self,
+        name: str,
+        kind: type[T],
+        serializer: Serializer | None = None,
+        *,
+        compatibility: Compatibility | None = None,
+    ) -> TypedTopic[T]:
+        """Return a handle of a topic whose values are of type *kind*.
+
+        Each record carries the fingerprint of its schema in the header ``pymq.schema``.
+
+        Args:
+            name: the topic; it must exist when the handle is used.
+            kind: the type of the values, as a dataclass.
+            serializer: of :mod:`pymq.serde`; None: :class:`pymq.serde.Json`.
+            compatibility: ``"backward"``, ``"forward"``, ``"full"`` or ``"none"``: the schema is
+                registered before the first value is sent or read, if it is compatible with
+                those before it. None: no registry.
+
+        Raises:
+            ConfigError: the serializer has no encoding for *kind*, or there is no such
+                *compatibility*.
+            MissingExtra: the serializer's library is not installed.
+        """
+        from pymq.client.typed.topic import TypedTopic
+        from pymq.client.typed.values import Values
+        from pymq.serde import Json
+        from pymq.serde.compatibility import COMPATIBILITIES
+
+        if compatibility is not None:
+            check_choice("compatibility", compatibility, COMPATIBILITIES)
+        codec = (Json() if serializer is None else serializer).codec(kind)
+        return TypedTopic(
+            self._whole, Values(check_name(name, "topic"), codec, self.schemas), compatibility
+        )
+
+    @property
+    def schemas(self) -> SchemaRegistry:
+        """The registered schemas of typed topics."""
+        if self._schemas is None:
+            from pymq.client.typed.registry import SchemaRegistry
+
+            self._schemas = SchemaRegistry(self._whole)
+        return self._schemas
+
+    # --- request and reply ----------------------------------------------------------------------
+
+    def request(
+        self,
+        service: str,
+        value: bytes,
+        timeout: float = 2.0,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+    ) -> Record:
+        """Send a request to a service and return the reply, a record with value and headers.
+
+        One of the responders that have called :meth:`reply` for the service gets the request, with
+        its deadline, and none gets it after *timeout* seconds. If the responder dies at work,
+        another one gets it.
+
+        Raises:
+            NoResponders: nobody answers requests of that name; at once, not after *timeout*.
+            RequestFailed: the responder has raised an error; the message has its text.
+            RequestTimeout: there was no reply in time; the request may be carried out all the same.
+            ConfigError: *timeout* is no number of seconds above 0.
+        """
+        return self._requests().ask(service, value, key, headers, timeout)
+
+    def _requests(self) -> Requester:
+        if self._requester is None:
+            from pymq.client.rpc.requester import Requester
+
+            self._requester = Requester(self._whole)
+        return self._requester
+
+    @overload
+    def reply(
+        self,
+        service: str,
+        handler: None = None,
+        workers: int = 1,
+        **options: Unpack[GroupOptions],
+    ) -> Callable[[H], H]: ...
+
+    @overload
+    def reply(
+        self, service: str, handler: Handler, workers: int = 1, **options: Unpack[GroupOptions]
+    ) -> Responder: ...
+
+    def reply(
+        self,
+        service: str,
+        handler: Handler | None = None,
+        workers: int = 1,
+        **options: Unpack[GroupOptions],
+    ) -> Responder | Callable[[H], H]:
+        """Answer requests of a service: ``@mq.reply("service")`` on a function, or with *handler*.
+
+        The handler gets a :class:`pymq.Request` and returns the bytes of the reply, or None for
+        an empty one. An exception becomes :exc:`RequestFailed` of the asking client. *workers*
+        threads answer as many requests at once. Responders
+        of a service, here and elsewhere, are members of the group of that name; *options* are
+        those of :meth:`consumer`. The topic *service* is created if it is missing.
+
+        Closing the client, or the :class:`Responder` that is returned for a *handler*, ends it
+        after the request at work.
+        """
+        from pymq.client.rpc.responder import Responder
+
+        check_name(service, "service")
+
+        def start(function: Handler) -> Responder:
+            found = Responder(self._whole, service, function, workers, options)
+            self._responders[found] = None
+            found.start()
+            return found
+
+        def decorate(function: H) -> H:
+            start(function)
+            return function
+
+        return decorate if handler is None else start(handler)

@@ -1,0 +1,167 @@
+"""The asking side of request and reply.
+
+The thread that waits for a reply reads the replies of all: of several threads one reads, and the
+others wait until it has found theirs or leaves the reading to them. So there is no thread of its
+own, and in a simulation the waiting turns the loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pymq.client.admin.groups import count_members
+from pymq.client.options import check_seconds
+from pymq.client.rpc.mailbox import REPLIES, Mailbox, Pending, choose_partition
+from pymq.core.batch.record import Record
+from pymq.core.types import check_name
+from pymq.errors import NoResponders, OffsetOutOfRange, RequestTimeout, UnknownTopic
+
+if TYPE_CHECKING:
+    from pymq.client.client import Client
+    from pymq.client.consumer.consumer import Consumer
+    from pymq.client.producer.producer import Producer
+
+CHECK_S = 1.0  # how long a group is taken to have the members that it had
+
+
+class Requester:
+    """Sends the requests of one client, and reads their replies."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._monotonic = client.driver.monotonic
+        self._turn = threading.Condition()
+        self._is_read = False  # a thread reads replies now
+        self._mailbox: Mailbox | None = None
+        self._reader: Consumer | None = None
+        self._producer: Producer | None = None
+        self._checked: dict[str, float] = {}  # when a service had a responder
+
+    def ask(
+        self,
+        service: str,
+        value: bytes,
+        key: bytes | None,
+        headers: Iterable[tuple[str, bytes]] | None,
+        timeout: float,
+    ) -> Record:
+        """Send a request and wait for its reply; see :meth:`pymq.Client.request`."""
+        id, pending, until = self.submit(service, value, key, headers, timeout)
+        return self.wait(service, id, pending, until)
+
+    def submit(
+        self,
+        service: str,
+        value: bytes,
+        key: bytes | None,
+        headers: Iterable[tuple[str, bytes]] | None,
+        timeout: float,
+    ) -> tuple[bytes, Pending, float]:
+        """Send a request; returns its id, the place of its reply, and when it is given up."""
+        check_seconds("timeout", timeout)
+        until = self._monotonic() + timeout
+        self.check(service)
+        with self._turn:
+            mailbox = self._mailbox or self._open(service)
+            pending = Pending()
+            id = mailbox.add(pending)
+        assert self._producer is not None
+        try:
+            self._producer.send(
+                service,
+                value,
+                key=key,
+                headers=mailbox.headers(id, headers),
+                expires_s=timeout,
+            )
+        except BaseException:
+            mailbox.drop(id)
+            raise
+        return id, pending, until
+
+    def check(self, service: str) -> None:
+        """Check that a service has a responder, at most once a second.
+
+        Raises:
+            NoResponders: it has none.
+            InvalidName: no topic can have that name.
+        """
+        if self.is_checked(service):
+            return
+        check_name(service, "service")
+        now = self._monotonic()
+        self._checked.pop(service, None)
+        try:
+            self._client.questions.topic_metadata(service)
+            is_there = count_members(self._client.questions, service) > 0
+        except UnknownTopic:
+            is_there = False
+        if not is_there:
+            raise NoResponders(f"nobody answers requests of {service!r} now")
+        self._checked[service] = now
+
+    def is_checked(self, service: str) -> bool:
+        """Whether a service had a responder less than a second ago."""
+        return self._monotonic() < self._checked.get(service, float("-inf")) + CHECK_S
+
+    def _open(self, service: str) -> Mailbox:
+        """Choose a partition for replies, and read it from its end on."""
+        client = self._client
+        token, partition, end = choose_partition(client, service)
+        self._reader = client.consumer(REPLIES, mode="psb", partition=partition, offset=end)
+        self._producer = client.producer(linger_ms=0)
+        self._mailbox = Mailbox(token, partition)
+        return self._mailbox
+
+    def wait(self, service: str, id: bytes, pending: Pending, until: float) -> Record:
+        """Wait for the reply of a request.
+
+        Raises:
+            RequestFailed: the responder has failed.
+            NoResponders: the last responder has left.
+            RequestTimeout: there was no reply in time.
+        """
+        assert self._mailbox is not None
+        try:
+            while pending.reply is None:
+                left = until - self._monotonic()
+                if left <= 0:
+                    raise RequestTimeout(f"no reply of {service!r} in time; it may still be done")
+                self.read(pending, min(left, CHECK_S))
+                if pending.reply is None:
+                    self.check(service)
+            return pending.result()
+        finally:
+            self._mailbox.drop(id)
+
+    def read(self, pending: Pending, timeout: float) -> None:
+        """Read replies, or wait for the thread that does."""
+        with self._turn:
+            if pending.reply is not None:
+                return
+            if self._is_read:
+                self._turn.wait(timeout)
+                return
+            self._is_read = True
+        try:
+            replies = self._poll(timeout)
+        finally:
+            with self._turn:
+                self._is_read = False
+                self._turn.notify_all()
+        assert self._mailbox is not None
+        with self._turn:
+            self._mailbox.deliver(replies)
+            self._turn.notify_all()
+
+    def _poll(self, timeout: float) -> list[Record]:
+        assert self._reader is not None
+        assert self._mailbox is not None
+        try:
+            return self._reader.poll(1_000, timeout)
+        except OffsetOutOfRange:
+            # Retention was faster than this client asks: earlier replies are gone.
+            self._reader.seek(self._mailbox.partition, "end")
+            return []
