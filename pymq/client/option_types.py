@@ -53,3 +53,4 @@ class TopicOptions(TypedDict, total=False):
     fsync_interval_ms: int
     tombstone_ms: int
     producer_expire_ms: int
+    route: str | None

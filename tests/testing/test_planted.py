@@ -88,7 +88,7 @@ def test_most_are_found_soon() -> None:
     assert len(FOUND) >= 48
     assert len(SOON) >= 0.9 * len(FOUND)
     assert len(AT_ONCE) >= 0.9 * len(BY_TEST)
-    assert len(AREAS) == 8
+    assert len(AREAS) == 9
     assert len(BY_TEST) + len(FOUND) == len(BUGS)
 
 

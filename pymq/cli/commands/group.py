@@ -113,6 +113,8 @@ def _describe(args: argparse.Namespace, show: Show) -> int:
         )
     if fresh:
         show.say("-: no record of this partition was consumed yet")
+    for topic, route in group.routes.items():
+        show.say(f"topic {topic} routes records to a group: {route}")
     return OK
 
 
@@ -264,4 +266,5 @@ def as_json(group: pymq.GroupDescription) -> dict[str, Any]:
             }
             for name in sorted(group.committed)
         ],
+        "routes": group.routes,
     }

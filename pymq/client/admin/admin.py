@@ -139,6 +139,8 @@ class Admin(Handle):
         chosen = dict(config)
         TopicConfig.of(chosen)
         self.questions.ask(lambda r: msg.AlterTopic(r, topic, chosen))
+        if self.questions.has_seen(topic):
+            self.questions.topic_metadata(topic)  # This client's own handles follow at once.
 
     def set_partition_state(
         self,

@@ -81,6 +81,7 @@ class GroupDescription:
     waiting: dict[tuple[str, str], int] = Factory(dict)  # records to be delivered again
     consumers: tuple[MemberDescription, ...] = ()
     end: dict[tuple[str, str], int] = Factory(dict)  # the ends of the partitions
+    routes: dict[str, str] = Factory(dict)  # by topic: the topics' option ``route``
 
 
 def names(questions: Requests) -> list[str]:
@@ -146,7 +147,21 @@ def describe(questions: Requests, group: str) -> GroupDescription:
         {(o.topic, o.partition): o.waiting for o in state.offsets},
         tuple(_member(member) for member in state.members),
         ends,
+        _routes(questions, {*by_topic, *(member.topic for member in state.members)}),
     )
+
+
+def _routes(questions: Requests, topics: Iterable[str]) -> dict[str, str]:
+    """The routes of topics; a topic that was deleted meanwhile has none."""
+    found = {}
+    for topic in sorted(topics):
+        try:
+            route = questions.topic_metadata(topic).config.route
+        except UnknownTopic:
+            continue
+        if route is not None:
+            found[topic] = route
+    return found
 
 
 def _member(member: msg.GroupMember) -> MemberDescription:

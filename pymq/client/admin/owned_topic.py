@@ -15,6 +15,7 @@ from pymq.client.admin.appends import append, sequences
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.header import EPOCH_HALF
 from pymq.core.batch.record import EncodedBatch
+from pymq.core.metadata.route import routed_bit
 from pymq.core.types import AckMode
 from pymq.errors import (
     DuplicateSequence,
@@ -96,4 +97,5 @@ class OwnedTopic:
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
             base_sequence=sequence,
+            attributes=routed_bit(headers),
         )

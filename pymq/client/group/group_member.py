@@ -88,6 +88,7 @@ class GroupConsumer(ConsumerMachine):
             shares=config.ordered is not True,
         )
         self.undelivered = UndeliveredRecords(
+            self.membership,
             self.chunks,
             self.chunks_lock,
             self._leased,

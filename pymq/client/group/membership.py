@@ -127,6 +127,12 @@ class Membership:
         known = self._router.metadata.topics.get(self.topic)
         return tuple(p.partition for p in known.partitions) if known else self.told
 
+    def is_named_by_route(self) -> bool:
+        """Whether the topic's option ``route`` names this group, as far as known."""
+        known = self._router.metadata.topics.get(self.topic)
+        route = known.config.route if known is not None else None
+        return route is not None and route.startswith(self.config.group + ":")
+
     def is_made_again(self) -> bool:
         """Whether the topic was created again since the join began."""
         known = self._router.metadata.topics.get(self.topic)

@@ -4,6 +4,7 @@
 |---|---|
 | waits for the application | renews the lease |
 | came while the application works on others | returns it after some milliseconds |
+| is not for this group, or not now | acknowledges it, without delivering it |
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from pymq.client.fetching.partition_route import RETRY_MAX_MS
 from pymq.client.group.acknowledgements import Acknowledger
 from pymq.client.group.lease_requests import AHEAD_MS
 from pymq.client.group.leased_fetches import LeasedFetches
-from pymq.core.batch.header import EXPIRES
+from pymq.client.group.membership import Membership
+from pymq.core.batch.header import EXPIRES, ROUTED
 from pymq.core.batch.view import RecordBatch
 from pymq.core.delay.record_times import TIMED, due_now, has_expired
+from pymq.core.metadata.route import for_group
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
 from pymq.errors import CorruptBatch
+
+FOR_SOME = TIMED | ROUTED
 
 
 class UndeliveredRecords:
@@ -31,6 +36,7 @@ class UndeliveredRecords:
 
     def __init__(
         self,
+        membership: Membership,
         chunks: deque[RecordBatch],
         lock: threading.RLock,
         leased: LeasedFetches,
@@ -43,6 +49,7 @@ class UndeliveredRecords:
         self.is_at_work = False  # the application has got records and has not polled since
         self.renew_at = NEVER
         self.return_at = NEVER
+        self._membership = membership
         self._chunks = chunks
         self._lock = lock  # of *chunks*
         self._leased = leased
@@ -64,20 +71,24 @@ class UndeliveredRecords:
         found += [(c.partition, (c.base_offset, c.end_offset)) for c in self._chunks.copy()]
         return found
 
-    # --- in their time --------------------------------------------------------------------------
+    # --- for this group, now --------------------------------------------------------------------
 
     def due_now(self, view: RecordBatch) -> RecordBatch:
-        """Return the fetched records that are for groups now; the others are holes."""
-        if not view.batch.header.attributes & TIMED or view.problem is not None:
+        """Return the fetched records that are for this group now; the others are holes."""
+        attributes = view.batch.header.attributes
+        is_named = self._membership.is_named_by_route()
+        if not (attributes & FOR_SOME or is_named) or view.problem is not None:
             return view
-        wall = self._wall_ms()
+        wall, kept = self._wall_ms(), view
         try:
-            kept = due_now(view, wall)
+            if attributes & TIMED:
+                kept = due_now(view, wall)
+            mine = for_group(kept, self._membership.config.group, is_named=is_named)
         except CorruptBatch:
             return view  # The application gets the error.
         if kept is not view:
             self._tally.expired += sum(has_expired(headers, wall) for headers in view.headers)
-        return kept
+        return mine
 
     def unexpired(self, view: RecordBatch) -> RecordBatch:
         """Return the records of a view that have not expired; the others are acknowledged."""

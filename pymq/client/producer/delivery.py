@@ -51,7 +51,7 @@ class ColumnBuffer:
         self.keys = keys
         self.headers = headers
         self.timestamps = timestamps
-        self.attributes = 0  # of the batch: whether records have a delay or an expiry
+        self.attributes = 0  # of the batch: whether records have a delay, an expiry or a route
         self.width = width_of(values) if width == ANY else width
 
     def __len__(self) -> int:
@@ -100,6 +100,12 @@ class ColumnBuffer:
         part = ColumnBuffer(self.values[start:end], keys, headers, times, self.width)
         part.attributes = self.attributes
         return part
+
+    def with_headers(self, headers: Sequence[Headers]) -> ColumnBuffer:
+        """The same records with other headers."""
+        other = ColumnBuffer(self.values, self.keys, headers, self.timestamps, self.width)
+        other.attributes = self.attributes
+        return other
 
 
 def joined(many: Sequence[ColumnBuffer]) -> ColumnBuffer:

@@ -47,7 +47,7 @@ from pymq.core.types import AckMode
 from pymq.errors import PymqError
 
 if TYPE_CHECKING:
-    from pymq.client.producer.producer_topic import ProducerTopic
+    from pymq.client.producer.producer_topic import ProducerTopic, Routing
     from pymq.client.producer.sender import Sender
 
 COUNT_MAX = 100_000  # records a batch
@@ -89,6 +89,7 @@ class PartitionQueue:
         "partition",
         "places",
         "retry_at",
+        "routing",
         "sealed",
         "target",
         "topic",
@@ -112,6 +113,7 @@ class PartitionQueue:
         self.topic_queues: ProducerTopic | None = (
             None  # where the next partition of its topic takes over
         )
+        self.routing: Routing | None = None
         self.has_keys = self.has_extras = self.has_parts = False  # a record had a key, at any time
         self.is_armed = False
         self.is_due = False  # a thread waits for it, and the machine will close it
@@ -223,15 +225,12 @@ class PartitionQueue:
                 columns.attributes = times_of(columns.headers)
         limit, size = self.config.batch_bytes, columns.size
         if len(run) <= COUNT_MAX and size <= limit + (limit >> 1):
-            batch = Batch(self, columns, size, wall_ms, until, run)
-            self.sealed.append(batch)
-            return [batch]
+            return [self._close(columns, size, wall_ms, until, run)]
         start, made = 0, []
         for end in _cuts(columns, limit):
             part = columns.cut(start, end)
-            made.append(Batch(self, part, part.size, wall_ms, until, run[start:end]))
+            made.append(self._close(part, part.size, wall_ms, until, run[start:end]))
             start = end
-        self.sealed += made
         return made
 
     def _seal_parts(self, parts: list[DeliveryPart], wall_ms: int, until: int) -> None:
@@ -259,19 +258,32 @@ class PartitionQueue:
             start = 0
             for end in _cuts(part.columns, self.config.batch_bytes):
                 columns = part.columns.cut(start, end)
-                batch = Batch(self, columns, columns.size, wall_ms, until)
+                batch = self._close(columns, columns.size, wall_ms, until)
                 part.pieces.append((batch, 0, batch.count))
-                self.sealed.append(batch)
                 start = end
         elif parts:
             columns = joined([part.columns for part in parts])
             size = sum(part.size for part in parts)
-            batch = Batch(self, columns, size, wall_ms, until)
+            batch = self._close(columns, size, wall_ms, until)
             start = 0
             for part in parts:
                 part.pieces.append((batch, start, start + part.count))
                 start += part.count
-            self.sealed.append(batch)
+
+    def _close(
+        self,
+        columns: ColumnBuffer,
+        size: int,
+        wall_ms: int,
+        until: int,
+        run: list[Row] | None = None,
+    ) -> Batch:
+        """Make a batch; *size* is that of its records as they were sent, without a route."""
+        if self.routing is not None:
+            columns = self.routing.stamp(columns)
+        batch = Batch(self, columns, size, wall_ms, until, run)
+        self.sealed.append(batch)
+        return batch
 
     # --- numbering ------------------------------------------------------------------------------
 

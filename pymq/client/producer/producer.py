@@ -248,6 +248,7 @@ class Producer(Handle):
                 grown.queues = [topic.by_name.get(q.partition, q) for q in grown.queues]
                 grown.by_name = {queue.partition: queue for queue in grown.queues}
                 grown.choose()
+                grown.follow(fresh.config)
                 self._topics[name] = topic = grown
         return topic
 
@@ -261,7 +262,7 @@ class Producer(Handle):
             fresh = known.get(name)
             if fresh is None:
                 continue
-            topic.limit = fresh.config.max_record_bytes
+            topic.follow(fresh.config)
             if any(part.acks is AckMode.UNSET for part in fresh.partitions):
                 continue
             if fresh.topic_id != topic.metadata.topic_id:

@@ -1,18 +1,36 @@
-"""The queues of one topic in a producer; chooses the partition of a record without a key."""
+"""One topic in a producer: its queues, the partition of a record without a key, and its route."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from zlib import crc32
+
+from pymq.client.producer.delivery import ColumnBuffer
 from pymq.client.producer.partition_queue import SPREAD_BYTES, PartitionQueue
 from pymq.client.producer.sender import Sender
+from pymq.core.batch.columns import Headers
 from pymq.core.metadata.descriptions import TopicMetadata
+from pymq.core.metadata.route import ROUTE, WHOLE, Route, parse_route, routed_bit
+from pymq.core.metadata.topic_config import TopicConfig
 
 SPREAD_MAX = 8  # partitions in which a burst of records without a key begins batches
+_STRIDE = 6_180  # the golden section of WHOLE: producers with consecutive ids begin far apart
 
 
 class ProducerTopic:
     """A producer's state of one topic."""
 
-    __slots__ = ("by_name", "is_bulk", "limit", "metadata", "queues", "sticky", "turn")
+    __slots__ = (
+        "by_name",
+        "is_bulk",
+        "limit",
+        "metadata",
+        "producer_id",
+        "queues",
+        "routing",
+        "sticky",
+        "turn",
+    )
 
     def __init__(self, metadata: TopicMetadata, sender: Sender, turn: int) -> None:
         self.metadata = metadata
@@ -20,10 +38,23 @@ class ProducerTopic:
             PartitionQueue(sender, metadata.topic, p.partition) for p in metadata.partitions
         ]
         self.by_name = {queue.partition: queue for queue in self.queues}
-        self.limit = metadata.config.max_record_bytes
+        self.routing: Routing | None = None
+        self.producer_id = sender.config.producer_id
         self.turn = turn % len(self.queues)
         self.is_bulk = False  # the last batch was full before its linger ended
         self.choose()
+        self.follow(metadata.config)
+
+    def follow(self, config: TopicConfig) -> None:
+        """Take over the options of the topic."""
+        self.limit = config.max_record_bytes
+        known = None if self.routing is None else self.routing.text
+        if config.route is None:
+            self.routing = None
+        elif config.route != known:
+            self.routing = Routing(config.route, parse_route(config.route), self.producer_id)
+        for queue in self.queues:
+            queue.routing = self.routing
 
     def choose(self) -> None:
         """Return the partition for records without a key."""
@@ -58,3 +89,62 @@ class ProducerTopic:
         if queue is self.sticky:
             self.is_bulk = False
             self.rotate()
+
+
+class Routing:
+    """Decides, batch by batch, which records of a topic are routed to a group."""
+
+    def __init__(self, text: str, route: Route, producer_id: int) -> None:
+        self.text = text
+        self._route = route
+        self._header = (ROUTE, route.group.encode())
+        # Many producers that send one record each must not all send the one that is not routed.
+        self._credit = producer_id * _STRIDE % WHOLE
+
+    def stamp(self, columns: ColumnBuffer) -> ColumnBuffer:
+        """Return the records with the header of those that are routed.
+
+        A record that has the header already keeps it: the caller has chosen its group.
+        """
+        chosen = self._chosen(columns)
+        if not chosen and columns.headers is None:
+            return columns
+        headers: list[Headers] = list(columns.headers or [()] * len(columns))
+        for index in chosen:
+            if not any(name == ROUTE for name, _ in headers[index]):
+                headers[index] = (*headers[index], self._header)
+        stamped = columns.with_headers(headers)
+        stamped.attributes |= routed_bit(headers)
+        return stamped
+
+    def _chosen(self, columns: ColumnBuffer) -> list[int]:
+        route, keys = self._route, columns.keys
+        if route.pattern is not None:
+            return self._matching(columns)
+        if keys is None:
+            return self._spaced(range(len(columns)))
+        # Another modulus than that of the partition, so that the shares of partitions are alike.
+        chosen = [
+            index
+            for index, key in enumerate(keys)
+            if key is not None and crc32(key) % 999_983 % WHOLE < route.share
+        ]
+        return chosen + self._spaced([index for index, key in enumerate(keys) if key is None])
+
+    def _matching(self, columns: ColumnBuffer) -> list[int]:
+        empty: Sequence[None] = [None] * len(columns)
+        pairs = zip(columns.keys or empty, columns.headers or empty, strict=True)
+        matches = self._route.matches
+        return [index for index, (key, found) in enumerate(pairs) if matches(key, found or ())]
+
+    def _spaced(self, indexes: Sequence[int]) -> list[int]:
+        """Choose the share of some records, at even distances, over all batches."""
+        share, credit = self._route.share, self._credit
+        chosen = []
+        for index in indexes:
+            credit += share
+            if credit >= WHOLE:
+                credit -= WHOLE
+                chosen.append(index)
+        self._credit = credit
+        return chosen

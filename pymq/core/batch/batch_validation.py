@@ -23,6 +23,7 @@ from pymq.core.batch.header import (
     DELAYED_COPY,
     EXPIRES,
     HEADER_SIZE,
+    ROUTED,
     Header,
 )
 from pymq.core.batch.record import EncodedBatch, check_times
@@ -30,7 +31,8 @@ from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp
 
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
 # what a producer may set; only the broker itself sets DELAYED_COPY
-PRODUCED = COMPRESSION_MASK | DELAYED | EXPIRES | DELAYED_COPY
+PRODUCED = COMPRESSION_MASK | DELAYED | EXPIRES | DELAYED_COPY | ROUTED
+ROUTE_BYTES = 300  # of the header of a routed record, which the producer adds to what was sent
 _BACK = 1 << 31  # milliseconds; the most negative delta of 32 bits
 
 
@@ -85,7 +87,9 @@ def is_too_large(header: Header, limit: int) -> bool:
     """Whether a batch is too large for a topic with *limit* as ``max_record_bytes``."""
     # The unpacked size counts too: a few bytes can unpack to very many.
     return max(header.length, header.raw_length) > limit + BATCH_SLACK or (
-        header.count == 1 and header.raw_length > limit + HEADER_SIZE
+        header.count == 1
+        and header.raw_length
+        > limit + HEADER_SIZE + (ROUTE_BYTES if header.attributes & ROUTED else 0)
     )
 
 

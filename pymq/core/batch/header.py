@@ -16,7 +16,7 @@ It is fixed, little-endian:
   36     1  version          1                                                            both
   37     1  body format      1: CBOR columns (``columns.py``); 2: Kafka v2 records        both
   38     2  attributes       bits 0-2 compression, 3 control, 4 compacted, 5 delayed,     both
-                             6 expires, 7 delayed copy
+                             6 expires, 7 delayed copy, 8 routed
   40     8  producer id      -1: none                                                     both
   48     8  base sequence    the producer's number of the first record; -1: none          both
   56     4  epoch low        lower half of the producer epoch, which the producer raises  both
@@ -64,8 +64,9 @@ COMPACTED = 0b10000
 DELAYED = 0b100000  # some records are not for groups before their time
 EXPIRES = 0b1000000  # some records are not for groups after their time
 DELAYED_COPY = 0b10000000  # the leader has copied the records from earlier in the log
+ROUTED = 0b100000000  # some records are for one group alone
 NOTE = DELAYED | DELAYED_COPY  # the leader's notes about delayed records
-_ATTRIBUTES = COMPRESSION_MASK | CONTROL | COMPACTED | DELAYED | EXPIRES | DELAYED_COPY
+_ATTRIBUTES = COMPRESSION_MASK | CONTROL | COMPACTED | DELAYED | EXPIRES | DELAYED_COPY | ROUTED
 
 HEADER = struct.Struct("<4sIqqIIIBBHqqIIIHHqqII")
 HEADER_SIZE = HEADER.size

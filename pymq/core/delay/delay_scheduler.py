@@ -50,6 +50,7 @@ from pymq.core.message import (
     Produce,
     Produced,
 )
+from pymq.core.metadata.route import routed_bit
 from pymq.core.observe.coverage import mark
 from pymq.core.pending.pending_produces import DelayedAppended
 from pymq.core.types import NEVER, AckMode, TopicPartition
@@ -350,6 +351,7 @@ class DelayScheduler:
         if rows:
             expires = any(time_of(headers, EXPIRES_AT) is not None for _, _, headers in rows)
             attributes = DELAYED_COPY | (EXPIRES if expires else 0)
+            attributes |= routed_bit(headers for _, _, headers in rows)
             self._append(rows, attributes, now, ids)
         else:
             self._look(now)

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import attrs
 
+from pymq.core.metadata.route import parse_route
 from pymq.core.types import AckMode
 from pymq.core.values import value
 from pymq.errors import ConfigError
@@ -35,6 +36,7 @@ class TopicConfig:
     producer_expire_ms: int = (
         24 * 3600 * 1000
     )  # idle time after which a roll drops unnamed producers
+    route: str | None = None  # records that are for one group alone; see pymq.core.metadata.route
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -64,6 +66,8 @@ class TopicConfig:
         _range("tombstone_ms", self.tombstone_ms, 0, 1 << 50)
         _range("producer_expire_ms", self.producer_expire_ms, 60_000, 1 << 50)
         _choice("cleanup_policy", self.cleanup_policy, CLEANUP)
+        if self.route is not None:
+            parse_route(self.route)
         if self.fsync is not None:
             _choice("fsync", self.fsync, FSYNC)
         if not isinstance(self.unclean_election, bool):

@@ -81,6 +81,13 @@ def test_a_group_is_described(used: Queue, topic: str, group: str) -> None:
     assert error["hints"] == [f"did you mean '{group}'?"]
 
 
+def test_a_route_is_shown(used: Queue, topic: str, group: str) -> None:
+    used.run("topic", "alter", topic, "--config", "route=canary:5%")
+    told = used.run("group", "describe", group)
+    assert f"topic {topic} routes records to a group: canary:5%" in told.out
+    assert used.json("group", "describe", group)["routes"] == {topic: "canary:5%"}
+
+
 def test_consumers_are_shown(remote: Queue, topic: str, group: str) -> None:
     remote.run("topic", "create", topic)
     remote.put(topic, range(5))

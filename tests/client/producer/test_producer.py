@@ -24,7 +24,7 @@ from pymq.client.producer.sender import Sender
 from pymq.coord import paths
 from pymq.coord.sqlite import SqliteCoordinator, SqliteTree
 from pymq.core.batch.record import EncodedBatch
-from pymq.core.message import Message, Produce, Produced
+from pymq.core.message import AlterTopic, Message, Produce, Produced
 from pymq.core.metadata.coordination import Commit, Put
 from pymq.core.metadata.nodes import ProducerNode, decode_node, encode_node
 from pymq.errors import (
@@ -889,7 +889,7 @@ def test_a_refused_batch_does_not_stop_the_next(mq: pymq.Client) -> None:
     mq.create_topic("shrunk", max_record_bytes=32 << 20)
     with mq.producer(linger_ms=0) as producer:
         producer.send("shrunk", b"1").result()
-        mq.alter_topic("shrunk", max_record_bytes=100)
+        mq.questions.ask(lambda r: AlterTopic(r, "shrunk", {"max_record_bytes": 100}))
         deliveries = [producer.send("shrunk", value) for value in (bytes(20 << 20), b"2", b"3")]
         assert isinstance(deliveries[0].exception(timeout=10), RecordTooLarge)
         assert [d.result(timeout=10).offset for d in deliveries[1:]] == [1, 2]

@@ -311,6 +311,32 @@ def test_leaders_that_crash_lose_no_request(seed: int) -> None:
         responder.close()
 
 
+class Died(BaseException):
+    """Ends a process in the middle of a handler."""
+
+
+def test_a_responder_that_dies_at_work_is_replaced() -> None:
+    """Its request was not acknowledged, so that another responder answers it."""
+
+    def dies(request: pymq.Request) -> bytes:
+        raise Died
+
+    with Cluster(brokers=1) as cluster:
+        asking, dying, other = cluster.client(), cluster.client("dying"), cluster.client()
+        asking.create_topic("upper")
+        first = Responder(dying, "upper", dies, 1, {"session_timeout_s": 1.0})
+        requester = asking._requests()
+        id, pending, until = requester.submit("upper", b"x", None, None, 60.0)
+        with pytest.raises(Died):
+            first.serve(5.0)
+        cluster.crash("dying")
+        second = Responder(other, "upper", upper, 1, {})
+        assert second.serve(30.0) == 1
+        requester.read(pending, 5.0)
+        assert requester.wait("upper", id, pending, until).value == b"X"
+        second.close()
+
+
 # --- asyncio ------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from tests.testing.planted import (
     producers,
     replication,
     storage,
+    work,
 )
 from tests.testing.planted.bug import BUGS, HUNTS, Bug, Hunt, Kill, hunt, planted
 
@@ -23,6 +24,7 @@ AREAS = (  # each describes some of BUGS
     producers,
     replication,
     storage,
+    work,
 )
 
 __all__ = ["AREAS", "BUGS", "HUNTS", "Bug", "Hunt", "Kill", "hunt", "planted"]
