@@ -16,7 +16,7 @@ from pymq.client.base import ClientLoop, check_timeout
 from pymq.client.producer.delivery import Batch, Deliveries, Delivery, batch_of
 from pymq.client.producer.producer import HeaderPairs, Producer, _bytes, _headers
 from pymq.client.producer.producer_topic import ProducerTopic
-from pymq.client.producer.send_times import with_times
+from pymq.client.producer.send_times import with_priority, with_times
 from pymq.client.producer.sender import PartitionQueue
 from pymq.errors import BufferFull, Closed, DeliveryFailed, DeliveryTimeout
 
@@ -83,6 +83,7 @@ class AsyncProducer(AsyncHandle):
         delay_s: float | None = None,
         deliver_at: datetime | None = None,
         expires_s: float | None = None,
+        priority: int = 0,
     ) -> AsyncDelivery:
         """Send one record and return its delivery, which may be awaited or left alone.
 
@@ -100,6 +101,9 @@ class AsyncProducer(AsyncHandle):
             wall_ms = self._producer._client._wall_ms
             headers = with_times(headers, wall_ms, delay_s, deliver_at, expires_s)
             self._backlog.has_times = True
+        if priority != 0:
+            headers = with_priority(headers, priority)
+            self._backlog.has_priorities = True
         if self._backlog.buffered + self._held_bytes >= self._limit:
             self._refuse()
         found = self._topics.get(topic)

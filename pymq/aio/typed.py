@@ -50,6 +50,7 @@ class AsyncTypedTopic(AsyncHandle, Generic[T]):
         delay_s: float | None = None,
         deliver_at: datetime | None = None,
         expires_s: float | None = None,
+        priority: int = 0,
     ) -> AsyncDelivery:
         """Send one value; arguments and errors are those of :meth:`AsyncProducer.send`.
 
@@ -68,6 +69,7 @@ class AsyncTypedTopic(AsyncHandle, Generic[T]):
             delay_s,
             deliver_at,
             expires_s,
+            priority,
         )
 
     async def flush(self, timeout: float | None = None) -> None:

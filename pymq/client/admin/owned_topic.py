@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pymq.client.admin.appends import append, sequences
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.header import EPOCH_HALF
+from pymq.core.batch.priority import priority_bits
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.metadata.route import routed_bit
 from pymq.core.types import AckMode
@@ -97,5 +98,5 @@ class OwnedTopic:
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
             base_sequence=sequence,
-            attributes=routed_bit(headers),
+            attributes=routed_bit(headers) | priority_bits(headers),
         )

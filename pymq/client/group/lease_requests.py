@@ -50,6 +50,7 @@ class LeaseRequests:
         self._introduction = 0  # the request that reports where partitions begin and end
         self._open: dict[int, int] = {}  # requests that may still bring leases, with their timeouts
         self._is_late = False  # there are changes that were not reported yet
+        self._told: dict[int, tuple[tuple[str, int, int, int], ...]] = {}  # priorities, by request
 
     @property
     def is_waiting(self) -> bool:
@@ -80,7 +81,8 @@ class LeaseRequests:
         self._introduction = outbox.number()
         known, unkeyed = self._watches.known(()), self._unkeyed()
         group, member = membership.group, membership.name
-        request = Acquire(self._introduction, group, member, known, 0, 0, unkeyed)
+        runs = self._priorities(self._introduction)
+        request = Acquire(self._introduction, group, member, known, 0, 0, unkeyed, priorities=runs)
         outbox.post(coordinator, request)
         due = now + membership.coordinator.patience_ms
         self._open[self._introduction] = due
@@ -100,6 +102,11 @@ class LeaseRequests:
 
     def _unkeyed(self) -> tuple[tuple[str, int, int], ...]:
         return self._watches.unkeyed() if self._shares else ()
+
+    def _priorities(self, request: int) -> tuple[tuple[str, int, int, int], ...]:
+        if found := self._watches.priorities():
+            self._told[request] = found
+        return found
 
     def ask(self, now: int) -> None:
         """Ask for leases, if there is room and the application polls."""
@@ -130,6 +137,7 @@ class LeaseRequests:
             WAIT_MS,
             self._unkeyed(),
             shares=self.shares,
+            priorities=self._priorities(self._waiting),
         )
         outbox.post(coordinator, request)
         due = now + WAIT_MS + membership.coordinator.patience_ms
@@ -147,6 +155,7 @@ class LeaseRequests:
             if self._waiting and now < due:
                 return False
             del self._open[oldest]
+            self._told.pop(oldest, None)
         return True
 
     def unanswered(self, request: int, now: int) -> None:
@@ -169,6 +178,7 @@ class LeaseRequests:
 
     def refused(self, m: Acquired) -> bool:
         """Take in an error; returns whether it counts: the request was not repeated since."""
+        self._told.pop(m.id, None)
         if m.id == self._introduction:
             self._introduction = 0
         elif m.id == self._waiting:
@@ -179,6 +189,7 @@ class LeaseRequests:
 
     def granted(self, m: Acquired) -> bool:
         """Take in an answer without leases; returns whether it was to the first report."""
+        self._watches.told(self._told.pop(m.id, ()))
         if m.leases:
             # Even if a later request has replaced it: both may have crossed.
             self.wanted = 0
@@ -191,6 +202,8 @@ class LeaseRequests:
         self._waiting = self._introduction = 0
         self._is_late = False
         self._open.clear()
+        self._told.clear()
+        self._watches.untold()
 
 
 class LeasePace:

@@ -5,7 +5,8 @@ The member watches each with a fetch without data, which the broker answers when
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
 
 from pymq.client.base import Outbox
 from pymq.client.fetching.consumer_machine import wait_ms
@@ -14,6 +15,8 @@ from pymq.client.group.membership import Key, Membership
 from pymq.client.router import Router
 from pymq.core.batch.header import Header
 from pymq.core.batch.offset_ranges import RUNS_MAX, Ranges, has_keys
+from pymq.core.batch.priority import RUNS_MAX as PRIORITY_RUNS_MAX
+from pymq.core.batch.priority import PriorityRuns
 from pymq.core.message import END, Fetch, Fetched
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.values import Factory, define
@@ -30,6 +33,8 @@ class WatermarkWatch:
     end: int = -1  # -1: not known yet
     request: int = 0
     unkeyed: Ranges = Factory(lambda: Ranges(RUNS_MAX))  # records without a key, if known
+    priorities: PriorityRuns = Factory(PriorityRuns)
+    told: int = 0  # the coordinator knows the priorities of records before this offset
 
 
 class WatermarkWatches:
@@ -85,6 +90,27 @@ class WatermarkWatches:
         return tuple(
             (w.partition, start, end) for w in self._watches.values() for start, end in w.unkeyed
         )
+
+    def priorities(self) -> tuple[tuple[str, int, int, int], ...]:
+        """The priorities of records that the coordinator may not know, of one message."""
+        found = (
+            (watch.partition, *run)
+            for watch in self._watches.values()
+            if watch.priorities and watch.told < watch.end
+            for run in watch.priorities.between(watch.told, watch.end)
+        )
+        return tuple(islice(found, PRIORITY_RUNS_MAX))
+
+    def told(self, runs: Iterable[tuple[str, int, int, int]]) -> None:
+        """Take in that the coordinator knows these priorities."""
+        for partition, _, end, _ in runs:
+            if (watch := self._watches.get(partition)) is not None:
+                watch.told = max(watch.told, end)
+
+    def untold(self) -> None:
+        """Take in that another coordinator knows no priorities."""
+        for watch in self._watches.values():
+            watch.told = 0
 
     def saw(self, partition: str, header: Header) -> None:
         """Take in the end of a fetched batch, which the leader may not have reported yet."""
@@ -169,7 +195,8 @@ class WatermarkWatches:
         """Take in an error; returns whether it is final."""
         if isinstance(error, (OffsetOutOfRange, ReplicaNotAvailable)) and watch.end >= 0:
             watch.end = -1  # The topic was created again, or its open block has moved.
-            watch.unkeyed = Ranges(RUNS_MAX)
+            watch.unkeyed, watch.priorities = Ranges(RUNS_MAX), PriorityRuns()
+            watch.told = 0
             self.ask(watch, now)
             return False
         pause = watch.route.refused(self._router, error)
@@ -191,5 +218,7 @@ class WatermarkWatches:
         watch.log_start = m.log_start if is_new else max(watch.log_start, m.log_start)
         for start, end in m.unkeyed:
             watch.unkeyed.put(start, end)
+        for run in m.priorities:
+            watch.priorities.put(*run)
         watch.end = max(watch.end, m.high_watermark)  # A new leader may not know the end at once.
         return is_new, has_more

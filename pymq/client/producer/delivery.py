@@ -8,10 +8,13 @@ batches that were made since. A thread that waits for a delivery waits for its b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from pymq.client.base import ClientDriver, Waitable, check_timeout
 from pymq.core.batch.columns import ANY, Headers, width_of
+from pymq.core.batch.priority import priority_of
 from pymq.core.batch.record import EncodedBatch, RecordMetadata
 from pymq.core.types import NEVER
 from pymq.errors import ConfigError, DeliveryTimeout, PymqError
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 # track such tuples at once, unlike objects of a class.
 Row = tuple[bytes] | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Headers, int | None]
 
+_VALUE = itemgetter(0)  # of a row
 RECORD_BYTES = 16  # counted for each record in the buffer, beside its value and key
 
 
@@ -106,6 +110,29 @@ class ColumnBuffer:
         other = ColumnBuffer(self.values, self.keys, headers, self.timestamps, self.width)
         other.attributes = self.attributes
         return other
+
+
+def columns_of(run: list[Row], wall_ms: int, *, has_keys: bool, has_extras: bool) -> ColumnBuffer:
+    """Return records as columns; *wall_ms* is the time of those without one of their own."""
+    columns = ColumnBuffer(list(map(_VALUE, run)))
+    if has_keys:
+        columns.keys = [row[1] if len(row) > 1 else None for row in run]
+    if has_extras:
+        columns.headers = [row[2] if len(row) > 2 else () for row in run]
+        times = [row[3] if len(row) > 2 else None for row in run]
+        if any(time is not None for time in times):
+            columns.timestamps = [wall_ms if time is None else time for time in times]
+    return columns
+
+
+def by_priority(run: list[Row], *, in_order: bool) -> list[tuple[int, list[Row]]]:
+    """Group records by priority: the highest first, or only consecutive ones if *in_order*."""
+    levels = [priority_of(row[2]) if len(row) > 2 else 0 for row in run]
+    places: Sequence[int] = range(len(run))
+    if not in_order:
+        places = sorted(places, key=levels.__getitem__, reverse=True)
+    grouped = groupby(places, key=levels.__getitem__)
+    return [(level, [run[place] for place in group]) for level, group in grouped]
 
 
 def joined(many: Sequence[ColumnBuffer]) -> ColumnBuffer:

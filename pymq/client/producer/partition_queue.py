@@ -24,7 +24,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pymq.client.base import Waitable
@@ -37,9 +36,11 @@ from pymq.client.producer.delivery import (
     OpenBatch,
     Row,
     batch_of,
+    by_priority,
+    columns_of,
     joined,
 )
-from pymq.core.batch.header import NO_PRODUCER
+from pymq.core.batch.header import NO_PRODUCER, PRIORITY_SHIFT
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.delay.record_times import times_of
 from pymq.core.metadata.descriptions import PartitionLeader
@@ -57,7 +58,6 @@ RETRY_MS = 20  # before a refused batch is resent; doubled each time, up to ...
 RETRY_MAX_MS = 250
 PAST_MAX = 32  # earlier sequences of a batch that are still looked for
 _SINGLE = frozenset({tuple})
-_VALUE = itemgetter(0)  # of a row
 
 
 class PartitionQueue:
@@ -213,16 +213,23 @@ class PartitionQueue:
         """Make batches of consecutive records: usually one."""
         if not run:
             return []
-        columns = ColumnBuffer(list(map(_VALUE, run)))
-        if self.has_keys:
-            columns.keys = [row[1] if len(row) > 1 else None for row in run]
-        if self.has_extras:
-            columns.headers = [row[2] if len(row) > 2 else () for row in run]
-            times = [row[3] if len(row) > 2 else None for row in run]
-            if any(time is not None for time in times):
-                columns.timestamps = [wall_ms if time is None else time for time in times]
-            if self.backlog.has_times:
-                columns.attributes = times_of(columns.headers)
+        if self.has_extras and self.backlog.has_priorities:
+            # A named producer counts on the order of its records, to go on where it stopped.
+            groups = by_priority(run, in_order=self.config.is_named)
+            return [
+                batch
+                for priority, rows in groups
+                for batch in self._seal_rows(rows, wall_ms, until, priority << PRIORITY_SHIFT)
+            ]
+        return self._seal_rows(run, wall_ms, until)
+
+    def _seal_rows(
+        self, run: list[Row], wall_ms: int, until: int, attributes: int = 0
+    ) -> list[Batch]:
+        columns = columns_of(run, wall_ms, has_keys=self.has_keys, has_extras=self.has_extras)
+        if columns.headers is not None and self.backlog.has_times:
+            attributes |= times_of(columns.headers)
+        columns.attributes = attributes
         limit, size = self.config.batch_bytes, columns.size
         if len(run) <= COUNT_MAX and size <= limit + (limit >> 1):
             return [self._close(columns, size, wall_ms, until, run)]

@@ -19,7 +19,7 @@ from pymq.client.producer.delivery import (
 )
 from pymq.client.producer.partition_queue import PartitionQueue
 from pymq.client.producer.producer_topic import ProducerTopic
-from pymq.client.producer.send_times import with_times
+from pymq.client.producer.send_times import with_priority, with_times
 from pymq.client.producer.sender import Sender, SenderConfig
 from pymq.core.batch.columns import Headers
 from pymq.core.metadata.descriptions import TopicMetadata
@@ -83,6 +83,7 @@ class Producer(Handle):
         delay_s: float | None = None,
         deliver_at: datetime | None = None,
         expires_s: float | None = None,
+        priority: int = 0,
     ) -> Delivery:
         """Send one record and return its delivery, without waiting for it.
 
@@ -97,13 +98,16 @@ class Producer(Handle):
             deliver_at: the time from which groups may get it, with a time zone, instead.
             expires_s: seconds after which groups do not get it any more; after its time of
                 delivery if it has one.
+            priority: 0 to 9; of the records that are available, groups get those of a higher one
+                first (docs/howto/priorities.md).
 
         Readers see a delayed record at once, where it was sent (docs/howto/delays.md). Its
         delivery's partition and offset are what :meth:`pymq.Client.cancel` takes.
 
         Raises:
             TypeError: value, key or a header is not bytes-like.
-            ConfigError: a delay or an expiry is negative, or above 1,000 years.
+            ConfigError: a delay or an expiry is negative, or above 1,000 years, or a priority is
+                not 0 to 9.
             InvalidRequest: *timestamp_ms* is negative or out of all bounds.
             UnknownTopic, UnknownPartition, RecordTooLarge: as their names say.
             BufferFull: the buffer stayed full for ``delivery_timeout_s``.
@@ -116,6 +120,9 @@ class Producer(Handle):
         if delay_s is not None or deliver_at is not None or expires_s is not None:
             headers = with_times(headers, self._client._wall_ms, delay_s, deliver_at, expires_s)
             self._backlog.has_times = True
+        if priority != 0:
+            headers = with_priority(headers, priority)
+            self._backlog.has_priorities = True
         found = self._topics.get(topic)
         if found is None:
             found = self._open_topic(topic)

@@ -32,6 +32,7 @@ class SendBuffer:
         self.armed: deque[tuple[int, PartitionQueue]] = deque()  # (when it is due, queue)
         self.full: deque[PartitionQueue] = deque()  # queues to close now
         self.has_times = False  # a record had a delay or an expiry, at any time
+        self.has_priorities = False
         self._name = name
         self._driver = driver
         self._buffer_bytes = buffer_bytes

@@ -1,10 +1,11 @@
-"""The times of a record that ``send`` takes: delay, time of delivery, time to live."""
+"""What ``send`` says about a record's delivery: delay, time of delivery, time to live, priority."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
+from pymq.core.batch.priority import HIGHEST, PRIORITY
 from pymq.core.delay.record_times import DELIVER_AT, EXPIRES_AT
 from pymq.errors import ConfigError
 
@@ -45,6 +46,17 @@ def with_times(
     if due is not None:
         pairs.append((DELIVER_AT, str(due).encode()))
     return pairs
+
+
+def with_priority(headers: HeaderPairs | None, priority: int) -> HeaderPairs | None:
+    """Return *headers* with a record's priority.
+
+    Raises:
+        ConfigError: it is not 0 to 9.
+    """
+    if type(priority) is not int or not 0 <= priority <= HIGHEST:
+        raise ConfigError(f"priority={priority!r} must be 0 to {HIGHEST}, the most urgent")
+    return headers if priority == 0 else [(PRIORITY, b"%d" % priority), *(headers or ())]
 
 
 def _ms(name: str, seconds: float) -> int:

@@ -62,6 +62,7 @@ class TypedTopic(Handle, Generic[T]):
         delay_s: float | None = None,
         deliver_at: datetime | None = None,
         expires_s: float | None = None,
+        priority: int = 0,
     ) -> Delivery:
         """Send one value; arguments and errors are those of :meth:`pymq.Producer.send`.
 
@@ -82,6 +83,7 @@ class TypedTopic(Handle, Generic[T]):
             delay_s=delay_s,
             deliver_at=deliver_at,
             expires_s=expires_s,
+            priority=priority,
         )
 
     def send_many(

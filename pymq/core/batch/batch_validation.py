@@ -17,21 +17,11 @@ strings of different lengths are decoded by cbor2, in pieces, and dropped (docs/
 from __future__ import annotations
 
 from pymq.core.batch import columns
-from pymq.core.batch.header import (
-    COMPRESSION_MASK,
-    DELAYED,
-    DELAYED_COPY,
-    EXPIRES,
-    HEADER_SIZE,
-    ROUTED,
-    Header,
-)
+from pymq.core.batch.header import HEADER_SIZE, PRODUCED, ROUTED, Header
 from pymq.core.batch.record import EncodedBatch, check_times
 from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp
 
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
-# what a producer may set; only the broker itself sets DELAYED_COPY
-PRODUCED = COMPRESSION_MASK | DELAYED | EXPIRES | DELAYED_COPY | ROUTED
 ROUTE_BYTES = 300  # of the header of a routed record, which the producer adds to what was sent
 _BACK = 1 << 31  # milliseconds; the most negative delta of 32 bits
 

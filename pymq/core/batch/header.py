@@ -16,7 +16,8 @@ It is fixed, little-endian:
   36     1  version          1                                                            both
   37     1  body format      1: CBOR columns (``columns.py``); 2: Kafka v2 records        both
   38     2  attributes       bits 0-2 compression, 3 control, 4 compacted, 5 delayed,     both
-                             6 expires, 7 delayed copy, 8 routed
+                             6 expires, 7 delayed copy, 8 routed,
+                             9-12 priority of the records
   40     8  producer id      -1: none                                                     both
   48     8  base sequence    the producer's number of the first record; -1: none          both
   56     4  epoch low        lower half of the producer epoch, which the producer raises  both
@@ -65,8 +66,12 @@ DELAYED = 0b100000  # some records are not for groups before their time
 EXPIRES = 0b1000000  # some records are not for groups after their time
 DELAYED_COPY = 0b10000000  # the leader has copied the records from earlier in the log
 ROUTED = 0b100000000  # some records are for one group alone
+PRIORITY_SHIFT = 9
+PRIORITY_MASK = 0b1111 << PRIORITY_SHIFT  # of all records of the batch, 0 to 9
 NOTE = DELAYED | DELAYED_COPY  # the leader's notes about delayed records
-_ATTRIBUTES = COMPRESSION_MASK | CONTROL | COMPACTED | DELAYED | EXPIRES | DELAYED_COPY | ROUTED
+# what a producer may set; only the broker itself sets DELAYED_COPY
+PRODUCED = COMPRESSION_MASK | DELAYED | EXPIRES | DELAYED_COPY | ROUTED | PRIORITY_MASK
+_ATTRIBUTES = PRODUCED | CONTROL | COMPACTED
 
 HEADER = struct.Struct("<4sIqqIIIBBHqqIIIHHqqII")
 HEADER_SIZE = HEADER.size
@@ -135,6 +140,11 @@ class Header(NamedTuple):
     def is_hidden(self) -> bool:
         """Whether readers never see the batch: of a copy they have seen the original."""
         return bool(self.attributes & (CONTROL | DELAYED_COPY))
+
+    @property
+    def priority(self) -> int:
+        """The priority of the records, 0 (the lowest) to 9."""
+        return min((self.attributes & PRIORITY_MASK) >> PRIORITY_SHIFT, 9)
 
     @property
     def control_kind(self) -> int:

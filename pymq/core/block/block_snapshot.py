@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from pymq.core import cbor
 from pymq.core.batch.offset_ranges import RUNS_MAX, Ranges
+from pymq.core.batch.priority import PriorityRuns
 from pymq.core.block.idempotence import ProducerTable
 from pymq.core.block.leader_epochs import LeaderEpochs
 from pymq.core.values import define
@@ -28,6 +29,7 @@ class BlockSnapshot:
     seal_end: int | None
     committed: int  # how far it was known to be committed
     unkeyed: Ranges
+    priorities: PriorityRuns
 
     @staticmethod
     def encode(log: BlockLog) -> bytes:
@@ -41,6 +43,7 @@ class BlockSnapshot:
                 log.seal_end,
                 min(log.committed, end),
                 [list(span) for span in log.unkeyed.below(end)],
+                *([log.priorities.between(0, end)] if log.priorities else ()),
             ]
         )
 
@@ -61,7 +64,8 @@ class BlockSnapshot:
             entries = LeaderEpochs((int(epoch), int(start)) for epoch, start in epochs)
             spans = known[1] if len(known) > 1 else ()
             unkeyed = Ranges(RUNS_MAX, ((int(start), int(end)) for start, end in spans))
+            priorities = PriorityRuns(known[2] if len(known) > 2 else ())
         except (InvalidRequest, TypeError, ValueError, OverflowError) as error:
             raise CorruptMetadata(f"not a snapshot of a partition: {error}") from None
         table = ProducerTable.restore(producers)
-        return cls(max_timestamp, table, entries, seal_end, committed, unkeyed)
+        return cls(max_timestamp, table, entries, seal_end, committed, unkeyed, priorities)

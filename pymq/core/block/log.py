@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from pymq.core.batch.batch_sequence import restamp
-from pymq.core.batch.header import CONTROL, ControlKind
+from pymq.core.batch.header import CONTROL, PRIORITY_MASK, ControlKind
 from pymq.core.batch.offset_ranges import RUNS_MAX, Ranges, has_keys
+from pymq.core.batch.priority import PriorityRuns
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.block.block_snapshot import BlockSnapshot
 from pymq.core.block.idempotence import UNKNOWN_TIME, ProducerTable
@@ -79,6 +80,7 @@ class BlockLog:
         "is_writing",
         "max_timestamp",
         "name",
+        "priorities",
         "producers",
         "seal_end",
         "size",
@@ -101,6 +103,7 @@ class BlockLog:
         self.is_recovering = False  # the store is finding out where the block ends
         self.is_writing = False  # a write is under way
         self.unkeyed = Ranges(RUNS_MAX)  # records without a key, as far as that is known
+        self.priorities = PriorityRuns()  # records with a priority
         self._host = host
         self._is_shared = is_shared  # other brokers hold the block too
         self.unwritten: list[EncodedBatch] = []  # stamped, for the next write
@@ -156,17 +159,20 @@ class BlockLog:
         if found.snapshot is not None:
             kept = BlockSnapshot.decode(found.snapshot, self.start)
             self.producers, self.epochs, self.unkeyed = kept.producers, kept.epochs, kept.unkeyed
+            self.priorities = kept.priorities
             self.seal_end, self.max_timestamp = kept.seal_end, kept.max_timestamp
             self.committed = max(self.committed, kept.committed)
         elif before is not None:
             self.producers, self.epochs, self.seal_end = before, LeaderEpochs(), None
-            self.unkeyed = Ranges(RUNS_MAX)
+            self.unkeyed, self.priorities = Ranges(RUNS_MAX), PriorityRuns()
             self.max_timestamp = -1
         else:
             return False
         for header in found.headers:
             if not has_keys(header):
                 self.unkeyed.put(header.base_offset, header.end_offset)
+            if header.attributes & PRIORITY_MASK:
+                self.priorities.put(header.base_offset, header.end_offset, header.priority)
             self.epochs.assign(header.leader_epoch, header.base_offset)
             if not header.is_control:
                 self.producers.replay(header)
@@ -176,6 +182,7 @@ class BlockLog:
         self.end = self.stable_end = found.end
         self._checkpointed_committed = self.committed = min(self.committed, found.end)
         self.unkeyed.cut(found.end)
+        self.priorities.cut(found.end)
         self._durable_end = self._durable_then = self._durable_soon = found.end
         self.size = self.stable_size = found.size
         self._checkpointed = found.size if found.snapshot is not None and not found.headers else 0
@@ -229,6 +236,8 @@ class BlockLog:
         end = header.base_offset + header.span
         if not has_keys(header):
             self.unkeyed.put(header.base_offset, end)
+        if header.attributes & PRIORITY_MASK:
+            self.priorities.put(header.base_offset, end, header.priority)
         if not header.attributes & CONTROL:
             self.producers.propose(header)
             self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
@@ -294,6 +303,7 @@ class BlockLog:
     def _cut(self, end: int) -> None:
         self.end = end
         self.unkeyed.cut(end)
+        self.priorities.cut(end)
         self.stable_end = min(self.stable_end, end)
         # The batches that follow are another leader's, which reports anew what is committed.
         self.committed = min(self.committed, end)

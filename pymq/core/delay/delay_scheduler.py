@@ -28,6 +28,7 @@ from enum import Enum, auto
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.header import DELAYED, DELAYED_COPY, EXPIRES, NOTE
+from pymq.core.batch.priority import priority_bits, priority_of
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.block.idempotence import DELAYS
 from pymq.core.delay.delay_host import DelayHost
@@ -349,12 +350,27 @@ class DelayScheduler:
         rows, ids = self._take_rows()
         self._job = Job.IDLE
         if rows:
+            rows, ids = self._most_urgent(rows, ids, now)
             expires = any(time_of(headers, EXPIRES_AT) is not None for _, _, headers in rows)
             attributes = DELAYED_COPY | (EXPIRES if expires else 0)
-            attributes |= routed_bit(headers for _, _, headers in rows)
+            headers = [row[2] for row in rows]
+            attributes |= routed_bit(headers) | priority_bits(headers)
             self._append(rows, attributes, now, ids)
         else:
             self._look(now)
+
+    def _most_urgent(
+        self, rows: list[Row], ids: list[int], now: int
+    ) -> tuple[list[Row], list[int]]:
+        """Return the rows of the highest priority; the others are due for the next batch."""
+        levels = [priority_of(headers) for _, _, headers in rows]
+        top = max(levels)
+        later = [id for id, level in zip(ids, levels, strict=True) if level < top]
+        if not later:
+            return rows, ids
+        self.index.put_back(later, self._host.wall_ms(now))
+        chosen = [index for index, level in enumerate(levels) if level == top]
+        return [rows[index] for index in chosen], [ids[index] for index in chosen]
 
     def _read_due(self, batches: list[EncodedBatch], now: int) -> None:
         wanted = self._wanted

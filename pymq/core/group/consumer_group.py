@@ -10,6 +10,7 @@ from pymq.core.batch.offset_ranges import EVERYTHING, Ranges
 from pymq.core.group.group_offsets import GroupOffsets, Name
 from pymq.core.group.leases import Leases
 from pymq.core.group.member import Member, MemberState
+from pymq.core.group.topic_state import TopicState
 from pymq.core.message import GroupState, Join, Lease
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
@@ -134,10 +135,33 @@ class ConsumerGroup:
         """Lease records to a waiting member; returns the leases."""
         assert member.waiting is not None
         limit, found = member.waiting.max_records, list[Lease]()
+        shares, consumed = member.waiting.shares, self.offsets.topic(member.topic)
+        self._turn += 1
+        for least in self._levels(consumed, now) if consumed.has_priorities else (0,):
+            if limit <= 0:
+                break
+            leased = self._lease_own(member, limit, now, least)
+            if shares and limit > 0 and (not (found or leased) if least == 0 else not leased):
+                leased = self._lease_elsewhere(member, limit, now, least)
+            limit -= sum(lease.end - lease.start for lease in leased)
+            found += leased
+        return tuple(found)
+
+    def _levels(self, consumed: TopicState, now: int) -> list[int]:
+        """The priorities of a topic's records that may be leased, from the highest one to 0."""
+        levels = {0}
+        for partition, (_, end) in consumed.reach.items():
+            if (leases := self.offsets.leases.get((consumed.name, partition))) is not None:
+                levels |= leases.levels(end, now)
+        return sorted(levels, reverse=True)
+
+    def _lease_own(self, member: Member, limit: int, now: int, least: int) -> list[Lease]:
+        """Lease records of the member's partitions, of a priority of at least *least*."""
+        assert member.waiting is not None
         # without the partitions that it has paused
         wanted = {partition for partition, _, _ in member.waiting.known}
         count, reach = len(member.partitions), self.offsets.topic(member.topic).reach
-        self._turn += 1
+        found = list[Lease]()
         for step in range(count):
             if limit <= 0:
                 break
@@ -154,12 +178,10 @@ class ConsumerGroup:
             if leases.held_by_others(allowed, loose):
                 among = loose  # Another member still works on ordered records of the partition.
             share = self._share(member, leases, known[1], limit, loose)
-            leased = self._acquire(member, partition, leases, known[1], share, now, among)
+            leased = self._acquire(member, partition, leases, known[1], share, now, among, least)
             limit -= sum(lease.end - lease.start for lease in leased)
             found += leased
-        if not found and limit > 0 and member.waiting.shares:
-            found = self._lease_elsewhere(member, limit, now)
-        return tuple(found)
+        return found
 
     def _acquire(
         self,
@@ -170,12 +192,14 @@ class ConsumerGroup:
         limit: int,
         now: int,
         among: Ranges,
+        least: int,
     ) -> list[Lease]:
         until = now + member.ack_wait_ms
-        found = leases.acquire(member.id, end, limit, until, now, member.max_deliver, among)
+        most = member.max_deliver
+        found = leases.acquire(member.id, end, limit, until, now, most, among, least)
         return [attrs.evolve(lease, partition=partition) for lease in found]
 
-    def _lease_elsewhere(self, member: Member, limit: int, now: int) -> list[Lease]:
+    def _lease_elsewhere(self, member: Member, limit: int, now: int, least: int) -> list[Lease]:
         """Lease unordered records of another member's partition to an idle member."""
         consumed = self.offsets.topic(member.topic)
         for partition in list(consumed.open):
@@ -183,6 +207,8 @@ class ConsumerGroup:
             if member.id in self.owners(*name):
                 continue  # This partition was tried already.
             leases, known = self.offsets.leases.get(name), consumed.reach.get(partition)
+            if least and leases and known and max(leases.levels(known[1], now), default=0) < least:
+                continue  # It may have others.
             del consumed.open[partition]
             if leases is None or known is None:
                 continue
@@ -191,7 +217,7 @@ class ConsumerGroup:
                 mark("group.lent")
                 consumed.open[partition] = None  # It goes to the end of the line.
                 share = self._share(member, leases, known[1], limit, loose)
-                return self._acquire(member, partition, leases, known[1], share, now, loose)
+                return self._acquire(member, partition, leases, known[1], share, now, loose, least)
         return []
 
     def _share(self, member: Member, leases: Leases, end: int, limit: int, loose: Ranges) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import repeat
+from itertools import groupby, repeat
+from operator import itemgetter
 
 from pymq.core.batch.offset_ranges import EVERYTHING, NOTHING, Ranges, joined
 from pymq.core.group.leases import Leases
@@ -98,6 +99,11 @@ class GroupOffsets:
             if leases.unkeyed.put(max(start, leases.committed), end):
                 news.append(name)
                 self.open(*name)
+        for partition, runs in groupby(m.priorities, key=itemgetter(0)):
+            leases = self.leases.get((member.topic, partition))
+            if leases is not None and partition in names:
+                consumed.has_priorities = True
+                leases.prioritize(run[1:] for run in runs)
         return news, changed
 
     def _begin(self, name: Name, member: Member, consumed: TopicState) -> bool:

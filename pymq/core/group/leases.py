@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
 from pymq.core.batch.offset_ranges import EVERYTHING, Ranges
+from pymq.core.batch.priority import PriorityRuns, Run
 from pymq.core.message import Lease, LeaseSpan, Range
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
@@ -27,6 +28,7 @@ DONE = 2
 # from so many on nothing new is leased until the lowest offsets are acknowledged
 SPANS_OPEN = 4_096
 UNKEYED_MAX = 256  # ranges of records without a key that are remembered
+RUNS_AT_ONCE = 64  # of new records of one priority, since each becomes a span
 LEASED_MAX = 1 << 16  # leased records at most, since each may become a span of its own
 STATES = ("available", "leased", "acked")  # names of the states, for people
 
@@ -47,12 +49,21 @@ class Span:
     due: int = NEVER
     dead: bool = False  # leased to be moved to the dead-letter topic, which is no delivery
     error: str = ""  # why a member has last returned the records, in its words
+    priority: int = 0
 
 
 class Leases:
     """The state of one group in one partition."""
 
-    __slots__ = ("_spans", "committed", "has_counted", "next", "unkeyed")
+    __slots__ = (
+        "_has_levels",
+        "_spans",
+        "committed",
+        "has_counted",
+        "next",
+        "priorities",
+        "unkeyed",
+    )
 
     def __init__(
         self,
@@ -74,6 +85,8 @@ class Leases:
         self.has_counted = False  # counts have changed that the next coordinator must know
         self._spans: list[Span] = []
         self.unkeyed = Ranges(UNKEYED_MAX)  # records that have no order to keep
+        self.priorities = PriorityRuns()  # of records that were never leased
+        self._has_levels = False  # a record had a priority, at any time
         known = [*((a, b, DONE, 0) for a, b in done), *((a, b, AVAILABLE, n) for a, b, n in counts)]
         for start, end, state, count in sorted(known):
             low = max(start, self.next)
@@ -173,7 +186,21 @@ class Leases:
         spans = ((s.start, s.end) for s in self._spans if s.state == AVAILABLE)
         return sum(among.count(start, stop) for start, stop in (*spans, (self.next, end)))
 
+    def levels(self, end: int, now: int) -> set[int]:
+        """The priorities of the records before *end* that may be leased."""
+        found = {run[2] for run in self.priorities.between(self.next, end)}
+        found.update(s.priority for s in self._spans if s.state == AVAILABLE and s.due <= now)
+        return found
+
     # --- changes --------------------------------------------------------------------------------
+
+    def prioritize(self, runs: Iterable[Run]) -> None:
+        """Take in the priorities of records; what was leased keeps its own."""
+        for start, end, priority in runs:
+            self._has_levels = True
+            for span in self._within(start, min(end, self.next), AVAILABLE):
+                span.priority = priority
+            self.priorities.put(max(start, self.next), end, priority)
 
     def begin_at(self, log_start: int) -> bool:
         """Skip what retention has removed, acknowledged or not; returns whether there was any."""
@@ -197,42 +224,96 @@ class Leases:
         now: int,
         max_deliver: int,
         among: Ranges = EVERYTHING,
+        least: int = 0,
     ) -> list[Lease]:
-        """Lease up to *limit* records before *end*: first those to be redelivered, then new ones.
+        """Lease up to *limit* records before *end* of a priority of at least *least*.
 
-        Only those *among* some offsets; skipped ones wait for a member that may have them. Records
-        that were delivered *max_deliver* times already (0: no limit) are leased as dead.
+        Those of a higher priority go first. Among equal ones those to be redelivered or passed over
+        go before new ones. Only records *among* some offsets are leased; others wait for a member
+        that may have them. Records that were delivered *max_deliver* times already (0: no limit)
+        are leased as dead.
         """
+        leases: list[Lease] = []
+        levels = sorted(self.levels(end, now) | {0}, reverse=True) if self._has_levels else [0]
+        for level in levels:
+            if level < least or limit <= 0:
+                break
+            again = self._acquire_again(member, limit, until, now, max_deliver, among, level)
+            limit -= sum(lease.end - lease.start for lease in again)
+            leases += again
+            for count, part in enumerate(self._new(end, among, level)):
+                if limit <= 0 or self.is_full:
+                    break
+                if count == RUNS_AT_ONCE:
+                    return leases
+                lease = self._acquire_new(member, *part, limit, until, level)
+                limit -= lease.end - lease.start
+                leases.append(lease)
+        return leases
+
+    def _acquire_again(
+        self,
+        member: str,
+        limit: int,
+        until: int,
+        now: int,
+        max_deliver: int,
+        among: Ranges,
+        level: int,
+    ) -> list[Lease]:
+        """Lease records that were returned or passed over."""
         leases: list[Lease] = []
         for span in list(self._spans):
             if limit <= 0:
-                return leases
-            if span.state == AVAILABLE and span.due <= now:
-                part = among.first(span.start, span.end)
-                if part is None:
-                    continue
-                taken = self._cut(span, part[0], min(part[1], part[0] + limit))
-                dead = 0 < max_deliver <= taken.count
-                mark("leases.dead" if dead else "leases.again")
-                taken.state, taken.owner, taken.due = LEASED, member, until
-                taken.count += not dead
-                taken.dead = dead
-                leases.append(Lease("", taken.start, taken.end, taken.count, dead, taken.error))
-                limit -= taken.end - taken.start
-        new = among.first(self.next, end) if limit > 0 and self.next < end else None
-        if new is not None and not self.is_full:
-            limit = min(limit, LEASED_MAX - self.in_flight)
-            if new[0] > self.next:
-                mark("leases.passed_over")
-                self._spans.append(Span(self.next, new[0], AVAILABLE, due=0))
-            start, self.next = new[0], min(new[1], new[0] + limit)
-            last = self._spans[-1] if self._spans else None
-            if last and _fate(last) == (LEASED, member, 1, until, False, ""):
-                last.end = self.next
-            else:
-                self._spans.append(Span(start, self.next, LEASED, member, 1, until))
-            leases.append(Lease("", start, self.next, 1))
+                break
+            if span.state != AVAILABLE or span.due > now or span.priority != level:
+                continue
+            for part in list(_parts(among, span.start, span.end, level)):
+                if limit <= 0:
+                    break
+                for taken in self._within(part[0], min(part[1], part[0] + limit), AVAILABLE):
+                    dead = 0 < max_deliver <= taken.count
+                    mark("leases.dead" if dead else "leases.again")
+                    taken.state, taken.owner, taken.due = LEASED, member, until
+                    taken.count += not dead
+                    taken.dead = dead
+                    leases.append(Lease("", taken.start, taken.end, taken.count, dead, taken.error))
+                    limit -= taken.end - taken.start
         return leases
+
+    def _new(self, end: int, among: Ranges, level: int) -> Iterator[Range]:
+        """The records of a priority that were never leased, nor passed over."""
+        if level == 0:
+            runs: tuple[Run, ...] = ((self.next, end, 0),) if self.next < end else ()
+        else:
+            runs = self.priorities.between(self.next, end)
+        for start, stop, priority in runs:
+            if priority == level:
+                yield from _parts(among, start, stop, level)
+
+    def _acquire_new(
+        self, member: str, start: int, end: int, limit: int, until: int, level: int
+    ) -> Lease:
+        if start > self.next:
+            mark("leases.passed_over")
+            self._pass_over(start)
+        self.next = min(end, start + min(limit, LEASED_MAX - self.in_flight))
+        last = self._spans[-1] if self._spans else None
+        if last and _fate(last) == (LEASED, member, 1, until, False, "", level):
+            last.end = self.next
+        else:
+            self._spans.append(Span(start, self.next, LEASED, member, 1, until, priority=level))
+        self.priorities.forget(self.next)
+        return Lease("", start, self.next, 1)
+
+    def _pass_over(self, until: int) -> None:
+        """Leave new records before *until* available, each run with its priority."""
+        for start, end, priority in (*self.priorities.between(self.next, until), (until, until, 0)):
+            if start > self.next:
+                self._spans.append(Span(self.next, start, AVAILABLE, due=0))
+            if end > start:
+                self._spans.append(Span(start, end, AVAILABLE, due=0, priority=priority))
+            self.next = end
 
     def acknowledge(self, member: str, ranges: Iterable[Range]) -> int:
         """Acknowledge records; returns how many were not leased to *member* and are refused."""
@@ -351,13 +432,29 @@ class Leases:
             self.unkeyed.forget(self.committed)
 
 
+def _parts(among: Ranges, start: int, end: int, level: int) -> Iterator[Range]:
+    """The parts of [*start*, *end*) that are *among* some offsets; of the lowest level the first.
+
+    Before a lower level comes all of a higher one. Of the last level any part will do, and few
+    large leases cost less than many small ones.
+    """
+    while start < end and (part := among.first(start, end)) is not None:
+        yield part
+        if level == 0:
+            return
+        start = part[1]
+
+
 def _described(span: Span, now: int) -> LeaseSpan:
     due = max(0, span.due - now) if span.state != DONE else 0
     return LeaseSpan(span.start, span.end, STATES[span.state], span.owner, span.count, due)
 
 
-def _fate(span: Span) -> tuple[int, str | None, int, int, bool, str]:
-    return span.state, span.owner, span.count, span.due, span.dead, span.error
+def _fate(span: Span) -> tuple[int, str | None, int, int, bool, str, int]:
+    return (
+        *(span.state, span.owner, span.count, span.due),
+        *(span.dead, span.error, span.priority),
+    )
 
 
 def _start(span: Span) -> int:

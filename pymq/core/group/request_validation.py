@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar, assert_never
 
+from pymq.core.batch.priority import HIGHEST
 from pymq.core.message import (
     BEGIN,
     END,
@@ -85,6 +86,9 @@ def check(m: R) -> R:
             _number("max_records", m.max_records, 0, RECORDS_MAX)
             _number("max_wait_ms", m.max_wait_ms, 0, TIME_MAX)
             _ranges([(start, end) for _, start, end in (*m.known, *m.unkeyed)])
+            _ranges([(start, end) for _, start, end, _ in m.priorities])
+            for _, _, _, priority in m.priorities:
+                _number("a priority", priority, 1, HIGHEST)
         case Settle():
             for settled in (m.acks, m.renewals, m.unread):
                 _ranges([span for _, span in settled])

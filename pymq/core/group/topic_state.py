@@ -32,6 +32,7 @@ class TopicState:
     # them, in the order of their requests.
     open: dict[str, None] = Factory(dict)
     idle: dict[str, None] = Factory(dict)
+    has_priorities: bool = False  # a record had one, at any time
     _added: dict[str, None] = Factory(dict)  # partitions that were added after the group had begun
 
     @property

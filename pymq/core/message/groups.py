@@ -68,8 +68,9 @@ class Leave:
 class Acquire:
     """Lease up to *max_records* for *member*.
 
-    *known* holds the log start and end of each partition that the member knows, and *unkeyed* the
-    ranges in them whose records have no key. If there is nothing to lease, the answer waits for at
+    *known* holds the log start and end of each partition that the member knows, *unkeyed* the
+    ranges in them whose records have no key, and *priorities* those whose records have a priority
+    above 0, with that. If there is nothing to lease, the answer waits for at
     most *max_wait_ms*, or until the member's next Acquire.
     """
 
@@ -83,6 +84,7 @@ class Acquire:
     # Whether it takes records of other members' partitions, if it may. None: not given; then
     # several members of one partition may hold records with keys at a time.
     shares: bool | None = None
+    priorities: tuple[tuple[str, int, int, int], ...] = ()
 
 
 @value

@@ -88,6 +88,8 @@ class Fetched:
     error: PymqError | None = None
     # Ranges whose records have no key, as far as the leader knows; only with *max_bytes* 0.
     unkeyed: tuple[tuple[int, int], ...] = ()
+    # Likewise the ranges from the requested offset on whose records have a priority above 0.
+    priorities: tuple[tuple[int, int, int], ...] = ()
 
 
 @value

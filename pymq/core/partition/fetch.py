@@ -6,6 +6,7 @@ from bisect import bisect_right
 
 import attrs
 
+from pymq.core.batch.priority import Run
 from pymq.core.block.recovery import as_told
 from pymq.core.message import (
     BEGIN,
@@ -181,10 +182,14 @@ class FetchHandler:
         is_follower = m.any_replica and not partition.leads
         high = opened.offsets.readable_end if is_follower else opened.offsets.high_watermark
         unkeyed: tuple[tuple[int, int], ...] = ()
+        runs: tuple[Run, ...] = ()
         if m.max_bytes <= 0 and error is None and opened.log is not None:
             unkeyed = opened.log.unkeyed.below(high)
+            if opened.log.priorities:
+                # A member that asks for the end of the log knows none of them.
+                runs = opened.log.priorities.between(0 if m.offset < 0 else offset, high)
         name = partition.name
-        return Fetched(m.id, *name, offset, self.log_start, high, b"", error, unkeyed)
+        return Fetched(m.id, *name, offset, self.log_start, high, b"", error, unkeyed, runs)
 
     def _serve(self, source: str, m: Fetch, offset: int, now: int) -> bool:
         """Answer a fetch if there are records for it; returns whether it was answered."""

@@ -179,6 +179,7 @@ class Planner:
             for app in self.plan.apps:
                 app["keyed"] = keyed.choice([0.0, 0.1, 1.0])
             self._delays()
+            self._priorities()
             self._ops()
             self._racks()
         self.plan_faults()
@@ -216,6 +217,13 @@ class Planner:
             for app in self.plan.apps:
                 app["delayed"] = rng.choice([0.0, 0.1, 0.5])
             self.plan.limits.update(draw_delay(rng))
+
+    def _priorities(self) -> None:
+        """In a third of the runs, some records have a priority."""
+        rng = Random(mix(self.seed, "priorities"))
+        if rng.random() < 1 / 3:
+            for app in self.plan.apps:
+                app["urgent"] = rng.choice([0.0, 0.1, 0.5])
 
     def _racks(self) -> None:
         """Some applications run in the rack of a broker, and read from that one."""

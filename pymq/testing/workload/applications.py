@@ -18,6 +18,7 @@ from pymq.client.router import Call, Router
 from pymq.core import message as msg
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.header import EPOCH_HALF, NO_PRODUCER
+from pymq.core.batch.priority import PRIORITY
 from pymq.core.batch.record import Record
 from pymq.core.delay.record_times import DELIVER_AT, EXPIRES_AT
 from pymq.core.message import BEGIN, Message
@@ -166,9 +167,11 @@ class Application:
                 key = b"%d" % (number % KEYS)
                 queue.has_keys = True
             headers = self._times(sent) if self._may_delay(topic) else ()
+            headers += self._priority(number)
             delivery = Delivery()
             if headers:
                 queue.has_extras = self.sender.backlog.has_times = True
+                self.sender.backlog.has_priorities = True
                 delivery.row = (value_of(number, size), key, headers, None)
             else:
                 delivery.row = (value_of(number, size), key)
@@ -203,6 +206,15 @@ class Application:
             sent.expires_ms = (sent.due_ms or wall) + self.rng.choice([0, 10, 1_000])
             headers.append((EXPIRES_AT, str(sent.expires_ms).encode()))
         return tuple(headers)
+
+    def _priority(self, number: int) -> Headers:
+        """Give some records a priority."""
+        if not (share := self.config.get("urgent", 0.0)):
+            return ()
+        dice = mix(self.world.seed, "priority", number)
+        if dice % 100 >= 100 * share:
+            return ()
+        return ((PRIORITY, b"%d" % (1 + dice % 9)),)
 
     def _may_delay(self, topic: str) -> bool:
         """Whether the topic is known, and is not compacted: such topics have no delays."""
