@@ -326,6 +326,35 @@ def test_a_leader_that_takes_over_delivers_each_once(acks: Acks) -> None:
         cluster.check()
 
 
+def test_a_note_leaves_out_no_record_that_is_not_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next leader reads from where the note says, and delivers what was sent before it."""
+    monkeypatch.setattr(delay_scheduler, "NOTE_OFFSETS", 1)
+    with Cluster(brokers=3) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", 1, 3, "raft")
+        with mq.producer() as producer, mq.consumer("t", group="g") as consumer:
+            producer.send("t", b"soon", delay_s=0.1).result(30)
+            records = consumer.poll(timeout=30)
+            assert values(records) == [b"soon"]
+            consumer.ack(records)
+            consumer.commit()
+            leader = mq.describe_topic("t").partitions[0].leader
+            assert leader is not None
+            cluster.run(1.9)  # the leader looks at its clock once a second
+            for follower in set(cluster.brokers) - {leader}:
+                cluster.slow_disk(follower, 1_000)
+            sent = producer.send("t", b"later", delay_s=60)
+            cluster.run(0.15)
+            assert not sent.done()  # the leader has noted meanwhile that no record is pending
+            for follower in set(cluster.brokers) - {leader}:
+                cluster.slow_disk(follower, 1)
+            sent.result(60)
+            cluster.crash(leader)
+            assert values(consumer.poll(timeout=120)) == [b"later"]
+
+
 def test_years_of_delay() -> None:
     """The leader's clock decides; here it is set three years ahead, and its successor's, too."""
     with Cluster(brokers=3) as cluster:

@@ -225,7 +225,8 @@ class ProducerTable:
 
     def replay(self, header: Header) -> None:
         """Count a batch that recovery has found in the log."""
-        if header.producer_id == NO_PRODUCER or header.is_control:
+        has_producer = header.producer_id != NO_PRODUCER or header.attributes & DELAYED
+        if header.is_control or not has_producer:
             return
         self.propose(header)
         self.write()

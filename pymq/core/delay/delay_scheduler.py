@@ -106,7 +106,7 @@ class DelayScheduler:
         self._tries = 0
         self._position = 0  # what is read next
         self._target = 0  # the log is read to this offset at least
-        self._loaded_to = 0  # and was read to this one
+        self._known_to = 0  # every delayed record before this offset was taken in
         self._retry: Callable[[int], None] | None = None
         self._retry_at = NEVER
         self._wanted: deque[tuple[int, int]] = deque()  # offset and id of records to read
@@ -149,7 +149,7 @@ class DelayScheduler:
 
     def _fetch(self, offset: int, size: int, now: int, holder: str | None = None) -> None:
         self._request, self._holder = self._host.next_request(), holder
-        wait = RETRY_MS if self._job is Job.LOAD and holder is None else 0
+        wait = RETRY_MS if self._job in (Job.FIND, Job.LOAD) and holder is None else 0
         fetch = Fetch(self._request, *self.name, offset, size, wait)
         self._position = offset
         # A request to another broker may be lost.
@@ -169,8 +169,9 @@ class DelayScheduler:
                 return True  # Nobody knows whether it will be committed.
             if self._job in (Job.FIND, Job.LOAD):
                 self._target = max(self._target, m.batch.end_offset)
-            elif m.batch.base_offset >= self._loaded_to:
+            elif m.batch.base_offset >= self._known_to:
                 self.index.take_in(m.batch)
+                self._known_to = m.batch.end_offset
                 self._look(now)
             return False
         if m.id != self._request:
@@ -231,6 +232,10 @@ class DelayScheduler:
 
     def _found(self, batches: list[EncodedBatch], now: int) -> None:
         """Take in the last note: where to begin to read."""
+        if not batches and self._position < self._host.end(self.name):
+            mark("delays.note_not_committed")
+            self._fetch(self._position, LOAD_BYTES, now)
+            return
         first = batches[0].verify() if batches else None
         headers = first.headers if first is not None else []
         start = offset_of(headers[0], PENDING_FROM) if headers else None
@@ -249,7 +254,7 @@ class DelayScheduler:
             return
         mark("delays.loaded")
         self.index.loaded()
-        self._job, self._loaded_to = Job.IDLE, position
+        self._job, self._known_to = Job.IDLE, position
         self._look(now)
 
     # --- jobs -----------------------------------------------------------------------------------
@@ -298,8 +303,9 @@ class DelayScheduler:
         """Append records; they are taken in when they are committed."""
         is_note = attributes & NOTE == NOTE
         if is_note:
-            end = self._host.end(self.name)
-            low, self._noted_at = min(self.index.pending_from, end), end + len(rows)
+            # Delayed records that are not committed yet are in the log, and not in the index.
+            low = min(self.index.pending_from, self._known_to)
+            self._noted_at = self._host.end(self.name) + len(rows)
             value, key, headers = rows[0]
             pending = ((PENDING_FROM, str(low).encode()),)
             rows[0] = value, key, (*(h for h in headers if h[0] != PENDING_FROM), *pending)

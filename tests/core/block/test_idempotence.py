@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pymq.core import cbor
+from pymq.core.batch.header import DELAYED
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.block.idempotence import REMEMBERED, ProducerTable
 from pymq.errors import DuplicateSequence, OutOfOrderSequence, ProducerFenced
@@ -90,3 +91,12 @@ def test_a_snapshot_of_before_tells_no_crc_and_repeats_are_known_all_the_same() 
     table = ProducerTable.restore(cbor.dumps([[7, 0, 2, [[0, 0, 1, 100], [0, 1, 1, 101]]]]))
     assert table.check(batch(0, 1).header) == 101
     assert table.check(batch(0, 2).header) is None
+
+
+def test_recovery_finds_delayed_records_that_no_producer_is_named_for() -> None:
+    table = ProducerTable()
+    nameless = EncodedBatch.encode([b"x"], timestamp_ms=0, attributes=DELAYED).header
+    table.replay(nameless._replace(base_offset=7, attributes=0))
+    assert table.last_note() is None
+    table.replay(nameless._replace(base_offset=8))
+    assert table.last_note() == (8, 0)

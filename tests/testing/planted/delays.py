@@ -156,6 +156,23 @@ def cut_without_marks(cut: Any, self: ColumnBuffer, start: int, end: int) -> Col
 
 
 bug(
+    "note-skips-uncommitted",
+    AREA,
+    "a note tells the next leader to read from the end of the log, where the index does not have "
+    "the last records yet",
+    "own, before seeds 2010104, 2010223 and 2010656",
+    test=f"{TESTS}test_a_note_leaves_out_no_record_that_is_not_committed",
+)
+
+
+@plant("note-skips-uncommitted", DelayScheduler, "_append")
+def note_the_end(append: Any, self: DelayScheduler, *args: Any, **options: Any) -> None:
+    known, self._known_to = self._known_to, self._host.end(self.name)
+    append(self, *args, **options)
+    self._known_to = known
+
+
+bug(
     "begins-at-the-note",
     AREA,
     "a leader that takes over reads from the last note on, not from where that says",
