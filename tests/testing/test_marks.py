@@ -312,6 +312,12 @@ SELDOM: dict[str, str] = {
     "balance.target_gone": "the next leader dies between the decision and the request",
     "broker.late_stop": "an order to give a block up that comes after the block was given again",
     "copying.void": "a move whose block retires in the moment in which its copy is whole",
+    "delays.damaged": "all copies of a delayed record are damaged, and a read notices first",
+    "delays.gone": "an unclean leader, whose log has another record where a delayed one was",
+    "delays.note_not_committed": "a leader that commits nothing in its first 100 ms, and whose last"
+    " record is a note",
+    "delays.retired": "an administrator deletes records while one is being delivered",
+    "serving.follower.out_of_range": "retention deletes what a reader asks a follower for",
     "moves.cancelled": "a lost broker that is back while its copies are being made",
 }
 
