@@ -183,7 +183,8 @@ class Client(Layers):
         * ``ack_wait_s`` (30): how long a record is leased to a consumer. It is delivered again if
           it is not acknowledged by then. ``auto_ack`` (False): the next poll acknowledges.
         * ``max_deliver`` (5): after so many deliveries a record goes to the topic ``dead_letter``,
-          by default the topic's name with ``.dlq``.
+          by default the topic's name with ``.dlq``. ``expired`` ("drop"): with ``"dead_letter"``
+          records that expire before the application gets them go there, too.
         * ``retry`` (None): a :class:`pymq.Backoff`, how long the group waits before it delivers a
           record again that a consumer has returned with ``nack`` and no delay; None: not at all.
         * ``auto_offset_reset`` ("begin"): where a new group begins.

@@ -16,6 +16,7 @@ DeliveryMode = Literal["pull", "push"]
 Compression = Literal["lz4", "zstd"]
 Assignor = Literal["sticky", "range", "ring"]
 Reset = Literal["begin", "end"]
+Expired = Literal["drop", "dead_letter"]
 Fsync = Literal["always", "interval", "os"]
 
 
@@ -26,6 +27,7 @@ class GroupOptions(TypedDict, total=False):
     ack_wait_s: float
     max_deliver: int
     dead_letter: str | None
+    expired: Expired
     auto_offset_reset: Reset
     assignor: Assignor
     on_assigned: Callable[[tuple[str, ...]], object] | None

@@ -25,6 +25,7 @@ GROUP_DEFAULTS: GroupOptions = {
     "ack_wait_s": 30.0,
     "max_deliver": 5,
     "dead_letter": None,
+    "expired": "drop",
     "auto_offset_reset": "begin",
     "assignor": "sticky",
     "on_assigned": None,

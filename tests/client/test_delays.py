@@ -191,6 +191,73 @@ def test_records_that_expire_before_they_are_polled() -> None:
         assert mq.describe_group("g").lag == {("t", "0"): 0}
 
 
+def expiring(mq: pymq.Client) -> None:
+    """Send ten records; the even ones live five seconds."""
+    mq.create_topic("t")
+    with mq.producer() as producer:
+        for number in range(10):
+            producer.send("t", b"%d" % number, expires_s=None if number % 2 else 5)
+
+
+def letters_of(mq: pymq.Client) -> list[pymq.Record]:
+    with mq.consumer("t.dlq", mode="reader") as reader:
+        return list(reader.until_end())
+
+
+@pytest.mark.parametrize("fetched_before", [True, False])
+def test_expired_records_become_dead_letters_if_asked(fetched_before: bool) -> None:
+    """Each becomes one, though the application acknowledges whole batches."""
+    with Cluster(brokers=1) as cluster:
+        mq = cluster.client()
+        expiring(mq)
+        with mq.consumer(
+            "t", group="g", prefetch=10, expired="dead_letter", max_deliver=0
+        ) as consumer:
+            first = consumer.poll(max_records=1, timeout=5) if fetched_before else []
+            cluster.run(6)
+            rest = consumer.poll_batches(timeout=5)
+            consumer.ack(rest)
+            consumer.ack(first)
+            consumer.commit()
+            assert consumer.poll(timeout=5) == []
+            consumer.commit()
+        found = values(first) + [value for batch in rest for value in batch.values]
+        assert found == [b"0"] * fetched_before + [b"1", b"3", b"5", b"7", b"9"]
+        letters = letters_of(mq)
+        assert values(letters) == [b"0"] * (not fetched_before) + [b"2", b"4", b"6", b"8"]
+        for letter in letters:
+            headers = dict(letter.headers)
+            assert headers["pymq.error"] == b"the record expired before a consumer got it"
+            assert headers["pymq.offset"] == letter.value
+            assert headers["pymq.delivery_count"] == b"1"
+        assert mq.describe_group("g").lag == {("t", "0"): 0}
+        assert mq.tally.expired == len(letters)
+
+
+def test_expired_letters_that_are_sent_back_are_delivered(mq: pymq.Client) -> None:
+    mq.create_topic("t")
+    with mq.producer() as producer:
+        producer.send("t", b"x", expires_s=0).result(30)
+    with mq.consumer("t", group="g", expired="dead_letter") as consumer:
+        assert consumer.poll(timeout=SHORT_S) == []
+        assert mq.redrive("t.dlq").count == 1
+        assert values(consumer.poll(timeout=30)) == [b"x"]
+
+
+def test_expired_records_become_dead_letters_of_a_coroutine(tmp_path: Path) -> None:
+    async def main() -> list[bytes]:
+        async with aio.open(tmp_path) as mq:
+            await mq.create_topic("t")
+            async with mq.producer() as producer:
+                await producer.send("t", b"x", expires_s=0)
+            async with mq.consumer("t", group="g", expired="dead_letter") as consumer:
+                assert await consumer.poll(timeout=SHORT_S) == []
+            async with mq.consumer("t.dlq", mode="reader") as reader:
+                return values(await reader.poll(timeout=30))
+
+    assert asyncio.run(main()) == [b"x"]
+
+
 # --- cancelling ---------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Moves records that were delivered too often to the dead-letter topic."""
+"""Moves records that were delivered too often, or have expired, to the dead-letter topic."""
 
 from __future__ import annotations
 
@@ -38,23 +38,39 @@ class DeadLetters:
         self._group = group
         self._producer: Producer | None = None
 
-    def bury(self, view: RecordBatch) -> None:
-        """Write these records to the dead-letter topic, and wait until they are written."""
+    def bury(self, view: RecordBatch, why: bytes | None = None) -> None:
+        """Write these records to the dead-letter topic, and wait until they are written.
+
+        *why* is their error; None: the last one that they carry.
+        """
+        self.send(view, why)
+        self.flush()
+
+    def send(self, view: RecordBatch, why: bytes | None = None) -> None:
+        """Begin to write these records; :meth:`flush` waits for them."""
         topic = self._topic
         if topic is None:
             return
-        if (fault := view.fault()) is not None:
+        if (fault := view.fault()) is None:
+            self._send(view.records(), why)
+        else:
             producer = self._producer_to(topic, view.topic)
             producer.send(topic, b"", headers=_damage(view, fault, self._group))
-            producer.flush()
-            return
-        self.bury_records(view.records())
+
+    def flush(self) -> None:
+        """Wait until all records are written."""
+        if self._producer is not None:
+            self._producer.flush()
 
     def bury_records(self, records: Sequence[Record], why: bytes | None = None) -> None:
         """Write records to the dead-letter topic, and wait until they are written.
 
-        *why* is their error; None: the last one that they carry.
+        *why* is as in :meth:`bury`.
         """
+        self._send(records, why)
+        self.flush()
+
+    def _send(self, records: Sequence[Record], why: bytes | None) -> None:
         topic = self._topic
         if topic is None or not records:
             return
@@ -62,7 +78,6 @@ class DeadLetters:
         for record in records:
             headers = _with_obituary(record, self._group, why)
             producer.send(topic, record.value, key=record.key, headers=headers)
-        producer.flush()
 
     def _producer_to(self, topic: str, source: str) -> Producer:
         if self._producer is None:

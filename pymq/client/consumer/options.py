@@ -151,19 +151,22 @@ def _check_mode(
 
 
 def dead_letter_topic(options: ConsumerOptions) -> str | None:
-    """Return the topic for records that were delivered too often; None for none.
+    """Return the topic for records that were delivered too often, or expired; None for none.
 
     Raises:
         InvalidName: the name may not be one, or is the topic's own: each record that is moved there
             would be delivered, fail and be moved again, for ever.
-        ConfigError: nothing is ever moved, because there is no limit of deliveries.
+        ConfigError: nothing is ever moved there.
     """
     topic, dead_letter, group = options.topic, options.dead_letter, options.group
     if group is None:
         return None
-    if not group.max_deliver:
+    if not group.max_deliver and not group.buries_expired:
         if dead_letter is not None:
-            raise ConfigError("dead_letter needs max_deliver above 0: nothing is given up without")
+            raise ConfigError(
+                "dead_letter needs max_deliver above 0, or expired='dead_letter': nothing is given "
+                "up without"
+            )
         return None
     name = f"{topic}{DEAD_LETTER}" if dead_letter is None else dead_letter
     try:
@@ -183,6 +186,7 @@ def _worker_config(group: str | None, chosen: Mapping[str, Any]) -> WorkerConfig
     """Return the options that a consumer sends to its group."""
     check_choice("assignor", chosen["assignor"], assignor_names())
     check_choice("auto_offset_reset", chosen["auto_offset_reset"], ("begin", "end"))
+    check_choice("expired", chosen["expired"], ("drop", "dead_letter"))
     for name in ("ack_wait_s", "max_poll_interval_s", "session_timeout_s"):
         check_seconds(name, chosen[name])
     ordered, prefetch = chosen["ordered"], chosen["prefetch"]
@@ -201,4 +205,5 @@ def _worker_config(group: str | None, chosen: Mapping[str, Any]) -> WorkerConfig
         ordered,
         prefetch,
         max(1, round(chosen["session_timeout_s"] * 1000)),
+        buries_expired=chosen["expired"] == "dead_letter",
     )

@@ -9,6 +9,7 @@ from pymq.client.consumer.dead_letters import DeadLetters
 from pymq.client.consumer.iteration_buffer import IterationBuffer
 from pymq.client.consumer.lease_guard import LeaseGuard
 from pymq.client.fetching.consumer_machine import ConsumerMachine
+from pymq.client.fetching.offset_spans import drain
 from pymq.client.group.group_member import GroupConsumer
 from pymq.core.batch.view import RecordBatch
 from pymq.errors import Closed
@@ -95,6 +96,7 @@ class Polling:
         Raises as :meth:`pymq.Consumer.poll`.
         """
         time = self.timeout(timeout)
+        self.bury_dead()  # also where records are always at hand, and no poll waits
         while True:
             if self._intake.chunks and not self.is_ours(time.left):
                 if time.is_over:
@@ -181,12 +183,17 @@ class Polling:
                 self._on_assigned(gained)
 
     def bury_dead(self) -> None:
-        """Move records with too many deliveries to the dead-letter topic and acknowledge them."""
+        """Move records to the dead-letter topic, and acknowledge them."""
         worker = self._worker
         while worker is not None and worker.dead:
-            view = worker.dead.popleft()
-            self._undertaker.bury(view)
-            worker.settler.acknowledge(view, self._driver.loop.clock())
+            views = drain(worker.dead)
+            for view, why in views:
+                self._undertaker.send(view, why)
+            self._undertaker.flush()
+            for view, _ in views:
+                # Only now: the application acknowledges whole batches, also of which some expired.
+                worker.settler.handed.out(view)
+                worker.settler.acknowledge(view, self._driver.loop.clock())
 
 
 def _raise_stuck(views: Iterable[RecordBatch]) -> None:

@@ -24,7 +24,7 @@ from pymq.client.group.leased_fetches import LeasedFetches
 from pymq.client.group.membership import BEAT_MS, Key, Membership, MembershipState, WorkerConfig
 from pymq.client.group.poll_timer import PollTimer
 from pymq.client.group.subscription import Subscription
-from pymq.client.group.undelivered_records import UndeliveredRecords
+from pymq.client.group.undelivered_records import Dead, UndeliveredRecords
 from pymq.client.group.watches import WatermarkWatches
 from pymq.client.router import Router
 from pymq.core.batch.view import RecordBatch
@@ -59,7 +59,7 @@ class GroupConsumer(ConsumerMachine):
     ) -> None:
         super().__init__(name, topic, router, driver, config.group)
         self.config = config
-        self.dead: deque[RecordBatch] = deque()  # to be moved to the dead-letter topic
+        self.dead: deque[Dead] = deque()
         self._timers: TimerHeap[Key] = TimerHeap()  # when an answer is missing
         timers = self._timers
         subscribed = Subscription(config.group, topic, router, self._unsubscribed)
@@ -97,6 +97,7 @@ class GroupConsumer(ConsumerMachine):
             driver.loop.clock,
             wall_ms,
             tally or Counters(),
+            self.dead,
         )
         self.pace = LeasePace(config.prefetch)
         self._skipped = 0  # records of the last lease, if none of them was for the application
@@ -138,9 +139,10 @@ class GroupConsumer(ConsumerMachine):
 
         Their leases run since they were leased.
         """
-        self.settler.handed.out(chunk)
         self.poll_timer.is_used = self.undelivered.is_at_work = True
-        return self.undelivered.unexpired(chunk)
+        view = self.undelivered.unexpired(chunk)
+        self.settler.handed.out(view)
+        return view
 
     def close(self, unread: list[Span]) -> None:
         """Send acknowledgements and leave the group; the caller holds the driver."""
@@ -480,9 +482,9 @@ class GroupConsumer(ConsumerMachine):
                 continue
             view = self.undelivered.due_now(found)
             self.settler.skip(view, now)
+            view = self.undelivered.without_expired(view)
             if is_dead and len(view) and not view.is_control:
-                self.settler.handed.out(view)  # dead letters
-                self.dead.append(view)
+                self.dead.append((view, None))
             elif len(view) and not view.is_control:
                 self.chunks.append(view)
         self.undelivered.fetched(now)

@@ -70,6 +70,7 @@ class WorkerConfig:
     # records that are leased at a time; None: by the application's speed
     prefetch: int | None = None
     session_ms: int = 0  # after so long a silence the group removes it; 0: SESSION_MS
+    buries_expired: bool = False  # records that expire become dead letters
 
 
 class Membership:

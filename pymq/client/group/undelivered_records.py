@@ -29,6 +29,10 @@ from pymq.core.types import NEVER
 from pymq.errors import CorruptBatch
 
 FOR_SOME = TIMED | ROUTED
+BEGINNING = 0  # the time at which no record has expired
+EXPIRED = b"the record expired before a consumer got it"
+
+Dead = tuple[RecordBatch, bytes | None]  # records for the dead-letter topic, and their error
 
 
 class UndeliveredRecords:
@@ -45,6 +49,7 @@ class UndeliveredRecords:
         clock: Callable[[], int],
         wall_ms: Callable[[], int],
         tally: Counters,
+        dead: deque[Dead],
     ) -> None:
         self.is_at_work = False  # the application has got records and has not polled since
         self.renew_at = NEVER
@@ -58,6 +63,7 @@ class UndeliveredRecords:
         self._clock = clock
         self._wall_ms = wall_ms
         self._tally = tally
+        self._dead = dead
 
     @property
     def are_coming(self) -> bool:
@@ -74,34 +80,57 @@ class UndeliveredRecords:
     # --- for this group, now --------------------------------------------------------------------
 
     def due_now(self, view: RecordBatch) -> RecordBatch:
-        """Return the fetched records that are for this group now; the others are holes."""
+        """Return the fetched records that are for this group now; the others are holes.
+
+        With expired ones if these become dead letters.
+        """
         attributes = view.batch.header.attributes
         is_named = self._membership.is_named_by_route()
         if not (attributes & FOR_SOME or is_named) or view.problem is not None:
             return view
-        wall, kept = self._wall_ms(), view
+        config, wall, kept = self._membership.config, self._wall_ms(), view
         try:
             if attributes & TIMED:
-                kept = due_now(view, wall)
-            mine = for_group(kept, self._membership.config.group, is_named=is_named)
+                kept = due_now(view, BEGINNING if config.buries_expired else wall)
+            mine = for_group(kept, config.group, is_named=is_named)
         except CorruptBatch:
             return view  # The application gets the error.
-        if kept is not view:
+        if kept is not view and not config.buries_expired:
             self._tally.expired += sum(has_expired(headers, wall) for headers in view.headers)
         return mine
 
-    def unexpired(self, view: RecordBatch) -> RecordBatch:
-        """Return the records of a view that have not expired; the others are acknowledged."""
-        if not view.batch.header.attributes & EXPIRES:
+    def without_expired(self, view: RecordBatch) -> RecordBatch:
+        """Return the leased records that have not expired; the others become dead letters, if the
+        consumer wants that.
+        """
+        if not self._membership.config.buries_expired or not _may_expire(view):
             return view
         kept = due_now(view, self._wall_ms())
-        if kept is not view:
-            left = sorted({*view.offsets} - {*kept.offsets})
-            self._tally.expired += len(left)
-            for start, end in ranges(left):
-                part = view.part(start, end, view.delivery_count)
-                self._settler.acknowledge(part, self._clock())
+        self._dead.extend((expired, EXPIRED) for expired in self._expired(view, kept))
         return kept
+
+    def unexpired(self, view: RecordBatch) -> RecordBatch:
+        """Return the records of a view that have not expired, now that the application gets them.
+
+        The others are acknowledged, or become dead letters.
+        """
+        if self._membership.config.buries_expired:
+            return self.without_expired(view)
+        if not _may_expire(view):
+            return view
+        kept = due_now(view, self._wall_ms())
+        for expired in self._expired(view, kept):
+            self._settler.handed.out(expired)
+            self._settler.acknowledge(expired, self._clock())
+        return kept
+
+    def _expired(self, view: RecordBatch, kept: RecordBatch) -> list[RecordBatch]:
+        """Count and return the records of *view* that are not in *kept*."""
+        if kept is view:
+            return []
+        left = sorted({*view.offsets} - {*kept.offsets})
+        self._tally.expired += len(left)
+        return [view.part(start, end, view.delivery_count) for start, end in ranges(left)]
 
     # --- their leases ---------------------------------------------------------------------------
 
@@ -145,3 +174,7 @@ class UndeliveredRecords:
     def stop(self) -> None:
         """Renew and return no more records: the leases are lost."""
         self.renew_at = self.return_at = NEVER
+
+
+def _may_expire(view: RecordBatch) -> bool:
+    return view.problem is None and bool(view.batch.header.attributes & EXPIRES)

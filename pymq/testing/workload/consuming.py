@@ -225,7 +225,8 @@ class WorkingApp(ConsumingApp):
         config, rng = self.app.config, self.app.rng
         worker, group = self.worker, self.worker.config.group
         while worker.dead:
-            view = worker.dead.popleft()
+            view, _ = worker.dead.popleft()
+            worker.settler.handed.out(view)
             self._ack(view.partition, (view.base_offset, view.end_offset))
         if records:
             self._given = len(records)

@@ -64,20 +64,36 @@ def lapse(member: GroupConsumer) -> None:
         member.tick(look * MAX_POLL_MS)
 
 
+def take_three(member: GroupConsumer) -> list[bytes]:
+    """Take three records, of which one expires at 100 ms, and one at 200."""
+    headers = [((EXPIRES_AT, b"100"),), (), ((EXPIRES_AT, b"200"),)]
+    batch = EncodedBatch.encode(
+        [b"a", b"b", b"c"], timestamp_ms=0, headers=headers, attributes=EXPIRES
+    )
+    member.chunks.append(RecordBatch(batch.stamp(0, 1, 0).at("t", "0")))
+    (view,) = member.take(3, 1 << 20)
+    return list(view.values)
+
+
 def test_what_expires_while_it_waits_is_acknowledged_and_not_delivered() -> None:
     times = iter([99, 100])
     member = worker(lambda: next(times))
     member.settler.due = 0  # A timer will send the acknowledgement.
-    for _ in range(2):
-        headers = [((EXPIRES_AT, b"100"),), (), ((EXPIRES_AT, b"200"),)]
-        batch = EncodedBatch.encode(
-            [b"a", b"b", b"c"], timestamp_ms=0, headers=headers, attributes=EXPIRES
-        )
-        member.chunks.append(RecordBatch(batch.stamp(0, 1, 0).at("t", "0")))
-    assert [len(view) for view in member.take(3, 1 << 20)] == [3]
-    (view,) = member.take(3, 1 << 20)
-    assert view.values == [b"b", b"c"]
+    assert take_three(member) == [b"a", b"b", b"c"]
+    assert take_three(member) == [b"b", b"c"]
     assert list(member.settler.acks["0"]) == [(0, 1)]
+    assert not member.dead
+
+
+def test_what_expires_while_it_waits_is_not_acknowledged_with_its_batch() -> None:
+    """It is to become a dead letter, and is acknowledged once that is written."""
+    member = worker(lambda: 100)
+    member.config.buries_expired = True
+    assert take_three(member) == [b"b", b"c"]
+    ((expired, why),) = member.dead
+    assert (expired.values, why) == ([b"a"], b"the record expired before a consumer got it")
+    assert not member.settler.acks
+    assert member.settler.handed.take("0", (0, 3)) == [(1, 3)]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pymq.broker.delay_schedulers import DelaySchedulers
+from pymq.client.group.group_member import GroupConsumer
 from pymq.client.group.undelivered_records import UndeliveredRecords
 from pymq.client.producer.delivery import ColumnBuffer
 from pymq.core.batch.header import DELAYED_COPY, NOTE
@@ -46,6 +47,25 @@ bug(
 
 @plant("expired-in-the-buffer", UndeliveredRecords, "unexpired")
 def nothing_expires(unexpired: Any, self: UndeliveredRecords, view: RecordBatch) -> RecordBatch:
+    return view
+
+
+bug(
+    "expired-with-its-batch",
+    AREA,
+    "a record that expires in the consumer is acknowledged with its batch before its dead letter is"
+    " written",
+    "own, found while it was built",
+    test="tests/client/fetching/test_consumer_machine.py::"
+    "test_what_expires_while_it_waits_is_not_acknowledged_with_its_batch",
+)
+
+
+@plant("expired-with-its-batch", GroupConsumer, "handed_out")
+def all_is_handed_out(handed_out: Any, self: GroupConsumer, chunk: RecordBatch) -> RecordBatch:
+    self.settler.handed.out(chunk)
+    view = handed_out(self, chunk)
+    assert isinstance(view, RecordBatch)
     return view
 
 
