@@ -4,6 +4,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 
+# A class whose base is a mock has no signature; and taskiq imports FastAPI where that is installed,
+# which fails if OpenTelemetry is a mock by then.
+import taskiq  # noqa: E402, F401 # before the mocks
+
 from pymq import __version__  # noqa: E402 # found only now
 
 project = "pymq"

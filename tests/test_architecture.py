@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the top down. A unit may import from the layers below its own, but not from its neighbours.
 LAYERS = (
-    ("cli", "spark"),
+    ("cli", "spark", "contrib"),
     ("testing",),
     ("root",),
     ("monitoring",),
@@ -76,13 +76,14 @@ OWNERS = {
     "pydantic": "serde/",
     "pyspark": "spark/",
     "sqlite3": "coord/",
+    "taskiq": "contrib/taskiq/",
     "zmq": "transport/",
 }
 LAZY_UNLESS = {"pyarrow": "spark/"}
 
 NOT_AT_IMPORT = set(
     """asyncio fastavro google.protobuf http.server kazoo msgspec opentelemetry prometheus_client
-    pyarrow pydantic pyspark zmq""".split()
+    pyarrow pydantic pyspark taskiq zmq""".split()
 )
 
 

@@ -65,8 +65,9 @@ def test_a_block_runs(
 ) -> None:
     """In an empty folder, from its first line to its last, and without the blocks before it."""
     monkeypatch.chdir(tmp_path)
-    examples = list(Document.parse(str(page), PythonCodeBlockParser()).examples())
-    examples[number].evaluate()
+    document = Document.parse(str(page), PythonCodeBlockParser())
+    document.namespace["__name__"] = "__main__"  # as of a program that is run
+    list(document.examples())[number].evaluate()
 
 
 # --- what is quoted -----------------------------------------------------------------------------

@@ -28,7 +28,10 @@ from pymq import errors
 
 PUBLIC = ("pymq", "pymq.aio", "pymq.metrics", "pymq.web", "pymq.testing", "pymq.errors")
 # Whom users construct themselves; everybody else's constructor is nobody's business.
-CONSTRUCTED = {"Broker", "ZkServer", "Cluster", "Faults"}
+CONSTRUCTED = set(
+    """Broker ZkServer Cluster Faults
+    PymqBroker PymqResultBackend PymqRetryMiddleware PymqScheduleSource""".split()
+)
 BUILTINS = set(dir(builtins))
 
 

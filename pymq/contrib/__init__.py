@@ -1,0 +1,1 @@
+"""pymq as the broker of other projects' frameworks, one folder each."""

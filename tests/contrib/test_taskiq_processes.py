@@ -1,0 +1,117 @@
+"""taskiq's own command on three brokers: workers as processes, which stop, and which die."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("taskiq")
+pytest.importorskip("zmq")
+
+from pymq.testing.child import environment
+from tests.nodes.processes import ROOT, processes
+
+SECONDS = 60.0
+APP = """
+import asyncio, os, signal
+from taskiq import Context, TaskiqDepends
+from pymq.contrib.taskiq import PymqBroker, PymqResultBackend
+
+URL = os.environ["PYMQ_URL"]
+broker = PymqBroker(URL, topic="dying", group="dying", session_timeout_s=2)
+broker.with_result_backend(PymqResultBackend(URL))
+
+@broker.task("die_once")
+async def die_once(context: Context = TaskiqDepends()) -> int | None:
+    count = broker.deliveries(context.message.task_id)
+    if count == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return count
+
+async def main() -> None:
+    await broker.startup()
+    task = await die_once.kiq()
+    print("deliveries:", (await task.wait_result(timeout=50)).raise_for_error().return_value)
+    await broker.shutdown()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster of three brokers."""
+    with processes(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster.url
+
+
+def told(url: str) -> dict[str, str]:
+    return {**environment(), "PYMQ_URL": url}
+
+
+@contextmanager
+def workers(app: str, folder: Path, url: str) -> Iterator[Path]:
+    """Run ``taskiq worker``, yield its log, and stop it in order."""
+    log = folder / "workers.log"
+    command = [sys.executable, "-m", "taskiq", "worker", app, "--max-fails", "10"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=told(url), stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield log
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 0, log.read_text()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # its children, too
+            process.wait()
+
+
+def run(program: Path, folder: Path, url: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=folder,
+        env=told(url),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_task_whose_worker_dies_goes_to_another(url: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    with workers("app:broker", tmp_path, url) as log:
+        assert run(tmp_path / "app.py", tmp_path, url) == "deliveries: 2\n"
+    started = re.findall(r"\]\[(worker-\d)\] Executing task die_once", log.read_text())
+    assert len(started) == 2
+
+
+SHOP = [
+    "Ann paid 12 euros",
+    "6 cups are packed; state='packing' meta=6",
+    "Ann, was the tea good?",
+]
+
+
+def test_the_example_in_a_folder(tmp_path: Path) -> None:
+    assert run(ROOT / "examples/taskiq_app.py", tmp_path, "data").splitlines() == SHOP
+
+
+def test_the_example_on_brokers(url: str, tmp_path: Path) -> None:
+    """Its own worker and those of the command share the tasks."""
+    example = ROOT / "examples/taskiq_app.py"
+    with workers("examples.taskiq_app:broker", tmp_path, url):
+        assert run(example, tmp_path, url).splitlines() == SHOP
