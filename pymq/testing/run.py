@@ -247,9 +247,9 @@ class SimulationRun:
             "groups-reach-the-end",
             progress=self._convergence.acknowledged,
         )
-        safe = self._final.keeps_delayed
         self._liveness.until(
-            lambda: self._convergence.are_delivered(self.history, safe), "delayed-are-delivered"
+            lambda: self._convergence.are_delivered(self.history, self._final.keeps_copy),
+            "delayed-are-delivered",
         )
         left = self.nemesis.disks.left if self.nemesis is not None else None
         self._liveness.until(lambda: self._convergence.is_converged(left), "replicas-converge")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from pymq.coord import paths
 from pymq.core.metadata.nodes import BlockNode, decode_node
@@ -11,7 +11,7 @@ from pymq.testing.checkers.base import StoreWatch
 from pymq.testing.cluster import Cluster
 from pymq.testing.faults.plan import Plan
 from pymq.testing.simulation import probe
-from pymq.testing.workload.applications import Application, WorkloadHistory
+from pymq.testing.workload.applications import Application, Sent, WorkloadHistory
 from pymq.testing.workload.consuming import ReadingApp
 
 
@@ -76,11 +76,8 @@ class Convergence:
                     return False
         return True
 
-    def are_delivered(self, history: WorkloadHistory, raft: Collection[str]) -> bool:
-        """Whether a group got each delayed record that is due, if it was safe.
-
-        *raft* are the topics whose acknowledged records no fault may lose.
-        """
+    def are_delivered(self, history: WorkloadHistory, is_kept: Callable[[Sent], bool]) -> bool:
+        """Whether all groups got each delayed record that no fault may lose."""
         wall = next(iter(self._apps.values())).wall_ms() if self._apps else 0
         # A record that was leased to a member that crashed counts as delivered.
         joins = [
@@ -89,10 +86,10 @@ class Convergence:
             for topic, group in app.get("groups", ())
         ]
         limited = {(topic, group) for topic, group, most in joins if most}
-        wanted = {(t, g) for t, g, _ in joins if t in raft and (t, g) not in limited}
+        wanted = {(t, g) for t, g, _ in joins if (t, g) not in limited}
         came = {(number, group) for group, number, _ in history.copies}
         for sent in history.sent:
-            if not sent.due_ms or not sent.is_acked or sent.expires_ms:
+            if not sent.due_ms or not sent.is_acked or sent.expires_ms or not is_kept(sent):
                 continue
             for topic, group in wanted:
                 if topic == sent.topic and (sent.number, group) not in came:

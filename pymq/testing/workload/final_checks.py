@@ -70,7 +70,7 @@ class FinalChecks:
         shortened = {
             name for name, config in configs if config.keys() & {"retention_bytes", "retention_ms"}
         }
-        self.keeps_delayed = {str(name) for name in self._raft_for_ever - shortened}
+        self._kept_for_ever = {topic["name"] for topic in plan.topics} - shortened
 
     def check_reads(self) -> None:
         """Read every record once more and compare them with the answers to the applications."""
@@ -150,6 +150,10 @@ class FinalChecks:
             if batch is None or batch.producer_id < 0:
                 return False
         return True
+
+    def keeps_copy(self, sent: Sent) -> bool:
+        """Whether all groups get the copy of this delayed record, if it was acknowledged."""
+        return self._is_safe(sent) and sent.topic in self._raft_for_ever & self._kept_for_ever
 
     def _is_safe(self, sent: Sent) -> bool:
         """Whether the acknowledgement promised more than a copy on the leader."""
