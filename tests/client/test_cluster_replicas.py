@@ -210,6 +210,25 @@ def test_old_records_are_read_from_all_replicas() -> None:
         assert asked.of[leader] < sum(asked.of.values()) / 2
 
 
+def test_a_silent_follower_costs_a_reader_one_wait() -> None:
+    """A reader far behind the end chooses the same replica each time, if that answers."""
+    with Cluster(brokers=3, seed=12) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        for first in range(0, 300, 50):
+            put(mq, *range(first, first + 50), size=50_000)
+        leader, others = place(mq)
+        cluster.cut(mq.name, others[0])
+        took = []
+        for _ in range(6):
+            before = mq.driver.monotonic()
+            with mq.consumer("t", mode="psb", offset=0) as consumer:
+                assert poll(consumer, 300) == list(range(300))
+            took.append(mq.driver.monotonic() - before)
+        # 0.5 s until the reader gives a fetch up; there are some 15 of them.
+        assert max(took) < 2
+
+
 def test_a_reader_goes_to_another_replica_when_one_fails() -> None:
     """If the leader's disk cannot be read, the reader fetches from another replica."""
     with Cluster(brokers=3, seed=13) as cluster:

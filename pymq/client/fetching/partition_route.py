@@ -31,6 +31,7 @@ ANSWER_MAX_MS = 4_000  # ... and after many tries
 _OWN = (StoreError, CorruptBatch, ReplicaNotAvailable)  # problems of one replica
 OWN_TRIES = 8  # before the reader gets the error: a follower may not have the records yet
 LEADERLESS_TRIES = 2  # an election has mostly ended by then
+LEADERS_TURNS = 100  # answers after which a follower that was silent may be chosen again
 CONFIRMED = 3  # times that a leader must say that the log ends before what was read of it
 
 
@@ -49,6 +50,7 @@ class PartitionRoute:
     is_chosen: bool = False  # the reader chose the others; the leader has not named them
     is_substitute: bool = False  # ... because the leader fails, or there is none
     is_leaders_turn: bool = False  # a follower had no records: the leader is next
+    leaders_turns: int = 0  # answers before a follower is chosen again: one was silent
 
     @property
     def is_elsewhere(self) -> bool:
@@ -89,7 +91,7 @@ class PartitionRoute:
 
     def _choose(self, router: Router, leader: str | None) -> None:
         """Choose a follower if it serves this reader better than the leader."""
-        is_choosing = self.preference.name and not self.is_leaders_turn
+        is_choosing = self.preference.name and not (self.is_leaders_turn or self.leaders_turns)
         if leader is None or not is_choosing:
             return
         name = preferred(
@@ -142,6 +144,7 @@ class PartitionRoute:
         """Take in an answer with records; the broker for the next fetch is chosen anew."""
         self.tries = 0
         self.is_leaders_turn = False
+        self.leaders_turns = max(0, self.leaders_turns - 1)
         if self.is_substitute:
             return
         self.trouble = None
@@ -157,6 +160,10 @@ class PartitionRoute:
             if self.is_substitute:
                 # The substitute may be dead as well. The zkserver may know the live replicas.
                 router.distrust(self.topic, self.partition)
+            elif self.is_chosen:
+                # The choice is the same each time, and each fetch would wait for it.
+                self.leaders_turns = LEADERS_TURNS
+                router.refresh(self.topic)
             self._next()
         else:
             router.distrust(self.topic, self.partition)
