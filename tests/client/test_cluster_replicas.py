@@ -217,7 +217,7 @@ def test_a_silent_follower_costs_a_reader_one_wait() -> None:
         mq.create_topic("t", replicas=3, acks="raft")
         for first in range(0, 300, 50):
             put(mq, *range(first, first + 50), size=50_000)
-        leader, others = place(mq)
+        _, others = place(mq)
         cluster.cut(mq.name, others[0])
         took = []
         for _ in range(6):
