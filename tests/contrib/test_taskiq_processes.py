@@ -18,9 +18,10 @@ pytest.importorskip("zmq")
 
 from pymq.testing.child import environment
 from tests.nodes.processes import ROOT, processes
+from tests.test_howto import blocks
 
 SECONDS = 60.0
-APP = """
+DYING = """
 import asyncio, os, signal
 from taskiq import Context, TaskiqDepends
 from pymq.contrib.taskiq import PymqBroker, PymqResultBackend
@@ -47,6 +48,39 @@ if __name__ == "__main__":
 """
 
 
+TICKING = """
+import asyncio, os, sys
+from taskiq import TaskiqScheduler
+from pymq.contrib.taskiq import PymqBroker, PymqScheduleSource
+
+broker = PymqBroker(os.environ["PYMQ_URL"], topic="ticking", group="ticking")
+source = PymqScheduleSource(broker)
+scheduler = TaskiqScheduler(broker, [source])
+
+@broker.task("tick")
+async def tick(number: int) -> None:
+    async with broker.client.producer() as producer:
+        await producer.send("ticks", b"%d" % number)
+
+async def main() -> None:
+    await broker.startup()
+    await broker.client.create_topic("ticks", exist_ok=True)
+    if sys.argv[1] == "schedule":
+        await tick.schedule_by_interval(source, 1, 7)
+    else:
+        async with broker.client.consumer("ticks", mode="reader", offset="begin") as reader:
+            ticks = []
+            while len(ticks) < 2:
+                ticks += await reader.poll(timeout=50)
+        print("ticks:", {record.value for record in ticks})
+    await source.shutdown()
+    await broker.shutdown()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A cluster of three brokers."""
@@ -59,10 +93,10 @@ def told(url: str) -> dict[str, str]:
 
 
 @contextmanager
-def workers(app: str, folder: Path, url: str) -> Iterator[Path]:
-    """Run ``taskiq worker``, yield its log, and stop it in order."""
-    log = folder / "workers.log"
-    command = [sys.executable, "-m", "taskiq", "worker", app, "--max-fails", "10"]
+def taskiq(what: str, app: str, folder: Path, url: str) -> Iterator[Path]:
+    """Run ``taskiq worker`` or ``taskiq scheduler``, yield its log, and stop it in order."""
+    log = folder / f"{what}.log"
+    command = [sys.executable, "-m", "taskiq", what, app]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=folder, env=told(url), stdout=output, stderr=output, start_new_session=True
@@ -77,9 +111,9 @@ def workers(app: str, folder: Path, url: str) -> Iterator[Path]:
             process.wait()
 
 
-def run(program: Path, folder: Path, url: str) -> str:
+def run(program: Path, folder: Path, url: str, *options: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(program)],
+        [sys.executable, str(program), *options],
         cwd=folder,
         env=told(url),
         capture_output=True,
@@ -92,8 +126,8 @@ def run(program: Path, folder: Path, url: str) -> str:
 
 
 def test_a_task_whose_worker_dies_goes_to_another(url: str, tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text(APP)
-    with workers("app:broker", tmp_path, url) as log:
+    (tmp_path / "app.py").write_text(DYING)
+    with taskiq("worker", "app:broker", tmp_path, url) as log:
         assert run(tmp_path / "app.py", tmp_path, url) == "deliveries: 2\n"
     started = re.findall(r"\]\[(worker-\d)\] Executing task die_once", log.read_text())
     assert len(started) == 2
@@ -113,5 +147,27 @@ def test_the_example_in_a_folder(tmp_path: Path) -> None:
 def test_the_example_on_brokers(url: str, tmp_path: Path) -> None:
     """Its own worker and those of the command share the tasks."""
     example = ROOT / "examples/taskiq_app.py"
-    with workers("examples.taskiq_app:broker", tmp_path, url):
+    with taskiq("worker", "examples.taskiq_app:broker", tmp_path, url):
         assert run(example, tmp_path, url).splitlines() == SHOP
+
+
+def test_the_program_of_the_page_for_celery_users(url: str, tmp_path: Path) -> None:
+    """In a folder, where a second start finds the first one's; then on brokers, by the URL."""
+    (program,) = blocks("from-celery.md", "python")
+    (told,) = blocks("from-celery.md", "text")
+    (tmp_path / "app.py").write_text(program)
+    assert run(tmp_path / "app.py", tmp_path, "shop/") == told
+    assert run(tmp_path / "app.py", tmp_path, url) == told
+    with taskiq("worker", "app:broker", tmp_path, url):
+        assert run(tmp_path / "app.py", tmp_path, url) == told
+
+
+def test_the_scheduler_of_taskiq_on_brokers(url: str, tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(TICKING)
+    run(app, tmp_path, url, "schedule")
+    with (
+        taskiq("worker", "app:broker", tmp_path, url),
+        taskiq("scheduler", "app:scheduler", tmp_path, url),
+    ):
+        assert run(app, tmp_path, url, "wait") == "ticks: {b'7'}\n"
