@@ -71,8 +71,8 @@ class GroupCoordinator:
         self.index = index
         self.deadline = NEVER
         self.groups: dict[str, ConsumerGroup] = {}
-        self.offsets = OffsetLog(index, host, self.groups, first_request)
         self.clock = PausableClock(LOOK_MS)  # of groups, members and leases
+        self.offsets = OffsetLog(index, host, self.groups, self.clock, first_request)
         self._host = host
         self._limits = limits or GroupLimits()
         self._timers: TimerHeap[str] = TimerHeap()

@@ -35,6 +35,7 @@ STATES = ("available", "leased", "acked")  # names of the states, for people
 
 Counted = tuple[int, int, int]  # a range of offsets, and how often it was delivered
 Failed = tuple[int, int, str]  # a range of offsets, and why a member has last returned it
+Delayed = tuple[int, int, int]  # a range of offsets, and from when on it may be delivered again
 
 
 @define
@@ -71,6 +72,7 @@ class Leases:
         done: Iterable[Range] = (),
         counts: Iterable[Counted] = (),
         errors: Iterable[Failed] = (),
+        delays: Iterable[Delayed] = (),
     ) -> None:
         """Begin with what the former coordinator has written.
 
@@ -79,6 +81,7 @@ class Leases:
             done: ranges that are acknowledged above it.
             counts: ranges that were delivered, how often, and not acknowledged.
             errors: ranges among those that a member has returned with an error.
+            delays: ranges among those that a member has returned with a delay.
         """
         self.committed = committed
         self.next = committed
@@ -100,6 +103,9 @@ class Leases:
         for start, end, error in errors:
             for span in self._within(start, end, AVAILABLE):
                 span.error = error
+        for start, end, due in delays:
+            for span in self._within(start, end, AVAILABLE):
+                span.due = due
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -155,6 +161,14 @@ class Leases:
     def errors(self) -> tuple[Failed, ...]:
         """The errors of unacknowledged ranges, for a coordinator that takes over."""
         return tuple((span.start, span.end, span.error) for span in self._spans if span.error)
+
+    def delays(self, now: int) -> tuple[Delayed, ...]:
+        """When returned ranges may be delivered again, for a coordinator that takes over."""
+        return tuple(
+            (span.start, span.end, span.due)
+            for span in self._spans
+            if span.state == AVAILABLE and span.due > now
+        )
 
     def spans(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
         """Describe the records from *offset* on, in at most *limit* spans."""

@@ -23,6 +23,7 @@ from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.leases import Leases
 from pymq.core.message import BEGIN, Fetch, Fetched, Message, Produce, Produced, Settled
 from pymq.core.observe.coverage import mark
+from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
 from pymq.errors import CorruptBatch, OffsetOutOfRange, PymqError, ReplicaNotAvailable
 
@@ -30,6 +31,7 @@ OFFSET_KEY = 1  # kind and version of a record's key
 TOMBSTONE = ("pymq.tombstone", b"")  # marks a deletion for compaction
 DELIVERIES = "pymq.deliveries"  # a header: delivery counts of unacknowledged ranges
 ERRORS = "pymq.errors"  # a header: why members have last returned unacknowledged ranges
+DELAYS = "pymq.delays"  # a header: from when on returned ranges may be delivered again
 RANGES_MAX = 512  # ranges acknowledged above the committed offset that are kept
 ERRORS_MAX = 20  # different errors that are kept; each commit writes them again
 LOAD_BYTES = 64 << 10  # loaded at a time: some 350 batches of commits, which take 10 to 20 ms
@@ -73,7 +75,12 @@ class OffsetLog:
     """Loads and writes the committed offsets of *groups*, and answers when they are written."""
 
     def __init__(
-        self, index: int, host: GroupHost, groups: dict[str, ConsumerGroup], first_request: int
+        self,
+        index: int,
+        host: GroupHost,
+        groups: dict[str, ConsumerGroup],
+        clock: PausableClock,
+        first_request: int,
     ) -> None:
         self.is_loaded = False
         self.retry_at = NEVER
@@ -81,6 +88,7 @@ class OffsetLog:
         self._index = index
         self._host = host
         self._groups = groups
+        self._clock = clock  # of leases
         self._changed: dict[Name, None] = {}  # to be written, in order
         self._unanswered: list[tuple[str, Settled]] = []
         self._writing: list[tuple[str, Settled]] | None = None
@@ -142,7 +150,7 @@ class OffsetLog:
         offset = m.offset
         try:
             for batch in split(m.data):
-                self._replay(batch.verify())
+                self._replay(batch.verify(), now)
                 offset = batch.end_offset
         except CorruptBatch:
             mark("group.load_corrupt")  # Another holder may have a sound copy.
@@ -164,9 +172,10 @@ class OffsetLog:
                 for topic, partition in group.offsets.leases:
                     self.changed(group.name, topic, partition)
 
-    def _replay(self, batch: EncodedBatch) -> None:
+    def _replay(self, batch: EncodedBatch, now: int) -> None:
         if batch.header.is_control:
             return
+        ahead = self._ahead(now)
         for key, item, headers in zip(batch.keys, batch.values, batch.headers, strict=True):
             kind, name, topic, partition = cbor.loads(key or b"")
             if kind != OFFSET_KEY:
@@ -183,11 +192,13 @@ class OffsetLog:
                 known = dict(headers)
                 counted = cbor.loads(known[DELIVERIES]) if DELIVERIES in known else ()
                 failed = cbor.loads(known[ERRORS]) if ERRORS in known else ()
+                delayed = cbor.loads(known[DELAYS]) if DELAYS in known else ()
                 leases = Leases(
                     committed,
                     [(a, b) for a, b in done],
                     [(a, b, n) for a, b, n in counted],
                     [(a, b, error) for error, spans in failed for a, b in spans],
+                    [(a, b, due + ahead) for a, b, due in delayed],
                 )
                 group.offsets.set_offset(topic, partition, leases, *topic_id)
 
@@ -255,6 +266,7 @@ class OffsetLog:
     def _encode(self, now: int) -> EncodedBatch:
         keys: list[bytes | None] = []
         values, headers = list[bytes](), list[Headers]()
+        ahead, time = self._ahead(now), self._clock.at(now)
         for name, topic, partition in self._written:
             group = self._groups.get(name)
             leases = group.offsets.leases.get((topic, partition)) if group is not None else None
@@ -265,10 +277,18 @@ class OffsetLog:
                 topic_id = group.offsets.topic(topic).id_of(partition)
                 item += [topic_id] if topic_id else []
             values.append(cbor.dumps(item))
-            headers.append((TOMBSTONE,) if leases is None else _unacknowledged(leases))
+            if leases is None:
+                headers.append((TOMBSTONE,))
+                continue
+            delays = [[a, b, due - ahead] for a, b, due in leases.delays(time)]
+            headers.append(_unacknowledged(leases, delays))
         return EncodedBatch.encode(
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
         )
+
+    def _ahead(self, now: int) -> int:
+        """By how much the clock of leases is ahead of the wall clock."""
+        return self._clock.at(now) - self._host.wall_ms(now)
 
     def stored(self, m: Produced, now: int) -> None:
         """Take in the answer to the write under way."""
@@ -302,12 +322,15 @@ class OffsetLog:
             self.load(self._at, now)
 
 
-def _unacknowledged(leases: Leases) -> Headers:
-    """The delivery counts and errors, as headers, so that older versions can read the record."""
+def _unacknowledged(leases: Leases, delays: list[list[int]]) -> Headers:
+    """The delivery counts, errors and delays, as headers, so that older versions can read the
+    record.
+    """
     counts = [list(each) for each in leases.counts()[:RANGES_MAX]]
     by_error = dict[str, list[list[int]]]()
     for start, end, error in leases.errors()[:RANGES_MAX]:
         if error in by_error or len(by_error) < ERRORS_MAX:
             by_error.setdefault(error, []).append([start, end])
-    found = ((DELIVERIES, counts), (ERRORS, [[*each] for each in by_error.items()]))
+    errors = [[*each] for each in by_error.items()]
+    found = ((DELIVERIES, counts), (ERRORS, errors), (DELAYS, delays[:RANGES_MAX]))
     return tuple((name, cbor.dumps(ranges)) for name, ranges in found if ranges)

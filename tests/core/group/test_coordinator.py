@@ -869,6 +869,34 @@ def test_errors_are_known_to_the_next_coordinator(host: Host) -> None:
     assert errors(third, 6) == {2: "worst", 3: "", 4: "", 5: "worse"}
 
 
+class Restarted(Host):
+    """A host whose monotonic clock began 700 ms before that of :class:`Host`."""
+
+    def wall_ms(self, now: int) -> int:
+        return now + 1_000_000 - 700
+
+
+def test_delays_are_known_to_the_next_coordinator(host: Host) -> None:
+    """Records that were returned for some time are not delivered before it is over."""
+    host.join("m1")
+    host.poll("m1", {"0": 6})
+    nacks = (("0", (1, 3), 500), ("0", (3, 4), 50), ("0", (4, 5), 0))
+    host.send("m1", Settle(0, "g", "m1", acks=(("0", (0, 1)),), nacks=nacks))
+    host.at(40)
+    host.send("m1", Settle(0, "g", "m1", acks=(("0", (5, 6)),)))  # all is written again
+    host.settle_all()
+    again = Restarted(host.log, loads=False)
+    again.now = 800  # 60 ms later
+    again.load()
+    again.join("m1")
+    assert again.poll("m1", {"0": 6}) == [("0", 3, 4, 2), ("0", 4, 5, 2)]
+    assert again.done("m1", ("0", (3, 5))) == 0
+    again.at(1_199)
+    assert again.poll("m1", {"0": 3}) == []
+    again.at(1_200)
+    assert again.poll("m1", {"0": 3}) == [("0", 1, 3, 2)]
+
+
 def test_so_many_different_errors_are_written(host: Host) -> None:
     """Each commit writes them again, so a coordinator writes few."""
     host.join("m1")

@@ -112,9 +112,9 @@ bug(
 
 
 @plant("oldest-offset-loaded", OffsetLog, "_replay")
-def replay_first(replay: Any, self: OffsetLog, batch: Any) -> None:
+def replay_first(replay: Any, self: OffsetLog, batch: Any, now: int) -> None:
     known = {name: dict(group.offsets.leases) for name, group in self._groups.items()}
-    replay(self, batch)
+    replay(self, batch, now)
     for name, found in known.items():
         if name in self._groups:
             self._groups[name].offsets.leases.update(found)
@@ -133,7 +133,7 @@ bug(
 def loaded_first(loaded: Any, self: OffsetLog, m: Any, now: int) -> Any:
     if m.error is None and m.data and not self.is_loaded:
         first = next(iter(split(m.data)))
-        self._replay(first.verify())
+        self._replay(first.verify(), now)
         self.is_loaded = True
         return True
     return loaded(self, m, now)
@@ -302,6 +302,20 @@ bug(
 
 @plant("errors-forgotten", Leases, "errors")
 def errors_of_nothing(errors: Any, self: Leases) -> Any:
+    return ()
+
+
+bug(
+    "delays-forgotten",
+    AREA,
+    "the next coordinator delivers at once what was returned for some time",
+    "own, known since delays exist",
+    test="tests/core/group/test_coordinator.py::test_delays_are_known_to_the_next_coordinator",
+)
+
+
+@plant("delays-forgotten", Leases, "delays")
+def delays_of_nothing(delays: Any, self: Leases, now: int) -> Any:
     return ()
 
 
