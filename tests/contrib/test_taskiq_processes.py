@@ -17,7 +17,9 @@ pytest.importorskip("taskiq")
 pytest.importorskip("zmq")
 
 from pymq.testing.child import environment
+from tests.contrib.taskiq_workers import make, play, value, working
 from tests.nodes.processes import ROOT, processes
+from tests.simulator.processes import ProcessCluster
 from tests.test_howto import blocks
 
 SECONDS = 60.0
@@ -171,3 +173,27 @@ def test_the_scheduler_of_taskiq_on_brokers(url: str, tmp_path: Path) -> None:
         taskiq("scheduler", "app:scheduler", tmp_path, url),
     ):
         assert run(app, tmp_path, url, "wait") == "ticks: {b'7'}\n"
+
+
+def test_tasks_and_results_survive_a_broker(tmp_path: Path) -> None:
+    """A leader dies while tasks are sent and run: each is done, and who waits gets its result."""
+
+    async def script(cluster: ProcessCluster) -> None:
+        broker = make(cluster.url)
+        leader: str | None = None
+
+        @broker.task
+        async def double(number: int) -> int:
+            if number == 50:
+                assert leader is not None
+                cluster.nodes[leader].kill()
+            return 2 * number
+
+        async with working(broker):
+            leader = (await broker.client.describe_topic("taskiq")).partitions[0].leader
+            tasks = [await double.kiq(number) for number in range(200)]
+            assert [await value(task) for task in tasks] == [2 * number for number in range(200)]
+            assert [node.is_running for node in cluster.nodes.values()].count(False) == 1
+
+    with processes(tmp_path) as cluster:
+        play(lambda: script(cluster))
