@@ -18,6 +18,7 @@ from pymq.client.producer.producer import HeaderPairs, Producer, _bytes, _header
 from pymq.client.producer.producer_topic import ProducerTopic
 from pymq.client.producer.send_times import with_priority, with_times
 from pymq.client.producer.sender import PartitionQueue
+from pymq.core.counts import plural
 from pymq.errors import BufferFull, Closed, DeliveryFailed, DeliveryTimeout
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class AsyncProducer(AsyncHandle):
         records = [*(failed.records if failed is not None else ()), *unsent]
         first = unsent[0]._error
         raise DeliveryFailed(
-            f"{len(records)} records failed, the first because: {first}", records=records
+            f"{plural(len(records), 'record')} failed, the first because: {first}", records=records
         ) from first
 
     async def next_sequence(self, topic: str, partition: str | int) -> int:

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.batch_validation import check
+from pymq.core.counts import plural
 from pymq.core.message import Copied, Copy, Fetch, Fetched, Message, Piece, Produce, Produced
 from pymq.core.observe.coverage import mark
 from pymq.core.partition.partition import Partition
@@ -257,8 +258,8 @@ class BatchCopies:
             is_it = header.base_offset == piece.offset and header.count == piece.records
             if piece.partition != m.partition or not is_it or header.is_control:
                 raise InvalidRequest(
-                    f"{m.topic}/{m.partition} has no batch of {piece.records} records at offset "
-                    f"{piece.offset}"
+                    f"{m.topic}/{m.partition} has no batch of "
+                    f"{plural(piece.records, 'record')} at offset {piece.offset}"
                 )
             check(batch)  # before the batch gets a new CRC, which would hide damage
             numbered = batch.renamed(asked.producer_id, asked.producer_epoch, job.sequence)

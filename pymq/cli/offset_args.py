@@ -55,10 +55,11 @@ def offsets_of(
     """
     silent = [name for name, partition in partitions.items() if not partition.is_reported]
     if silent:
-        raise RequestTimeout(
-            f"{topic}: the ends of {len(silent)} partitions are not known, the first is "
-            f"{silent[0]}: no replica has reported in time; try again"
-        )
+        if len(silent) == 1:
+            what = f"the end of partition {silent[0]} is not known"
+        else:
+            what = f"the ends of {len(silent):,} partitions are not known, the first is {silent[0]}"
+        raise RequestTimeout(f"{topic}: {what}: no replica has reported in time; try again")
     at = mq.offsets_at(topic, place.number) if place.kind == "time" else {}
     found = {}
     for name, partition in partitions.items():

@@ -111,13 +111,3 @@ def parse_time_ms(text: str) -> int | None:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1000)
-
-
-def plural(count: int, noun: str) -> str:
-    """Format a count: ``1 record``, ``2 records``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def clause(count: int, noun: str, one: str, more: str) -> str:
-    """Format a count with its verb: ``1 record waits``, ``2 records wait``."""
-    return f"{plural(count, noun)} {one if count == 1 else more}"

@@ -17,6 +17,7 @@ from typing import Any
 from pymq.client.active_controller import ActiveController
 from pymq.client.base import Outbox, Waitable
 from pymq.client.metadata_cache import MetadataCache
+from pymq.core.counts import plural
 from pymq.core.message import Answer, GetMetadata, Message, UnderWay
 from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.ready import Ready
@@ -224,7 +225,9 @@ class Router(Outbox):
         if call.refusals and call.hint is not None:
             who, names = "no answer from", f"{call.hint}, which is the active zkserver of {names}"
         trouble = self._trouble()
-        return f"{who} {names}, asked {call.tries} times" + (f"; {trouble}" if trouble else "")
+        return f"{who} {names}, asked {plural(call.tries, 'time')}" + (
+            f"; {trouble}" if trouble else ""
+        )
 
     # --- metadata -------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from pymq.controller.transitions import (
 )
 from pymq.controller.transitions.blocks import change
 from pymq.controller.transitions.placement import BrokerLoad, choose, usable
+from pymq.core.counts import clause
 from pymq.core.message import (
     AlterTopic,
     CreatePartition,
@@ -240,7 +241,8 @@ class AdminHandler:
             )
             if needed > len(rest):  # refuse if not all partitions can move
                 raise NotEnoughBrokers(
-                    f"it needs {needed} other brokers that are alive, and there are {len(rest)}",
+                    f"it needs {clause(needed, 'other broker', 'that is', 'that are')} alive, "
+                    f"and there {'is' if len(rest) == 1 else 'are'} {len(rest)}",
                     needed=needed,
                     available=len(rest),
                 )

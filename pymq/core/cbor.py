@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import cbor2
 
+from pymq.core.counts import clause
 from pymq.errors import InvalidRequest
 
 DEPTH_MAX = 16
@@ -59,7 +60,9 @@ def loads(data: bytes | bytearray | memoryview, *, depth: int = DEPTH_MAX) -> An
     except _FAULTS as error:
         raise InvalidRequest(f"not valid CBOR: {error}") from None
     if source.tell() != len(data):
-        raise InvalidRequest(f"{len(data) - source.tell()} bytes follow the CBOR item")
+        raise InvalidRequest(
+            f"{clause(len(data) - source.tell(), 'byte', 'follows', 'follow')} the CBOR item"
+        )
     return item
 
 
@@ -80,7 +83,9 @@ def items(
             raise InvalidRequest(f"not valid CBOR: {error}") from None
         yield piece
     if source.tell() != len(data):
-        raise InvalidRequest(f"{len(data) - source.tell()} bytes follow the CBOR items")
+        raise InvalidRequest(
+            f"{clause(len(data) - source.tell(), 'byte', 'follows', 'follow')} the CBOR items"
+        )
 
 
 _FAULTS = (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError)

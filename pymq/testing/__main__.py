@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from pymq.core.counts import plural
 from pymq.testing.faults.kinds import PROFILES
 from pymq.testing.faults.plan import Plan, generate
 from pymq.testing.marks import all_marks
@@ -166,7 +167,8 @@ def _report(
         if options.trace and result.violation is not None:
             print(result.message)
     print(
-        f"{count} runs, {events} events, {events / max(real_s, 1e-9):.0f} events/s, "
+        f"{plural(count, 'run')}, {plural(events, 'event')}, "
+        f"{events / max(real_s, 1e-9):.0f} events/s, "
         f"{virtual_s / max(real_s, 1e-9):.0f} x real time, {sum(map(len, failed.values()))} failed"
     )
     if options.marks:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pymq.core.counts import plural
 from pymq.core.values import define
 from pymq.testing.faults.plan import Plan
 from pymq.testing.run import Result, run_plan
@@ -43,7 +44,8 @@ class _Search:
         if result.violation != self.rule:
             return False
         self.plan = plan
-        self.say(f"{len(plan.faults)} faults, {len(plan.ops)} operations still fail")
+        left = f"{plural(len(plan.faults), 'fault')}, {plural(len(plan.ops), 'operation')}"
+        self.say(f"it still fails with {left}")
         return True
 
     def minimize(self, name: str) -> None:
@@ -120,8 +122,8 @@ def report(small: Shrunk) -> str:
     plan = small.plan
     steps = sorted(_steps(plan), key=lambda step: float(step[0]))
     lines = [
-        f"{small.before[0]} faults and {small.before[1]} operations before, {len(plan.faults)} and "
-        f"{len(plan.ops)} after {small.runs} runs.",
+        f"{plural(small.before[0], 'fault')} and {plural(small.before[1], 'operation')} before, "
+        f"{len(plan.faults)} and {len(plan.ops)} after {plural(small.runs, 'run')}.",
         *plan.describe(),
         *(f"{step[0] / 1_000_000:10.6f}  {' '.join(map(str, step[1:]))}" for step in steps),
         "",

@@ -15,6 +15,7 @@ from typing import Any
 from pymq.client.admin.groups import GroupDescription
 from pymq.client.admin.record_counts import records_of
 from pymq.client.client import Client
+from pymq.core.counts import plural
 from pymq.core.metadata.descriptions import TopicDescription
 from pymq.core.types import AckMode
 from pymq.errors import (
@@ -93,7 +94,7 @@ class ClusterSnapshot:
         names = client.topics()
         topics, hidden = self._topics(names)
         if hidden:
-            problems.append(f"{hidden} topics may not be described by your principal")
+            problems.append(f"{plural(hidden, 'topic')} may not be described by your principal")
         dead = {broker.name for broker in cluster.brokers if not broker.alive}
         at = self._clock()
         rates = {topic.name: self._rate(topic, at) for topic in topics}

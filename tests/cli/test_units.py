@@ -10,7 +10,6 @@ from pymq.cli.units import (
     option_value,
     options,
     parse_time_ms,
-    plural,
     size_bytes,
     size_text,
     time_text,
@@ -86,4 +85,3 @@ def test_what_people_read() -> None:
     assert time_text(1 << 60) == f"{1 << 60} ms"
     assert parse_time_ms("2013-01-01T05:00:00.123") == 1_357_016_400_123
     assert parse_time_ms("yesterday") is None
-    assert (plural(1, "record"), plural(2_000, "record")) == ("1 record", "2,000 records")

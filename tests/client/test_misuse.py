@@ -79,7 +79,7 @@ def test_more_in_sync_than_there_are_replicas_is_refused() -> None:
     """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
-        with pytest.raises(ConfigError, match="min_in_sync=2 is more than the 1 replicas"):
+        with pytest.raises(ConfigError, match="min_in_sync=2 is more than 1 replica:"):
             mq.create_topic("t", replicas=1, min_in_sync=2)
         mq.create_topic("t", replicas=2, min_in_sync=2)
         with pytest.raises(ConfigError, match="min_in_sync=3"):

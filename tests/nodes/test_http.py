@@ -177,7 +177,7 @@ def test_the_page_shows_what_its_viewer_may_see(
     status, text = see("alice", "/api/state")
     assert status == 200
     assert '"orders"' in text
-    assert "1 topics may not be described" in text
+    assert "1 topic may not be described" in text
     assert '"principal": "alice"' in text
     assert see("alice", "/api/records?topic=orders")[0] == 200
     assert see("alice", "/api/topic?name=secret")[0] == 403

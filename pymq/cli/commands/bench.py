@@ -18,7 +18,8 @@ from pymq.cli import connect
 from pymq.cli.connect import opened
 from pymq.cli.interrupt import Interrupt
 from pymq.cli.show import INTERRUPTED, OK, Show
-from pymq.cli.units import options, plural
+from pymq.cli.units import options
+from pymq.core.counts import plural
 from pymq.core.values import value
 from pymq.errors import ConfigError
 

@@ -15,7 +15,8 @@ from pymq.cli.connect import opened
 from pymq.cli.interrupt import Interrupt
 from pymq.cli.show import INTERRUPTED, OK, Show
 from pymq.cli.subcommands import leaf, word, words
-from pymq.cli.units import clause, plural, time_text
+from pymq.cli.units import time_text
+from pymq.core.counts import clause, plural
 from pymq.core.metadata.descriptions import BrokerDescription, ClusterDescription
 from pymq.core.metadata.nodes import Loss
 from pymq.errors import ConfigError
@@ -138,9 +139,10 @@ def tell(found: ClusterDescription, show: Show) -> None:
         show.say(f"{names}: no leader; 'pymq topic describe' says why", style="bold red")
     if found.under_replicated_blocks:
         few = plural(found.under_replicated_blocks, "sealed block")
-        show.say(f"too few copies of {few}; {found.moving_blocks:,} are being copied")
+        moving = f"{found.moving_blocks:,} {'is' if found.moving_blocks == 1 else 'are'}"
+        show.say(f"too few copies of {few}; {moving} being copied")
     elif found.moving_blocks:
-        show.say(f"{plural(found.moving_blocks, 'sealed block')} are being copied")
+        show.say(f"{clause(found.moving_blocks, 'sealed block', 'is', 'are')} being copied")
 
 
 _TEXTS = ("broker", "state", "rack", "endpoint")
@@ -234,7 +236,7 @@ def _balance(args: argparse.Namespace, show: Show) -> int:
     if show.is_json:
         show.result({"partitions": count})
     if count:
-        show.say(f"{plural(count, 'partition')} get another leader, one at a time")
+        show.say(f"{clause(count, 'partition', 'gets', 'get')} another leader, one at a time")
     else:
         show.say("leaders are already spread evenly")
     return OK

@@ -23,8 +23,8 @@ from pymq.cli.diagnosis.connectivity import (
 )
 from pymq.cli.diagnosis.health import cluster_checks, group_checks, guarded, topic_checks
 from pymq.cli.show import FAILED, OK, Show
-from pymq.cli.units import plural
 from pymq.core import message as msg
+from pymq.core.counts import plural
 from pymq.errors import PymqError, RequestTimeout
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pymq.cli.connect import opened
 from pymq.cli.offset_args import FORMS, offsets_of, parse_place
 from pymq.cli.show import OK, Show
 from pymq.cli.subcommands import word, words
-from pymq.cli.units import plural
+from pymq.core.counts import plural
 from pymq.errors import InvalidRequest, UnknownGroup, UnknownTopic
 
 HELP = "list, describe, reset and delete consumer groups"

@@ -14,8 +14,9 @@ from pymq.cli.diagnosis.health import dead_brokers, unreadable
 from pymq.cli.escape import escaped
 from pymq.cli.show import FAILED, OK, Show
 from pymq.cli.subcommands import word, words
-from pymq.cli.units import duration_text, options, plural, size_text, time_text
+from pymq.cli.units import duration_text, options, size_text, time_text
 from pymq.client.admin.record_counts import records_of
+from pymq.core.counts import plural
 from pymq.core.metadata.descriptions import PartitionDescription, TopicDescription
 from pymq.core.metadata.topic_config import TopicConfig
 from pymq.errors import ConfigError, PymqError

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pymq.cli.show import Show
-from pymq.cli.units import plural
 from pymq.coord.known_blocks import known_blocks
 from pymq.coord.sqlite import SqliteTree, read_entries
+from pymq.core.counts import plural
 from pymq.core.ready import RemoveBlock
 from pymq.core.types import BlockId
 from pymq.errors import StoreError
@@ -93,7 +93,7 @@ def _tell_unknown(report: Report, removed: Sequence[Unknown], may_remove: bool, 
         show.say("nothing to remove: the metadata name all blocks")
     elif not removed:
         size = sum(found.bytes for found in report.unknown)
-        show.say(f"nothing was removed; add --yes to remove {size:,} bytes", style="bold")
+        show.say(f"nothing was removed; add --yes to remove {plural(size, 'byte')}", style="bold")
 
 
 def _tell(report: Report, show: Show) -> None:
@@ -126,9 +126,8 @@ def _tell(report: Report, show: Show) -> None:
             show.say(f"note: {_where(problem)}: {problem.what}; {problem.advice}", style="yellow")
     damaged = sum(not problem.is_note for problem in report.problems)
     totals = (
-        f"{plural(len(report.blocks), 'block')}, {report.batches:,} "
-        f"{'batch' if report.batches == 1 else 'batches'}, {plural(report.records, 'record')}, "
-        f"{report.bytes:,} bytes"
+        f"{plural(len(report.blocks), 'block')}, {plural(report.batches, 'batch')}, "
+        f"{plural(report.records, 'record')}, {plural(report.bytes, 'byte')}"
     )
     if damaged:
         found = plural(damaged, "problem")

@@ -8,8 +8,9 @@ import pymq
 from pymq.cli.connect import suggest
 from pymq.cli.diagnosis.checks import Finding, State, fail, ok, warn
 from pymq.cli.hints import hints
-from pymq.cli.units import clause, plural, time_text
+from pymq.cli.units import time_text
 from pymq.client.admin.record_counts import records_of
+from pymq.core.counts import clause, plural
 from pymq.core.metadata.descriptions import BlockDescription, PartitionDescription, TopicDescription
 from pymq.errors import AuthorizationFailed, PymqError, UnknownGroup, UnknownTopic
 
@@ -59,7 +60,10 @@ def copies_check(found: pymq.ClusterDescription) -> Finding:
     few = found.under_replicated_blocks
     if not few:
         return ok("copies", "all sealed blocks have all their copies")
-    now = f", {found.moving_blocks:,} of which are being copied" if found.moving_blocks else ""
+    now = ""
+    if found.moving_blocks:
+        now = f", {found.moving_blocks:,} of which {'is' if found.moving_blocks == 1 else 'are'}"
+        now += " being copied"
     return warn(
         "copies",
         f"too few of {plural(few, 'sealed block')}{now}",
@@ -286,9 +290,9 @@ def delayed(
         most = max(x.delivery_count for x in again)
         return warn(
             what,
-            f"{plural(count, 'record')} were delivered {most} times and not acknowledged, the "
-            "first "
-            f"at offset {again[0].start_offset:,}",
+            f"{clause(count, 'record', 'was', 'were')} delivered {most:,} times and not "
+            f"acknowledged, {'' if count == 1 else 'the first '}at offset "
+            f"{again[0].start_offset:,}",
             f"'pymq explain {topic} {partition} {again[0].start_offset}' shows it; read the "
             "consumer's log",
         )

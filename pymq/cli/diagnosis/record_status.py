@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 import pymq
-from pymq.cli.units import clause, duration_text, time_text
+from pymq.cli.units import duration_text, time_text
+from pymq.core.counts import clause
 from pymq.core.metadata.descriptions import PartitionDescription
 from pymq.core.values import value
 from pymq.errors import UnknownGroup

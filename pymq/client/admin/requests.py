@@ -18,6 +18,7 @@ from pymq.client.options import REQUEST_S, check_topic
 from pymq.client.producer_ids import ProducerIdentities
 from pymq.client.router import Call, Router
 from pymq.core import message as msg
+from pymq.core.counts import plural
 from pymq.core.message import END, Fetch, Fetched, FindOffset, GroupState, Message
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.types import OFFSETS_TOPIC
@@ -264,7 +265,7 @@ class Requests:
         whys = [
             route.why(self._router) or f"{route.asked} did not answer" for route in missing.values()
         ]
-        more = f", and {len(whys) - 1} partitions more" if len(whys) > 1 else ""
+        more = f", and {plural(len(whys) - 1, 'partition')} more" if len(whys) > 1 else ""
         return f"not within {timeout:g} s: {whys[0]}{more}"
 
     def group_state(self, group: str, timeout: float = REQUEST_S) -> GroupState:

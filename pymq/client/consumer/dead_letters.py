@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import Record
 from pymq.core.batch.view import DELIVERIES_HEADER, ERROR_HEADER, RecordBatch
+from pymq.core.counts import plural
 from pymq.core.metadata.topic_config import RECORD_MAX, TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import NotEnoughBrokers, PymqError
@@ -129,7 +130,7 @@ def _with_obituary(record: Record, group: str | None, error: bytes | None) -> He
     letter are dropped.
     """
     known = dict(record.headers)
-    why = f"delivered {record.delivery_count} times, and not acknowledged".encode()
+    why = f"delivered {plural(record.delivery_count, 'time')}, and not acknowledged".encode()
     return (
         *(header for header in record.headers if header[0] not in OBITUARY),
         ("pymq.topic", record.topic.encode()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pymq.core.counts import clause
 from pymq.core.message import GroupOffset, GroupState
 from pymq.core.values import value
 from pymq.errors import PymqError
@@ -127,8 +128,8 @@ def _group_idle(
     fresh = any(p not in offsets or offsets[p].delivered < ends[p] for p in behind)
     if fresh or not held + later:
         return None
-    leased = "1 record is" if held == 1 else f"{held} records are"
-    waiting = "1 is" if later == 1 else f"{later} are"
+    leased = clause(held, "record", "is", "are")
+    waiting = "1 is" if later == 1 else f"{later:,} are"
     return f"{leased} leased and not acknowledged, {waiting} to be delivered again later"
 
 

@@ -10,6 +10,7 @@ from pymq.client.fetching.offset_spans import Records, Span, drain, ranges, span
 from pymq.client.group.delivered_ranges import DeliveredRanges
 from pymq.client.group.membership import Key, Membership
 from pymq.core.batch.view import RecordBatch
+from pymq.core.counts import clause
 from pymq.core.message import Lease, Range, Settle, Settled
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
@@ -225,9 +226,10 @@ class Acknowledger:
         self._lapsed, self._lapsed_in = 0, []
         places = ", ".join(f"{partition}: {start} to {end - 1}" for partition, start, end in ranges)
         return CommitFailed(
-            f"{count} acknowledged records were not committed, because their leases had run out "
-            f"(among {places}); they are delivered again. Handle records within ack_wait_s, or "
-            "make that longer",
+            f"{clause(count, 'acknowledged record', 'was', 'were')} not committed, because "
+            f"{'its lease' if count == 1 else 'their leases'} had run out (among {places}); "
+            f"{'it is' if count == 1 else 'they are'} delivered again. Handle records within "
+            "ack_wait_s, or make that longer",
             count=count,
             ranges=ranges,
         )

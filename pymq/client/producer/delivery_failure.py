@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pymq.client.producer.delivery import Batch
 from pymq.client.router import Router
+from pymq.core.counts import plural
 from pymq.errors import (
     DeliveryTimeout,
     Disconnected,
@@ -36,10 +37,11 @@ def overdue(router: Router, batch: Batch, timeout_ms: int) -> DeliveryTimeout:
         reason = NotLeader(f"the leader of {topic}/{partition} is unknown: {why}")
     elif reason is None and batch.request and queue.target is not None:
         reason = silence(router, queue.target.leader or "")
-    outcome = "they may have been written" if batch.may_be_written else "they were not written"
+    who, was = ("it", "was") if batch.count == 1 else ("they", "were")
+    outcome = f"{who} may have been written" if batch.may_be_written else f"{who} {was} not written"
     why = f". The last reason: {reason} ({reason.code})" if reason is not None else ""
     return DeliveryTimeout(
-        f"{batch.count} records for {topic}/{partition} were not acknowledged within "
+        f"{plural(batch.count, 'record')} for {topic}/{partition} {was} not acknowledged within "
         f"{timeout_ms / 1000:g} s; {outcome}{why}",
         may_be_written=batch.may_be_written,
         reason=reason.code if reason is not None else None,

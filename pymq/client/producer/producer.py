@@ -22,6 +22,7 @@ from pymq.client.producer.producer_topic import ProducerTopic
 from pymq.client.producer.send_times import with_priority, with_times
 from pymq.client.producer.sender import Sender, SenderConfig
 from pymq.core.batch.columns import Headers
+from pymq.core.counts import plural
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.types import AckMode
 from pymq.errors import (
@@ -383,7 +384,7 @@ class Producer(Handle):
             error = records[0].exception() if records else None
             why = f", the first because: {error}" if error is not None else ""
             raise DeliveryFailed(
-                f"{len(records) + more} records failed{why}", records=records
+                f"{plural(len(records) + more, 'record')} failed{why}", records=records
             ) from error
 
     def next_sequence(self, topic: str, partition: str | int) -> int:
@@ -470,7 +471,7 @@ def _columns(values: Iterable[bytes], keys: Iterable[bytes | None] | None) -> Co
     if not {bytes, type(None)}.issuperset(map(type, names)):
         names = [k if k is None or type(k) is bytes else _bytes(k, "key") for k in names]
     if len(names) != len(rows):
-        raise ValueError(f"{len(rows)} values, but {len(names)} keys")
+        raise ValueError(f"{plural(len(rows), 'value')}, but {plural(len(names), 'key')}")
     return ColumnBuffer(rows, names)
 
 

@@ -16,6 +16,7 @@ from pymq.controller.transitions import blocks
 from pymq.controller.transitions.placement import BrokerLoad, choose, usable
 from pymq.coord import paths
 from pymq.core.block.idempotence import hashed_id
+from pymq.core.counts import plural
 from pymq.core.message import (
     AlterTopic,
     CreatePartition,
@@ -253,7 +254,7 @@ def check_in_sync(config: TopicConfig, replicas: int) -> None:
     """
     if config.min_in_sync > replicas:
         raise ConfigError(
-            f"min_in_sync={config.min_in_sync} is more than the {replicas} replicas: "
+            f"min_in_sync={config.min_in_sync} is more than {plural(replicas, 'replica')}: "
             "every producer with acks='all' would be refused"
         )
 

@@ -22,6 +22,7 @@ meanwhile.
 
 from __future__ import annotations
 
+from pymq.core.counts import plural
 from pymq.core.group.consumer_group import Assignors, ConsumerGroup
 from pymq.core.group.context import GroupContext
 from pymq.core.group.group_limits import GroupLimits
@@ -260,6 +261,6 @@ def _check_closed(group: ConsumerGroup) -> None:
         InvalidRequest: it has.
     """
     if group.members:
-        raise InvalidRequest(
-            f"group {group.name!r} has {len(group.members)} members; close them first"
-        )
+        members = plural(len(group.members), "member")
+        it = "it" if len(group.members) == 1 else "them"
+        raise InvalidRequest(f"group {group.name!r} has {members}; close {it} first")

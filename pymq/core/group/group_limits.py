@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Self
 
+from pymq.core.counts import plural
 from pymq.core.pending.fetch_limits import at_least
 from pymq.core.values import value
 from pymq.errors import GroupLimitReached
@@ -39,7 +40,7 @@ class GroupLimits:
         """
         if count >= self.members:
             raise GroupLimitReached(
-                f"group {group!r} has {count} members, and no group may have more than "
+                f"group {group!r} has {plural(count, 'member')}, and no group may have more than "
                 f"{self.members} (--group-max-members of the brokers); close some consumers",
                 limit=self.members,
             )

@@ -18,6 +18,7 @@ from pymq.client.client import Client
 from pymq.core import cbor
 from pymq.core.batch.header import EPOCH_HALF, NO_PRODUCER
 from pymq.core.batch.record import EncodedBatch
+from pymq.core.counts import clause, plural
 from pymq.core.values import value
 from pymq.errors import (
     CorruptMetadata,
@@ -173,7 +174,8 @@ class DecisionLedger:
             # Another process's decision is not yet committed; wait until it is readable.
             if self._client.driver.monotonic() > until:
                 raise RequestTimeout(
-                    f"{wanted} records of sink {self._sink!r} were made, {number} are to be seen"
+                    f"{clause(wanted, 'record', 'was', 'were')} made for sink {self._sink!r}, "
+                    f"{clause(number, 'record', 'is', 'are')} visible"
                 )
             self._client.driver.pause(PAUSE_S)
 
@@ -199,9 +201,10 @@ class DecisionLedger:
                 if batch == last.batch:
                     if self._job is not None and count != last.count:
                         raise InvalidRequest(
-                            f"{self._sink!r} has written {last.count} records, and is now given "
-                            f"{count}: under the name of a job the same tasks must have the same "
-                            "rows. Run it in as many tasks as before, or under another name"
+                            f"{self._sink!r} has written {plural(last.count, 'record')}, and is "
+                            f"now given {count}: under the name of a job the same tasks must have "
+                            "the same rows. Run it in as many tasks as before, or give it another "
+                            "name"
                         )
                     return False
                 raise InvalidRequest(

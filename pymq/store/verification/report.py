@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pymq.core.counts import plural
 from pymq.core.types import BlockId
 from pymq.core.values import Factory, define, value
 
@@ -93,9 +94,10 @@ class Report:
 
     def __str__(self) -> str:
         damaged = sum(not problem.is_note for problem in self.problems)
-        verdict = "ok" if self.is_ok else f"{damaged} problems"
+        verdict = "ok" if self.is_ok else plural(damaged, "problem")
         totals = (
-            f"{self.path}: {verdict}; {len(self.blocks)} blocks, {self.batches} batches, "
-            f"{self.records} records, {self.bytes} bytes"
+            f"{self.path}: {verdict}; {plural(len(self.blocks), 'block')}, "
+            f"{plural(self.batches, 'batch')}, {plural(self.records, 'record')}, "
+            f"{plural(self.bytes, 'byte')}"
         )
         return "\n".join([totals, *map(str, self.problems)])

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection
 from functools import partial
 
+from pymq.core.counts import clause, plural
 from pymq.core.types import BlockId
 from pymq.errors import (
     CorruptBatch,
@@ -138,8 +139,9 @@ class _Verifier:
                 continue
             size = sum(map(self._size, files))
             self.report.unknown.append(Unknown(id, tuple(files), size))
-            what = f"{size} bytes in {len(files)} files of a block that the metadata do not know: "
-            what += "a crash came before they were removed with their topic, or when their time was"
+            what = f"{plural(size, 'byte')} in {plural(len(files), 'file')} of a block that the "
+            what += "metadata do not know: a crash came before they were removed with their topic, "
+            what += "or when their time was"
             self.report.problem(files[0], None, None, what, _REMOVE, is_note=True)
 
     def _size(self, path: str) -> int:
@@ -253,8 +255,8 @@ class _Verifier:
     def _sequence(self, before: BlockResult, result: BlockResult) -> None:
         gap = result.block.number - before.block.number - 1
         if gap:
-            what = f"{gap} blocks are missing before it"
-            advice = "no harm if other brokers hold them"
+            what = f"{clause(gap, 'block', 'is', 'are')} missing before it"
+            advice = f"no harm if other brokers hold {'it' if gap == 1 else 'them'}"
             self.report.problem(result.file, None, result.start, what, advice, is_note=True)
         elif before.is_ok and before.end != result.start:
             what = f"begins at {result.start}, but the block before it ends at {before.end}"

@@ -7,6 +7,7 @@ from functools import partial
 from pymq.core.batch.header import COLUMNS_FORMAT, HEADER_SIZE, Header
 from pymq.core.batch.offset_index import Index
 from pymq.core.batch.record import EncodedBatch
+from pymq.core.counts import plural
 from pymq.core.types import BlockId
 from pymq.core.values import value
 from pymq.errors import (
@@ -191,7 +192,7 @@ class BlockVerifier:
         """Compare a .ckpt or .index with the content of the block."""
         path = result.file.removesuffix(BLOCK) + suffix
         if known.position > size:
-            what = f"the block is {known.position - size} bytes shorter than it was once"
+            what = f"the block is {plural(known.position - size, 'byte')} shorter than it was once"
             self._report.problem(result.file, size, known.end, what, RESTORE)
             return
         index, end, position = Index(), known.start, known.position and begin

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from pymq.core.counts import plural
 from pymq.core.values import Factory, define
 from pymq.testing.faults.hostile import draw_hostile
 from pymq.testing.faults.kinds import (
@@ -61,8 +62,9 @@ class Plan:
         rates = {**self.link, **({"uncertain": self.uncertain} if self.uncertain else {})}
         sends = Counter(str(step[1]) for step in self.ops)
         lines = [
-            f"seed {self.seed}, profile {self.profile}: {self.brokers} brokers, {self.zkservers} "
-            f"zkservers, {self.duration_us / SECOND:g} s",
+            f"seed {self.seed}, profile {self.profile}: "
+            f"{plural(self.brokers, 'broker')}, {plural(self.zkservers, 'zkserver')}, "
+            f"{self.duration_us / SECOND:g} s",
             f"faults {_counts(kinds)}, rates {rates or 'none'}",
             f"operations {_counts(sends)}",
             f"knobs {self.knobs}",

@@ -88,6 +88,9 @@ export function count(number) {
   return number === null || number === undefined ? "–" : NUMBER.format(number);
 }
 
+export const noun = (number, text) => (number === 1 ? text : `${text}s`);
+export const plural = (number, text) => `${count(number)} ${noun(number, text)}`;
+
 export function short(number) {
   if (number === null || number === undefined) return "–";
   const units = ["", "k", "M", "G", "T"];

@@ -1,6 +1,6 @@
 // The views: pure functions from the server's JSON to elements.
 
-import { bytes, count, h, lasting, link, short, when } from "./dom.js";
+import { bytes, count, h, lasting, link, noun, plural, short, when } from "./dom.js";
 import { bar, legend, throughput, timeline } from "./draw.js";
 
 const tags = (modes) => modes.map((mode) => h("span", { class: `tag ${mode}` }, mode));
@@ -33,11 +33,11 @@ export function overview(state, page) {
   return [
     h("h1", null, "Cluster"),
     h("div", { class: "tiles" },
-      tile(dead ? `brokers, ${dead} dead` : "brokers, all alive", count(alive), dead ? "bad" : "good"),
-      tile("topics", count(cluster.topics)),
-      tile("partitions", count(cluster.partitions)),
+      tile(`${noun(alive, "broker")}, ${dead ? `${dead} dead` : alive === 1 ? "alive" : "all alive"}`, count(alive), dead ? "bad" : "good"),
+      tile(noun(cluster.topics, "topic"), count(cluster.topics)),
+      tile(noun(cluster.partitions, "partition"), count(cluster.partitions)),
       tile("under-replicated", count(under), under ? "warn" : "good"),
-      tile(cluster.moving_blocks ? `blocks with too few copies, ${count(cluster.moving_blocks)} being copied` : "blocks with too few copies",
+      tile(`${noun(cluster.under_replicated_blocks, "block")} with too few copies${cluster.moving_blocks ? `, ${count(cluster.moving_blocks)} being copied` : ""}`,
         count(cluster.under_replicated_blocks), cluster.under_replicated_blocks ? "warn" : "good"),
       tile("without a leader", count(cluster.leaderless.length), cluster.leaderless.length ? "bad" : "good"),
       tile("records/s", short(last[1])),
@@ -86,7 +86,7 @@ function topicTable(state, page) {
         number(count(topic.partitions), "wide"), number(count(topic.replicas), "wide"), number(count(topic.records)),
         number(bytes(topic.bytes), "wide"), number(short(topic.records_s)), number(bytes(topic.bytes_s), "wide"))), "", "Topics"),
     topics.length || more.length ? null : h("p", { class: "quiet" }, wanted ? "No topic is called so." : "There are no topics yet."),
-    more.length ? h("details", null, h("summary", null, `${count(more.length)} more topics, by name`),
+    more.length ? h("details", null, h("summary", null, `${plural(more.length, "more topic")}, by name`),
       more.map((topic) => [h("a", { href: link("topic", topic) }, topic), " "])) : null,
     page.writable ? createForm(page) : null,
   ];
@@ -121,7 +121,7 @@ export function topic(found, page) {
     h("h1", null, found.name, " ", h("small", null, plural(found.partitions.length + found.more_partitions, "partition"))),
     legend(),
     found.partitions.map((partition, i) => partitionCard(found, partition, page, i === 0)),
-    found.more_partitions ? h("p", { class: "quiet" }, `${count(found.more_partitions)} more partitions are not shown`) : null,
+    found.more_partitions ? h("p", { class: "quiet" }, `${plural(found.more_partitions, "more partition")} not shown`) : null,
     h("details", { class: "card" }, h("summary", null, "Options"),
       h("table", null, h("tbody", null, Object.entries(found.config).map(([option, value]) =>
         row(option, h("th", { scope: "row" }, option), h("td", null, setting(option, value))))))),
@@ -151,8 +151,6 @@ function partitionCard(found, partition, page, isFirst) {
     blockDetails(partition),
     page.writable ? acksForm(found, partition, page) : null);
 }
-
-const plural = (number, text) => `${count(number)} ${text}${number === 1 ? "" : "s"}`;
 
 function setting(option, value) {
   if (value === null) return "–";
@@ -213,9 +211,9 @@ function payload(found, isValue = false) {
   if (!found.size) return h("span", { class: "quiet" }, "empty");
   const text = found.text;
   if (text === undefined) {
-    return [h("pre", null, found.hex), h("span", { class: "header" }, `${count(found.size)} bytes that are no text${found.cut ? ", cut" : ""}`)];
+    return [h("pre", null, found.hex), h("span", { class: "header" }, `${plural(found.size, "byte")}, not text${found.cut ? ", cut" : ""}`)];
   }
-  const cut = found.cut ? h("span", { class: "header" }, `${count(found.size)} bytes, cut`) : null;
+  const cut = found.cut ? h("span", { class: "header" }, `${plural(found.size, "byte")}, cut`) : null;
   if (isValue && !found.cut && /^\s*[[{]/.test(text)) {
     try {
       const whole = JSON.stringify(JSON.parse(text), null, 2);
@@ -254,7 +252,7 @@ export function group(found) {
             h("td", null, member.partitions.join(", ") || "–"), number(`${member.silent_s} s`),
             h("td", { class: member.waits ? "good" : "quiet" }, member.waits ? "waits for records" : "is at work"))))
         : [h("h2", null, "Members"), h("p", { class: "quiet" }, "It has none now; its offsets are kept.")],
-      found.more_members ? h("p", { class: "quiet" }, `${count(found.more_members)} more members are not shown`) : null),
+      found.more_members ? h("p", { class: "quiet" }, `${plural(found.more_members, "more member")} not shown`) : null),
   ];
 }
 

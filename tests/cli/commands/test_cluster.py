@@ -116,6 +116,18 @@ def test_the_status_tells_of_copies(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_the_status_tells_of_one_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = BrokerDescription("b", "", None, True, 1, blocks=9)
+    found = ClusterDescription("zk", 3, (broker,), under_replicated_blocks=1, moving_blocks=1)
+    command.tell(found, Show(is_json=False))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "too few copies of 1 sealed block; 1 is being copied"
+    assert copies_check(found).found == "too few of 1 sealed block, 1 of which is being copied"
+    found = ClusterDescription("zk", 3, (broker,), moving_blocks=1)
+    command.tell(found, Show(is_json=False))
+    assert capsys.readouterr().out.splitlines()[-1] == "1 sealed block is being copied"
+
+
 def test_a_recovery_is_meant(queue: Queue, topic: str) -> None:
     queue.run("topic", "create", topic)
     argv = ("cluster", "recover", topic, 0)

@@ -395,6 +395,17 @@ def test_records_that_come_again_and_again(remote: Queue, topic: str) -> None:
     assert f"'pymq explain {topic} 0 0'" in found.next_step
 
 
+def test_one_record_that_comes_again(remote: Queue, topic: str) -> None:
+    remote.run("topic", "create", topic)
+    remote.put(topic, range(1))
+    group, place = f"{topic}.g", f"group {topic}.g, {topic}/0"
+    with remote.open() as mq, mq.consumer(topic, group=group, ack_wait_s=600) as consumer:
+        consumer.nack(polled(consumer, 1))
+        polled(consumer, 1)
+        found = checks(remote, "--group", group)[place]
+    assert found.found == "1 record was delivered 2 times and not acknowledged, at offset 0"
+
+
 # --- a cluster in trouble -----------------------------------------------------------------------
 
 

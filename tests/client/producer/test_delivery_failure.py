@@ -65,7 +65,7 @@ def test_a_refusal_says_whether_the_record_was_written(certain: bool) -> None:
     bench.queue.retry_at = 2 * TIMEOUT_MS
     (told,) = bench.timeouts()
     assert told.may_be_written is not certain
-    assert ("were not written" in str(told)) is certain
+    assert ("was not written" in str(told)) is certain
     assert told.details["reason"] == "REPLICA_NOT_AVAILABLE"
 
 

@@ -458,7 +458,7 @@ def test_unseen_failures_are_raised_by_flush(mq: pymq.Client) -> None:
     with mq.producer(linger_ms=LONG_MS, delivery_timeout_s=0.03) as producer:
         seen, unseen = producer.send("one", b"seen"), producer.send("one", b"unseen", key=b"k")
         assert isinstance(seen.exception(timeout=10), DeliveryTimeout)
-        with pytest.raises(DeliveryFailed, match="1 records failed") as caught:
+        with pytest.raises(DeliveryFailed, match="1 record failed") as caught:
             producer.flush()
         assert caught.value.code == "DELIVERY_FAILED"
         (failed,) = caught.value.records

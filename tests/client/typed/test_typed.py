@@ -189,7 +189,7 @@ def test_reject(mq: pymq.Client, *, dead_letter: bool) -> None:
         letters = list(mq.dead_letters("orders.dlq"))
         assert [dict(letter.headers)["pymq.error"] for letter in letters] == [
             b"ValueError: no price",
-            *[b"delivered 1 times, and not acknowledged"] * 2,
+            *[b"delivered 1 time, and not acknowledged"] * 2,
         ]
     else:
         assert mq.topics() == ["orders"]

@@ -169,7 +169,7 @@ def test_misplaced_missing_and_foreign_files(tmp_path: Path) -> None:
         ("misplaced", "misplaced", False),
         ("swapped", "begins at", False),
         ("missing", "missing", False),
-        ("gap", "blocks are missing", True),
+        ("gap", "11 blocks are missing before it", True),
         ("foreign", "no file of the store", True),
         ("left", "left by a crash", True),
     ):

@@ -12,7 +12,8 @@ from pymq.cli.connect import opened
 from pymq.cli.record_text import as_json, printable, shorten
 from pymq.cli.show import OK, Show
 from pymq.cli.subcommands import word, words
-from pymq.cli.units import clause, duration_ms, plural, time_text
+from pymq.cli.units import duration_ms, time_text
+from pymq.core.counts import clause, plural
 from pymq.errors import ConfigError
 
 HELP = "list, show, redrive and purge dead letters"

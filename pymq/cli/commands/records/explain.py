@@ -14,9 +14,10 @@ from pymq.cli.connect import opened
 from pymq.cli.diagnosis.record_status import RecordStatus, fates
 from pymq.cli.record_text import as_json, printable, shorten
 from pymq.cli.show import FAILED, OK, Show
-from pymq.cli.units import duration_text, plural, size_text, time_text
+from pymq.cli.units import duration_text, size_text, time_text
 from pymq.core.batch.header import NO_PRODUCER
 from pymq.core.batch.record import EncodedBatch
+from pymq.core.counts import plural
 from pymq.core.metadata.descriptions import BlockDescription, PartitionDescription
 from pymq.core.values import value
 from pymq.errors import ConfigError, PymqError

@@ -17,7 +17,8 @@ from pymq.cli.connect import opened
 from pymq.cli.interrupt import Interrupt
 from pymq.cli.record_text import from_json
 from pymq.cli.show import INTERRUPTED, OK, Show
-from pymq.cli.units import plural, size_text
+from pymq.cli.units import size_text
+from pymq.core.counts import plural
 from pymq.core.values import define
 from pymq.errors import ConfigError, InvalidRequest
 

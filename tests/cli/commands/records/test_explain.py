@@ -132,7 +132,7 @@ def test_an_end_that_no_replica_has_reported() -> None:
     )
     assert where(part, 4)[0] == "visible"
     assert where(part, 5)[0] == "not known"
-    with pytest.raises(RequestTimeout, match="t: the ends of 1 partitions are not known"):
+    with pytest.raises(RequestTimeout, match="t: the end of partition 0 is not known"):
         offsets_of(cast(pymq.Client, None), "t", parse_place("latest"), {"0": part})
 
 

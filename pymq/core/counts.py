@@ -1,0 +1,15 @@
+"""Writes counts for people, in the singular or the plural."""
+
+from __future__ import annotations
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count: ``1 record``, ``2,000 records``, ``3 batches``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def clause(count: int, noun: str, one: str, more: str) -> str:
+    """Write a count with its verb: ``1 record waits``, ``2 records wait``."""
+    return f"{plural(count, noun)} {one if count == 1 else more}"
