@@ -146,6 +146,42 @@ def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
     assert unit.name not in done.stderr
 
 
+# The packages of all extras, as they are imported; pymq's own two dependencies are not among them.
+OF_EXTRAS = (
+    "backports fastavro google kazoo lz4 msgspec numpy opentelemetry pandas prometheus_client "
+    "pyarrow pydantic pyspark rich shtab taskiq zmq"
+).split()
+
+
+def test_the_same_program_needs_no_extra(tmp_path: Path) -> None:
+    """Coming from Kafka, one installs as the README says: no package of an extra is there."""
+    (program,) = blocks("from-kafka.md", "python")
+    hide = f"import sys\nfor name in {OF_EXTRAS}:\n    sys.modules[name] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", hide + program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split(maxsplit=2)[1:] == ["0", "b'customer 7' b'two teapots'\n"]
+
+
+def test_what_is_hidden_is_what_extras_bring() -> None:
+    """Every distribution that an extra names is hidden from the program above."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    imported = {"backports.zstd": "backports", "opentelemetry-api": "opentelemetry"}
+    imported |= {"protobuf": "google", "prometheus-client": "prometheus_client", "pyzmq": "zmq"}
+    named = {re.split(r"[<>=;\[ ]", line)[0] for lines in extras.values() for line in lines}
+    named -= {"pymq-log"}
+    assert {imported.get(name, name) for name in named} <= set(OF_EXTRAS)
+
+
 def test_settings_of_kafka_and_ours() -> None:
     """Each setting that the page names as ours exists, with that default."""
     page = (HOWTO / "from-kafka.md").read_text(encoding="utf-8")
