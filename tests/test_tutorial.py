@@ -95,12 +95,25 @@ def run_shell(line: str, folder: Path) -> None:
 def test_a_page(page: str, tmp_path: Path) -> None:
     assert sum(step.kind == "text" for step in steps(page)) >= 3
     walk(page, tmp_path)
+    walk(page, tmp_path)  # Readers run a page again; its numbers hold each time.
+
+
+def test_the_page_with_a_folder_after_others(tmp_path: Path) -> None:
+    """Also in a folder in which the page's programs ended early, and after another page."""
+    programs = [step.text for step in steps("1-folder.md") if step.kind == "python"]
+    for program in (programs[0], programs[3], programs[3]):
+        run_python(program, tmp_path)
+    walk("2-groups.md", tmp_path)
+    walk("1-folder.md", tmp_path)
 
 
 @pytest.mark.slow
 def test_the_page_with_brokers(tmp_path: Path) -> None:
+    """Twice, on a cluster with a topic `orders`, as the README's commands leave one."""
     port = free_ports(1)[0] % 20_000 + 10_000
     with local_cluster(port, tmp_path):
+        run_shell(f"pymq topic create orders --url zmq+tcp://127.0.0.1:{port}", tmp_path)
+        walk("4-brokers.md", tmp_path, str(port))
         walk("4-brokers.md", tmp_path, str(port))
 
 
