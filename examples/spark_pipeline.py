@@ -183,7 +183,10 @@ class Pipeline:
             for topic in (SOURCE, SINK):
                 mq.create_topic(topic, PARTITIONS, replicas=1, acks="raft", exist_ok=True)
             begin = min(self._checkpoint.look().records, total)
-            with show.progress("count", total, begin) as step, Feed(mq, self._flights) as feed:
+            with (
+                show.progress("count", total, "flight", begin) as step,
+                Feed(mq, self._flights) as feed,
+            ):
                 while not self._live(url, feed, step):
                     told = f"kill {reaper.done} of {reaper.kills}, {self._failures} failures"
                     show.say(f"{told}: {self._checkpoint.look().says}", style="dim")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 from pymq.cli.escape import escaped, escaped_json
+from pymq.cli.units import duration_text, size_text
+from pymq.core.counts import plural
 
 Row = Sequence[str]
 DRAWS_PER_S = 10
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _BETWEEN = 2  # spaces between two columns
+_TOLD = 72  # columns beside a bar: what is done, and how far it is
 
 
 class Step(Protocol):
@@ -124,28 +128,31 @@ class Show:
         self,
         what: str,
         total: int | None,
+        unit: str,
         start: int = 0,
         *,
         is_told: bool = True,
         is_drawn: bool = True,
     ) -> Iterator[Step]:
-        """Show progress from *start* to *total*, and the rate.
+        """Show progress from *start* to *total*, the rate, and the time left.
 
+        *unit* is a noun in the singular: what is counted. ``byte`` is shown in KiB and so on.
         If no bar can be drawn and it *is_told*, print one line at the end.
         """
+        pace = Pace(start, total, unit)
         is_terminal = self._console is not None and self._console.is_terminal
         if self.is_json or not (is_drawn and (is_terminal or is_told)):
             yield _Silent()
         elif not is_terminal:
-            line = _Line(what, total, start)
+            line = _Line(what, pace)
             try:
                 yield line
             finally:
                 line.close()
         else:
             with _bars(self._console) as bars:
-                task = bars.add_task(_escape(escaped(what)), total=total, completed=start, rate="")
-                yield _Bar(bars, task, start)
+                task = bars.add_task(_escape(escaped(what)), total=total, completed=start, told="")
+                yield _Bar(bars, task, pace)
 
 
 class _Silent:
@@ -156,54 +163,91 @@ class _Silent:
 class _Line:
     """Prints one line at the end: for files, and terminals without rich."""
 
-    def __init__(self, what: str, total: int | None, start: int) -> None:
+    def __init__(self, what: str, pace: Pace) -> None:
         self._what = what
-        self._total = total
-        self._done = start
-        self._rate = Rate(start)
+        self._done = pace.start
+        self._pace = pace
 
     def at(self, done: int) -> None:
         self._done = done
 
     def close(self) -> None:
-        total = "" if self._total is None else f" of {self._total:,}"
-        print(f"{escaped(self._what)}: {self._done:,}{total} {self._rate.text(self._done)}")
+        print(f"{escaped(self._what)}: {self._pace.summary(self._done)}")
 
 
 class _Bar:
-    def __init__(self, bars: Any, task: Any, start: int) -> None:
+    def __init__(self, bars: Any, task: Any, pace: Pace) -> None:
         self._bars = bars
         self._task = task
-        self._rate = Rate(start)
+        self._pace = pace
 
     def at(self, done: int) -> None:
-        self._bars.update(self._task, completed=done, rate=self._rate.text(done))
+        self._bars.update(self._task, completed=done, told=self._pace.text(done))
 
 
-class Rate:
-    """Measures a rate."""
+class Pace:
+    """Says how far some work is, how fast it goes, and how long the rest will take.
 
-    def __init__(self, start: int) -> None:
-        self._start = start
-        self._began = time.perf_counter()
+    The rate is the average since the start, so that a short stall does not change the time left
+    much.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        total: int | None,
+        unit: str,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.start = start
+        self._total = total
+        self._unit = unit
+        self._clock = clock
+        self._began = clock()
 
     def text(self, done: int) -> str:
-        """Return the time taken and the rate."""
-        new = done - self._start
-        if not new:
-            return "nothing to do"
-        seconds = max(time.perf_counter() - self._began, 1e-9)
-        return f"in {seconds:.1f} s, {new / seconds:,.0f}/s"
+        """Return where the work is: ``1,200 of 10,000 records, 33,000 records/s, 12 s left``."""
+        rate = self._rate(done)
+        parts = [self._amount(done)]
+        if rate:
+            parts.append(self._speed(rate))
+            if self._total is not None and done < self._total:
+                seconds = math.ceil((self._total - done) / rate)
+                parts.append(f"{duration_text(seconds * 1000)} left")
+        return ", ".join(parts)
+
+    def summary(self, done: int) -> str:
+        """Return what was done in all: ``10,000 of 10,000 records in 0.3 s, 33,000 records/s``."""
+        if done == self.start:
+            return f"{self._amount(done)}, nothing was to do"
+        seconds = self._clock() - self._began
+        return f"{self._amount(done)} in {seconds:.1f} s, {self._speed(self._rate(done))}"
+
+    def _rate(self, done: int) -> float:
+        return (done - self.start) / max(self._clock() - self._began, 1e-9)
+
+    def _amount(self, done: int) -> str:
+        if self._unit == "byte":
+            return size_text(done) + (
+                "" if self._total is None else f" of {size_text(self._total)}"
+            )
+        if self._total is None:
+            return plural(done, self._unit)
+        return f"{done:,} of {plural(self._total, self._unit)}"
+
+    def _speed(self, rate: float) -> str:
+        if self._unit == "byte":
+            return f"{size_text(rate)}/s"
+        return f"{rate:,.{1 if rate < 10 else 0}f} {self._unit}s/s"
 
 
 def _bars(console: Any) -> Any:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
         TextColumn("{task.description:<8}"),
-        BarColumn(bar_width=32),
-        MofNCompleteColumn(),
-        TextColumn("[dim]{task.fields[rate]}"),
+        BarColumn(bar_width=min(32, max(8, console.width - _TOLD))),
+        TextColumn("{task.fields[told]}", markup=False),
         console=console,
         refresh_per_second=DRAWS_PER_S,
     )

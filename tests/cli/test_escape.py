@@ -73,7 +73,7 @@ def test_what_is_shown_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     show.fields([(EVIL, EVIL)])
     show.table([EVIL, "b"], [[EVIL, EVIL]])
     show.error(EVIL, EVIL, hints=[EVIL])
-    with show.progress(EVIL, 1) as step:
+    with show.progress(EVIL, 1, "record") as step:
         step.at(1)
     told = capsys.readouterr()
     for line in (told.out + told.err).split("\n"):

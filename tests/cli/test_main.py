@@ -160,7 +160,7 @@ def test_it_looks_alike_without_rich(
     show = Show(is_json=False)
     show.say("[not markup]", style="bold")
     show.table(("name", "count"), [("a", "1"), ("long [name]", "1,000")])
-    with show.progress("work", 10, start=5) as step:
+    with show.progress("work", 10, "record", start=5) as step:
         step.at(10)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:5] == [
@@ -170,7 +170,8 @@ def test_it_looks_alike_without_rich(
         "a                1",
         "long [name]  1,000",
     ]
-    assert lines[5].startswith("work: 10 of 10 in ")
+    assert lines[5].startswith("work: 10 of 10 records in ")
+    assert lines[5].endswith(" records/s")
 
 
 class Screen(io.StringIO):

@@ -132,7 +132,7 @@ class Bench:
         values = [os.urandom(self._size) for _ in range(min(CHUNK, self._count))]
         with (
             self._mq.producer() as producer,
-            self._show.progress("produce", self._count, is_told=False) as step,
+            self._show.progress("produce", self._count, "record", is_told=False) as step,
         ):
             # so that the leaders are known
             producer.send_many(self._topic, values[:1]).wait(ANSWER_S)
@@ -151,7 +151,7 @@ class Bench:
         count = 0
         with (
             self._mq.consumer(self._topic, mode="psb") as consumer,
-            self._show.progress("consume", self._sent, is_told=False) as step,
+            self._show.progress("consume", self._sent, "record", is_told=False) as step,
         ):
             began = time.perf_counter()
             while count < self._sent and not self._is_over():
@@ -191,7 +191,7 @@ class Bench:
 
     def _timed(self, what: str, once: Callable[[], None]) -> tuple[float, ...]:
         found = []
-        with self._show.progress(what, self._samples, is_told=False) as step:
+        with self._show.progress(what, self._samples, "record", is_told=False) as step:
             for number in range(self._samples):
                 began = time.perf_counter()
                 once()

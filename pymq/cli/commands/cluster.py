@@ -204,7 +204,7 @@ def _wait(mq: pymq.Client, broker: str, show: Show, interrupt: Interrupt) -> Bro
     (first,) = [found for found in mq.cluster().brokers if found.name == broker]
     total = first.blocks
 
-    with show.progress("moved", total, is_told=False) as step:
+    with show.progress("moved", total, "block", is_told=False) as step:
 
         def see(found: BrokerDescription) -> None:
             nonlocal changed_at, is_told

@@ -315,7 +315,7 @@ def _set_state(args: argparse.Namespace, show: Show) -> int:
     with opened(args) as mq:
         names = [part.name for part in mq.describe_topic(args.topic).partitions]
         wanted = names if args.partition == "all" and "all" not in names else [args.partition]
-        with show.progress("set-state", len(wanted), is_told=False) as step:
+        with show.progress("set-state", len(wanted), "partition", is_told=False) as step:
             for number, name in enumerate(wanted):
                 changed[name] = mq.set_partition_state(args.topic, name, args.acks, args.replicas)
                 step.at(number + 1)

@@ -115,10 +115,10 @@ class Demo:
                 self._show.say(f"{folder} holds {there:,} flights from before, {counted:,} counted")
             total = max(there, len(self._wanted))
             start = time.perf_counter()
-            with self._show.progress("produce", total, there) as step:
+            with self._show.progress("produce", total, "flight", there) as step:
                 self._attend(lambda: self._produce(mq), step, lambda: self._produced)
             middle = time.perf_counter()
-            with self._show.progress("consume", sum(self._ends), counted) as step:
+            with self._show.progress("consume", sum(self._ends), "flight", counted) as step:
                 self._attend(lambda: self._consume(mq), step, self._counted)
             end = time.perf_counter()
         finally:

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
         with (
             mq.producer(acks=args.acks, compression=args.compression) as producer,
             show.progress(
-                "bytes", source.size, is_told=False, is_drawn=not source.is_typed
+                "sent", source.size, "byte", is_told=False, is_drawn=not source.is_typed
             ) as step,
         ):
             for lines in source:
@@ -108,7 +108,7 @@ def _tell(topic: str, sent: dict[str, Any], show: Show) -> None:
     rate = sent["records"] / max(sent["seconds"], 1e-3)
     show.say(
         f"{plural(sent['records'], 'record')}, {size_text(sent['bytes'])}, into {topic} in "
-        f"{sent['seconds']:.2f} s, {rate:,.0f}/s"
+        f"{sent['seconds']:.2f} s, {rate:,.0f} records/s"
     )
     for name, (first, last) in sorted(sent["offsets"].items()):
         show.say(f"  partition {name}: offsets {first:,} to {last:,}")

@@ -76,8 +76,8 @@ def test_run_twice(run: Callable[..., Any], tmp_path: Path) -> None:
 def test_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--quick", "500", "--dir", str(tmp_path / "data")]) == 0
     out = capsys.readouterr().out
-    assert "produce: 500 of 500 in " in out
-    assert "consume: 500 of 500 in " in out
+    assert "produce: 500 of 500 flights in " in out
+    assert "consume: 500 of 500 flights in " in out
     assert "United Air Lines" in out
     assert "equal to a direct computation over the same 500 flights" in out
 
