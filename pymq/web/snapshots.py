@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from pymq.client.admin.groups import GroupDescription
@@ -27,18 +28,28 @@ from pymq.errors import (
 )
 from pymq.web import views
 from pymq.web.browse import browse
+from pymq.web.summaries import KNOWN_MAX, Lags, TopicSummaries
 
 EVERY_S = 1.0  # minimum interval of snapshots
 SHARE = 4  # ... and at least this multiple of the quickest of the last LOOKS
 LOOKS = 8  # slower ones waited for failed nodes, which is no load
 PATIENCE_S = 3.0  # wait of a request for another thread's snapshot
-TOPICS_MAX = 200  # topics described; of the others only the names
+TOPICS_MAX = 200  # topics described in each snapshot, and shown with their numbers; ...
+TOPICS_A_VISIT = 100  # ... of the others so many in turn, for the sums
 GROUPS_MAX = 100
+GROUPS_A_VISIT = 50
+VISIT_S = 0.5  # of a snapshot that those in turn may take, and one of them more
 NAMES_MAX = 5_000
 SAMPLES = 180
 DESKS_MAX = 16
 
 Json = dict[str, Any]
+
+NO_GROUPS: Json = {
+    "groups": [],
+    "more_groups": [],
+    "lag": {"groups": 0, "of": 0, "records": 0},
+}
 
 
 class ClusterSnapshot:
@@ -52,7 +63,8 @@ class ClusterSnapshot:
         self._due = 0.0
         self._took: deque[float] = deque(maxlen=LOOKS)
         self._seen = 0.0  # start of the latest successful snapshot
-        self._totals: dict[str, tuple[float, int, int]] = {}  # by topic: time, records, bytes
+        self._topics_known = TopicSummaries()
+        self._lags = Lags()
         self._rates: deque[tuple[float, float, float]] = deque(maxlen=SAMPLES)
 
     # --- cluster --------------------------------------------------------------------------------
@@ -89,24 +101,28 @@ class ClusterSnapshot:
         self._due = self._clock() + max(EVERY_S, SHARE * min(self._took))
 
     def _looked(self) -> Json:
-        client, problems = self.client, []
+        client = self.client
         cluster = client.cluster()
         names = client.topics()
-        topics, hidden = self._topics(names)
-        if hidden:
-            problems.append(f"{plural(hidden, 'topic')} may not be described by your principal")
+        at, known = self._clock(), self._topics_known
+        known.keep(set(names[:KNOWN_MAX]), at)
+        topics, hidden = self._topics(names[:TOPICS_MAX])
         dead = {broker.name for broker in cluster.brokers if not broker.alive}
-        at = self._clock()
-        rates = {topic.name: self._rate(topic, at) for topic in topics}
-        for gone in self._totals.keys() - rates.keys():
-            del self._totals[gone]
-        known = [rate for rate in rates.values() if rate is not None]
-        if known:
-            self._rates.append((time.time(), sum(r for r, _ in known), sum(b for _, b in known)))
+        rates = {topic.name: known.add(topic, at) for topic in topics}
+        for name in hidden:
+            known.hide(name, at)
+        self._visit_topics(names[TOPICS_MAX:KNOWN_MAX])
+        all_rates = known.rates()
+        if all_rates:
+            records, size = (sum(column) for column in zip(*all_rates, strict=True))
+            self._rates.append((time.time(), records, size))
+        notes = []
+        if known.hidden:
+            notes.append(f"{plural(known.hidden, 'topic')} may not be described by your principal")
         return {
             "problem": None,
-            "notes": problems,
-            "cluster": views.cluster(cluster, topics),
+            "notes": notes,
+            "cluster": views.cluster(cluster, known.held()),
             "topics": [
                 views.topic_line(
                     topic, records_of(client.questions, topic), rates[topic.name], dead
@@ -114,31 +130,40 @@ class ClusterSnapshot:
                 for topic in topics
             ],
             "more_topics": names[TOPICS_MAX:NAMES_MAX],
-            "groups": self._state.get("groups", []),
+            "sums": {
+                "topics": len(known.names),
+                "of": len(names) - known.hidden,
+                "rated": len(all_rates),
+                "short": known.short,
+            },
+            **{name: self._state.get(name, none) for name, none in NO_GROUPS.items()},
             "rates": [[round(t * 1000), round(r, 1), round(b)] for t, r, b in self._rates],
         }
 
-    def _topics(self, names: Iterable[str]) -> tuple[list[TopicDescription], int]:
-        found, hidden = [], 0
-        for name in list(names)[:TOPICS_MAX]:
+    def _topics(self, names: Iterable[str]) -> tuple[list[TopicDescription], list[str]]:
+        """Describe topics; returns also those that the principal may not describe."""
+        found, hidden = [], []
+        for name in names:
             try:
                 found.append(self.client.describe_topic(name))
             except AuthorizationFailed:
-                hidden += 1
+                hidden.append(name)
             except LookupError:
                 pass  # deleted meanwhile
         return found, hidden
 
-    def _rate(self, topic: TopicDescription, at: float) -> tuple[float, float] | None:
-        """Return records and bytes a second since the last snapshot."""
-        records = sum(p.end_offset for p in topic.partitions)
-        size = sum(block.size_bytes for p in topic.partitions for block in p.blocks)
-        before, self._totals[topic.name] = self._totals.get(topic.name), (at, records, size)
-        if before is None or at <= before[0] or records < before[1]:
-            return None
-        seconds = at - before[0]
-        # Retention lowers the size; show 0 instead.
-        return (records - before[1]) / seconds, max(0, size - before[2]) / seconds
+    def _visit_topics(self, names: Sequence[str]) -> None:
+        """Describe some of *names* in turn, for the sums."""
+        began = self._clock()
+        for name in islice(self._topics_known.rounds.visit(names), TOPICS_A_VISIT):
+            found, hidden = self._topics([name])
+            at = self._clock()
+            for topic in found:
+                self._topics_known.add(topic, at)
+            for refused in hidden:
+                self._topics_known.hide(refused, at)
+            if at - began > VISIT_S:
+                break
 
     def _groups(self) -> Json:
         """Return the groups, and notes for the page."""
@@ -146,18 +171,42 @@ class ClusterSnapshot:
         try:
             names = self.client.groups()
         except (AuthorizationFailed, NoBrokers):
-            return {"groups": []}
+            return NO_GROUPS
         except TimeoutError as error:
             note = f"groups are those of before, their coordinator does not answer: {error}"
             return {"notes": [*self._state["notes"], note]}
+        self._lags.keep(set(names[:KNOWN_MAX]), self._clock())
         for name in names[:GROUPS_MAX]:
             try:
-                found.append(views.group_line(self.client.describe_group(name)))
+                line = views.group_line(self.client.describe_group(name))
             except (AuthorizationFailed, LookupError):
-                pass  # no permission, or deleted
+                continue  # no permission, or deleted
             except TimeoutError as error:
                 found.append({"name": name, "problem": str(error)})
-        return {"groups": found}
+                continue
+            found.append(line)
+            self._lags.add(name, line["lag"], self._clock())
+        self._visit_groups(names[GROUPS_MAX:KNOWN_MAX])
+        return {
+            "groups": found,
+            "more_groups": names[GROUPS_MAX:NAMES_MAX],
+            "lag": {"groups": self._lags.count, "of": len(names), "records": self._lags.total},
+        }
+
+    def _visit_groups(self, names: Sequence[str]) -> None:
+        """Describe some of *names* in turn, for the sum of their lags."""
+        began = self._clock()
+        for name in islice(self._lags.rounds.visit(names), GROUPS_A_VISIT):
+            try:
+                group = self.client.describe_group(name)
+            except (AuthorizationFailed, LookupError):
+                continue  # no permission, or deleted
+            except TimeoutError:
+                break  # The next snapshot continues after it.
+            at = self._clock()
+            self._lags.add(name, sum(group.lag.values()), at)
+            if at - began > VISIT_S:
+                break
 
     # --- details --------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -22,24 +22,12 @@ MEMBERS_MAX = 200  # of a group
 Json = dict[str, Any]
 
 
-def cluster(found: ClusterDescription, topics: list[TopicDescription]) -> Json:
-    """Describe brokers and the controller; *topics* give the bytes on each broker."""
-    size: dict[str, int] = {}
-    copies: dict[str, int] = {}
-    for topic in topics:
-        for partition in topic.partitions:
-            for block in partition.blocks:
-                for broker in block.replicas:
-                    size[broker] = size.get(broker, 0) + block.size_bytes
-                    copies[broker] = copies.get(broker, 0) + 1
-    brokers = [
-        {
-            **attrs.asdict(broker),
-            "blocks": copies.get(broker.name, 0),
-            "bytes": size.get(broker.name, 0),
-        }
-        for broker in found.brokers
-    ]
+def cluster(found: ClusterDescription, held: Mapping[str, tuple[int, int]]) -> Json:
+    """Describe brokers and the controller; *held* has the blocks and bytes on each broker."""
+    brokers = []
+    for broker in found.brokers:
+        blocks, size = held.get(broker.name, (0, 0))
+        brokers.append({**attrs.asdict(broker), "blocks": blocks, "bytes": size})
     return {
         "controller": found.controller,
         "epoch": found.controller_epoch,

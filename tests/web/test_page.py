@@ -89,6 +89,25 @@ def test_it_shows_what_there_is(page: Page) -> None:
 
 
 @pytest.mark.slow
+def test_it_says_what_its_sums_cover(browser: Browser) -> None:
+    """Above 200 topics: how many the sums cover so far, until they cover all."""
+    with pymq.open("memory:") as mq:
+        for number in range(450):
+            mq.create_topic(f"t{number:03}")
+        with mq.producer() as producer:
+            producer.send_many("t449", [b"x" * 10_000] * 30).wait()
+        with web.serve(mq, token=TOKEN.replace(" ", "-")) as server:
+            page = browser.page(server.url)
+            page.wait("document.body.innerText.includes('Sums of 300 of 450 topics')")
+            assert "250 more topics, by name" in page.text()
+            page.wait("document.body.innerText.includes('Sums of all 450 topics')")
+            page.wait("!document.body.innerText.includes('Sums of')")
+            brokers = "document.querySelector('table[aria-label=Brokers]').innerText"
+            assert page.run(f"{brokers}.includes('450') && {brokers}.includes('KiB')")
+            assert page.complaints() == []
+
+
+@pytest.mark.slow
 def test_it_lives(page: Page, mq: pymq.Client) -> None:
     """Changes appear without a reload, and the focus stays."""
     page.run("window.mark = document.querySelector('input[type=search]'); mark.focus()")
@@ -315,7 +334,7 @@ def test_what_lies_on_a_dead_broker_is_told_apart(browser: Browser, mq: pymq.Cli
 class HolderlessDesk(ClusterSnapshot):
     """Reports that a sealed block has no holder."""
 
-    def _topics(self, names: Iterable[str]) -> tuple[list[TopicDescription], int]:
+    def _topics(self, names: Iterable[str]) -> tuple[list[TopicDescription], list[str]]:
         found, hidden = super()._topics(names)
         return [without_holders(topic) for topic in found], hidden
 

@@ -24,12 +24,11 @@ const number = (text, kind = "") => h("td", { class: `n ${kind}` }, text);
 // --- cluster -------------------------------------------------------------------------------------
 
 export function overview(state, page) {
-  const { cluster, topics, groups } = state;
+  const { cluster } = state;
   const alive = cluster.brokers.filter((broker) => broker.alive).length;
   const dead = cluster.brokers.length - alive;
-  const under = topics.reduce((sum, topic) => sum + topic.short, 0);
+  const under = state.sums.short;
   const last = state.rates[state.rates.length - 1] || [0, null, null];
-  const lag = groups.reduce((sum, group) => sum + (group.lag || 0), 0);
   return [
     h("h1", null, "Cluster"),
     h("div", { class: "tiles" },
@@ -42,7 +41,8 @@ export function overview(state, page) {
       tile("without a leader", count(cluster.leaderless.length), cluster.leaderless.length ? "bad" : "good"),
       tile("records/s", short(last[1])),
       tile("in /s", last[2] === null ? "–" : bytes(last[2])),
-      tile("lag of all groups", short(lag))),
+      tile(state.lag.groups < state.lag.of ? `lag of ${count(state.lag.groups)} of ${plural(state.lag.of, "group")}` : "lag of all groups", short(state.lag.records))),
+    state.more_topics.length ? coverage(state.sums) : null,
     state.notes.map((note) => h("p", { class: "quiet" }, note)),
     cluster.leaderless.length ? h("p", { class: "problem" }, "Nobody leads ",
       cluster.leaderless.slice(0, 10).map((where, i) => [i ? ", " : "", h("a", { href: link("topic", where.split("/")[0]) }, where)])) : null,
@@ -50,8 +50,14 @@ export function overview(state, page) {
       h("h2", { id: "t-throughput" }, "Throughput"), throughput(state.rates, page.width - 34)),
     h("section", { class: "card" }, brokers(cluster)),
     h("section", { class: "card" }, topicTable(state, page)),
-    h("section", { class: "card" }, groupTable(groups)),
+    h("section", { class: "card" }, groupTable(state)),
   ];
+}
+
+// Of very many topics only some are described in each snapshot, so the sums grow at first.
+function coverage({ topics, of, rated }) {
+  const sums = topics < of ? `Sums of ${count(topics)} of ${plural(of, "topic")}` : `Sums of all ${plural(of, "topic")}`;
+  return rated < of ? h("p", { class: "quiet" }, `${sums}, records/s of ${count(rated)} of them.`) : null;
 }
 
 function brokers(cluster) {
@@ -99,10 +105,10 @@ function health(topic) {
   return h("td", { class: "good" }, "fine");
 }
 
-export function groupTable(groups) {
+export function groupTable({ groups, more_groups: more }) {
   const most = Math.max(1, ...groups.map((group) => group.lag || 0));
   if (!groups.length) return [h("h2", null, "Groups"), h("p", { class: "quiet" }, "Nobody consumes in a group yet.")];
-  return table("Groups", [["Name"], ["Topics"], ["Members", 1], ["In flight", 1], ["To redeliver", 1, 1], ["Lag", 1], ["", 0, 1]],
+  return [table("Groups", [["Name"], ["Topics"], ["Members", 1], ["In flight", 1], ["To redeliver", 1, 1], ["Lag", 1], ["", 0, 1]],
     groups.map((group) => row(group.name,
       name(h("a", { href: link("group", group.name) }, group.name)),
       group.problem
@@ -110,7 +116,9 @@ export function groupTable(groups) {
         : [h("td", null, group.topics.map((topic, i) => [i ? ", " : "", h("a", { href: link("topic", topic) }, topic)])),
           number(count(group.members), group.members ? "" : "quiet"), number(count(group.in_flight)),
           number(count(group.waiting), "wide"), number(count(group.lag), group.lag ? "warn" : ""),
-          h("td", { class: "wide" }, bar(group.lag, most, "late"))])));
+          h("td", { class: "wide" }, bar(group.lag, most, "late"))]))),
+  more.length ? h("details", null, h("summary", null, `${plural(more.length, "more group")}, by name`),
+    more.map((group) => [h("a", { href: link("group", group) }, group), " "])) : null];
 }
 
 // --- topic ---------------------------------------------------------------------------------------
@@ -226,7 +234,7 @@ function payload(found, isValue = false) {
 // --- groups --------------------------------------------------------------------------------------
 
 export function groups(state) {
-  return [h("h1", null, "Groups"), h("section", { class: "card" }, groupTable(state.groups))];
+  return [h("h1", null, "Groups"), h("section", { class: "card" }, groupTable(state))];
 }
 
 export function group(found) {

@@ -1,0 +1,145 @@
+"""What the page remembers of each topic and group, for sums over all of them.
+
+A snapshot describes the first topics and groups in full, because the page shows these. Of the
+others it visits some in turn, and keeps a summary of each until it is visited again. So the sums
+cover everything after a few snapshots, at a cost that does not grow with their number. A sum says
+how many topics or groups it covers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
+
+from pymq.core.metadata.descriptions import TopicDescription
+from pymq.core.values import value
+
+KNOWN_MAX = 10_000  # topics, and groups, that have a summary
+FRESH_S = 900.0  # older summaries do not count: nobody has looked at the page for a while
+
+Rate = tuple[float, float]  # records and bytes a second
+
+
+@value
+class TopicSummary:
+    """The numbers of a topic when it was described last."""
+
+    at: float  # when, in seconds
+    records: int  # the sum of the log ends
+    bytes: int  # of one copy of each block
+    short: int  # partitions with replicas that are not in sync
+    held: tuple[tuple[str, int, int], ...]  # by broker: blocks and bytes
+    rate: Rate | None  # since the description before; None after the first
+
+
+class Rounds:
+    """Visits names in turn: each once before any again."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def visit(self, names: Sequence[str]) -> Iterator[str]:
+        """Yield all of *names*, from the one after the last that was yielded."""
+        ordered = sorted(names)
+        begin = bisect_right(ordered, self._last)
+        for name in (*ordered[begin:], *ordered[:begin]):
+            self._last = name
+            yield name
+
+
+class TopicSummaries:
+    """The summaries of topics."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, TopicSummary] = {}
+        self._hidden: dict[str, float] = {}  # when it was refused to describe them
+        self.rounds = Rounds()
+
+    def add(self, topic: TopicDescription, at: float) -> Rate | None:
+        """Remember a topic that was described at *at*; returns its rate since the time before."""
+        records, size, held = 0, 0, dict[str, tuple[int, int]]()
+        for partition in topic.partitions:
+            records += partition.end_offset
+            for block in partition.blocks:
+                size += block.size_bytes
+                for broker in block.replicas:
+                    blocks, stored = held.get(broker, (0, 0))
+                    held[broker] = (blocks + 1, stored + block.size_bytes)
+        before, rate = self._known.get(topic.name), None
+        if before is not None and at > before.at and records >= before.records:
+            seconds = at - before.at
+            # Retention lowers the size; show 0 instead.
+            rate = ((records - before.records) / seconds, max(0, size - before.bytes) / seconds)
+        short = sum(len(p.in_sync) < len(p.replicas) for p in topic.partitions)
+        self._known[topic.name] = TopicSummary(
+            at, records, size, short, tuple((name, *sums) for name, sums in held.items()), rate
+        )
+        self._hidden.pop(topic.name, None)
+        return rate
+
+    def hide(self, name: str, at: float) -> None:
+        """Remember that the principal may not describe a topic."""
+        self._known.pop(name, None)
+        self._hidden[name] = at
+
+    def keep(self, names: Collection[str], at: float) -> None:
+        """Forget all topics but *names*, and what is no longer fresh."""
+        for name in [n for n, t in self._known.items() if n not in names or at - t.at > FRESH_S]:
+            del self._known[name]
+        for name in [n for n, t in self._hidden.items() if n not in names or at - t > FRESH_S]:
+            del self._hidden[name]
+
+    @property
+    def names(self) -> list[str]:
+        """The topics that have a summary."""
+        return list(self._known)
+
+    @property
+    def hidden(self) -> int:
+        """How many topics the principal may not describe, of those visited."""
+        return len(self._hidden)
+
+    @property
+    def short(self) -> int:
+        """Partitions with replicas that are not in sync."""
+        return sum(topic.short for topic in self._known.values())
+
+    def rates(self) -> list[Rate]:
+        """Return the rate of each topic that was described twice."""
+        return [topic.rate for topic in self._known.values() if topic.rate is not None]
+
+    def held(self) -> dict[str, tuple[int, int]]:
+        """Return the blocks and bytes on each broker."""
+        found: dict[str, tuple[int, int]] = {}
+        for topic in self._known.values():
+            for broker, blocks, size in topic.held:
+                before = found.get(broker, (0, 0))
+                found[broker] = (before[0] + blocks, before[1] + size)
+        return found
+
+
+class Lags:
+    """The lags of groups."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, int]] = {}  # by group: when, and the lag
+        self.rounds = Rounds()
+
+    def add(self, group: str, lag: int, at: float) -> None:
+        """Remember the lag of a group that was described at *at*."""
+        self._known[group] = (at, lag)
+
+    def keep(self, names: Collection[str], at: float) -> None:
+        """Forget all groups but *names*, and what is no longer fresh."""
+        for name in [g for g, (t, _) in self._known.items() if g not in names or at - t > FRESH_S]:
+            del self._known[name]
+
+    @property
+    def count(self) -> int:
+        """How many groups are known."""
+        return len(self._known)
+
+    @property
+    def total(self) -> int:
+        """The lag of all known groups, in records."""
+        return sum(lag for _, lag in self._known.values())
