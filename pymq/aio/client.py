@@ -229,9 +229,10 @@ class AsyncClient(AsyncHandle):
         where: Callable[[Record], object] | None = None,
         dry_run: bool = False,
         rate: float | None = None,
+        limit: int | None = None,
     ) -> Redriven:
         """See :meth:`pymq.Client.redrive`; *where* is called in another thread."""
-        return await self._bridge.call(self._client.redrive, topic, to, where, dry_run, rate)
+        return await self._bridge.call(self._client.redrive, topic, to, where, dry_run, rate, limit)
 
     async def purge_dead_letters(
         self, topic: str, where: Callable[[Record], object] | None = None

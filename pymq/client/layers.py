@@ -52,6 +52,7 @@ class Layers(Admin):
         where: Callable[[Record], object] | None = None,
         dry_run: bool = False,
         rate: float | None = None,
+        limit: int | None = None,
     ) -> Redriven:
         """Send dead letters back to their topics; each goes back once, also over a crash.
 
@@ -66,6 +67,8 @@ class Layers(Admin):
             where: chooses letters, as ``lambda letter: letter.key == b"7"``; None: all.
             dry_run: count the letters, and send none.
             rate: letters a second, at most.
+            limit: send so many letters at most, and look at none behind them. The rest of an
+                interrupted redrive, which goes first, does not count. None: all.
 
         Raises:
             UnknownTopic: there is no such topic.
@@ -75,7 +78,7 @@ class Layers(Admin):
         """
         from pymq.client.redrive.redrive import redrive
 
-        return redrive(self._whole, topic, to, where, rate, dry_run=dry_run)
+        return redrive(self._whole, topic, to, where, rate, limit, dry_run=dry_run)
 
     def dead_letters(
         self, topic: str, where: Callable[[Record], object] | None = None

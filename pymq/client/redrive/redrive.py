@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from pymq.client.admin.appends import append, sequences
 from pymq.client.admin.owned_topic import TIMEOUT_S
 from pymq.client.consumer.dead_letters import OBITUARY
-from pymq.client.options import check_callback, check_flag, check_seconds
+from pymq.client.options import check_callback, check_flag, check_range, check_seconds
 from pymq.client.redrive.journal import Entry, Journal, Round
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import Record
@@ -52,24 +52,33 @@ class Redriven:
     """The result of :meth:`pymq.Client.redrive`."""
 
     count: int  # letters that were sent back, or would be
-    skipped: int  # letters that stay: not chosen, or their topic is not known
+    skipped: int  # letters that stay, of those looked at: not chosen, or their topic is not known
 
 
 class Redrive:
     """One redrive of a dead-letter topic."""
 
     def __init__(
-        self, client: Client, topic: str, to: str | None, where: Where | None, rate: float | None
+        self,
+        client: Client,
+        topic: str,
+        to: str | None,
+        where: Where | None,
+        rate: float | None,
+        limit: int | None = None,
     ) -> None:
         check_callback("where", where)
         if rate is not None:
             check_seconds("rate", rate)
+        if limit is not None:
+            check_range("limit", limit, 1, 1 << 62)
         self._client = client
         self._questions = client.questions
         self._topic = client.questions.topic_metadata(topic)
         self._to = to
         self._where = where
         self._rate = rate
+        self._room = limit  # letters that may still be chosen; None: all
         self._round = ROUND if rate is None else max(1, min(ROUND, int(rate)))
         self._targets: dict[str, TopicMetadata | None] = {}
         self._turn = 0  # for letters without a key
@@ -133,7 +142,11 @@ class Redrive:
         with self._client.consumer(self._topic.topic, mode="psb", partition=partition) as records:
             start = records.begin_offsets()[partition]
             entry.done = [each for each in entry.done if each[1] > start]
+            if entry.done and entry.done[0][0] <= start:
+                records.seek(partition, entry.done[0][1])  # no need to read these again
             for letter in records.until_end():
+                if self._room == 0:
+                    break
                 if entry.has(letter.offset):
                     continue
                 if (self._where is not None and not self._where(letter)) or (
@@ -142,6 +155,8 @@ class Redrive:
                     passed += 1
                     continue
                 chosen.append(letter)
+                if self._room is not None:
+                    self._room -= 1
                 size += len(letter.value)
                 if len(chosen) >= self._round or size >= ROUND_BYTES:
                     yield chosen, passed
@@ -294,10 +309,11 @@ def redrive(
     to: str | None,
     where: Where | None,
     rate: float | None,
+    limit: int | None,
     *,
     dry_run: bool,
 ) -> Redriven:
     """Send dead letters back; see :meth:`pymq.Client.redrive`."""
     check_flag("dry_run", dry_run)
-    work = Redrive(client, topic, to, where, rate)
+    work = Redrive(client, topic, to, where, rate, limit)
     return work.dry_run() if dry_run else work.run()

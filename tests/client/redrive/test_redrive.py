@@ -70,6 +70,25 @@ def test_letters_go_back_to_where_they_came_from(mq: pymq.Client) -> None:
     assert of_each == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]  # in the order of the letters
 
 
+def test_so_many_go_back_at_a_time(mq: pymq.Client) -> None:
+    bury(mq, range(10))
+    assert mq.redrive(LETTERS, limit=4, dry_run=True) == pymq.Redriven(4, 0)
+    counts = list[int]()
+    while not counts or counts[-1]:
+        counts.append(mq.redrive(LETTERS, limit=4).count)
+    assert counts == [4, 4, 2, 0]
+    found = sent_back(mq)
+    of_each = [[int(r.value) for r in found if r.partition == name] for name in "01"]
+    assert of_each == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+    bury(mq, range(10, 16))
+    # Of 10, 12 and 14 it looks at the first alone; 12 is the first that it may send.
+    chosen = mq.redrive(LETTERS, where=lambda letter: letter.value != b"10", limit=1)
+    assert chosen == pymq.Redriven(1, 1)
+    assert numbers(sent_back(mq)) == [*range(10), 12]
+    with pytest.raises(ConfigError, match="limit=0"):
+        mq.redrive(LETTERS, limit=0)
+
+
 def test_each_goes_back_once(mq: pymq.Client) -> None:
     bury(mq, range(4))
     assert mq.redrive(LETTERS).count == 4

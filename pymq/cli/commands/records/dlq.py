@@ -37,6 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("topic", metavar="TOPIC", help=f"the dead-letter topic, as jobs{SUFFIX}")
     again.add_argument("--to", metavar="TOPIC", help="default: the topic that each letter names")
     again.add_argument("--rate", metavar="N", type=float, help="letters a second, at most")
+    again.add_argument("--max", metavar="N", type=int, help="letters in all, at most")
     again.add_argument("--dry-run", action="store_true", help="only count the letters")
     _filters(again)
     purge = word(there, "purge", "give letters up: they are not sent back", _purge)
@@ -121,7 +122,12 @@ def _show(args: argparse.Namespace, show: Show) -> int:
 def _redrive(args: argparse.Namespace, show: Show) -> int:
     with opened(args) as mq:
         found = mq.redrive(
-            args.topic, to=args.to, where=_where(args), dry_run=args.dry_run, rate=args.rate
+            args.topic,
+            to=args.to,
+            where=_where(args),
+            dry_run=args.dry_run,
+            rate=args.rate,
+            limit=args.max,
         )
     if args.dry_run:
         sent = f"{plural(found.count, 'letter')} would be sent back"

@@ -48,6 +48,13 @@ def test_letters_are_listed_shown_and_sent_back(queue: Queue, topic: str) -> Non
     assert queue.run("dlq", "list", letters).rows[-1] == [letters, "0", "-"]
 
 
+def test_so_many_letters_are_sent_back_at_a_time(queue: Queue, topic: str) -> None:
+    letters = bury(queue, topic, "a", "b", "c")
+    assert queue.json("dlq", "redrive", letters, "--max", 2)["sent_back"] == 2
+    assert queue.json("dlq", "redrive", letters, "--max", 2)["sent_back"] == 1
+    assert queue.call("dlq", "redrive", letters, "--max", 0).code == 2
+
+
 def test_letters_are_purged_on_demand_only(queue: Queue, topic: str) -> None:
     letters = bury(queue, topic, "a", "b")
     told = queue.run("dlq", "purge", letters, "--error", "a").out
