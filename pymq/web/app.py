@@ -197,6 +197,11 @@ class WebApp:
             return as_json(desk.group(query.get("name", "")))
         if name == "records":
             return as_json(desk.records(query))
+        if name == "letters":
+            # Unlike the records view it reads with consumers, so not on a page to look at only.
+            if not self._writable:
+                return refuse(403, "this page may only be looked at", "AUTHORIZATION_FAILED")
+            return as_json(desk.letters(query))
         return refuse(404, "there is nothing here", "NOT_FOUND")
 
 

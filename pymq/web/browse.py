@@ -90,13 +90,13 @@ def _shown(record: Record) -> Json:
     return {
         "offset": record.offset,
         "timestamp_ms": record.timestamp_ms,
-        "key": _bytes(record.key),
-        "value": _bytes(record.value),
-        "headers": [[name, _bytes(found)] for name, found in record.headers[:HEADERS_MAX]],
+        "key": payload(record.key),
+        "value": payload(record.value),
+        "headers": [[name, payload(found)] for name, found in record.headers[:HEADERS_MAX]],
     }
 
 
-def _bytes(data: bytes | None) -> Json | None:
+def payload(data: bytes | None) -> Json | None:
     """Return bytes as text if they are UTF-8, otherwise in hexadecimal."""
     if data is None:
         return None

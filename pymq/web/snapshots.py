@@ -28,6 +28,7 @@ from pymq.errors import (
 )
 from pymq.web import views
 from pymq.web.browse import browse
+from pymq.web.letters import letters, redrive
 from pymq.web.summaries import KNOWN_MAX, Lags, TopicSummaries
 
 EVERY_S = 1.0  # minimum interval of snapshots
@@ -237,6 +238,10 @@ class ClusterSnapshot:
         """Return some records of a partition."""
         return browse(self.client, query)
 
+    def letters(self, query: Mapping[str, str]) -> Json:
+        """Return the letters of a dead-letter topic."""
+        return letters(self.client, query.get("name", ""), query.get("error", ""))
+
     # --- changes --------------------------------------------------------------------------------
 
     def change(self, what: str, given: Mapping[str, Any]) -> Json:
@@ -260,6 +265,8 @@ class ClusterSnapshot:
             case "acks":
                 partition, acks = str(given.get("partition")), AckMode.of(str(given.get("acks")))
                 self.client.set_partition_state(topic, partition, acks)
+            case "redrive":
+                return redrive(self.client, topic, given)
             case "send":
                 return self._send(topic, given)
             case _:

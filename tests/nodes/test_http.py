@@ -37,7 +37,7 @@ resources = ["cluster"]
 [[rule]]
 principal = "alice"
 operations = ["Read", "Write"]
-resources = ["topic:orders"]
+resources = ["topic:orders", "topic:orders.redriven"]
 """
 
 
@@ -191,6 +191,12 @@ def test_the_page_shows_what_its_viewer_may_see(
     assert see("alice", "/api/send", topic="orders", value="x")[0] == 200
     assert see("alice", "/api/send", topic="secret", value="x")[0] == 403
     assert see("root", "/api/create", topic="orders2")[0] == 200
+    # Dead letters are read, and sent back, with the viewer's rights.
+    assert see("alice", "/api/letters?name=orders")[0] == 200
+    assert see("alice", "/api/letters?name=secret")[0] == 403
+    assert see("alice", "/api/redrive", topic="secret")[0] == 403
+    assert "may not Create topic:orders.redriven" in see("alice", "/api/redrive", topic="orders")[1]
+    assert see("root", "/api/redrive", topic="orders")[0] == 200
     # A token that other users can read is not valid, and neither is a removed one.
     (tmp_path / "keys" / "alice.token").chmod(0o644)
     (tmp_path / "keys" / "scraper.token").unlink()

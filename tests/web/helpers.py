@@ -48,6 +48,16 @@ def ask(
         connection.close()
 
 
+def bury(mq: pymq.Client, errors: Mapping[bytes, str]) -> None:
+    """Make dead letters of the topic `jobs`: a record for each value, rejected with its error."""
+    mq.create_topic("jobs", exist_ok=True)
+    with mq.producer() as producer:
+        producer.send_many("jobs", list(errors)).wait()
+    with mq.consumer("jobs", group="workers") as consumer:
+        for record in consumer.until_end():
+            consumer.reject(record, errors[record.value])
+
+
 def fill(mq: pymq.Client) -> None:
     """Make two topics, one of them with two blocks, and a group that lags behind."""
     mq.create_topic("orders", partitions=2)

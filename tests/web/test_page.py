@@ -14,12 +14,12 @@ import pytest
 import pymq
 from pymq import web
 from pymq.core.metadata.descriptions import TopicDescription
-from pymq.web import views
+from pymq.web import letters, views
 from pymq.web.app import WebApp
 from pymq.web.authentication import Authentication, OneToken
 from pymq.web.snapshots import ClusterSnapshot, ClusterSnapshots
 from tests.web.browser import Browser, Page, find
-from tests.web.helpers import TOKEN
+from tests.web.helpers import TOKEN, bury
 
 CHROMIUM = find()
 pytestmark = pytest.mark.skipif(
@@ -293,6 +293,42 @@ def test_it_changes_what_it_may(page: Page, mq: pymq.Client) -> None:
 
 
 @pytest.mark.slow
+def test_dead_letters_are_sent_back(
+    page: Page, mq: pymq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user finds a topic's letters, chooses by error, counts them and sends them back."""
+    monkeypatch.setattr(letters, "STEP", 2)  # so that it takes several requests
+    errors = {b"%d" % n: f"no {'price' if n % 3 else 'stock'} <b>{n}</b>" for n in range(9)}
+    bury(mq, errors)
+
+    def press(name: str, until: str) -> None:
+        page.run(
+            "[...document.querySelectorAll('form button')]"
+            f".find((b) => b.innerText.includes({name!r})).click()"
+        )
+        page.wait(f"document.body.innerText.includes({until!r})")
+
+    page.wait("document.querySelector('a[href=\"#/letters/jobs.dlq\"]')")
+    go(page, "#/topic/jobs", "Dead letters in jobs.dlq")
+    page.run("document.querySelector('a[href=\"#/letters/jobs.dlq\"]').click()")
+    page.wait("document.body.innerText.includes('9 letters, not sent back')")
+    assert "no stock <b>3</b>" in page.text()
+    assert "jobs/0/3" in page.text()
+    page.run("document.querySelector('input[name=error]').value = 'price'")
+    press("Show", "\n6 letters\n")
+    press("Dry run", "6 letters would be sent back, 3 letters would stay.")
+    press("Send 6 letters back", "6 letters sent back, 3 letters stayed.")
+    page.wait("document.body.innerText.includes('3 letters, not sent back')")
+    assert "There is no such letter." in page.text()
+    with mq.consumer("jobs", mode="psb", offset=9) as consumer:
+        found = [int(record.value) for record in consumer.until_end()]
+    assert found == [1, 2, 4, 5, 7, 8]
+    page.run("document.querySelector('input[name=error]').value = ''")
+    press("Show", "\n3 letters\n")
+    assert page.complaints() == []
+
+
+@pytest.mark.slow
 def test_it_says_when_nobody_answers(browser: Browser, mq: pymq.Client) -> None:
     server = web.serve(mq, token="t" * 20)
     try:
@@ -383,6 +419,9 @@ class EvilDesk(ClusterSnapshot):
     def group(self, name: str) -> dict[str, Any]:
         return poisoned(super().group("billing"))
 
+    def letters(self, query: object) -> dict[str, Any]:
+        return poisoned(super().letters({"name": "jobs.dlq"}))
+
     def records(self, query: object) -> dict[str, Any]:
         return poisoned(super().records({"topic": "orders", "partition": "0", "offset": "95"}))
 
@@ -415,6 +454,7 @@ def test_nothing_that_is_shown_is_obeyed(browser: Browser, mq: pymq.Client) -> N
     with mq.producer() as producer:
         evil = EVIL.encode()
         producer.send("orders", evil, key=evil, headers=[("h", evil)], partition=0).result()
+    bury(mq, {evil: EVIL})
     app = WebApp(
         Authentication(OneToken("t" * 20)),
         mq.metrics,
@@ -426,7 +466,8 @@ def test_nothing_that_is_shown_is_obeyed(browser: Browser, mq: pymq.Client) -> N
         page = browser.page(server.url)
         page.wait("document.querySelector('table')")
         clean = page.run("document.querySelectorAll('script, img').length")
-        for where in ("#/", "#/topic/x", "#/records/x/0", "#/group/x", "#/groups", "#/nothing"):
+        for view in ("", "topic/x", "records/x/0", "group/x", "groups", "letters/x", "nothing"):
+            where = f"#/{view}"
             page.run(f"location.hash = {where!r}")
             page.wait("document.body.innerText.includes('onerror')")
             page.run("document.querySelectorAll('details').forEach((d) => { d.open = true; })")

@@ -14,6 +14,8 @@ const page = {
   width: 800,
   filter: "",
   writable: false,
+  plan: null, // what a redrive would do, or has done
+  topics: new Set(),
   partitions: [],
   dead: new Set(),
   told: new Map(),
@@ -34,6 +36,25 @@ const page = {
   },
   async change(what, given) {
     if (await post(`/api/${what}`, given)) update();
+  },
+  async countLetters(topic, error) {
+    const found = await post("/api/redrive", { topic, error, dry_run: true });
+    page.plan = found ? { topic, error, would: found } : null;
+    draw();
+  },
+  // The server sends some letters back with each request, so that none takes long.
+  async sendLetters(topic, error) {
+    const here = location.hash;
+    const plan = { topic, error, sent: 0, stay: 0, isBusy: true };
+    page.plan = plan;
+    draw();
+    while (plan.isBusy) {
+      const found = await post("/api/redrive", { topic, error });
+      if (found) { plan.sent += found.count; plan.stay = found.stay; }
+      plan.isBusy = Boolean(found && found.more && location.hash === here);
+      draw();
+    }
+    update(true);
   },
 };
 
@@ -57,6 +78,7 @@ async function ask(path) {
   return found;
 }
 
+// Return the answer; null after a failure, which is shown.
 async function post(path, given) {
   try {
     const response = await fetch(path, {
@@ -66,10 +88,10 @@ async function post(path, given) {
     const found = await response.json();
     if (!response.ok) throw new Error(found.error || response.statusText);
     complain("");
-    return true;
+    return found;
   } catch (error) {
     complain(error.message);
-    return false;
+    return null;
   }
 }
 
@@ -88,6 +110,7 @@ function place() {
 function wanted([view, name, partition, offset]) {
   const query = (found) => new URLSearchParams(found).toString();
   if (view === "topic") return `/api/topic?${query({ name })}`;
+  if (view === "letters") return `/api/letters?${query({ name, error: partition || "" })}`;
   if (view === "group") return `/api/group?${query({ name })}`;
   if (view === "records") {
     const at = offset || "end";
@@ -98,7 +121,8 @@ function wanted([view, name, partition, offset]) {
 }
 
 // Refresh only the last page of records; earlier ones stay unchanged while the user reads.
-const isLive = ([view, , , offset]) => view !== "records" || !offset || offset === "end";
+// Letters are counted on demand alone, since that reads them.
+const isLive = ([view, , , offset]) => view !== "letters" && (view !== "records" || !offset || offset === "end");
 
 async function update(isNew = false) {
   clearTimeout(update.timer);
@@ -141,10 +165,11 @@ function draw() {
   page.writable = Boolean(state && state.writable);
   const brokers = state && state.cluster ? state.cluster.brokers : [];
   page.dead = new Set(brokers.filter((broker) => !broker.alive).map((broker) => broker.name));
+  page.topics = new Set(state && state.topics ? [...state.topics.map((topic) => topic.name), ...state.more_topics] : []);
   show(head, top(here));
   if (isOut) { show(content, views.signIn(page)); return; }
   if (!state || !state.cluster) { show(content, h("p", { class: "quiet" }, "Looking …")); return; }
-  const view = { topic: views.topic, group: views.group, records: views.records }[here[0]];
+  const view = { topic: views.topic, group: views.group, records: views.records, letters: views.letters }[here[0]];
   if (!view) show(content, here[0] === "groups" ? views.groups(state) : views.overview(state, page));
   // The address changes before the event arrives; drop answers to requests of the old address.
   else if (part && partOf !== wanted(here)) return;
@@ -159,7 +184,7 @@ function top([view]) {
   return h("div", { class: "bar-top" },
     h("a", { class: "name", href: "#/" }, h("img", { src: "icon.svg", width: 24, height: 24, alt: "" }), "pymq"),
     h("nav", { "aria-label": "Views" },
-      tab("#/", "Cluster", ["", "topic", "records"].includes(view)), tab("#/groups", "Groups", ["groups", "group"].includes(view))),
+      tab("#/", "Cluster", ["", "topic", "records", "letters"].includes(view)), tab("#/groups", "Groups", ["groups", "group"].includes(view))),
     h("span", { class: "who" },
       h("span", null, h("span", { class: `dot ${isOut || !state ? "" : isFine ? "live" : "bad"}` }), isOut || !state ? "" : isFine ? " live" : " not up to date"),
       state && state.principal ? h("span", null, state.principal) : null,

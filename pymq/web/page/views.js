@@ -87,7 +87,8 @@ function topicTable(state, page) {
         h("label", null, "Find", h("input", { type: "search", autocomplete: "off", oninput: (event) => page.find(event.target.value) })))),
     table("", [["Name"], ["State"], ["Acks"], ["Partitions", 1, 1], ["Replicas", 1, 1], ["Records", 1], ["Size", 1, 1], ["Records/s", 1], ["In /s", 1, 1]],
       topics.map((topic) => row(topic.name,
-        name(h("a", { href: link("topic", topic.name) }, topic.name)), health(topic),
+        name(h("a", { href: link("topic", topic.name) }, topic.name),
+          page.writable && topic.name.endsWith(LETTERS) ? h("a", { class: "header", href: link("letters", topic.name) }, "dead letters") : null), health(topic),
         h("td", null, tags(topic.acks)),
         number(count(topic.partitions), "wide"), number(count(topic.replicas), "wide"), number(count(topic.records)),
         number(bytes(topic.bytes), "wide"), number(short(topic.records_s)), number(bytes(topic.bytes_s), "wide"))), "", "Topics"),
@@ -127,6 +128,7 @@ export function topic(found, page) {
   return [
     h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Cluster"), " / Topic"),
     h("h1", null, found.name, " ", h("small", null, plural(found.partitions.length + found.more_partitions, "partition"))),
+    lettersLink(found.name, page),
     legend(),
     found.partitions.map((partition, i) => partitionCard(found, partition, page, i === 0)),
     found.more_partitions ? h("p", { class: "quiet" }, `${plural(found.more_partitions, "more partition")} not shown`) : null,
@@ -229,6 +231,67 @@ function payload(found, isValue = false) {
     } catch { /* It only looks like JSON. */ }
   }
   return [h("pre", null, text), cut];
+}
+
+// --- dead letters --------------------------------------------------------------------------------
+
+const LETTERS = ".dlq"; // the end of a dead-letter topic's name, unless a consumer names another
+
+function lettersLink(topic, page) {
+  const place = topic.endsWith(LETTERS) ? topic : topic + LETTERS;
+  return page.writable && page.topics.has(place) ? h("p", null, h("a", { href: link("letters", place) }, `Dead letters in ${place}`)) : null;
+}
+
+export function letters(found, page) {
+  const more = found.is_cut ? " or more" : "";
+  return [
+    h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Cluster"), " / ", h("a", { href: link("topic", found.topic) }, found.topic), " / Dead letters"),
+    h("h1", null, found.topic, " ", h("small", null, `${plural(found.letters, "letter")}${more}, not sent back`)),
+    redriveCard(found, page),
+    found.errors.length ? h("section", { class: "card" },
+      table("Errors", [["Error"], ["Letters", 1]],
+        found.errors.map(([error, letters]) => row(error, name(h("a", { href: link("letters", found.topic, error) }, error)), number(count(letters))))),
+      found.more_errors ? h("p", { class: "quiet" }, `${plural(found.more_errors, "more error")} not shown`) : null) : null,
+    h("section", { class: "card" }, found.shown.length ? letterTable(found, more) : h("p", { class: "quiet" }, found.error ? "There is no such letter." : "There is no letter that was not sent back.")),
+  ];
+}
+
+function redriveCard(found, page) {
+  const { topic, error } = found;
+  const plan = page.plan && page.plan.topic === topic && page.plan.error === error ? page.plan : {};
+  return h("section", { class: "card", "aria-label": "Send back" },
+    h("form", { class: "tools", onsubmit: (event) => { event.preventDefault(); location.hash = link("letters", topic, new FormData(event.target).get("error")); } },
+      h("label", null, "Only letters whose error contains", h("input", { name: "error", size: 36, value: error })),
+      h("button", null, "Show"),
+      h("button", { type: "button", disabled: plan.isBusy, onclick: () => page.countLetters(topic, error) }, "Dry run"),
+      plan.would && plan.would.count
+        ? h("button", { type: "button", class: "main", onclick: () => page.sendLetters(topic, error) }, `Send ${plan.would.more ? "all letters" : plural(plan.would.count, "letter")} back`) : null),
+    h("p", { class: "quiet", role: "status" }, planned(plan)));
+}
+
+function planned({ would, sent, stay, isBusy }) {
+  if (would) return `${plural(would.count, "letter")}${would.more ? " or more" : ""} would be sent back${would.stay ? `, ${plural(would.stay, "letter")} would stay` : ""}.`;
+  if (sent === undefined) return "Each letter goes to the topic and partition that it came from, once. A dry run counts them first.";
+  if (isBusy) return `${plural(sent, "letter")} sent back so far …`;
+  return `${plural(sent, "letter")} sent back${stay ? `, ${plural(stay, "letter")} stayed` : ""}.`;
+}
+
+function letterTable(found, more) {
+  const chosen = `${plural(found.chosen, "letter")}${more}`;
+  const caption = found.chosen > found.shown.length ? `The first ${count(found.shown.length)} of ${chosen}` : chosen;
+  return table(caption, [["Letter"], ["Given up (UTC)"], ["From"], ["By"], ["Error"], ["Key"], ["Value"]],
+    found.shown.map((letter) => row(`${letter.partition}/${letter.offset}`,
+      h("td", null, h("a", { href: link("records", found.topic, letter.partition, letter.offset) }, `${letter.partition}/${count(letter.offset)}`)),
+      h("td", { class: "quiet" }, when(letter.at_ms)),
+      h("td", null, origin(letter.from)),
+      h("td", null, letter.group || "–", letter.deliveries ? h("span", { class: "header" }, letter.deliveries === "1" ? "delivered once" : `delivered ${letter.deliveries} times`) : null),
+      h("td", { class: "value" }, letter.error),
+      h("td", { class: "key" }, payload(letter.key)), h("td", { class: "value" }, payload(letter.value, true)))), "records letters");
+}
+
+function origin([topic, partition, offset]) {
+  if (!topic) return "unknown";
+  return h("a", { href: partition && offset ? link("records", topic, partition, offset) : link("topic", topic) }, [topic, partition, offset].filter(Boolean).join("/"));
 }
 
 // --- groups --------------------------------------------------------------------------------------
