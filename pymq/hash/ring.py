@@ -167,7 +167,8 @@ class Ring:
 
 def _too_few(needed: int, available: int) -> NotEnoughBrokers:
     return NotEnoughBrokers(
-        f"{needed} distinct members are needed and {available} are available; "
+        f"{needed} distinct {'member is' if needed == 1 else 'members are'} needed and {available} "
+        f"{'is' if available == 1 else 'are'} available; "
         "start more brokers or ask for fewer replicas",
         needed=needed,
         available=available,

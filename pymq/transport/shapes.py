@@ -19,6 +19,7 @@ import attrs
 
 from pymq.core.batch.header import HEADER_SIZE, parse_header
 from pymq.core.batch.record import EncodedBatch
+from pymq.core.counts import plural
 from pymq.core.message import Location
 from pymq.core.metadata.descriptions import ClusterDescription, TopicDescription, TopicMetadata
 from pymq.core.metadata.nodes import Loss, ProducerIds
@@ -50,7 +51,7 @@ class Payload:
             return place
         frame = next(self._frames, None)
         if frame is None or type(place) is not int or len(frame) != place:
-            found = "no frame" if frame is None else f"a frame of {len(frame)} bytes"
+            found = "no frame" if frame is None else f"a frame of {plural(len(frame), 'byte')}"
             raise InvalidRequest(f"a payload frame of {place!r} bytes was announced, not {found}")
         return frame
 

@@ -153,7 +153,7 @@ def test_unknown_messages_are_left_out_and_those_with_payload_behind_them_too() 
         ([1, [10, "", "", 1, "t", "0", 5, [b"", b""]]], [], "no ack mode"),
         ([1, [10, "", "", 1, "t", "0", 1, [b"", b""]]], [], "cut short"),
         ([1, [15, "", "", 1, "t", "0", 0, 0, 0, 3_000]], [], "no frame"),
-        ([1, [15, "", "", 1, "t", "0", 0, 0, 0, 3_000]], [b"x"], "a frame of 1 bytes"),
+        ([1, [15, "", "", 1, "t", "0", 0, 0, 0, 3_000]], [b"x"], "a frame of 1 byte$"),
         ([1, [11, "", "", 7]], [b"x"], "more payload frames"),
         ([1, [11, "", "", 7, 0, 0, False, ["X"]]], [], "an error is a list"),
         ([1, [11, "", "", 7, 0, 0, False, [1, "", {}]]], [], "texts"),

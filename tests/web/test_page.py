@@ -281,6 +281,15 @@ def test_it_changes_what_it_may(page: Page, mq: pymq.Client) -> None:
         f.querySelector('button').click(); })()"""
     )
     page.wait("document.querySelector('table[aria-label=Topics]').innerText.includes('by-hand')")
+    page.run(
+        """[...document.querySelectorAll('details')]
+        .find((d) => d.innerText.includes('Create a topic')).querySelector('button').click()"""
+    )
+    refused = "document.getElementById('status').innerText.includes('exists already')"
+    page.wait(refused)
+    mq.create_topic("meanwhile")
+    page.wait("document.body.innerText.includes('meanwhile')")
+    assert page.run(refused)  # It stays while the page is brought up to date.
     go(page, "#/records/by-hand/0", "There is no record here")
     page.run(
         """(() => { const f = [...document.querySelectorAll('details')]

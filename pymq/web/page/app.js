@@ -63,6 +63,7 @@ let part = null; // the view's own part
 let partOf = null; // ... and what it was asked for
 let isOut = false; // a token is needed
 let turn = 0; // answers to what was asked for before are dropped
+let failure = ""; // of the last change, shown until the next one or another view
 let isLate = false; // what is shown is from before, and nobody has said how it is now
 
 // --- requests -------------------------------------------------------------------------------------
@@ -87,11 +88,13 @@ async function post(path, given) {
     });
     const found = await response.json();
     if (!response.ok) throw new Error(found.error || response.statusText);
-    complain("");
+    failure = "";
     return found;
   } catch (error) {
-    complain(error.message);
+    failure = error.message;
     return null;
+  } finally {
+    complain(failure);
   }
 }
 
@@ -144,7 +147,7 @@ async function update(isNew = false) {
       if (mine !== turn) return;
       page.partitions = about.partitions.map((partition) => partition.name);
     }
-    complain(whole.problem ? `${whole.problem}${whole.cluster ? ` Shown is what was so ${age(whole.age_s)} ago.` : ""}` : "");
+    complain(whole.problem ? `${whole.problem}${whole.cluster ? ` Shown is what was so ${age(whole.age_s)} ago.` : ""}` : failure);
   } catch (error) {
     if (mine !== turn) return;
     if (error instanceof Refused && error.code === 401) isOut = true;
@@ -202,7 +205,7 @@ async function begin() {
     history.replaceState(null, "", location.pathname + "#/");
     await post("/login", { token: token[1] });
   }
-  window.addEventListener("hashchange", () => { part = null; content.focus({ preventScroll: true }); window.scrollTo(0, 0); update(true); });
+  window.addEventListener("hashchange", () => { part = null; failure = ""; content.focus({ preventScroll: true }); window.scrollTo(0, 0); update(true); });
   document.addEventListener("visibilitychange", () => { if (!document.hidden && !isOut) update(); });
   new ResizeObserver(() => { if (state) draw(); }).observe(content);
   update(true);

@@ -1,6 +1,6 @@
 // Drawings: a partition's blocks as a timeline, throughput as a line, lag as a bar.
 
-import { age, bytes, count, h, short, when } from "./dom.js";
+import { age, bytes, count, h, noun, short, when } from "./dom.js";
 
 const LANE = 24;
 const GAP = 4;
@@ -161,7 +161,7 @@ export function throughput(rates, width) {
   h("line", { class: "grid", x1: 0, x2: width, y1: height - 4, y2: height - 4 }),
   h("path", { class: "area", d: area }),
   h("polyline", { class: "line", points: points.join(" ") }),
-  h("text", { class: "offset", x: 0, y: 11 }, `${short(top)} records/s`),
+  h("text", { class: "offset", x: 0, y: 11 }, `${short(top)} ${noun(top, "record")}/s`),
   rates.length > 1
     ? h("text", { class: "offset", x: width, y: 11, "text-anchor": "end" }, `the last ${age((now[0] - rates[0][0]) / 1000)}`)
     : null);

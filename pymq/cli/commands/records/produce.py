@@ -108,7 +108,7 @@ def _tell(topic: str, sent: dict[str, Any], show: Show) -> None:
     rate = sent["records"] / max(sent["seconds"], 1e-3)
     show.say(
         f"{plural(sent['records'], 'record')}, {size_text(sent['bytes'])}, into {topic} in "
-        f"{sent['seconds']:.2f} s, {rate:,.0f} records/s"
+        f"{sent['seconds']:.2f} s, {plural(round(rate), 'record')}/s"
     )
     for name, (first, last) in sorted(sent["offsets"].items()):
         show.say(f"  partition {name}: offsets {first:,} to {last:,}")
