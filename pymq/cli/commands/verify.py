@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from pymq.cli.show import Show
@@ -16,6 +18,7 @@ from pymq.core.types import BlockId
 from pymq.errors import StoreError
 from pymq.nodes.embedded import METADATA, broker_folders
 from pymq.store.file.file_store import FileStore
+from pymq.store.file.folder import BLOCK
 from pymq.store.verification.verify import BlockResult, Problem, Report, Unknown, verify
 
 HELP = "check every block of a folder without changing it"
@@ -47,7 +50,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
     results, is_ok = [], True
     folders = broker_folders(folder)
     for each in folders or [folder]:
-        report = verify(each, known=(lambda: _known(metadata)) if is_whole else None)
+        report = _verify(each, metadata if is_whole else None, show)
         is_ok = is_ok and report.is_ok
         may_remove = args.remove_unknown and report.is_locked and report.is_ok
         removed = _remove(each, metadata, report.unknown) if may_remove and args.yes else []
@@ -59,6 +62,32 @@ def run(args: argparse.Namespace, show: Show) -> int:
     if show.is_json:
         show.result({"path": folder, "ok": is_ok, "brokers": results} if folders else results[0])
     return 0 if is_ok else 1
+
+
+def _verify(folder: str, metadata: str | None, show: Show) -> Report:
+    """Check a folder, with the time left on a terminal."""
+    done, known = 0, None
+    if metadata is not None:
+        known = partial(_known, metadata)
+    with show.progress("read", _size(folder), "byte", is_told=False) as step:
+
+        def on_read(size: int) -> None:
+            nonlocal done
+            done += size
+            step.at(done)
+
+        return verify(folder, known=known, on_read=on_read)
+
+
+def _size(folder: str) -> int:
+    """Return the size of all block files of a folder, in bytes."""
+    size = 0
+    for parent, _, names in os.walk(os.path.join(folder, "blocks")):
+        for name in names:
+            if name.endswith(BLOCK):
+                with suppress(FileNotFoundError):  # retention removes it meanwhile
+                    size += os.path.getsize(os.path.join(parent, name))
+    return size
 
 
 def _known(metadata: str) -> frozenset[BlockId]:

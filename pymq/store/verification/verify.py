@@ -33,6 +33,7 @@ def verify(
     *,
     files: Files | None = None,
     known: Callable[[], Collection[BlockId]] | None = None,
+    on_read: Callable[[int], object] = lambda size: None,
 ) -> Report:
     """Read every byte of the store in the folder *path* and report all damage.
 
@@ -43,19 +44,25 @@ def verify(
     returns the blocks of the metadata, or raises a :class:`StoreError` that is reported as damage.
     It is called only if the verifier holds the store's lock.
 
+    *on_read* is called after each block file with its size in bytes.
+
     Raises:
         StoreError: *path* is not a store of a known version, or cannot be read at all.
     """
-    return _Verifier(path, files or OsFiles(), known).run()
+    return _Verifier(path, files or OsFiles(), known, on_read).run()
 
 
 class _Verifier:
     def __init__(
-        self, path: str, files: Files, known: Callable[[], Collection[BlockId]] | None
+        self,
+        path: str,
+        files: Files,
+        known: Callable[[], Collection[BlockId]] | None,
+        on_read: Callable[[int], object],
     ) -> None:
         self.files = files
         self.report = Report(path)
-        self._blocks = BlockVerifier(files, self.report)
+        self._blocks = BlockVerifier(files, self.report, on_read)
         self._ask_known = known
         self._found: list[tuple[BlockId, list[str]]] = []  # all blocks, with all of their files
 

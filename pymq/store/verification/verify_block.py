@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from pymq.core.batch.header import COLUMNS_FORMAT, HEADER_SIZE, Header
@@ -46,11 +47,12 @@ class _Damage:
 class BlockVerifier:
     """Checks block files and adds the results to a report."""
 
-    def __init__(self, files: Files, report: Report) -> None:
+    def __init__(self, files: Files, report: Report, on_read: Callable[[int], object]) -> None:
         # block files that are missing although their other files exist
         self.missing: list[tuple[BlockId, str]] = []
         self._files = files
         self._report = report
+        self._on_read = on_read  # called with the size of each block file
 
     def check(
         self, id: BlockId, stem: str, suffixes: set[str], is_last: bool
@@ -67,8 +69,12 @@ class BlockVerifier:
         try:
             handle = self._files.open_readonly(path)
             try:
-                window = Window(partial(self._files.pread, handle), self._files.size(handle))
-                self._walk(window, result, marks, is_last and INDEX not in marks)
+                size = self._files.size(handle)
+                window = Window(partial(self._files.pread, handle), size)
+                try:
+                    self._walk(window, result, marks, is_last and INDEX not in marks)
+                finally:
+                    self._on_read(size)
             finally:
                 self._files.close(handle)
         except CorruptBlock as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,18 @@ import pytest
 import pymq
 from pymq.cli import main
 from pymq.cli.commands import verify
+from pymq.cli.units import size_text
 from pymq.coord.known_blocks import known_blocks
 from pymq.coord.sqlite import read_entries
 from pymq.nodes.embedded import METADATA
 from pymq.store.verification.verify import Unknown
+
+
+class Screen(io.StringIO):
+    """A terminal that rich draws on."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -47,6 +58,25 @@ def test_one_of_each_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFix
             producer.send("orders", b"two teapots")
     assert main(["verify", str(tmp_path)]) == 0
     assert f"{tmp_path}: clean; 1 block, 1 batch, 1 record, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_terminal_shows_how_far_it_is(
+    is_damaged: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bar ends at the size of all block files, also if one of them is damaged."""
+    pytest.importorskip("rich")
+    if is_damaged:
+        block = damage(folder)
+        block.write_bytes(b"x" * block.stat().st_size)
+    size = size_text(sum(path.stat().st_size for path in folder.rglob("*.block")))
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main(["verify", str(folder)]) == is_damaged
+    found = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert re.search(rf"read +\S+ {size} of {size}, [\d.,]+ [KMG]iB/s", found), found
 
 
 def test_a_clean_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
