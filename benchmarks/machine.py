@@ -13,8 +13,10 @@ from pathlib import Path
 PACKAGES = (
     "attrs",
     "cbor2",
+    "celery",
     "confluent-kafka",
     "diskcache",
+    "dramatiq",
     "hiredis",
     "litequeue",
     "matplotlib",
@@ -28,7 +30,10 @@ PACKAGES = (
     "pyzmq",
     "redis",
     "rich",
+    "rq",
     "rstream",
+    "taskiq",
+    "taskiq-redis",
 )
 ROOT = Path(__file__).resolve().parent.parent
 
