@@ -35,6 +35,7 @@ LAYERS = (
     ("root",),
     ("monitoring",),
     ("broker", "controller", "client", "runtime"),
+    ("kafka",),
     ("access", "replication", "transport", "coord", "store"),
     ("core", "hash", "serde"),
     ("errors", "descriptors"),
@@ -60,13 +61,15 @@ PURE_MODULES = set(
 # Of modules with I/O, these names only.
 PURE_NAMES = {"io": {"BytesIO"}, "sys": {"byteorder", "intern", "maxsize"}}
 # Extras that turn bytes into bytes: they read nothing but their arguments.
-PURE_LAZY = {"backports", "compression", "lz4", "pyarrow"}
+PURE_LAZY = {"backports", "compression", "cramjam", "crc32c", "lz4", "pyarrow"}
 # Two runs, or two processes, get different answers from these.
 IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "open", "print"}
 
 # One owner each: only users of a package need it, and replacing it is a local change.
 OWNERS = {
     "cbor2": "core/cbor.py",
+    "cramjam": "core/batch/kafka/codecs.py",
+    "crc32c": "core/batch/kafka/batch.py",
     "fastavro": "serde/",
     "google": "serde/",
     "kazoo": "coord/",
@@ -82,8 +85,8 @@ OWNERS = {
 LAZY_UNLESS = {"pyarrow": "spark/"}
 
 NOT_AT_IMPORT = set(
-    """asyncio fastavro google.protobuf http.server kazoo msgspec opentelemetry prometheus_client
-    pyarrow pydantic pyspark taskiq zmq""".split()
+    """asyncio cramjam crc32c fastavro google.protobuf http.server kazoo msgspec opentelemetry
+    prometheus_client pyarrow pydantic pyspark taskiq zmq""".split()
 )
 
 
