@@ -155,7 +155,7 @@ class Hostile:
     def _lie(self, rng: Random, topic: str, place: str, peer: str) -> None:
         what = rng.choice([*LIES])
         batch = self._batch(rng)
-        sealed = EncodedBatch._seal(LIES[what](batch.header), batch.body)
+        sealed = EncodedBatch.sealed(LIES[what](batch.header), batch.body)
         self._produce(topic, place, peer, sealed, f"a batch that lies: {what}")
 
     def _numbers(self, rng: Random, topic: str, place: str, peer: str) -> None:

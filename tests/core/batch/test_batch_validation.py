@@ -28,7 +28,7 @@ def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> Enco
     lengths = {"length": HEADER_SIZE + len(body)}
     if raw is not None and not (fields.get("attributes", 0) & COMPRESSION_MASK):
         lengths["raw_length"] = len(raw)
-    made = EncodedBatch._seal(batch.header._replace(**{**lengths, **fields}), body)
+    made = EncodedBatch.sealed(batch.header._replace(**{**lengths, **fields}), body)
     # Through the bytes, since a broker parses what it receives and trusts no object.
     return EncodedBatch.parse(bytes(made.head) + bytes(made.body))
 
