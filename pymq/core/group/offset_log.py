@@ -21,7 +21,16 @@ from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.leases import Leases
-from pymq.core.message import BEGIN, Fetch, Fetched, Message, Produce, Produced, Settled
+from pymq.core.message import (
+    BEGIN,
+    ClassicDone,
+    Fetch,
+    Fetched,
+    Message,
+    Produce,
+    Produced,
+    Settled,
+)
 from pymq.core.observe.coverage import mark
 from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
@@ -31,6 +40,7 @@ OFFSET_KEY = 1  # kind and version of a record's key
 TOMBSTONE = ("pymq.tombstone", b"")  # marks a deletion for compaction
 DELIVERIES = "pymq.deliveries"  # a header: delivery counts of unacknowledged ranges
 ERRORS = "pymq.errors"  # a header: why members have last returned unacknowledged ranges
+NOTE = "pymq.note"  # a header: the text that a Kafka client has committed with the offset
 DELAYS = "pymq.delays"  # a header: from when on returned ranges may be delivered again
 RANGES_MAX = 512  # ranges acknowledged above the committed offset that are kept
 ERRORS_MAX = 20  # different errors that are kept; each commit writes them again
@@ -40,6 +50,7 @@ ASK_MS = 1_000  # another broker has so long to answer
 PATIENCE_MS = 1_000  # requests wait so long for the offsets to be loaded, then they are refused
 
 Name = tuple[str, str, str]  # group, topic, partition
+Stored = Settled | ClassicDone  # answers that wait for a write
 
 
 class GroupHost(Protocol):
@@ -90,8 +101,8 @@ class OffsetLog:
         self._groups = groups
         self._clock = clock  # of leases
         self._changed: dict[Name, None] = {}  # to be written, in order
-        self._unanswered: list[tuple[str, Settled]] = []
-        self._writing: list[tuple[str, Settled]] | None = None
+        self._unanswered: list[tuple[str, Stored]] = []
+        self._writing: list[tuple[str, Stored]] | None = None
         self._written: dict[Name, None] = {}
         self._must_sync = False  # a member waits for a durable commit
         self._is_syncing = False
@@ -200,7 +211,9 @@ class OffsetLog:
                     [(a, b, error) for error, spans in failed for a, b in spans],
                     [(a, b, due + ahead) for a, b, due in delayed],
                 )
-                group.offsets.set_offset(topic, partition, leases, *topic_id)
+                note = str(known.get(NOTE, b""), "utf-8")
+                belongs_to = topic_id[0] if topic_id else ""
+                group.offsets.set_offset(topic, partition, leases, belongs_to, note)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -216,12 +229,12 @@ class OffsetLog:
                 leases.has_counted = False
                 self.changed(group.name, *name)
 
-    def answer(self, source: str, answer: Settled, *, durable: bool) -> None:
+    def answer(self, source: str, answer: Stored, *, durable: bool) -> None:
         """Queue an answer until all changes so far are written."""
         self._unanswered.append((source, answer))
         self._must_sync = self._must_sync or durable
 
-    def waiting(self) -> list[tuple[str, Settled]]:
+    def waiting(self) -> list[tuple[str, Stored]]:
         """The answers that wait for a write."""
         return [*(self._writing or ()), *self._unanswered]
 
@@ -281,7 +294,11 @@ class OffsetLog:
                 headers.append((TOMBSTONE,))
                 continue
             delays = [[a, b, due - ahead] for a, b, due in leases.delays(time)]
-            headers.append(_unacknowledged(leases, delays))
+            found = _unacknowledged(leases, delays)
+            assert group is not None
+            if note := group.offsets.notes.get((topic, partition)):
+                found += ((NOTE, note.encode()),)
+            headers.append(found)
         return EncodedBatch.encode(
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
         )

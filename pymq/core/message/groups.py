@@ -203,6 +203,7 @@ class GroupOffset:
     waiting: int = 0  # returned records that wait for redelivery
     holders: tuple[str, ...] = ()  # the members that hold those in flight
     is_full: bool = False  # too much is unacknowledged to lease a new record
+    note: str = ""  # what a Kafka client has committed with the offset
 
 
 @value
@@ -268,6 +269,8 @@ class GroupNames:
     id: int
     groups: tuple[str, ...] = ()
     error: PymqError | None = None
+    # of the groups that Kafka's clients have joined: name, protocol type and state
+    classic: tuple[tuple[str, str, str], ...] = ()
 
 
 GroupMessage = (
