@@ -94,3 +94,14 @@ def _snappy() -> Any:
     except ImportError:
         raise MissingExtra(f"snappy needs cramjam, which is not installed: {INSTALL}") from None
     return cramjam.snappy
+
+
+def check_installed() -> None:
+    """Check that all codecs can be used.
+
+    Raises:
+        MissingExtra: a package is missing.
+    """
+    _snappy()
+    compression.codec_number("lz4")
+    compression.codec_number("zstd")
