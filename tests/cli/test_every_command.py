@@ -20,7 +20,7 @@ from tests.cli.conftest import Queue, Told
 from tests.cli.test_docs import commands
 
 # They go on for longer than a command: test_ui.py, test_demo.py and test_nodes.py have all of them.
-ELSEWHERE = {"ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
+ELSEWHERE = {"kafka", "ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
 NUMBERS = itertools.count(1)
 
 
