@@ -14,6 +14,7 @@ from typing import Self
 from pymq.core.batch.kafka.batch import crc32c_function
 from pymq.core.batch.kafka.codecs import check_installed
 from pymq.errors import ConfigError
+from pymq.kafka.codes import Code
 from pymq.kafka.door import DoorDriver, KafkaDoor, Listener
 from pymq.kafka.gate import KafkaGate
 from pymq.kafka.handlers.conversation import Endpoint
@@ -24,8 +25,11 @@ BACKLOG = 128
 class KafkaEndpoint:
     """Where Kafka's clients find a queue; ``with`` closes it."""
 
-    def __init__(self, door: KafkaDoor, addresses: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self, door: KafkaDoor, gates: Sequence[KafkaGate], addresses: Sequence[tuple[str, int]]
+    ) -> None:
         self._door = door
+        self._gates = gates
         self.addresses = tuple(addresses)
         """Host and port of each broker."""
 
@@ -33,6 +37,11 @@ class KafkaEndpoint:
     def bootstrap(self) -> str:
         """The option ``bootstrap.servers`` for clients."""
         return ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in self.addresses)
+
+    def fail(self, topic: str, code: Code, times: int) -> None:
+        """Refuse the next batches for a topic; for tests. The driver's lock is held."""
+        for gate in self._gates:
+            gate.refuse(topic, code, times)
 
     def close(self) -> None:
         """Close all connections and stop listening; closing twice is allowed."""
@@ -111,7 +120,8 @@ def open_endpoint(
         ]
         door = KafkaDoor(driver, listeners)
         stack.pop_all()
-    return KafkaEndpoint(door, [(host, number) for number in ports])
+    gates = [listener.gate for listener in listeners]
+    return KafkaEndpoint(door, gates, [(host, number) for number in ports])
 
 
 def _check_host(host: str) -> None:

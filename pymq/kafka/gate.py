@@ -173,6 +173,10 @@ class KafkaGate:
             auto_create,
         )
 
+    def refuse(self, topic: str, code: Code, times: int) -> None:
+        """Refuse the next batches for a topic, so that a test sees what its application does."""
+        self._context.faults[topic] = [code] * times
+
     # --- connections ----------------------------------------------------------------------------
 
     def connected(self, host: str) -> Connection:

@@ -1,6 +1,6 @@
-"""A fixture for tests of applications: clusters in virtual time, checked when the test ends.
+"""Fixtures for tests of applications, there as soon as pymq is installed.
 
-It is there as soon as pymq is installed::
+``pymq_cluster`` makes clusters in virtual time, which are checked when the test ends::
 
     def test_mine(pymq_cluster):
         cluster = pymq_cluster(brokers=3)
@@ -9,6 +9,14 @@ It is there as soon as pymq is installed::
 
 ``--pymq-seed N`` decides everything that could be one way or another; a test that fails says which
 seed it had.
+
+``pymq_kafka`` is a Kafka in memory for the test alone, with ``pymq_kafka.bootstrap`` for Kafka's
+clients (:class:`pymq.testing.kafka.KafkaForTests`)::
+
+    def test_mine(pymq_kafka):
+        producer = confluent_kafka.Producer({"bootstrap.servers": pymq_kafka.bootstrap})
+        ...
+        assert pymq_kafka.records("invoices") == [...]
 """
 
 from __future__ import annotations
@@ -20,6 +28,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pymq.testing.cluster import Cluster
+    from pymq.testing.kafka import KafkaForTests
 
 MakeCluster = Callable[..., "Cluster"]
 
@@ -49,3 +58,12 @@ def pymq_cluster(request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
     yield make
     for cluster in made:
         cluster.check()
+
+
+@pytest.fixture
+def pymq_kafka() -> Iterator[KafkaForTests]:
+    """Make a Kafka in memory; needs ``pymq-log[kafka]``."""
+    from pymq.testing.kafka import KafkaForTests  # only now: few tests of a suite need it
+
+    with KafkaForTests() as kafka:
+        yield kafka

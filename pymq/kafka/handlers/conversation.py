@@ -23,6 +23,7 @@ from pymq.core.metadata.nodes import ProducerIds
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError, RequestTimeout
+from pymq.kafka.codes import Code
 
 if TYPE_CHECKING:
     from pymq.kafka.handlers.topic_cache import TopicCache
@@ -98,6 +99,8 @@ class GateContext:
     auto_create: bool = True
     now: int = 0  # in the loop's milliseconds
     ids: list[int] = Factory(list)  # producer ids that the gate may give out
+    # By topic: with what the next batches are refused, because a test wants it.
+    faults: dict[str, list[Code]] = Factory(dict)
 
 
 class Call(NamedTuple):

@@ -106,6 +106,8 @@ def _message(
     if partition is None:
         context.topics.drop(topic.topic)  # It may have grown.
         return Code.UNKNOWN_TOPIC_OR_PARTITION
+    if planned := context.faults.get(topic.topic):
+        return planned.pop()
     assert mode is not None
     assert not isinstance(records, list)
     try:
