@@ -18,11 +18,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymq.core.batch.columns import Buffer
-from pymq.core.message import Answer, Fetched, InitProducer, Message
+from pymq.core.message import Answer, InitProducer, Message
 from pymq.core.metadata.nodes import ProducerIds
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
-from pymq.errors import PymqError, RequestTimeout
+from pymq.errors import PymqError, ReplicaNotAvailable, RequestTimeout
 from pymq.kafka.codes import Code
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pymq.kafka.handlers.watches import Watches
 
 ANSWER_MS = 30_000  # a node has so long to answer
+HOLDERS_MAX = 3  # holders of older records that are asked
 
 
 class Outcome(Enum):
@@ -131,12 +132,24 @@ def new_producer_id(context: GateContext) -> Generator[Ask, Any, int | PymqError
     return context.ids.pop()
 
 
-def error_of(answer: Any) -> PymqError | None:
-    """Return the error of any answer."""
-    found: PymqError | None = answer.error
-    return found
+def holders(answer: Any) -> list[str]:
+    """The brokers that hold the records that a leader was asked for, if others do.
+
+    To move a partition moves no data: older blocks may be with other brokers than its leader.
+    """
+    if not isinstance(answer.error, ReplicaNotAvailable):
+        return []
+    found = answer.error.details.get("brokers")
+    return [str(name) for name in found] if isinstance(found, (list, tuple)) else []
 
 
-def fetched(answer: Message | Late) -> Fetched | None:
-    """Return the answer to a fetch, if it has no error."""
-    return answer if isinstance(answer, Fetched) and answer.error is None else None
+def ask_holders(answer: Any, make: Callable[[int], Message]) -> Generator[Ask, Any, Any]:
+    """Ask the holders of records, one after the other; returns the last answer.
+
+    *answer* is the leader's, and *make* makes a request that any replica may answer.
+    """
+    for broker in holders(answer)[:HOLDERS_MAX]:
+        found = yield from ask(broker, make)
+        if not isinstance(found, Late) and not isinstance(found.error, ReplicaNotAvailable):
+            return found
+    return answer

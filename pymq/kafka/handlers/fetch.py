@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
+
+import attrs
 
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.columns import Buffer
@@ -12,7 +15,16 @@ from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.types import TopicPartition
 from pymq.errors import OffsetOutOfRange, PymqError
 from pymq.kafka.codes import Code, code_of
-from pymq.kafka.handlers.conversation import Ask, Call, Doze, GateContext, Late, Steps
+from pymq.kafka.handlers.conversation import (
+    Ask,
+    Call,
+    Doze,
+    GateContext,
+    Late,
+    Steps,
+    ask_holders,
+    holders,
+)
 from pymq.kafka.handlers.topic_cache import find_topic, partition_of
 from pymq.kafka.wire.messages import (
     FetchRequest,
@@ -94,21 +106,35 @@ def fetch(context: GateContext, m: FetchRequest, call: Call) -> Steps:
 def _read(context: GateContext, m: FetchRequest, places: list[_Place]) -> Steps:
     """Read all partitions once; returns the bytes, and whether a partition has an error."""
     share = max(m.max_bytes // len(places), PARTITION_BYTES_MIN)
-    requests = [_request(context, place, share) for place in places]
-    answers = yield Ask(requests, WAIT_MAX_MS)
+    requests = [_request(place, share) for place in places]
+    answers = yield Ask([(context.me, make) for make in requests], WAIT_MAX_MS)
     size, has_error = 0, False
-    for place, fetched in zip(places, answers, strict=True):
+    for place, make, found in zip(places, requests, answers, strict=True):
+        fetched = found
+        if holders(found):
+            fetched = yield from ask_holders(found, partial(make, any_replica=True))
+            if isinstance(fetched, Fetched) and fetched.error is None:
+                # The ends are the leader's: a holder of older records may know less.
+                fetched = attrs.evolve(
+                    fetched, log_start=found.log_start, high_watermark=found.high_watermark
+                )
         size += _note(context, place, fetched)
         has_error = has_error or place.part.error_code != 0
     return size, has_error
 
 
-def _request(context: GateContext, place: _Place, share: int) -> Any:
-    most = max(min(place.asked.partition_max_bytes, share), 1)
-    offset, name, topic_id = place.asked.fetch_offset, place.name, place.topic.topic_id
-    # A negative offset has a meaning of its own for pymq's brokers; Kafka knows none.
-    at = max(offset, 0)
-    return context.me, lambda r: Fetch(r, *name, at, most, 0, topic_id=topic_id)
+def _request(place: _Place, share: int) -> partial[Fetch]:
+    name = place.name
+    return partial(
+        Fetch,
+        topic=name.topic,
+        partition=name.partition,
+        # A negative offset has a meaning of its own for pymq's brokers; Kafka knows none.
+        offset=max(place.asked.fetch_offset, 0),
+        max_bytes=max(min(place.asked.partition_max_bytes, share), 1),
+        max_wait_ms=0,
+        topic_id=place.topic.topic_id,
+    )
 
 
 def _note(context: GateContext, place: _Place, fetched: Fetched | Late) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from pymq.core.batch.batch_sequence import split
-from pymq.core.message import BEGIN, END, Fetch, Fetched, FindOffset, OffsetFound
+from pymq.core.message import BEGIN, END, Fetch, Fetched, FindOffset, Message, OffsetFound
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import PymqError
 from pymq.kafka.codes import Code, code_of
-from pymq.kafka.handlers.conversation import Call, GateContext, Steps, ask
+from pymq.kafka.handlers.conversation import Call, GateContext, Steps, ask, ask_holders
 from pymq.kafka.handlers.topic_cache import find_topic, partition_of
 from pymq.kafka.wire.messages import (
     ListOffsetsRequest,
@@ -62,12 +63,14 @@ def _find(context: GateContext, topic: TopicMetadata, index: int, time: int) -> 
             return time
     elif time < 0:
         return Code.UNSUPPORTED_VERSION
-    answer = yield from ask(context.me, lambda r: FindOffset(r, *name, time, topic_id=topic_id))
+    find = partial(FindOffset, topic=name[0], partition=name[1], topic_id=topic_id)
+    answer = yield from _search(context, partial(find, timestamp_ms=time))
     if not isinstance(answer, OffsetFound) or answer.error is not None:
         return code_of(answer.error)
     offset = answer.offset
     # Kafka also answers the record's time, and tells "none" from the end of the log.
-    record = yield from ask(context.me, lambda r: Fetch(r, *name, offset, 1, 0, topic_id=topic_id))
+    read = partial(Fetch, topic=name[0], partition=name[1], topic_id=topic_id)
+    record = yield from _search(context, partial(read, offset=offset, max_bytes=1, max_wait_ms=0))
     if not isinstance(record, Fetched) or record.error is not None:
         return code_of(record.error)
     try:
@@ -97,9 +100,16 @@ def _largest_time(context: GateContext, name: tuple[str, str], topic_id: str) ->
     find = partial(FindOffset, topic=name[0], partition=name[1], topic_id=topic_id)
     for bit in reversed(range(TIME_BITS)):
         wanted = largest | 1 << bit
-        found = yield from ask(context.me, partial(find, timestamp_ms=wanted))
+        found = yield from _search(context, partial(find, timestamp_ms=wanted))
         if found.error is not None:
             return code_of(found.error)
         if found.offset < end.offset:
             largest = wanted
     return largest
+
+
+def _search(context: GateContext, make: Callable[..., Message]) -> Steps:
+    """Ask this broker, and if it does not hold the records one that does."""
+    answer = yield from ask(context.me, make)
+    found = yield from ask_holders(answer, partial(make, any_replica=True))
+    return found

@@ -304,6 +304,26 @@ def test_offsets_by_time(kafka: Served) -> None:
         assert answer.result(S).offset == offset
 
 
+def test_records_that_only_another_broker_holds_are_read() -> None:
+    """To move a partition moves no data: its leader holds only what came since."""
+    with pymq.open("memory:", brokers=3) as mq, mq.kafka() as endpoint:
+        kafka = Served(mq, endpoint)
+        mq.create_topic("t")
+        for round_, broker in enumerate(("broker-0", "broker-1", "broker-2", "broker-0")):
+            mq.reassign("t", "0", [broker])
+            eventually(lambda: mq.describe_topic("t").partitions[0].leader == broker)  # noqa: B023 # called at once
+            produce(kafka, "t", [b"%d-%d" % (round_, n) for n in range(20)])
+        consumer = assigned(kafka, "t")
+        found = poll(consumer, 80)
+        assert [message.value() for message in found] == [
+            b"%d-%d" % (round_, n) for round_ in range(4) for n in range(20)
+        ]
+        assert [message.offset() for message in found] == sorted(m.offset() for m in found)
+        wanted = ck.TopicPartition("t", 0, 1_700_000_000_010)
+        assert consumer.offsets_for_times([wanted], S)[0].offset == found[10].offset()
+        consumer.close()
+
+
 def test_admin_of_topics(kafka: Served) -> None:
     client = admin.AdminClient(kafka.conf())
     new = admin.NewTopic("t", 2, 1, config={"retention.ms": "3600000"})
