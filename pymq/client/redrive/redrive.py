@@ -23,7 +23,7 @@ from pymq.client.admin.appends import append, sequences
 from pymq.client.admin.owned_topic import TIMEOUT_S
 from pymq.client.consumer.dead_letters import OBITUARY
 from pymq.client.options import check_callback, check_flag, check_range, check_seconds
-from pymq.client.redrive.journal import Entry, Journal, Round
+from pymq.client.redrive.journal import Journal, JournalEntry, Round
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import Record
 from pymq.core.metadata.descriptions import TopicMetadata
@@ -135,7 +135,7 @@ class Redrive:
     # --- choosing -------------------------------------------------------------------------------
 
     def _rounds(
-        self, partition: str, entry: Entry, *, needs_target: bool = True
+        self, partition: str, entry: JournalEntry, *, needs_target: bool = True
     ) -> Iterator[tuple[list[Record], int]]:
         """Choose letters of a partition, by the round, with the number of those that stay."""
         chosen, passed, size = list[Record](), 0, 0
@@ -194,7 +194,7 @@ class Redrive:
 
     # --- sending --------------------------------------------------------------------------------
 
-    def _send(self, partition: str, entry: Entry, to: str, letters: list[Record]) -> int:
+    def _send(self, partition: str, entry: JournalEntry, to: str, letters: list[Record]) -> int:
         """Send letters of a partition to a topic; returns how many."""
         topic = self._metadata(to)
         assert topic is not None
@@ -209,7 +209,7 @@ class Redrive:
             self._questions.pause(count / self._rate)
         return count
 
-    def _finish(self, partition: str, entry: Entry, letters: dict[int, Record]) -> int:
+    def _finish(self, partition: str, entry: JournalEntry, letters: dict[int, Record]) -> int:
         """Send the letters of a round that are not there yet; returns how many these were."""
         sent, entry.round = entry.round, None
         assert sent is not None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pymq.client.admin.groups import count_members
 from pymq.client.options import check_seconds
-from pymq.client.rpc.mailbox import REPLIES, Mailbox, Pending, choose_partition
+from pymq.client.rpc.mailbox import REPLIES, Pending, ReplyMailbox, choose_partition
 from pymq.core.batch.record import Record
 from pymq.core.types import check_name
 from pymq.errors import NoResponders, OffsetOutOfRange, RequestTimeout, UnknownTopic
@@ -34,7 +34,7 @@ class Requester:
         self._monotonic = client.driver.monotonic
         self._turn = threading.Condition()
         self._is_read = False  # a thread reads replies now
-        self._mailbox: Mailbox | None = None
+        self._mailbox: ReplyMailbox | None = None
         self._reader: Consumer | None = None
         self._producer: Producer | None = None
         self._checked: dict[str, float] = {}  # when a service had a responder
@@ -106,13 +106,13 @@ class Requester:
         """Whether a service had a responder less than a second ago."""
         return self._monotonic() < self._checked.get(service, float("-inf")) + CHECK_S
 
-    def _open(self, service: str) -> Mailbox:
+    def _open(self, service: str) -> ReplyMailbox:
         """Choose a partition for replies, and read it from its end on."""
         client = self._client
         token, partition, end = choose_partition(client, service)
         self._reader = client.consumer(REPLIES, mode="psb", partition=partition, offset=end)
         self._producer = client.producer(linger_ms=0)
-        self._mailbox = Mailbox(token, partition)
+        self._mailbox = ReplyMailbox(token, partition)
         return self._mailbox
 
     def wait(self, service: str, id: bytes, pending: Pending, until: float) -> Record:
