@@ -24,9 +24,8 @@ from __future__ import annotations
 
 from pymq.core.counts import plural
 from pymq.core.group.consumer_group import Assignors, ConsumerGroup
-from pymq.core.group.context import GroupContext
 from pymq.core.group.group_limits import GroupLimits
-from pymq.core.group.lease_manager import LeaseManager
+from pymq.core.group.lease_manager import GroupContext, LeaseManager
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import GroupHost, OffsetLog

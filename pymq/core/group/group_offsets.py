@@ -156,7 +156,7 @@ class GroupOffsets:
             if late := leases.acknowledge(member.id, ranges):
                 refused += late
                 lapsed += leases.open_in(ranges)
-            if leases.committed != before or leases.done_ranges():
+            if leases.committed != before or leases.spans.done_ranges():
                 changed.append(name)
         return refused, lapsed, changed
 
@@ -199,7 +199,7 @@ class GroupOffsets:
 
     def next_due(self, now: int) -> int:
         """When the next delay or lease ends."""
-        return min((leases.next_due(now) for leases in self.leases.values()), default=NEVER)
+        return min((leases.spans.next_due(now) for leases in self.leases.values()), default=NEVER)
 
     # --- for people -----------------------------------------------------------------------------
 
@@ -211,9 +211,9 @@ class GroupOffsets:
                 partition,
                 leases.committed,
                 leases.next,
-                leases.in_flight,
-                leases.waiting,
-                leases.holders,
+                leases.spans.in_flight,
+                leases.spans.waiting,
+                leases.spans.holders,
                 leases.is_full,
             )
             for (topic, partition), leases in sorted(self.leases.items())
@@ -225,7 +225,7 @@ class GroupOffsets:
         end = self.end(m.topic, m.partition) or 0
         if leases is None:
             return GroupLeases(m.id, known_end=end)
-        spans = leases.spans(m.offset, max(0, min(m.max_spans, SPANS_MAX)), now)
+        spans = leases.describe(m.offset, max(0, min(m.max_spans, SPANS_MAX)), now)
         return GroupLeases(m.id, leases.committed, leases.next, end, spans)
 
 

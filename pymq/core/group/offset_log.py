@@ -271,7 +271,7 @@ class OffsetLog:
             group = self._groups.get(name)
             leases = group.offsets.leases.get((topic, partition)) if group is not None else None
             keys.append(cbor.dumps([OFFSET_KEY, name, topic, partition]))
-            done = leases.done_ranges()[:RANGES_MAX] if leases else ()
+            done = leases.spans.done_ranges()[:RANGES_MAX] if leases else ()
             item: list[Any] = [leases.committed if leases else 0, [list(r) for r in done]]
             if group is not None and leases is not None:
                 topic_id = group.offsets.topic(topic).id_of(partition)
@@ -280,7 +280,7 @@ class OffsetLog:
             if leases is None:
                 headers.append((TOMBSTONE,))
                 continue
-            delays = [[a, b, due - ahead] for a, b, due in leases.delays(time)]
+            delays = [[a, b, due - ahead] for a, b, due in leases.spans.delays(time)]
             headers.append(_unacknowledged(leases, delays))
         return EncodedBatch.encode(
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
@@ -326,9 +326,9 @@ def _unacknowledged(leases: Leases, delays: list[list[int]]) -> Headers:
     """The delivery counts, errors and delays, as headers, so that older versions can read the
     record.
     """
-    counts = [list(each) for each in leases.counts()[:RANGES_MAX]]
+    counts = [list(each) for each in leases.spans.counts()[:RANGES_MAX]]
     by_error = dict[str, list[list[int]]]()
-    for start, end, error in leases.errors()[:RANGES_MAX]:
+    for start, end, error in leases.spans.errors()[:RANGES_MAX]:
         if error in by_error or len(by_error) < ERRORS_MAX:
             by_error.setdefault(error, []).append([start, end])
     errors = [[*each] for each in by_error.items()]

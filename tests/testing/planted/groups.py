@@ -8,12 +8,12 @@ from pymq.client.admin.owned_topic import OwnedTopic
 from pymq.client.group.lease_requests import LeasePace, LeaseRequests
 from pymq.client.group.undelivered_records import UndeliveredRecords
 from pymq.client.producer.producer_topic import ProducerTopic
-from pymq.client.redrive.journal import Entry
+from pymq.client.redrive.journal import JournalEntry
 from pymq.client.redrive.redrive import Redrive
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.offset_ranges import EVERYTHING
 from pymq.core.batch.record import Record
-from pymq.core.group import leases
+from pymq.core.group import spans
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.group_offsets import GroupOffsets
 from pymq.core.group.leases import Leases
@@ -29,9 +29,9 @@ bug("leased-twice", AREA, "a lease is for everybody who asks", "G3; KIP-932", "c
 
 @plant("leased-twice", Leases, "acquire")
 def acquire_again(acquire: Any, self: Leases, *arguments: Any, **named: Any) -> Any:
-    for span in self._spans:
-        if span.state == leases.LEASED:
-            span.state, span.due = leases.AVAILABLE, 0
+    for span in self.spans:
+        if span.state == spans.LEASED:
+            span.state, span.due = spans.AVAILABLE, 0
     return acquire(self, *arguments, **named)
 
 
@@ -62,8 +62,8 @@ bug(
 def acknowledge_anybody(acknowledge: Any, self: Leases, member: str, ranges: Any) -> int:
     refused = 0
     for start, end in ranges:
-        for span in list(self._spans):
-            if span.state == leases.LEASED and span.start < end and start < span.end:
+        for span in list(self.spans):
+            if span.state == spans.LEASED and span.start < end and start < span.end:
                 part = (max(start, span.start), min(end, span.end))
                 refused += int(acknowledge(self, span.owner, [part]))
         refused += int(acknowledge(self, member, [(start, end)])) * 0
@@ -81,9 +81,9 @@ bug(
 
 @plant("commit-past-unacked", Leases, "_advance")
 def advance_past(advance: Any, self: Leases) -> None:
-    done = [span.end for span in self._spans if span.state == leases.DONE]
+    done = [span.end for span in self.spans if span.state == spans.DONE]
     if done:
-        self._spans = [span for span in self._spans if span.start >= max(done)]
+        self.spans.begin_at(max(done))
         self.committed = max(done)
     advance(self)
 
@@ -233,8 +233,8 @@ bug(
 
 @plant("lease-expires-early", Leases, "expire")
 def expire_early(expire: Any, self: Leases, now: int) -> Any:
-    for span in self._spans:
-        if span.state == leases.LEASED:
+    for span in self.spans:
+        if span.state == spans.LEASED:
             span.due -= 100
     return expire(self, now)
 
@@ -285,7 +285,7 @@ def reject_with_neighbours(
     reject: Any, self: Leases, member: str, ranges: Any, due: int, error: str = ""
 ) -> None:
     for start, end in ranges:
-        for span in self._spans:
+        for span in self.spans:
             if span.start < end and start < span.end:
                 span.error = error
     reject(self, member, ranges, due, error)
@@ -480,7 +480,7 @@ bug(
 
 @plant("redriven-again", Redrive, "_finish")
 def forget_the_round(
-    finish: Any, self: Redrive, partition: str, entry: Entry, letters: dict[int, Record]
+    finish: Any, self: Redrive, partition: str, entry: JournalEntry, letters: dict[int, Record]
 ) -> int:
     if letters:
         return int(finish(self, partition, entry, letters))
