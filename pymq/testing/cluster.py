@@ -364,7 +364,7 @@ class Cluster:
 
     def _check_links(self) -> None:
         for session in self.ensemble.connections:
-            session.check_link(self.network.is_cut(session.process.name, COORDINATOR))
+            session.link.check(self.network.is_cut(session.process.name, COORDINATOR))
 
     def calm(self) -> None:
         """End all faults: heal, resume, make room, start what is down."""

@@ -261,7 +261,7 @@ class ZkserverHost(SimulatedHost):
         """Pause it; its session expires after a while."""
         super().pause()
         if self.session is not None:
-            self.session.check_pause()
+            self.session.link.check_pause()
 
 
 class ClientHost(SimulatedHost):

@@ -13,12 +13,12 @@ from pymq.client.redrive.redrive import Redrive
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.offset_ranges import EVERYTHING
 from pymq.core.batch.record import Record
-from pymq.core.group import spans
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.group_offsets import GroupOffsets
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import OffsetLog
+from pymq.core.group.spans import AVAILABLE, DONE, LEASED, Spans
 from pymq.core.types import NEVER
 from tests.testing.planted.bug import bug, plant
 
@@ -30,8 +30,8 @@ bug("leased-twice", AREA, "a lease is for everybody who asks", "G3; KIP-932", "c
 @plant("leased-twice", Leases, "acquire")
 def acquire_again(acquire: Any, self: Leases, *arguments: Any, **named: Any) -> Any:
     for span in self.spans:
-        if span.state == spans.LEASED:
-            span.state, span.due = spans.AVAILABLE, 0
+        if span.state == LEASED:
+            span.state, span.due = AVAILABLE, 0
     return acquire(self, *arguments, **named)
 
 
@@ -63,7 +63,7 @@ def acknowledge_anybody(acknowledge: Any, self: Leases, member: str, ranges: Any
     refused = 0
     for start, end in ranges:
         for span in list(self.spans):
-            if span.state == spans.LEASED and span.start < end and start < span.end:
+            if span.state == LEASED and span.start < end and start < span.end:
                 part = (max(start, span.start), min(end, span.end))
                 refused += int(acknowledge(self, span.owner, [part]))
         refused += int(acknowledge(self, member, [(start, end)])) * 0
@@ -81,7 +81,7 @@ bug(
 
 @plant("commit-past-unacked", Leases, "_advance")
 def advance_past(advance: Any, self: Leases) -> None:
-    done = [span.end for span in self.spans if span.state == spans.DONE]
+    done = [span.end for span in self.spans if span.state == DONE]
     if done:
         self.spans.begin_at(max(done))
         self.committed = max(done)
@@ -234,7 +234,7 @@ bug(
 @plant("lease-expires-early", Leases, "expire")
 def expire_early(expire: Any, self: Leases, now: int) -> Any:
     for span in self.spans:
-        if span.state == spans.LEASED:
+        if span.state == LEASED:
             span.due -= 100
     return expire(self, now)
 
@@ -300,8 +300,8 @@ bug(
 )
 
 
-@plant("errors-forgotten", Leases, "errors")
-def errors_of_nothing(errors: Any, self: Leases) -> Any:
+@plant("errors-forgotten", Spans, "errors")
+def errors_of_nothing(errors: Any, self: Spans) -> Any:
     return ()
 
 
@@ -314,8 +314,8 @@ bug(
 )
 
 
-@plant("delays-forgotten", Leases, "delays")
-def delays_of_nothing(delays: Any, self: Leases, now: int) -> Any:
+@plant("delays-forgotten", Spans, "delays")
+def delays_of_nothing(delays: Any, self: Spans, now: int) -> Any:
     return ()
 
 
@@ -402,8 +402,8 @@ bug(
 )
 
 
-@plant("deliveries-counted-anew", Leases, "counts")
-def counts_of_nothing(counts: Any, self: Leases) -> Any:
+@plant("deliveries-counted-anew", Spans, "counts")
+def counts_of_nothing(counts: Any, self: Spans) -> Any:
     return ()
 
 
