@@ -207,7 +207,7 @@ class BatchCopies:
         self._read(now)
 
     def answered(self, m: Message, now: int) -> None:
-        """Take in a partition's answer to a copy's fetch or produce."""
+        """Handle a partition's answer to a copy's fetch or produce."""
         if isinstance(m, Fetched):
             self._reading.discard(m.id)
             if (job := self._jobs.get(m.id)) is not None:

@@ -237,7 +237,7 @@ class BrokerMachine:
                 self._environment.reply(source, PartitionReports(m.id, reports), now)
 
     def _answered(self, source: str, m: Answer, now: int) -> None:
-        """Take in the active zkserver's answer to a registration, heartbeat or shutdown."""
+        """Handle the active zkserver's answer to a registration, heartbeat or shutdown."""
         out = self._environment.out
         match m.error:
             case NotController() as error:
@@ -252,7 +252,7 @@ class BrokerMachine:
                 self._departure.answered(m)
 
     def stored(self, event: StoreEvent, now: int) -> None:
-        """Take in an event of the store."""
+        """Handle an event of the store."""
         if isinstance(event, TimeFound):
             partition = self._environment.searches.pop(event.token, None)
             if partition is not None and partition.fetches.found(event, now):
@@ -281,7 +281,7 @@ class BrokerMachine:
             partition.write_failed(event, now)
 
     def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
-        """Take in that records of a block could not be read; returns the error to answer."""
+        """Note that records of a block could not be read; returns the error to answer."""
         partition = self._find(block)
         if partition is None:
             return error
@@ -291,7 +291,7 @@ class BrokerMachine:
         return told
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         host = self._environment
         for partition in self._schedule.due(now):
             if partition.deadline <= now:
@@ -353,7 +353,7 @@ class BrokerMachine:
         return out
 
     def advance(self, ready: Ready, now: int) -> None:
-        """Take in that the Ready was carried out: its writes are done, unless reported as
+        """Note that the Ready was carried out: its writes are done, unless reported as
         failed.
         """
         self._is_busy = False

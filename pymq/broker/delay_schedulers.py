@@ -91,7 +91,7 @@ class DelaySchedulers:
         self._rearm()
 
     def answered(self, source: str, message: Message, now: int) -> None:
-        """Take in an answer to a scheduler's request."""
+        """Handle an answer to a scheduler's request."""
         name = TopicPartition(*source.removeprefix(DELAY_SOURCE).split("/", 1))
         if isinstance(message, Fetched):
             self.fetched(name, message, now)
@@ -144,7 +144,7 @@ class DelaySchedulers:
         self._rearm()
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         if self._parts and now >= self._part_at:
             self._take_part(now)
         for scheduler in list(self.by_name.values()):

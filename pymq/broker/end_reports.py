@@ -32,7 +32,7 @@ class EndReports:
         self._epoch = -1  # of the controller that got the last reports
 
     def changed(self, partition: Partition, now: int) -> None:
-        """Take in that the log end or high watermark of *partition* may have changed."""
+        """Note that the log end or high watermark of *partition* may have changed."""
         if partition.opened.is_shared:
             self._changed[partition] = None
             if self.deadline == NEVER:

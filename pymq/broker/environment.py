@@ -102,7 +102,7 @@ class BrokerEnvironment:
             self.out.send.append((source, message))
 
     def delayed(self, name: TopicPartition, news: DelayedAppended, now: int) -> None:
-        """Take in that a batch with delayed records is committed."""
+        """Note that a batch with delayed records is committed."""
         self.delays.step(name, news, now)
 
     def admit(self, source: str, m: Fetch, now: int) -> int:
@@ -145,12 +145,12 @@ class BrokerEnvironment:
         return self.peers.has_failed(peer, block)
 
     def shares(self, partition: Partition, now: int) -> None:
-        """Take in that the replicas of *partition*'s open block may have changed."""
+        """Note that the replicas of *partition*'s open block may have changed."""
         self.sharing.look(partition, now)
         self.troubles.note(partition, now)
 
     def role_changed(self, partition: Partition, now: int) -> None:
-        """Take in that a replica has begun or ceased to lead: move group coordinators."""
+        """Note that a replica has begun or ceased to lead: move group coordinators."""
         self._note_role(partition)
         self.sharing.note_unable(partition)
         self.troubles.note(partition, now)

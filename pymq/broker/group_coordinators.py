@@ -128,7 +128,7 @@ class GroupCoordinators:
         coordinator.step(source, m, now)
 
     def answered(self, index: int, message: Message, now: int) -> None:
-        """Take in an offsets partition's answer to its coordinator."""
+        """Handle an offsets partition's answer to its coordinator."""
         if isinstance(message, Fetched):
             self._parts.append((index, message))
             if now >= self._part_at:
@@ -153,7 +153,7 @@ class GroupCoordinators:
             coordinator.forget_topic(topic, now, topic_id)
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         if self.deadline <= now:
             self._take_part(now)
         for coordinator in self.by_index.values():

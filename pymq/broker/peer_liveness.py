@@ -49,7 +49,7 @@ class PeerLiveness:
         self._tell_at = 0  # when a ping may name failed blocks again, if they are many
 
     def share(self, before: Iterable[str], after: Iterable[str], now: int) -> None:
-        """Take in that an open block's other replicas changed from *before* to *after*."""
+        """Note that an open block's other replicas changed from *before* to *after*."""
         self._shared.subtract(before)
         self._shared.update(after)
         for name in [name for name, count in self._shared.items() if count <= 0]:
@@ -73,7 +73,7 @@ class PeerLiveness:
         return peer is not None and peer.is_alive
 
     def heard(self, name: str, m: Ping, now: int) -> tuple[bool, Sequence[BlockId]]:
-        """Take in a ping; returns which partitions must be notified.
+        """Handle a ping; returns which partitions must be notified.
 
         Returns:
             Whether *name* was gone or has restarted: notify all partitions shared with it. And

@@ -59,13 +59,13 @@ class Registration:
         return source in self._config.controllers
 
     def heard(self, m: LeaderAndIsr) -> None:
-        """Take in a `LeaderAndIsr`: its sender is active and knows this broker."""
+        """Handle a `LeaderAndIsr`: its sender is active and knows this broker."""
         self.controller, self.epoch, self._is_known = m.controller, m.controller_epoch, True
         self.secret = m.secret or self.secret  # An older zkserver sends none.
         self._refusal = ""
 
     def refused(self, error: PymqError) -> str:
-        """Take in that the zkserver refused to register this broker.
+        """Note that the zkserver refused to register this broker.
 
         Returns the reason if it differs from the last one, else an empty string.
         """
@@ -78,7 +78,7 @@ class Registration:
         self.register(out, now)
 
     def other(self, source: str, error: NotController, out: Ready, now: int) -> None:
-        """Take in that *source* is not active; register with the zkserver that *error* names."""
+        """Note that *source* is not active; register with the zkserver that *error* names."""
         active = error.details.get("controller")
         if isinstance(active, str) and active != self.controller and self.is_controller(active):
             self.unknown(active, out, now)

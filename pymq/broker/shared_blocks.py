@@ -23,7 +23,7 @@ class SharedBlocks:
         return list(self._by_peer.get(peer, ()))
 
     def look(self, partition: Partition, now: int) -> None:
-        """Take in that the other replicas of *partition*'s open block may have changed."""
+        """Note that the other replicas of *partition*'s open block may have changed."""
         self.note_unable(partition)
         before, after = self._names.get(partition, ()), partition.peers
         if before == after:

@@ -53,7 +53,7 @@ class ShutdownHandover:
         return ControlledShutdown(self._asked, self._me, self._incarnation)
 
     def answered(self, m: Answer) -> None:
-        """Take in the zkserver's answer: how many partitions are left, or an error."""
+        """Handle the zkserver's answer: how many partitions are left, or an error."""
         # On a slow network, the answer comes after the next request was sent. A broker that stops
         # gets no new leadership, so an older 0 still holds.
         is_ours = self.has_begun and 0 < m.id <= self._asked

@@ -55,7 +55,7 @@ class AdminHandler:
         self._wall_ms = context.wall_ms
 
     def step(self, source: str, m: Message, now: int) -> None:
-        """Take in a request; ignores any other message."""
+        """Handle a request; ignores any other message."""
         match m:
             case CreateTopic():
                 self._topics.create(source, m, now)

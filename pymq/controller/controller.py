@@ -244,7 +244,7 @@ class Controller:
         self._rearm()
 
     def decided(self, event: CoordEvent, now: int) -> None:
-        """Take in an event of the coordinator."""
+        """Handle an event of the coordinator."""
         match event:
             case Suspended():
                 self._commits.pause()
@@ -261,13 +261,13 @@ class Controller:
         self._pump(now)
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """Take in that the backend could not carry out a commit; nothing was changed."""
+        """Note that the backend could not carry out a commit; nothing was changed."""
         self._elected(self._election.claim_failed(tag, error, now), now)
         self._commits.commit_failed(tag, error, now)
         self._pump(now)
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         self._election.tick(now)
         if self._election.is_active:
             for part in self._timed:
@@ -282,7 +282,7 @@ class Controller:
         return out
 
     def advance(self, ready: Ready, now: int) -> None:
-        """Take in that the Ready was carried out."""
+        """Note that the Ready was carried out."""
         self._is_busy = False
 
     def _pump(self, now: int) -> None:

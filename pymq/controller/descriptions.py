@@ -97,7 +97,7 @@ class Descriptions:
             self._send(broker, DescribePartitions(key, parts))
 
     def reported(self, source: str, m: PartitionReports) -> None:
-        """Take in a broker's reports; of several reports, the highest high watermark counts.
+        """Handle a broker's reports; of several reports, the highest high watermark counts.
 
         If the broker does not lead a partition, the other replicas are asked, too: they may have
         elected another leader, which has acknowledged records that this broker does not have yet.

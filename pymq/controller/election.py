@@ -144,7 +144,7 @@ class Election:
         )
 
     def decided(self, event: CoordEvent, now: int) -> Outcome | None:
-        """Take in an event of the coordinator; returns what the zkserver must do now."""
+        """Handle an event of the coordinator; returns what the zkserver must do now."""
         match event:
             case Loaded():
                 if event.tag == self._tag:
@@ -174,7 +174,7 @@ class Election:
         return None
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         if self.deadline <= now:
             self.deadline = NEVER
             if self._is_rereading:
@@ -183,13 +183,13 @@ class Election:
                 self.check()
 
     def claim_failed(self, tag: int, error: PymqError, now: int) -> Outcome | None:
-        """Take in that the backend could not carry out the claim; nothing was changed."""
+        """Note that the backend could not carry out the claim; nothing was changed."""
         if self.role is ControllerRole.CLAIMING and tag == self._tag:
             return self._failed(error, now)
         return None
 
     def _failed(self, error: PymqError, now: int) -> Outcome | None:
-        """Take in that the coordinator refused the last request; retry later."""
+        """Note that the coordinator refused the last request; retry later."""
         if self.role in (ControllerRole.STANDBY, ControllerRole.ACTIVE):
             self.problem, self.deadline = error, now + self._standby_ms
             return None

@@ -49,7 +49,7 @@ class QueryHandler:
         self._offsets_replicas = offsets_replicas
 
     def step(self, source: str, m: Message, now: int) -> bool:
-        """Take in a question; returns whether it is one."""
+        """Handle a question; returns whether it is one."""
         match m:
             case GetMetadata():
                 self._metadata(source, m, now)

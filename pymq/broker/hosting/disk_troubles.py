@@ -34,7 +34,7 @@ class DiskTroubles:
         self._final: dict[tuple[str, int], None] = {}
 
     def note(self, partition: Partition, now: int) -> None:
-        """Take in that *partition* may have gone offline or come back."""
+        """Note that *partition* may have gone offline or come back."""
         state = partition.state
         key, error = (state.topic_id, state.index), partition.offline
         if error is None:

@@ -23,14 +23,14 @@ class PartitionSchedule:
         self.deadline = NEVER  # earliest deadline in the heap, perhaps out of date
 
     def touch(self, partition: Partition) -> None:
-        """Take in that *partition* may be dirty or have another deadline."""
+        """Note that *partition* may be dirty or have another deadline."""
         if partition.is_dirty:
             self.dirty[partition] = None
         if partition.deadline < self._armed.get(partition, NEVER):
             self.arm(partition)
 
     def arm(self, partition: Partition) -> None:
-        """Take in that the deadline of *partition* may be earlier."""
+        """Note that the deadline of *partition* may be earlier."""
         due = partition.deadline
         if due < self._armed.get(partition, NEVER):
             self._armed[partition] = due

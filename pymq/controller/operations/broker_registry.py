@@ -67,7 +67,7 @@ class BrokerRegistry:
     # --- registering ----------------------------------------------------------------------------
 
     def beat(self, source: str, m: BrokerHeartbeat, now: int) -> None:
-        """Take in a heartbeat; answer an unknown broker with `NotRegistered`."""
+        """Handle a heartbeat; answer an unknown broker with `NotRegistered`."""
         if not self._members.beat(m.name, m.incarnation, now):
             mark("registry.unknown")
             unknown = NotRegistered(f"{m.name} is not registered as incarnation {m.incarnation}")
@@ -148,7 +148,7 @@ class BrokerRegistry:
     # --- offline replicas -----------------------------------------------------------------------
 
     def offline(self, m: OfflineReplicas, now: int) -> None:
-        """Take in a broker's report of offline replicas."""
+        """Handle a broker's report of offline replicas."""
         if not m.incarnation or not self._members.is_of(m.broker, m.incarnation):
             mark("registry.offline.other_incarnation")
             return  # The broker repeats the report.

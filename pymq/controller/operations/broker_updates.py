@@ -302,7 +302,7 @@ class BrokerUpdates:
     # --- answers --------------------------------------------------------------------------------
 
     def answered(self, m: LeaderAndIsrAnswer) -> None:
-        """Take in a broker's answer, with an error or None for each partition."""
+        """Handle a broker's answer, with an error or None for each partition."""
         box = self._boxes.get(m.broker)
         if box is None or m.error is not None:
             return
@@ -320,7 +320,7 @@ class BrokerUpdates:
             box.retry_at = NEVER
 
     def stopped(self, m: Stopped) -> None:
-        """Take in that a broker has carried out a removal."""
+        """Note that a broker has carried out a removal."""
         box = self._boxes.get(m.broker)
         if box is None or m.id not in box.stop_ids:
             return

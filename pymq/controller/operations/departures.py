@@ -48,7 +48,7 @@ class Departures:
             self._candidates.tick(now)
 
     def step(self, source: str, m: ControlledShutdown, now: int) -> None:
-        """Take in a request to stop; the answer is how many led partitions others could lead."""
+        """Handle a request to stop; the answer is how many led partitions others could lead."""
         if not self._members.leave(m.broker, m.incarnation):
             unknown = NotRegistered(f"{m.broker} is not registered as incarnation {m.incarnation}")
             self._send(source, Answer(m.id, error=unknown))

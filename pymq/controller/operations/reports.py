@@ -36,7 +36,7 @@ class Reports:
         self._rolls = rolls
 
     def step(self, m: Message, now: int) -> bool:
-        """Take in a report; returns whether it is one."""
+        """Handle a report; returns whether it is one."""
         match m:
             case Sealed():
                 self._rolls.sealed(m, now)

@@ -42,7 +42,7 @@ class RollTriggers:
             self._candidates.tick(now)
 
     def registered(self, broker: str, now: int) -> None:
-        """Take in that a broker has registered."""
+        """Note that a broker has registered."""
         self.consider_all(broker, now)
         self.consider_short(now)
         self.resume(now)

@@ -139,7 +139,7 @@ class Rolls:
         return True
 
     def gone(self, name: TopicPartition, now: int) -> None:
-        """Take in that the partition was deleted."""
+        """Note that the partition was deleted."""
         roll = self._rolls.get(name)
         if roll is not None:
             self._end(roll, UnknownTopic(f"topic {name.topic!r} was deleted"), now)
@@ -227,7 +227,7 @@ class Rolls:
     def _refused(
         self, roll: Roll, block: BlockNode, broker: str, error: PymqError, now: int
     ) -> None:
-        """Take in that *broker* cannot seal the block."""
+        """Note that *broker* cannot seal the block."""
         if block.acks is AckMode.RAFT:
             is_led = takeover.has_leader(self._commits.image, self._members, roll.name, block)
             if len(block.replicas) > 1 and (is_led or broker != block.leader):
@@ -313,7 +313,7 @@ class Rolls:
         self._commits.do(plan, scope=roll.name, done=done, failed=failed, is_urgent=True)
 
     def _failed(self, roll: Roll, error: PymqError, now: int) -> None:
-        """Take in that the commit failed: retry the roll, and answer its callers with the error."""
+        """Note that the commit failed: retry the roll, and answer its callers with the error."""
         if roll.state is not RollState.COMMITTING:
             return  # The partition was deleted meanwhile.
         if isinstance(error, (StaleEpoch, LookupError)):
@@ -379,7 +379,7 @@ class Rolls:
     # --- registrations and elections ------------------------------------------------------------
 
     def registered(self, broker: str) -> None:
-        """Take in that a broker has registered: its earlier answers are void."""
+        """Note that a broker has registered: its earlier answers are void."""
         for name in self._commits.image.hosting.opened(broker):
             roll = self._rolls.get(name)
             if roll is not None:
@@ -395,7 +395,7 @@ class Rolls:
     # --- timers ---------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         for roll in islice(self._agenda.due(now), TURN_MAX):
             if roll.decide_at <= now and self._members.listened(now) < roll.patience:
                 mark("rolls.decides_later_still")

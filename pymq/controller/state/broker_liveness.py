@@ -118,7 +118,7 @@ class BrokerLiveness:
         return dead_since - self._session_ms if dead_since != NEVER else NEVER
 
     def join(self, broker: str, incarnation: int, now: int) -> None:
-        """Take in that a broker has registered."""
+        """Note that a broker has registered."""
         known = self.live.get(broker)
         if known is None or known.incarnation != incarnation:
             self.leaving.pop(broker, None)
@@ -131,7 +131,7 @@ class BrokerLiveness:
             heappush(self._due, (until, broker))
 
     def end(self, broker: str, incarnation: int) -> None:
-        """Take in that a broker restarts as *incarnation*; drop messages of its earlier one.
+        """Note that a broker restarts as *incarnation*; drop messages of its earlier one.
 
         It counts as alive until its session ends, so that it is not replaced meanwhile.
         """
@@ -140,7 +140,7 @@ class BrokerLiveness:
             live.is_over = True
 
     def leave(self, broker: str, incarnation: int) -> bool:
-        """Take in that a broker is about to stop; returns whether it is known to be alive."""
+        """Note that a broker is about to stop; returns whether it is known to be alive."""
         if not self.is_of(broker, incarnation):
             return False
         self.leaving[broker] = None
@@ -151,7 +151,7 @@ class BrokerLiveness:
         return broker in self.leaving and self.is_of(broker, incarnation)
 
     def beat(self, broker: str, incarnation: int, now: int) -> bool:
-        """Take in a broker's heartbeat; returns whether the broker is registered and alive."""
+        """Handle a broker's heartbeat; returns whether the broker is registered and alive."""
         live = self.live.get(broker)
         if live is None or live.incarnation != incarnation or live.is_over:
             return False

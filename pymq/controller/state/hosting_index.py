@@ -54,7 +54,7 @@ class Hosting:
     def replace_block(
         self, name: TopicPartition, before: BlockNode | None, after: BlockNode | None
     ) -> None:
-        """Take in that a block was created, changed or removed."""
+        """Note that a block was created, changed or removed."""
         if before is not None:
             self._remove(name, before)
         if after is not None:
@@ -90,7 +90,7 @@ class Hosting:
     def replace_leaving(
         self, name: TopicPartition, before: tuple[str, ...], after: tuple[str, ...]
     ) -> None:
-        """Take in that other brokers must now remove their files of a partition."""
+        """Note that other brokers must now remove their files of a partition."""
         if before == after:
             return
         for broker in before:

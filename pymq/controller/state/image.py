@@ -166,7 +166,7 @@ class Image:
         return image
 
     def set(self, path: str, node: Node | None, version: int) -> None:
-        """Take in that *path* now holds *node* (None for a folder)."""
+        """Note that *path* now holds *node* (None for a folder)."""
         self.versions[path] = version
         match paths.parse(path), node:
             case paths.TopicPath(topic=topic), TopicNode():
@@ -197,7 +197,7 @@ class Image:
                 pass  # A folder, or a node of a later version.
 
     def unset(self, path: str) -> None:
-        """Take in that *path* is gone."""
+        """Note that *path* is gone."""
         self.versions.pop(path, None)
         match paths.parse(path):
             case paths.TopicPath(topic=topic):

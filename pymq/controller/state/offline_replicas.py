@@ -51,7 +51,7 @@ class OfflineState:
         self._told.pop(broker, None)
 
     def told(self, m: OfflineReplicas, now: int) -> tuple[list[TopicPartition], bool]:
-        """Take in a report; returns what is newly offline, and whether any replica is back."""
+        """Handle a report; returns what is newly offline, and whether any replica is back."""
         known = self._told.setdefault(m.broker, BrokerReport(0))
         if m.version <= known.version:
             return [], False

@@ -21,7 +21,7 @@ class KnownEnds:
         self._reaches.clear()
 
     def note(self, image: Image, m: ReplicaEnds) -> None:
-        """Take in a report; entries of blocks that are no longer open are ignored."""
+        """Handle a report; entries of blocks that are no longer open are ignored."""
         for topic, partition, block, end, high in m.ends:
             name = TopicPartition(topic, partition)
             found = image.find(name)

@@ -235,7 +235,7 @@ class Transactions:
     # --- outcomes of commits --------------------------------------------------------------------
 
     def settle(self, event: Committed | Conflicted | Uncertain, now: int) -> None:
-        """Take in the coordinator's answer to a commit."""
+        """Handle the coordinator's answer to a commit."""
         flight = self._flight
         if flight is None or flight.tag != event.tag:
             return
@@ -291,7 +291,7 @@ class Transactions:
             self._finish(task, result, now)
 
     def loaded(self, image: Image, now: int) -> None:
-        """Take in the tree that was read again; this zkserver is still active."""
+        """Handle the tree that was read again; this zkserver is still active."""
         self.image = image
         self._is_open, self._is_reading = True, False
         flight, self._flight = self._flight, None
@@ -305,7 +305,7 @@ class Transactions:
             self._again(flight, now)
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """Take in that the backend could not carry out the commit; nothing was changed."""
+        """Note that the backend could not carry out the commit; nothing was changed."""
         flight = self._flight
         if flight is None or flight.tag != tag:
             return

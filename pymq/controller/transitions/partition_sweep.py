@@ -77,7 +77,7 @@ class Sweep:
         return is_whole
 
     def commit(self) -> list[TopicPartition]:
-        """Take in that the latest slice is committed; returns the partitions that it changed.
+        """Note that the latest slice is committed; returns the partitions that it changed.
 
         No other change may have been committed since the slice was planned.
         """

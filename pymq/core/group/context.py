@@ -12,11 +12,11 @@ from pymq.core.values import define
 
 @define
 class GroupContext:
-    """The groups of a coordinator, their clock and timers, and where their offsets are kept."""
+    """The groups of a coordinator, their clock and timers, and the store of their offsets."""
 
     host: GroupHost
     limits: GroupLimits
     groups: dict[str, ConsumerGroup]
     offsets: OffsetLog
-    clock: PausableClock  # of groups, members and leases
-    timers: TimerHeap[str]  # when something is due on that clock, by group
+    clock: PausableClock  # the time of groups, members and leases
+    timers: TimerHeap[str]  # by group, when something is due on that clock

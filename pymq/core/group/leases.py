@@ -1,13 +1,13 @@
-"""The records of one partition that a group has acknowledged, has leased and has yet to lease.
+"""The state of one partition's records in a group: acknowledged, leased or neither.
 
-Offsets are kept as spans that adjoin each other from ``committed``, the lowest offset that is not
-acknowledged, to ``next``, the first that was never leased. So the cost is by span, not by record,
-and records that are acknowledged in order leave one span or none. Acknowledged ranges above
-``committed`` are kept, too: a slow record does not make later ones be delivered again.
+Offsets are kept as adjoining spans from ``committed``, the lowest unacknowledged offset, to
+``next``, the first offset that was never leased. So the cost depends on the number of spans, not of
+records, and records that are acknowledged in order leave one span or none. Acknowledged ranges
+above ``committed`` are kept too, so that one slow record does not cause redelivery of later ones.
 
 The rules are those of Kafka's share groups (KIP-932): only the member that holds a lease can settle
-it; records whose lease runs out are available again; deliveries are counted; and nothing new is
-leased while too much is open (there, ``group.share.partition.max.record.locks``).
+it; records are available again when their lease runs out; deliveries are counted; and nothing new
+is leased while too many spans are open (there, ``group.share.partition.max.record.locks``).
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
 from pymq.core.values import define
 
-AVAILABLE = 0  # to be delivered again, from ``due`` on
-LEASED = 1  # delivered to ``owner``, until ``due``
+AVAILABLE = 0  # may be leased from ``due`` on
+LEASED = 1  # leased to ``owner`` until ``due``
 DONE = 2
-# from so many on nothing new is leased until the lowest offsets are acknowledged
+# with so many spans nothing new is leased until the lowest offsets are acknowledged
 SPANS_OPEN = 4_096
 UNKEYED_MAX = 256  # ranges of records without a key that are remembered
-RUNS_AT_ONCE = 64  # of new records of one priority, since each becomes a span
-LEASED_MAX = 1 << 16  # leased records at most, since each may become a span of its own
-STATES = ("available", "leased", "acked")  # names of the states, for people
+RUNS_AT_ONCE = 64  # runs of one priority that are leased at once, since each becomes a span
+LEASED_MAX = 1 << 16  # leased records at most, since each may become its own span
+STATES = ("available", "leased", "acked")  # names of the states in descriptions
 
 
 Counted = tuple[int, int, int]  # a range of offsets, and how often it was delivered
-Failed = tuple[int, int, str]  # a range of offsets, and why a member has last returned it
-Delayed = tuple[int, int, int]  # a range of offsets, and from when on it may be delivered again
+# a range of offsets, and the error with which a member last returned it
+Failed = tuple[int, int, str]
+Delayed = tuple[int, int, int]  # a range of offsets, and the time of its redelivery
 
 
 @define
@@ -48,8 +49,8 @@ class Span:
     owner: str | None = None
     count: int = 0  # deliveries so far
     due: int = NEVER
-    dead: bool = False  # leased to be moved to the dead-letter topic, which is no delivery
-    error: str = ""  # why a member has last returned the records, in its words
+    dead: bool = False  # leased for the dead-letter topic, which does not count as a delivery
+    error: str = ""  # the error text with which a member last returned the records
     priority: int = 0
 
 
@@ -74,7 +75,7 @@ class Leases:
         errors: Iterable[Failed] = (),
         delays: Iterable[Delayed] = (),
     ) -> None:
-        """Begin with what the former coordinator has written.
+        """Begin with the state that the former coordinator has written.
 
         Args:
             committed: the lowest offset that is not acknowledged.
@@ -85,11 +86,11 @@ class Leases:
         """
         self.committed = committed
         self.next = committed
-        self.has_counted = False  # counts have changed that the next coordinator must know
+        self.has_counted = False  # delivery counts have changed that a new coordinator must know
         self._spans: list[Span] = []
-        self.unkeyed = Ranges(UNKEYED_MAX)  # records that have no order to keep
-        self.priorities = PriorityRuns()  # of records that were never leased
-        self._has_levels = False  # a record had a priority, at any time
+        self.unkeyed = Ranges(UNKEYED_MAX)  # unordered records
+        self.priorities = PriorityRuns()  # priorities of records that were never leased
+        self._has_levels = False  # whether a record so far had a priority
         known = [*((a, b, DONE, 0) for a, b in done), *((a, b, AVAILABLE, n) for a, b, n in counts)]
         for start, end, state, count in sorted(known):
             low = max(start, self.next)
@@ -130,7 +131,7 @@ class Leases:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is open that nothing new is leased."""
+        """Whether so many spans are open that nothing new is leased."""
         return len(self._spans) >= SPANS_OPEN or self.in_flight >= LEASED_MAX
 
     def held_by_others(self, members: Iterable[str], loose: Ranges) -> bool:
@@ -148,8 +149,8 @@ class Leases:
     def counts(self) -> tuple[Counted, ...]:
         """The delivery counts of unacknowledged ranges, for a coordinator that takes over.
 
-        A delivery counts once it has ended. The application may never have seen one that is under
-        way when the coordinator changes, and it must not count towards ``max_deliver``.
+        A delivery is counted when it has ended. If the coordinator changes during a delivery, the
+        application may never have seen the records, so it must not count towards ``max_deliver``.
         """
         found = (
             (span.start, span.end, span.count - (span.state == LEASED and not span.dead))
@@ -159,11 +160,11 @@ class Leases:
         return tuple(each for each in found if each[2] > 0)
 
     def errors(self) -> tuple[Failed, ...]:
-        """The errors of unacknowledged ranges, for a coordinator that takes over."""
+        """The error texts of unacknowledged ranges, for a new coordinator."""
         return tuple((span.start, span.end, span.error) for span in self._spans if span.error)
 
     def delays(self, now: int) -> tuple[Delayed, ...]:
-        """When returned ranges may be delivered again, for a coordinator that takes over."""
+        """The times of redelivery of returned ranges, for a new coordinator."""
         return tuple(
             (span.start, span.end, span.due)
             for span in self._spans
@@ -185,7 +186,7 @@ class Leases:
             yield self.next, end
 
     def has_available(self, end: int, now: int, among: Ranges = EVERYTHING) -> bool:
-        """Whether :meth:`acquire` would find something before *end*, *among* these offsets."""
+        """Whether :meth:`acquire` would find records before *end* whose offsets are in *among*."""
         if self.next < end and among.first(self.next, end) is not None and not self.is_full:
             return True
         return any(
@@ -194,14 +195,12 @@ class Leases:
         )
 
     def open_before(self, end: int, among: Ranges = EVERYTHING) -> int:
-        """How many records before *end*, *among* these offsets, are neither leased nor
-        acknowledged.
-        """
+        """How many records before *end* in *among* are neither leased nor acknowledged."""
         spans = ((s.start, s.end) for s in self._spans if s.state == AVAILABLE)
         return sum(among.count(start, stop) for start, stop in (*spans, (self.next, end)))
 
     def levels(self, end: int, now: int) -> set[int]:
-        """The priorities of the records before *end* that may be leased."""
+        """The priorities of the leasable records before *end*."""
         found = {run[2] for run in self.priorities.between(self.next, end)}
         found.update(s.priority for s in self._spans if s.state == AVAILABLE and s.due <= now)
         return found
@@ -209,7 +208,7 @@ class Leases:
     # --- changes --------------------------------------------------------------------------------
 
     def prioritize(self, runs: Iterable[Run]) -> None:
-        """Take in the priorities of records; what was leased keeps its own."""
+        """Store the priorities of records; records that were leased keep theirs."""
         for start, end, priority in runs:
             self._has_levels = True
             for span in self._within(start, min(end, self.next), AVAILABLE):
@@ -217,7 +216,7 @@ class Leases:
             self.priorities.put(max(start, self.next), end, priority)
 
     def begin_at(self, log_start: int) -> bool:
-        """Skip what retention has removed, acknowledged or not; returns whether there was any."""
+        """Skip records that retention has removed; returns whether there were any."""
         if log_start <= self.committed:
             return False
         mark("leases.overtaken")  # by retention
@@ -242,10 +241,10 @@ class Leases:
     ) -> list[Lease]:
         """Lease up to *limit* records before *end* of a priority of at least *least*.
 
-        Those of a higher priority go first. Among equal ones those to be redelivered or passed over
-        go before new ones. Only records *among* some offsets are leased; others wait for a member
-        that may have them. Records that were delivered *max_deliver* times already (0: no limit)
-        are leased as dead.
+        Records of a higher priority come first. At equal priority, records for redelivery and
+        records that were passed over come before new ones. Only offsets in *among* are leased;
+        other records wait for a member that may have them. Records that were delivered
+        *max_deliver* times already (0: no limit) are leased as dead letters.
         """
         leases: list[Lease] = []
         levels = sorted(self.levels(end, now) | {0}, reverse=True) if self._has_levels else [0]
@@ -296,7 +295,7 @@ class Leases:
         return leases
 
     def _new(self, end: int, among: Ranges, level: int) -> Iterator[Range]:
-        """The records of a priority that were never leased, nor passed over."""
+        """The records of a priority that were neither leased nor passed over."""
         if level == 0:
             runs: tuple[Run, ...] = ((self.next, end, 0),) if self.next < end else ()
         else:
@@ -321,7 +320,7 @@ class Leases:
         return Lease("", start, self.next, 1)
 
     def _pass_over(self, until: int) -> None:
-        """Leave new records before *until* available, each run with its priority."""
+        """Make new records before *until* available without a lease, by priority."""
         for start, end, priority in (*self.priorities.between(self.next, until), (until, until, 0)):
             if start > self.next:
                 self._spans.append(Span(self.next, start, AVAILABLE, due=0))
@@ -342,7 +341,7 @@ class Leases:
         return refused
 
     def open_in(self, ranges: Iterable[Range]) -> int:
-        """How many records of some ranges are not acknowledged, and will be delivered again."""
+        """How many records of some ranges are unacknowledged and will be delivered again."""
         count = 0
         for start, end in ranges:
             low = max(start, self.committed)
@@ -355,7 +354,7 @@ class Leases:
         return count
 
     def reject(self, member: str, ranges: Iterable[Range], due: int, error: str = "") -> None:
-        """Return records to be delivered again, from *due* on; *error* says why."""
+        """Return records for redelivery from *due* on; *error* is the reason."""
         for start, end in ranges:
             for span in self._held(member, start, end):
                 span.state, span.owner, span.due = AVAILABLE, None, due
@@ -369,14 +368,14 @@ class Leases:
                 span.due = until
 
     def give_back(self, member: str, ranges: Iterable[Range], now: int) -> None:
-        """Return records that the application never saw: the delivery does not count."""
+        """Return records that the application never saw: their delivery does not count."""
         for start, end in ranges:
             for span in self._held(member, start, end):
                 span.state, span.owner, span.due = AVAILABLE, None, now
                 span.count = max(0, span.count - (not span.dead))
 
     def release(self, member: str, now: int) -> None:
-        """Make all records available that a departed member held."""
+        """Make the records of a departed member available."""
         for span in self._spans:
             if span.state == LEASED and span.owner == member:
                 span.state, span.owner, span.due = AVAILABLE, None, now
@@ -396,11 +395,11 @@ class Leases:
     # --- spans ----------------------------------------------------------------------------------
 
     def _held(self, member: str, start: int, end: int) -> Iterator[Span]:
-        """Cut the spans of a range that *member* has leased out of their neighbours."""
+        """Iterate over a member's leased spans in a range, cut at the ends of the range."""
         return self._within(start, end, LEASED, member)
 
     def _within(self, start: int, end: int, state: int, owner: str | None = None) -> Iterator[Span]:
-        """Cut the spans of a range that have a state and an owner out of their neighbours."""
+        """Iterate over spans with a state and an owner, cut at the ends of the range."""
         if start >= end:
             return
         index = max(0, bisect_right(self._spans, start, key=_start) - 1)
@@ -413,7 +412,7 @@ class Leases:
             index += 1
 
     def _cut(self, span: Span, start: int, end: int) -> Span:
-        """Split *span* so that [start, end) is one of its own; return that one."""
+        """Split *span* so that [start, end) is a separate span, and return that."""
         index = bisect_right(self._spans, span.start, key=_start) - 1
         if end < span.end:
             rest = Span(end, span.end, *_fate(span))
@@ -426,7 +425,7 @@ class Leases:
         return span
 
     def _advance(self) -> None:
-        """Join acknowledged spans, and advance ``committed`` over them."""
+        """Join acknowledged spans, and move ``committed`` past them."""
         joined: list[Span] = []
         for span in self._spans:
             last = joined[-1] if joined else None
@@ -447,10 +446,10 @@ class Leases:
 
 
 def _parts(among: Ranges, start: int, end: int, level: int) -> Iterator[Range]:
-    """The parts of [*start*, *end*) that are *among* some offsets; of the lowest level the first.
+    """The parts of [*start*, *end*) in *among*; at the lowest level only the first part.
 
-    Before a lower level comes all of a higher one. Of the last level any part will do, and few
-    large leases cost less than many small ones.
+    All records of a higher level must be leased before those of a lower one. At the last level any
+    part will do, and few large leases cost less than many small ones.
     """
     while start < end and (part := among.first(start, end)) is not None:
         yield part
