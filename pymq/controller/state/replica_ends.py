@@ -1,4 +1,4 @@
-"""Log ends of the replicas of open blocks, as brokers report them. In memory only."""
+"""Log ends of the replicas of open blocks, as brokers report them. They are kept in memory only."""
 
 from __future__ import annotations
 
