@@ -74,7 +74,7 @@ class Directory(Outbox):
             self._learn(node, endpoint)
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in the answer to this machine's own request."""
+        """Handle the answer to this machine's own request."""
         if isinstance(message, Answer) and isinstance(message.error, NotController):
             active = message.error.details.get("controller")
             if isinstance(active, str) and active in self._controllers:

@@ -51,7 +51,7 @@ class Follower:
         return 0 < fetch.incarnation < self.incarnation
 
     def asks(self, fetch: ReplicaFetch, now: int, retry_ms: int) -> None:
-        """Take in a fetch that waits: the follower has all records before its offset."""
+        """Handle a fetch that waits: the follower has all records before its offset."""
         if fetch.offset != self.served_from:
             self.misses = 0
         elif now - self.served_at >= retry_ms:  # else the fetch may be a second copy
@@ -123,7 +123,7 @@ class FetchReplicator:
         return (*found, *(name for name, f in self._followers.items() if f.end >= end))
 
     def adopt(self, state: PartitionState, now: int) -> None:
-        """Take in a new state of the partition, perhaps with another in-sync set."""
+        """Handle a new state of the partition, perhaps with another in-sync set."""
         block = state.blocks[-1]
         is_new = state.version > self._version
         self._committed, self._version = block.in_sync, state.version
@@ -147,7 +147,7 @@ class FetchReplicator:
         self._rearm()
 
     def step(self, source: str, message: Replication, now: int) -> None:
-        """Take in a follower's fetch, or the answer to one."""
+        """Handle a follower's fetch, or the answer to one."""
         if isinstance(message, ReplicaFetch):
             self._fetch(source, message, now)
         elif isinstance(message, ReplicaFetched):
@@ -179,7 +179,7 @@ class FetchReplicator:
             ready.write.append(SaveState(self._replica.block, HAS_LED))
 
     def stable(self, end: int, now: int) -> None:
-        """Take in that this replica's log is on its disk up to *end*."""
+        """Note that this replica's log is on its disk up to *end*."""
         if self.leader == self._host.me:
             if not self._leads and not self.is_dirty:
                 mark("fetch.leads")

@@ -33,7 +33,7 @@ class Solo:
         return self.in_sync
 
     def adopt(self, state: PartitionState, now: int) -> None:
-        """Take in a new state of the partition: only its epoch matters."""
+        """Handle a new state of the partition: only its epoch matters."""
         self.epoch, self.leader = state.epoch, state.leader
         self.is_leader = self.leader == self._me
 
@@ -50,7 +50,7 @@ class Solo:
         """Return nothing: there is no state to save."""
 
     def stable(self, end: int, now: int) -> None:
-        """Take in that the log is on the disk up to *end*, which commits its records."""
+        """Note that the log is on the disk up to *end*, which commits its records."""
         self.high_watermark = max(self.high_watermark, end)
 
     def peer_changed(self, peer: str, now: int) -> None:

@@ -58,7 +58,7 @@ class Machine(Protocol):
         ...
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         ...
 
     def ready(self, now: int) -> Ready | None:
@@ -74,11 +74,11 @@ class StoreUser(Machine, Protocol):
     """A machine that keeps blocks."""
 
     def stored(self, event: StoreEvent, now: int) -> None:
-        """Take in an event of the store."""
+        """Handle an event of the store."""
         ...
 
     def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
-        """Take in that records of a block could not be read; returns the error to answer."""
+        """Note that records of a block could not be read; returns the error to answer."""
         ...
 
 
@@ -86,11 +86,11 @@ class CoordinatorUser(Machine, Protocol):
     """A machine that keeps metadata in a coordinator."""
 
     def decided(self, event: CoordEvent, now: int) -> None:
-        """Take in an event of the coordinator."""
+        """Handle an event of the coordinator."""
         ...
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """Take in that a commit could not be carried out; nothing was changed."""
+        """Note that a commit could not be carried out; nothing was changed."""
         ...
 
 
@@ -392,8 +392,9 @@ class Loop:
         return bool(failures)
 
     def _write_held(self, now: int) -> None:
-        """Carry out the held writes on all disks in parallel; a failure affects its broker
-        alone.
+        """Carry out the held writes on all disks in parallel.
+
+        A failure affects its broker alone.
         """
         held, self._held, self._held_for = list(self._held.values()), {}, 0
         self.inbox.extendleft(reversed(self._held_back))

@@ -10,7 +10,7 @@ class WallClockUser(Protocol):
     """A machine that needs the wall clock."""
 
     def set_wall_offset(self, offset_ms: int) -> None:
-        """Take in the present offset of the wall clock from the loop's clock."""
+        """Handle the present offset of the wall clock from the loop's clock."""
         ...
 
 

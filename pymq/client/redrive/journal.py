@@ -40,7 +40,7 @@ class Round:
     first: dict[str, int]  # the sequence of the first letter in each partition
 
     def left(self, known: dict[str, int]) -> dict[str, list[int]]:
-        """The offsets of letters not sent yet, by partition; *known* are the next sequences."""
+        """The offsets of letters not sent yet, by partition; *known* holds the next sequences."""
         found = dict[str, list[int]]()
         for offset, partition in self.places:
             found.setdefault(partition, []).append(offset)
@@ -66,7 +66,7 @@ class JournalEntry:
         return index >= 0 and offset < self.done[index][1]
 
     def add(self, offsets: Iterable[int]) -> None:
-        """Note letters that were sent back or purged.
+        """Note that letters were sent back or purged.
 
         Raises:
             InvalidRequest: there are too many gaps between them.
@@ -150,7 +150,7 @@ class Journal:
             raise self.fenced()
 
     def fenced(self) -> ProducerFenced:
-        """Return the error of a redrive from which another one has taken over."""
+        """Return the error for a redrive that a later redrive has replaced."""
         return ProducerFenced(
             f"another redrive of {self._of.topic!r} has begun, and goes on from here"
         )

@@ -1,8 +1,8 @@
-"""The asking side of request and reply.
+"""The requesting side of request and reply.
 
-The thread that waits for a reply reads the replies of all: of several threads one reads, and the
-others wait until it has found theirs or leaves the reading to them. So there is no thread of its
-own, and in a simulation the waiting turns the loop.
+One of the waiting threads reads the replies for all of them; when it has its own reply, another
+thread takes over the reading. So no extra thread is needed, and in a simulation waiting turns the
+loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pymq.client.consumer.consumer import Consumer
     from pymq.client.producer.producer import Producer
 
-CHECK_S = 1.0  # how long a group is taken to have the members that it had
+CHECK_S = 1.0  # how long a service counts as having responders after a check
 
 
 class Requester:
@@ -37,7 +37,7 @@ class Requester:
         self._mailbox: ReplyMailbox | None = None
         self._reader: Consumer | None = None
         self._producer: Producer | None = None
-        self._checked: dict[str, float] = {}  # when a service had a responder
+        self._checked: dict[str, float] = {}  # when each service last had a responder
 
     def ask(
         self,
@@ -59,7 +59,7 @@ class Requester:
         headers: Iterable[tuple[str, bytes]] | None,
         timeout: float,
     ) -> tuple[bytes, Pending, float]:
-        """Send a request; returns its id, the place of its reply, and when it is given up."""
+        """Send a request; returns its id, its pending reply, and the time when it is given up."""
         check_seconds("timeout", timeout)
         until = self._monotonic() + timeout
         self.check(service)
@@ -137,7 +137,7 @@ class Requester:
             self._mailbox.drop(id)
 
     def read(self, pending: Pending, timeout: float) -> None:
-        """Read replies, or wait for the thread that does."""
+        """Read replies, or wait for the thread that reads them."""
         with self._turn:
             if pending.reply is not None:
                 return
@@ -162,6 +162,6 @@ class Requester:
         try:
             return self._reader.poll(1_000, timeout)
         except OffsetOutOfRange:
-            # Retention was faster than this client asks: earlier replies are gone.
+            # Retention was faster than this client reads: earlier replies are gone.
             self._reader.seek(self._mailbox.partition, "end")
             return []

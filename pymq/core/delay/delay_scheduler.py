@@ -1,11 +1,11 @@
 """Delivers the delayed records of one partition when they are due; runs on its leader.
 
-A delayed record stays where it was sent. When it is due, the scheduler appends a copy, which groups
-get like any other record. So leases, offsets, retries and dead letters know nothing of delays. The
-order of copies in the log decides what was delivered: a leader that takes over reads them
-(:mod:`pymq.core.delay.delay_index`), and delivers each record once.
+A delayed record stays where it was sent. When it is due, the scheduler appends a copy to the
+partition; groups get the copy like any other record. So leases, offsets, retries and dead letters
+work without knowing about delays. The copies in the log show what was delivered: a new leader reads
+them (:mod:`pymq.core.delay.delay_index`), so each record is delivered once.
 
-Each job of the scheduler reads some records and appends one batch:
+Each job of the scheduler reads some records and appends at most one batch:
 
 =========  ==========================================================================
 job        what is appended
@@ -68,23 +68,24 @@ from pymq.errors import (
 LOAD_BYTES = 1 << 20  # of one fetch while the log is read
 READ_BYTES = 64 << 10  # of one fetch of due records
 RETRY_MS = 100
-LOOK_MS = 1_000  # between two looks at the wall clock, which may be set
-NOTE_OFFSETS = 20_000  # appended since the last note
-MOVE_OFFSETS = 100_000  # a leader that takes over reads so many at least before they are moved
-MOVE_SHARE = 4  # and so many for each pending record
-CANCELS_MAX = 10_000  # that wait
+LOOK_MS = 1_000  # the wall clock may be set, so the scheduler reads it at least this often
+NOTE_OFFSETS = 20_000  # offsets after which the next note is appended
+# records are moved only if a new leader would have to read so many offsets at least ...
+MOVE_OFFSETS = 100_000
+MOVE_SHARE = 4  # ... and so many for each pending record
+CANCELS_MAX = 10_000  # cancellations that may wait
 
 
 class Job(Enum):
     """What the scheduler is doing."""
 
-    FIND = auto()  # it reads the last note
-    LOAD = auto()  # it reads the log
+    FIND = auto()  # reading the last note
+    LOAD = auto()  # reading the log
     IDLE = auto()
     DELIVER = auto()
     CANCEL = auto()
     MOVE = auto()
-    APPEND = auto()  # it waits until a batch is committed
+    APPEND = auto()  # waiting until a batch is committed
 
 
 class DelayScheduler:
@@ -97,12 +98,12 @@ class DelayScheduler:
         self.delivered = 0  # copies, for the metrics
         self._host = host
         self._job = Job.LOAD
-        self._request = 0  # the request under way
-        self._holder: str | None = None  # the broker that was asked; None: this one
+        self._request = 0  # id of the request in flight
+        self._holder: str | None = None  # the broker that was asked; None: the local replica
         self._tries = 0
-        self._position = 0  # what is read next
-        self._target = 0  # the log is read to this offset at least
-        self._known_to = 0  # every delayed record before this offset was taken in
+        self._position = 0  # the next offset to read
+        self._target = 0  # the log must be read to this offset at least
+        self._known_to = 0  # all delayed records before this offset are in the index
         self._retry: Callable[[int], None] | None = None
         self._retry_at = NEVER
         self._wanted: deque[tuple[int, int]] = deque()  # offset and id of records to read
@@ -110,15 +111,16 @@ class DelayScheduler:
         self._ids: list[int] = []  # of the records that are being appended
         self._stop = 0  # the offset before which records are moved
         self._cancels: deque[tuple[str, CancelDelayed]] = deque()
-        self._noted_at = -1  # the log's end at the last note
-        self._appended: Callable[[int], None] | None = None  # what follows the append
+        self._noted_at = -1  # the log's end when the last note was appended
+        # called with the base offset once the batch is committed
+        self._appended: Callable[[int], None] | None = None
 
     # --- loading --------------------------------------------------------------------------------
 
     def begin(self, last: tuple[int, int], now: int) -> None:
-        """Read the log; *last* is the place and the number of records of the last note.
+        """Read the log; *last* is the place of the last note and its number of records.
 
-        A note of no records is the first batch with a delayed record.
+        If a note counts no records, it stands for the first batch with a delayed record.
         """
         offset, count = last
         self.index = DelayIndex()
@@ -129,7 +131,7 @@ class DelayScheduler:
         self._fetch(offset, LOAD_BYTES, now)
 
     def restart(self, last: tuple[int, int], now: int) -> None:
-        """Begin anew: it is not known what was appended."""
+        """Start again: it is unknown which records were appended."""
         mark("delays.restart")
         self._wanted.clear()
         self._read.take()
@@ -138,7 +140,7 @@ class DelayScheduler:
         self.begin(last, now)
 
     def resign(self, error: PymqError, now: int) -> None:
-        """Refuse what waits: another broker leads."""
+        """Refuse waiting requests: another broker leads."""
         for source, m in self._cancels:
             self._host.reply(source, Cancelled(m.id, error=error), now)
         self._cancels.clear()
@@ -148,7 +150,7 @@ class DelayScheduler:
         wait = RETRY_MS if self._job in (Job.FIND, Job.LOAD) and holder is None else 0
         fetch = Fetch(self._request, *self.name, offset, size, wait)
         self._position = offset
-        # A request to another broker may be lost.
+        # Repeat the request if no answer comes: a message to another broker may be lost.
         self._again(lambda now: self._fetch(offset, size, now), now, 5 * RETRY_MS)
         self._host.to_partition(self.name, fetch, now, holder)
 
@@ -159,10 +161,10 @@ class DelayScheduler:
     # --- messages -------------------------------------------------------------------------------
 
     def step(self, m: Fetched | Produced | DelayedAppended, now: int) -> bool:
-        """Take in an answer or a committed batch; returns whether it must :meth:`restart`."""
+        """Handle an answer or a committed batch; returns whether to :meth:`restart`."""
         if isinstance(m, DelayedAppended):
             if m.batch is None:
-                return True  # Nobody knows whether it will be committed.
+                return True  # It is unknown whether the batch will be committed.
             if self._job in (Job.FIND, Job.LOAD):
                 self._target = max(self._target, m.batch.end_offset)
             elif m.batch.base_offset >= self._known_to:
@@ -223,11 +225,11 @@ class DelayScheduler:
             if self._job is not Job.DELIVER:
                 self._job = Job.LOAD
                 self.index = DelayIndex()
-                offset = BEGIN  # the note itself was removed by retention
+                offset = BEGIN  # retention has removed the note itself
         self._again(lambda now: self._fetch(offset, size, now), now)
 
     def _found(self, batches: list[EncodedBatch], now: int) -> None:
-        """Take in the last note: where to begin to read."""
+        """Handle the last note: it tells where to begin reading."""
         if not batches and self._position < self._host.end(self.name):
             mark("delays.note_not_committed")
             self._fetch(self._position, LOAD_BYTES, now)
@@ -244,7 +246,7 @@ class DelayScheduler:
             if batch.header.attributes & NOTE:
                 self.index.take_in(batch.verify())
             position = batch.end_offset
-        # Only this broker's own replica knows the end.
+        # Only the local replica knows the end of the log.
         if self._holder is not None or position < max(m.high_watermark, self._target):
             self._fetch(position, LOAD_BYTES, now)
             return
@@ -256,7 +258,7 @@ class DelayScheduler:
     # --- jobs -----------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         if now >= self._retry_at:
             retry, self._retry_at = self._retry, NEVER
             assert retry is not None
@@ -264,7 +266,7 @@ class DelayScheduler:
         self._look(now)
 
     def _look(self, now: int) -> None:
-        """Begin the next job, if none is under way."""
+        """Begin the next job, if no job is running."""
         if self._job is Job.IDLE and self._retry_at == NEVER:
             wall, end = self._host.wall_ms(now), self._host.end(self.name)
             low = min(self.index.pending_from, end)
@@ -291,10 +293,10 @@ class DelayScheduler:
     def _append(
         self, rows: list[Row], attributes: int, now: int, ids: list[int] | None = None
     ) -> None:
-        """Append records; they are taken in when they are committed."""
+        """Append records; they enter the index when they are committed."""
         is_note = attributes & NOTE == NOTE
         if is_note:
-            # Delayed records that are not committed yet are in the log, and not in the index.
+            # Uncommitted delayed records are in the log, but not yet in the index.
             low = min(self.index.pending_from, self._known_to)
             self._noted_at = self._host.end(self.name) + len(rows)
             value, key, headers = rows[0]
@@ -381,7 +383,7 @@ class DelayScheduler:
     # --- cancelling -----------------------------------------------------------------------------
 
     def cancel(self, source: str, m: CancelDelayed, now: int) -> None:
-        """Cancel a delayed record; the answer leaves when that is durable."""
+        """Cancel a delayed record; the answer is sent when the cancellation is durable."""
         if len(self._cancels) >= CANCELS_MAX:
             error = QuotaExceeded("too many delayed records are being cancelled", retry_ms=RETRY_MS)
             self._host.reply(source, Cancelled(m.id, error=error), now)

@@ -1,13 +1,13 @@
-"""The records of one partition that a group has acknowledged, has leased and has yet to lease.
+"""The state of one partition's records in a group: acknowledged, leased or neither.
 
-Offsets are kept as spans that adjoin each other from ``committed``, the lowest offset that is not
-acknowledged, to ``next``, the first that was never leased. So the cost is by span, not by record,
-and records that are acknowledged in order leave one span or none. Acknowledged ranges above
-``committed`` are kept, too: a slow record does not make later ones be delivered again.
+Offsets are kept as adjoining spans from ``committed``, the lowest unacknowledged offset, to
+``next``, the first offset that was never leased. So the cost depends on the number of spans, not of
+records, and records that are acknowledged in order leave one span or none. Acknowledged ranges
+above ``committed`` are kept too, so that one slow record does not cause redelivery of later ones.
 
 The rules are those of Kafka's share groups (KIP-932): only the member that holds a lease can settle
-it; records whose lease runs out are available again; deliveries are counted; and nothing new is
-leased while too much is open (there, ``group.share.partition.max.record.locks``).
+it; records are available again when their lease runs out; deliveries are counted; and nothing new
+is leased while too many spans are open (there, ``group.share.partition.max.record.locks``).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pymq.core.types import NEVER
 # from so many on nothing new is leased until the lowest offsets are acknowledged
 SPANS_OPEN = 4_096
 UNKEYED_MAX = 256  # ranges of records without a key that are remembered
-RUNS_AT_ONCE = 64  # of new records of one priority, since each becomes a span
-LEASED_MAX = 1 << 16  # leased records at most, since each may become a span of its own
-STATES = ("available", "leased", "acked")  # names of the states, for people
+RUNS_AT_ONCE = 64  # runs of one priority that are leased at once, since each becomes a span
+LEASED_MAX = 1 << 16  # leased records at most, since each may become its own span
+STATES = ("available", "leased", "acked")  # names of the states in descriptions
 
 
 class Leases:
@@ -51,7 +51,7 @@ class Leases:
         errors: Iterable[Failed] = (),
         delays: Iterable[Delayed] = (),
     ) -> None:
-        """Begin with what the former coordinator has written.
+        """Begin with the state that the former coordinator has written.
 
         Args:
             committed: the lowest offset that is not acknowledged.
@@ -113,7 +113,7 @@ class Leases:
             yield self.next, end
 
     def has_available(self, end: int, now: int, among: Ranges = EVERYTHING) -> bool:
-        """Whether :meth:`acquire` would find something before *end*, *among* these offsets."""
+        """Whether :meth:`acquire` would find records before *end* whose offsets are in *among*."""
         if self.next < end and among.first(self.next, end) is not None and not self.is_full:
             return True
         return any(
@@ -129,7 +129,7 @@ class Leases:
         return sum(among.count(start, stop) for start, stop in (*spans, (self.next, end)))
 
     def levels(self, end: int, now: int) -> set[int]:
-        """The priorities of the records before *end* that may be leased."""
+        """The priorities of the leasable records before *end*."""
         found = {run[2] for run in self.priorities.between(self.next, end)}
         found.update(s.priority for s in self.spans if s.state == AVAILABLE and s.due <= now)
         return found
@@ -137,7 +137,7 @@ class Leases:
     # --- changes --------------------------------------------------------------------------------
 
     def prioritize(self, runs: Iterable[Run]) -> None:
-        """Take in the priorities of records; what was leased keeps its own."""
+        """Store the priorities of records; records that were leased keep theirs."""
         for start, end, priority in runs:
             self._has_levels = True
             for span in self.spans.within(start, min(end, self.next), AVAILABLE):
@@ -145,7 +145,7 @@ class Leases:
             self.priorities.put(max(start, self.next), end, priority)
 
     def begin_at(self, log_start: int) -> bool:
-        """Skip what retention has removed, acknowledged or not; returns whether there was any."""
+        """Skip records that retention has removed; returns whether there were any."""
         if log_start <= self.committed:
             return False
         mark("leases.overtaken")  # by retention
@@ -168,10 +168,10 @@ class Leases:
     ) -> list[Lease]:
         """Lease up to *limit* records before *end* of a priority of at least *least*.
 
-        Those of a higher priority go first. Among equal ones those to be redelivered or passed over
-        go before new ones. Only records *among* some offsets are leased; others wait for a member
-        that may have them. Records that were delivered *max_deliver* times already (0: no limit)
-        are leased as dead.
+        Records of a higher priority come first. At equal priority, records for redelivery and
+        records that were passed over come before new ones. Only offsets in *among* are leased;
+        other records wait for a member that may have them. Records that were delivered
+        *max_deliver* times already (0: no limit) are leased as dead letters.
         """
         leases: list[Lease] = []
         levels = sorted(self.levels(end, now) | {0}, reverse=True) if self._has_levels else [0]
@@ -222,7 +222,7 @@ class Leases:
         return leases
 
     def _new(self, end: int, among: Ranges, level: int) -> Iterator[Range]:
-        """The records of a priority that were never leased, nor passed over."""
+        """The records of a priority that were neither leased nor passed over."""
         if level == 0:
             runs: tuple[Run, ...] = ((self.next, end, 0),) if self.next < end else ()
         else:
@@ -243,7 +243,7 @@ class Leases:
         return Lease("", start, self.next, 1)
 
     def _pass_over(self, until: int) -> None:
-        """Leave new records before *until* available, each run with its priority."""
+        """Make new records before *until* available without a lease, by priority."""
         for start, end, priority in (*self.priorities.between(self.next, until), (until, until, 0)):
             if start > self.next:
                 self.spans.append(Span(self.next, start, AVAILABLE, due=0))
@@ -264,7 +264,7 @@ class Leases:
         return refused
 
     def open_in(self, ranges: Iterable[Range]) -> int:
-        """How many records of some ranges are not acknowledged, and will be delivered again."""
+        """How many records of some ranges are unacknowledged and will be delivered again."""
         count = 0
         for start, end in ranges:
             low = max(start, self.committed)
@@ -277,7 +277,7 @@ class Leases:
         return count
 
     def reject(self, member: str, ranges: Iterable[Range], due: int, error: str = "") -> None:
-        """Return records to be delivered again, from *due* on; *error* says why."""
+        """Return records for redelivery from *due* on; *error* is the reason."""
         for start, end in ranges:
             for span in self.spans.within(start, end, LEASED, member):
                 span.state, span.owner, span.due = AVAILABLE, None, due
@@ -291,7 +291,7 @@ class Leases:
                 span.due = until
 
     def give_back(self, member: str, ranges: Iterable[Range], now: int) -> None:
-        """Return records that the application never saw: the delivery does not count."""
+        """Return records that the application never saw: their delivery does not count."""
         for start, end in ranges:
             for span in self.spans.within(start, end, LEASED, member):
                 span.state, span.owner, span.due = AVAILABLE, None, now
@@ -324,10 +324,10 @@ class Leases:
 
 
 def _parts(among: Ranges, start: int, end: int, level: int) -> Iterator[Range]:
-    """The parts of [*start*, *end*) that are *among* some offsets; of the lowest level the first.
+    """The parts of [*start*, *end*) in *among*; at the lowest level only the first part.
 
-    Before a lower level comes all of a higher one. Of the last level any part will do, and few
-    large leases cost less than many small ones.
+    All records of a higher level must be leased before those of a lower one. At the last level any
+    part will do, and few large leases cost less than many small ones.
     """
     while start < end and (part := among.first(start, end)) is not None:
         yield part

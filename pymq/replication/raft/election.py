@@ -130,7 +130,7 @@ class RaftElection:
         self.watch(now)
 
     def leader_changed(self, now: int) -> None:
-        """Take in that the leader's broker seems dead, is back, or has restarted."""
+        """Note that the leader's broker seems dead, is back, or has restarted."""
         assert self.leader is not None
         if self._host.is_alive(self.leader) and self.timeout_at == NEVER:
             # Its death was not noticed, so the broker has restarted and no longer leads.

@@ -59,7 +59,7 @@ class Leadership:
         return due
 
     def answered(self, peer: str, m: RaftAppended, now: int) -> None:
-        """Take in a follower's answer of this term."""
+        """Handle a follower's answer of this term."""
         if m.end < 0:
             return  # The answer is to the leader of an earlier term.
         progress = self.followers[peer]
@@ -109,7 +109,7 @@ class Leadership:
     def _conflict(
         self, progress: FollowerProgress, pair: tuple[int, int], end: int, now: int
     ) -> None:
-        """Take in a rejection: the follower lacks the entry before the last message."""
+        """Handle a rejection: the follower lacks the entry before the last message."""
         if not progress.refused(end):
             mark("raft.conflict.stale")
             return
@@ -140,7 +140,7 @@ class Leadership:
         self.sender.tick(now)
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Take in that a follower's broker is gone, back, or restarted."""
+        """Note that a follower's broker is gone, back, or restarted."""
         if self._group.host.is_alive(peer):
             self.sender.introduce(peer, now)
         else:

@@ -67,7 +67,7 @@ class LogCopy:
     # --- what the leader sends ------------------------------------------------------------------
 
     def append(self, m: RaftAppend) -> None:
-        """Take in an append of this term's leader."""
+        """Handle an append of this term's leader."""
         if isinstance(m, RoundAppend):
             self._round = max(self._round, m.round)
         # The matched part equals the leader's log, so there is nothing to compare.

@@ -86,6 +86,6 @@ class PersistentState:
         self.held = []
 
     def stable(self) -> HardState | None:
-        """Take in that the write is durable; returns the hard state that it saved, if any."""
+        """Note that the write is durable; returns the hard state that it saved, if any."""
         saved, self._saving = self._saving, None
         return saved

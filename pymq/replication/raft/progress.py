@@ -78,7 +78,7 @@ class FollowerProgress:
         return True
 
     def refused(self, end: int) -> bool:
-        """Take in a rejection of a message after *end*; returns whether it still counts.
+        """Handle a rejection of a message after *end*; returns whether it still counts.
 
         An answer to an older message must not move the indexes back.
         """

@@ -117,7 +117,7 @@ class Raft:
     def step(
         self, source: str, message: RaftMessage | ReplicaFetch | ReplicaFetched, now: int
     ) -> None:
-        """Take in another member's message."""
+        """Handle another member's message."""
         if isinstance(message, (ReplicaFetch, ReplicaFetched)):
             return  # of another discipline
         if source not in self._group.members or source == self._host.me:
@@ -175,7 +175,7 @@ class Raft:
         self._settle()
 
     def stable(self, end: int, now: int) -> None:
-        """Take in that the write is durable."""
+        """Note that the write is durable."""
         saved = self.state.stable()
         self._copy.stable(end)
         if saved is not None and saved.vote == self._host.me:
@@ -191,7 +191,7 @@ class Raft:
         self._settle()
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Take in that another member's broker seems dead, is back, or has restarted."""
+        """Note that another member's broker seems dead, is back, or has restarted."""
         if peer not in self._group.members or peer == self._host.me:
             return
         if self._leading is not None:

@@ -142,7 +142,7 @@ class Ledger:
         return list(dict.fromkeys(found))
 
     def forget(self, node: str) -> None:
-        """Take in that a broker's disk was replaced."""
+        """Note that a broker's disk was replaced."""
         self.damaged.pop(node, None)
         for key in [key for key in self.logs if key[0] == node]:
             self._lose(key[1])
@@ -163,7 +163,7 @@ class Ledger:
     # --- what stores do -------------------------------------------------------------------------
 
     def begin(self, node: str, writes: Sequence[Write]) -> None:
-        """Take in that a write begins: until it returns, any part of it may be on the disk."""
+        """Note that a write begins: until it returns, any part of it may be on the disk."""
         fresh: dict[BlockId, None] = {}
         for write in writes:
             if isinstance(write, Append) and write.batches:
@@ -187,7 +187,7 @@ class Ledger:
         return found
 
     def done(self, node: str, writes: Sequence[Write], failed: Sequence[WriteFailed]) -> None:
-        """Take in that a write has returned; a failed one may be on the disk or not."""
+        """Note that a write has returned; a failed one may be on the disk or not."""
         bad = {failure.block for failure in failed}
         synced: dict[BlockId, None] = {}
         for write in writes:

@@ -106,7 +106,7 @@ class ConsumingApp(ABC):
         """Take in records."""
 
     def trouble(self, problem: PymqError) -> None:  # noqa: B027 # most can do nothing about it
-        """Take in an error."""
+        """Handle an error."""
 
     def check(self, record: Record) -> int:
         """Return a record's number; it must have been sent to this partition."""

@@ -96,7 +96,7 @@ class ReadIndex:
         return self.pending.is_asking and self._answered.get(peer, 0) < self.pending.round
 
     def answered(self, peer: str, m: RaftAppended) -> None:
-        """Take in the round that *peer* has answered."""
+        """Handle the round that *peer* has answered."""
         if isinstance(m, RoundAppended):
             self._answered[peer] = max(self._answered.get(peer, 0), m.round)
 
