@@ -112,7 +112,7 @@ class DelayScheduler:
         self._stop = 0  # the offset before which records are moved
         self._cancels: deque[tuple[str, CancelDelayed]] = deque()
         self._noted_at = -1  # the log's end when the last note was appended
-        # called with the base offset once the batch is committed
+        # called with the time once the batch is committed
         self._appended: Callable[[int], None] | None = None
 
     # --- loading --------------------------------------------------------------------------------
