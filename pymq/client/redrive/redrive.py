@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from pymq.client.admin.appends import append, sequences
 from pymq.client.admin.owned_topic import TIMEOUT_S
 from pymq.client.consumer.dead_letters import OBITUARY
-from pymq.client.options import check_callback, check_flag, check_range, check_seconds
+from pymq.client.options import check_callback, check_flag, check_range, check_rate
 from pymq.client.redrive.journal import Journal, JournalEntry, Round
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import Record
@@ -69,7 +69,7 @@ class Redrive:
     ) -> None:
         check_callback("where", where)
         if rate is not None:
-            check_seconds("rate", rate)
+            check_rate("rate", rate)
         if limit is not None:
             check_range("limit", limit, 1, 1 << 62)
         self._client = client

@@ -98,7 +98,7 @@ bug(
 
 
 @plant("offsets-not-loaded", OffsetLog, "_replay")
-def replay_nothing(replay: Any, self: OffsetLog, batch: Any) -> None:
+def replay_nothing(replay: Any, self: OffsetLog, batch: Any, now: int) -> None:
     return None
 
 
