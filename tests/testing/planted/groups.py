@@ -469,6 +469,53 @@ def share_nothing(share: Any, self: ConsumerGroup, member: Any, leases: Any, *re
 
 
 bug(
+    "delay-of-a-return-ignored",
+    AREA,
+    "a record that a member has returned with a delay comes again at once",
+    "own; NATS and SQS: a delay of a negative acknowledgement",
+    "calm calm-3",
+)
+
+
+@plant("delay-of-a-return-ignored", Leases, "reject")
+def reject_for_now(
+    reject: Any, self: Leases, member: str, ranges: Any, due: int, error: str = ""
+) -> None:
+    reject(self, member, ranges, 0, error)
+
+
+bug(
+    "delays-of-returns-forgotten",
+    AREA,
+    "a coordinator that takes over delivers returned records at once",
+    "own, before seeds of the simulator",
+    "crash-3 crash network-3",
+)
+
+
+@plant("delays-of-returns-forgotten", Leases, "delays")
+def no_delays(delays: Any, self: Leases, now: int) -> Any:
+    return ()
+
+
+bug(
+    "returns-counted-once",
+    AREA,
+    "a redelivery after a return does not count, so that a backoff does not grow",
+    "own; KIP-932, delivery count",
+    "calm calm-3",
+)
+
+
+@plant("returns-counted-once", Leases, "reject")
+def reject_uncounted(reject: Any, self: Leases, *arguments: Any) -> None:
+    reject(self, *arguments)
+    for span in self._spans:
+        if span.state == leases.AVAILABLE and span.count > 1:
+            span.count -= 1
+
+
+bug(
     "redriven-again",
     AREA,
     "a redrive sends the letters of a round again that a crash has cut off",
