@@ -12,7 +12,8 @@ from pymq.broker.broker import BrokerMachine
 from pymq.client.group.group_member import GroupConsumer
 from pymq.controller.controller import Controller
 from pymq.core.group.coordinator import GroupCoordinator
-from pymq.core.group.leases import LEASED, Leases
+from pymq.core.group.leases import Leases
+from pymq.core.group.spans import LEASED
 from pymq.core.message import Range
 from pymq.core.metadata.nodes import PartitionState
 from pymq.core.partition.partition import Partition
@@ -179,7 +180,7 @@ def address(broker: BrokerMachine, group: str, member: str) -> str | None:
 
 def held(leases: Leases, member: str, span: Range, now: int) -> Iterator[tuple[int, int, int]]:
     """The part of *span* that a member has leased: ranges, and how often they were delivered."""
-    for each in leases._spans:
+    for each in leases.spans:
         is_its = each.state == LEASED and each.owner == member and each.due > now
         if is_its and each.start < span[1] and span[0] < each.end:
             yield max(each.start, span[0]), min(each.end, span[1]), each.count

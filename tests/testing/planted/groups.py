@@ -493,8 +493,8 @@ bug(
 )
 
 
-@plant("delays-of-returns-forgotten", Leases, "delays")
-def no_delays(delays: Any, self: Leases, now: int) -> Any:
+@plant("delays-of-returns-forgotten", Spans, "delays")
+def no_delays(delays: Any, self: Spans, now: int) -> Any:
     return ()
 
 
@@ -510,8 +510,8 @@ bug(
 @plant("returns-counted-once", Leases, "reject")
 def reject_uncounted(reject: Any, self: Leases, *arguments: Any) -> None:
     reject(self, *arguments)
-    for span in self._spans:
-        if span.state == leases.AVAILABLE and span.count > 1:
+    for span in self.spans:
+        if span.state == AVAILABLE and span.count > 1:
             span.count -= 1
 
 
