@@ -1,6 +1,6 @@
 """Values by the JSON of the standard library.
 
-A shape reads, writes and describes one type. Those of classes are made once a codec and
+A shape reads, writes and describes one type. Each codec makes the shapes of classes once, and they
 refer to each other by name, so that a class may contain itself.
 
 =====================================  =========================================================
@@ -81,7 +81,7 @@ def _wrong(expected: str, found: object) -> ValueError:
 
 
 def _exact(kind: type, name: str, schema: dict[str, Any]) -> Shape:
-    """A type that JSON has, too."""
+    """A type that JSON also has."""
 
     def check(found: Any) -> Any:
         if type(found) is not kind:
@@ -100,7 +100,7 @@ def _float(found: Any) -> float:
 def _text(
     kind: type, name: str, read: Callable[[str], Any], write: Convert, schema: dict[str, Any]
 ) -> Shape:
-    """A type that JSON has only as text."""
+    """A type that JSON can hold only as text."""
 
     def parse(found: Any) -> Any:
         if type(found) is not str:
@@ -111,7 +111,7 @@ def _text(
             raise _wrong(name, found) from None
 
     def format(value: Any) -> str:
-        # A datetime is a date, too, and would lose its time.
+        # A datetime is also a date, and would lose its time.
         if type(value) is not kind and not (isinstance(value, kind) and kind is not datetime.date):
             raise _wrong(name, value)
         return str(write(value))
@@ -169,7 +169,7 @@ class _Shapes:
     """The shapes of one codec."""
 
     def __init__(self) -> None:
-        self.classes: dict[str, Shape] = {}  # by the name of the class
+        self.classes: dict[str, Shape] = {}  # shapes by the name of the class
         self._kinds: dict[str, type] = {}
 
     def of(self, kind: Any) -> Shape:
@@ -223,7 +223,7 @@ class _Shapes:
         if self._kinds.setdefault(name, kind) is not kind:
             raise ConfigError(f"two classes of the name {name!r} in one schema")
 
-        def read(found: Any) -> Any:  # looked up late: a class may contain itself
+        def read(found: Any) -> Any:  # looked up late, because a class may contain itself
             return self.classes[name].read(found)
 
         def write(value: Any) -> Any:
@@ -246,7 +246,7 @@ class _Field:
 
 
 def _fields(kind: type) -> list[_Field] | None:
-    """Return the fields of a class; None for a class that has no such thing.
+    """Return the fields of a class; None for a class without fields.
 
     Raises:
         ConfigError: a field's type cannot be found.
@@ -273,7 +273,7 @@ def _fields(kind: type) -> list[_Field] | None:
         ]
     elif typing.is_typeddict(kind):
         required: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined] # a TypedDict
-        # Python does not see NotRequired where annotations are texts (PEP 563).
+        # Python does not recognise NotRequired if annotations are strings (PEP 563).
         rows = [
             (name, name in required and typing.get_origin(hint) is not typing.NotRequired)
             for name, hint in hints.items()
@@ -337,12 +337,12 @@ def _inside(name: str, error: ValueError) -> ValueError:
 
 
 def _choice(values: list[Any], make: Convert, plain: Convert) -> Shape:
-    """One of some values."""
+    """The shape of a value that must be one of *values*."""
     if not all(type(each) in (str, int, bool, type(None)) for each in values):
         raise ConfigError(f"JSON cannot tell these values apart: {values!r}")
 
     def find(found: Any) -> Any:
-        # 1 and True are equal in Python, and not in JSON.
+        # 1 and True are equal in Python, but not in JSON.
         if not any(found == each and type(found) is type(each) for each in values):
             raise _wrong(f"one of {', '.join(map(repr, values))}", found)
         return found
@@ -360,7 +360,7 @@ def _choice(values: list[Any], make: Convert, plain: Convert) -> Shape:
 
 
 def _union(shapes: list[Shape]) -> Shape:
-    """The first shape that fits."""
+    """The shape of a union: the first shape that fits."""
 
     def first(converts: list[Convert]) -> Convert:
         def convert(item: Any) -> Any:
