@@ -44,7 +44,8 @@ class Codec(Generic[T]):
     decoder_for: Callable[[Schema], Callable[[bytes], T]] | None = None
     """Returns a decoder for values of another schema (Avro's schema resolution).
 
-    None if ``decode`` does not need the writer's schema, as with JSON."""
+    None if ``decode`` does not need the writer's schema, as with JSON.
+    """
 
 
 class Serializer(Protocol):
