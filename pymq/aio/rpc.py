@@ -68,7 +68,7 @@ class AsyncRequester:
                 left = until - loop.time()
                 if left <= 0:
                     raise RequestTimeout(f"no reply of {service!r} in time; it may still be done")
-                # Shielded, so that the next turn of this loop can wait for it again.
+                # Shielded, so that the next pass of this Python loop can wait for the future again.
                 if not await wait_for(asyncio.shield(future), min(left, CHECK_S)):
                     await self._prove(service)
             return pending.result()
@@ -170,10 +170,10 @@ class AsyncResponder(AsyncHandle):
         try:
             consumer.ack(record)
         except Closed:
-            pass  # Another responder gets the request.
+            pass  # another responder gets the request
 
     async def close(self) -> None:
-        """Stop: end the requests at work, and leave the rest to other responders."""
+        """Finish the current requests and stop; other responders get the rest."""
         self._client._replying.pop(self, None)
         if self._task is not None:
             self._task.cancel()

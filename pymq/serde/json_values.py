@@ -1,6 +1,6 @@
 """Values by the JSON of the standard library.
 
-A shape reads, writes and describes one type. Those of classes are made once a codec and
+A shape reads, writes and describes one type. Each codec makes the shapes of classes once, and they
 refer to each other by name, so that a class may contain itself.
 
 =====================================  =========================================================
@@ -111,7 +111,7 @@ def _text(
             raise _wrong(name, found) from None
 
     def format(value: Any) -> str:
-        # A datetime is a date, too, and would lose its time.
+        # A datetime is also a date, and would lose its time.
         if type(value) is not kind and not (isinstance(value, kind) and kind is not datetime.date):
             raise _wrong(name, value)
         return str(write(value))
@@ -223,7 +223,7 @@ class _Shapes:
         if self._kinds.setdefault(name, kind) is not kind:
             raise ConfigError(f"two classes of the name {name!r} in one schema")
 
-        def read(found: Any) -> Any:  # looked up late: a class may contain itself
+        def read(found: Any) -> Any:  # looked up late, because a class may contain itself
             return self.classes[name].read(found)
 
         def write(value: Any) -> Any:
@@ -246,7 +246,7 @@ class _Field:
 
 
 def _fields(kind: type) -> list[_Field] | None:
-    """Return the fields of a class; None for a class that has no such thing.
+    """Return the fields of a class; None for a class without fields.
 
     Raises:
         ConfigError: a field's type cannot be found.
@@ -273,7 +273,7 @@ def _fields(kind: type) -> list[_Field] | None:
         ]
     elif typing.is_typeddict(kind):
         required: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined] # a TypedDict
-        # Python does not see NotRequired where annotations are texts (PEP 563).
+        # Python does not recognise NotRequired if annotations are strings (PEP 563).
         rows = [
             (name, name in required and typing.get_origin(hint) is not typing.NotRequired)
             for name, hint in hints.items()
@@ -342,7 +342,7 @@ def _choice(values: list[Any], make: Convert, plain: Convert) -> JsonType:
         raise ConfigError(f"JSON cannot tell these values apart: {values!r}")
 
     def find(found: Any) -> Any:
-        # 1 and True are equal in Python, and not in JSON.
+        # 1 and True are equal in Python, but not in JSON.
         if not any(found == each and type(found) is type(each) for each in values):
             raise _wrong(f"one of {', '.join(map(repr, values))}", found)
         return found

@@ -56,8 +56,7 @@ class BlockDescription:
     replicas: tuple[str, ...]
     size_bytes: int
     number: int = 0  # counts the blocks of the partition, removed ones included
-    # replicas that hold all of it; for an open block, those that keep up
-    in_sync: tuple[str, ...] = ()
+    in_sync: tuple[str, ...] = ()  # replicas that hold all of it, or keep up while it is open
     opened_ms: int = 0  # wall clock
     max_timestamp_ms: int = -1  # latest timestamp of its records; -1 while it is open or empty
     is_unclean: bool = False  # sealed although no replica was known to hold all of it

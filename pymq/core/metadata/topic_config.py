@@ -27,8 +27,7 @@ class TopicConfig:
     retention_ms: int | None = None  # removes blocks whose newest record is older
     cleanup_policy: str = "delete"  # or "compact": keep the last record of each key
     max_record_bytes: int = 1 << 20  # key, value and headers together
-    # how far a timestamp may be ahead of the broker's clock; None: no limit
-    timestamp_after_max_ms: int | None = 3600 * 1000
+    timestamp_after_max_ms: int | None = 3600 * 1000  # limit ahead of the broker's clock, or None
     min_in_sync: int = 1  # with fewer in-sync replicas, produces that wait for all of them fail
     unclean_election: bool = False  # elect a leader even if acknowledged records may be lost
     fsync: str | None = None  # with ack modes 1 and 0, None is "interval"; raft always syncs

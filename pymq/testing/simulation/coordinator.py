@@ -1,21 +1,21 @@
-"""A coordinator backend as its clients see one from afar: latency, lost connections, lost sessions.
+"""A simulated coordinator backend over a network that delays, and loses connections.
 
-An :class:`Ensemble` is the backend; it does not fail, but what lies between does. Each zkserver has
-a :class:`CoordinatorSession`, which keeps to the order that :class:`pymq.coord.base.Coordinator`
-promises: requests and answers are each delivered in order, with a delay. When the connection
-breaks, a commit under way is done, at once or a little later, or never; its client is told that
-nobody knows.
+An :class:`Ensemble` is the backend; it does not fail, but the connections to it do. Each zkserver
+has a :class:`CoordinatorSession` with the order that :class:`pymq.coord.base.Coordinator` promises:
+requests and answers are each delivered in order, with a delay. If the connection breaks, a commit
+in progress is done at once, a little later, or never; its client gets :class:`Uncertain`.
 
-It is no kinder than a real ZooKeeper, as ``tests/coord/test_zookeeper_faults.py`` has met it:
+The simulated backend is as harsh as a real ZooKeeper, as ``tests/coord/test_zookeeper_faults.py``
+has observed it:
 
-- A cut is noticed when nothing was heard for a while, and not before. Until then the client sends
-  requests that nobody gets.
-- Watches end with the connection. After :class:`Resumed` each loaded root is told as changed, once
-  its watch is back, and of what happened before that nothing else is told.
-- A session that has expired is first a connection that is lost.
-- Of the commits under way, the first so many are done: a connection keeps their order.
-- It takes a commit of 1 MiB and no larger one.
-- Some connections are slow, as those to a server that lags behind are.
+- A client notices a cut only after a silence. Until then the client sends requests that never
+  arrive.
+- Watches end with the connection. After :class:`Resumed`, each loaded root is reported as changed
+  once its watch is set again; earlier changes are not reported otherwise.
+- Before a session expires, its connection is lost.
+- Of the commits in progress, only a first part is done, because a connection keeps their order.
+- A commit may have at most 1 MiB.
+- Some connections are slow, like those to a server that lags behind.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from pymq.errors import Closed
 from pymq.testing.simulation.process import Process
 from pymq.testing.simulation.world import World
 
-COORDINATOR = "coordinator"  # as a name in cuts
+COORDINATOR = "coordinator"  # name of the backend in cuts
 LATENCY_US = 500
 SLOW = 40  # how many times slower some connections are than others
-LATE_US = 50_000  # how long after its connection a commit may still be done
+LATE_US = 50_000  # how long after the end of its connection a commit may still be done
 
 OnSubmit = Callable[[str, Commit], None]  # (zkserver, commit)
 OnCommit = Callable[[str, Commit, CommitPlan], None]  # (session, commit, its effect)
@@ -65,11 +65,11 @@ class Ensemble:
         self.request_bytes = REQUEST_BYTES
         self.on_submit: list[OnSubmit] = []
         self.on_commit: list[OnCommit] = []
-        self.uncertain = 0.0  # share of the answers that are lost with their connection
+        self.uncertain = 0.0  # share of answers that are lost together with their connection
         self.sessions: dict[str, CoordinatorSession] = {}  # live sessions, by name
         self.connections: list[
             CoordinatorSession
-        ] = []  # of running zkservers, also with expired sessions
+        ] = []  # sessions of running zkservers, including expired ones
         self._watches = TreeWatches()
         self._named = 0
 
@@ -85,7 +85,7 @@ class Ensemble:
         return self.tree.load("/")
 
     def session_of(self, process: str) -> CoordinatorSession | None:
-        """The live session of the process *process*, if any."""
+        """The live session of the process *process*, or None."""
         found = [s for s in self.sessions.values() if s.process.name == process]
         return found[-1] if found else None
 
@@ -155,9 +155,9 @@ class CoordinatorSession:
         self.rng = ensemble.world.rng("coordinator", process.name, process.incarnation)
         self._events: deque[CoordEvent] = deque()
         self._held: deque[CoordRequest] = deque()  # requests made while suspended
-        self._under_way: dict[int, CoordRequest] = {}  # not answered yet, by number
-        self._done: set[int] = set()  # commits under way that were carried out
-        self._unsent: set[int] = set()  # requests under way that a cut has lost
+        self._under_way: dict[int, CoordRequest] = {}  # requests without an answer, by number
+        self._done: set[int] = set()  # commits in progress that were carried out
+        self._unsent: set[int] = set()  # requests in progress that a cut has lost
         self._numbers = 0
         self._connection = 0
         self._slowness = 1
@@ -169,7 +169,7 @@ class CoordinatorSession:
 
     @property
     def session(self) -> str:
-        """The session's name; a new one once SessionExpired is under way."""
+        """The session's name; a new one once SessionExpired is on its way."""
         return self._session
 
     # --- the contract ---------------------------------------------------------------------------
@@ -206,11 +206,12 @@ class CoordinatorSession:
             self._connection += 1
             self._ensemble._end(self._session)
 
-    # --- to and fro -----------------------------------------------------------------------------
+    # --- messages in both directions
+    # ----------------------------------------------------------------
 
     def _delay(self) -> int:
         latency = self._ensemble.latency_us
-        if self._slowness > 1:  # A client leaves a server that is slower than this.
+        if self._slowness > 1:  # a client leaves a server that is slower than this
             bearable = self._ensemble.session_timeout_us // 8
             latency = max(latency, min(latency * self._slowness, bearable))
         return latency + (self.rng.getrandbits(16) * latency >> 16)
@@ -281,7 +282,7 @@ class CoordinatorSession:
         self._tell(*events, Suspended())
 
     def _break(self) -> list[CoordEvent]:
-        """End the connection and decide the fate of the requests under way."""
+        """End the connection, and decide the fate of the requests in progress."""
         self._connection += 1
         self._settle()
         events: list[CoordEvent] = []
@@ -296,7 +297,7 @@ class CoordinatorSession:
         return events
 
     def _settle(self) -> None:
-        """Let the first commits under way arrive, now or a little later; lose the rest."""
+        """Let the first commits in progress arrive, now or a little later; lose the rest."""
         late = 0
         for commit in self.unanswered():
             if self.rng.getrandbits(1):
@@ -305,7 +306,7 @@ class CoordinatorSession:
             self._world.after(late, self._arrive_late, self._connection, commit)
 
     def _arrive_late(self, connection: int, commit: Commit) -> None:
-        if connection == self._connection:  # A new connection ends the old one.
+        if connection == self._connection:  # a new connection ends the old one
             self._carry_out(commit)
 
     def resume(self) -> None:
@@ -427,7 +428,7 @@ class SessionLink:
             self._ensemble.expire(self._session.session)
 
     def check_pause(self) -> None:
-        """The zkserver was paused; its session expires if the pause outlasts the timeout."""
+        """The zkserver was paused; its session expires if the pause is longer than the timeout."""
         self._world.after(
             self._ensemble.session_timeout_us, self._expire_paused, self._session.process.pauses
         )
