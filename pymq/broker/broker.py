@@ -156,8 +156,7 @@ class BrokerMachine:
         """Set the wall clock minus the loop's clock, in milliseconds."""
         self._environment.wall_offset_ms = offset_ms
 
-    # --- step, tick, ready, advance
-    # -----------------------------------------------------------------
+    # --- step, tick, ready, advance ---------------------------------------------------------------
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Handle one message."""
@@ -414,8 +413,7 @@ class BrokerMachine:
             partition.peer_changed(peer, now)
             self._schedule.touch(partition)
 
-    # --- shutdown
-    # -----------------------------------------------------------------------------------
+    # --- shutdown ---------------------------------------------------------------------------------
 
     def leave(self, now: int, within_ms: int) -> None:
         """Begin to hand over leadership, within *within_ms*; see :attr:`has_left`."""

@@ -387,8 +387,7 @@ class Cluster:
                 host.start()
             host.rearm()
 
-    # --- results
-    # ------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     def _broken(self, process: Process, error: BaseException) -> None:
         what = f"{process.name} died of {type(error).__name__}: {error}"

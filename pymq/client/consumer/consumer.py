@@ -421,8 +421,7 @@ class Consumer(Handle):
         spans = {p: (max(start, done.get(p, start)), end) for p, (start, end) in bounds.items()}
         return records_between(self._client.questions, self.topic, spans)
 
-    # --- pause and status
-    # ---------------------------------------------------------------------------
+    # --- pause and status -------------------------------------------------------------------------
 
     def pause(self, *partitions: str) -> None:
         """Return no more records of these partitions (all if none is named)."""

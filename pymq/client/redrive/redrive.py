@@ -84,8 +84,7 @@ class Redrive:
         self._turn = 0  # index of the next partition for letters without a key
         self.journal = Journal(client, self._topic)
 
-    # --- public operations
-    # --------------------------------------------------------------------------
+    # --- public operations ------------------------------------------------------------------------
 
     def run(self) -> Redriven:
         """Send letters back; returns how many."""

@@ -127,8 +127,7 @@ class EncodedBatch:
         self.partition = partition
         self._columns: dict[int, memoryview] | None = None
 
-    # --- encoding
-    # -----------------------------------------------------------------------------------
+    # --- encoding ---------------------------------------------------------------------------------
 
     @classmethod
     def encode(

@@ -298,6 +298,7 @@ class DelayScheduler:
         if is_note:
             # Uncommitted delayed records are in the log, but not yet in the index.
             low = min(self.index.pending_from, self._known_to)
+            low = min(low, self.index.cancelled_from(self._host.wall_ms(now)))
             self._noted_at = self._host.end(self.name) + len(rows)
             value, key, headers = rows[0]
             pending = ((PENDING_FROM, str(low).encode()),)
@@ -407,10 +408,12 @@ class DelayScheduler:
         if due is None:
             why = f"the record at offset {m.offset} of {self.name} is not delayed"
             self._answer_cancel(now, error=InvalidRequest(why))
+        elif self.index.was_cancelled(m.offset):
+            self._answer_cancel(now, is_cancelled=True)
         elif due <= self._host.wall_ms(now):
             self._answer_cancel(now, is_cancelled=False)
         elif not self.index.is_pending(m.offset, at):
-            self._answer_cancel(now, is_cancelled=True)  # It was cancelled before.
+            self._answer_cancel(now, is_cancelled=True)  # It was cancelled long before.
         else:
             headers = ((CANCELLED, str(m.offset).encode()), (DELIVER_AT, str(due).encode()))
             self._appended = lambda now: self._answer_cancel(now, is_cancelled=True)

@@ -94,6 +94,8 @@ class GroupCoordinator:
 
     def _loaded(self, m: Fetched, now: int) -> None:
         if self.offsets.loaded(m, now):
+            for name in self.groups:
+                self._rearm(name)  # The clock must run until delays end, also before members come.
             deleted, self._deleted = self._deleted, []
             for topic, topic_id in deleted:
                 self.forget_topic(topic, now, topic_id)

@@ -122,8 +122,7 @@ class GroupOffsets:
         consumed.begin(partition, member.topic_id)
         return is_news
 
-    # --- unordered records
-    # --------------------------------------------------------------------------
+    # --- unordered records ------------------------------------------------------------------------
 
     def open(self, topic: str, partition: str) -> None:
         """Note that a partition may have records for members that it is not assigned to."""
@@ -136,8 +135,7 @@ class GroupOffsets:
         ordered = self.topic(topic).ordered
         return leases.unkeyed if ordered is None else NOTHING if ordered else EVERYTHING
 
-    # --- end of leases
-    # ------------------------------------------------------------------------------
+    # --- end of leases ----------------------------------------------------------------------------
 
     def acknowledge(
         self, member: Member, acks: Iterable[tuple[str, Range]]
@@ -204,8 +202,7 @@ class GroupOffsets:
         """When the next delay or lease ends."""
         return min((leases.spans.next_due(now) for leases in self.leases.values()), default=NEVER)
 
-    # --- descriptions
-    # -------------------------------------------------------------------------------
+    # --- descriptions -----------------------------------------------------------------------------
 
     def describe(self) -> tuple[GroupOffset, ...]:
         """Describe all offsets."""

@@ -123,8 +123,7 @@ class Hostile:
         now = self._driver.loop.clock()
         return self._router.call(make, now, PATIENCE_MS, peer)
 
-    # --- its batches
-    # --------------------------------------------------------------------------------
+    # --- its batches ------------------------------------------------------------------------------
 
     def _produce(self, topic: str, place: str, peer: str, batch: EncodedBatch, what: str) -> None:
         # Parsed again, like bytes from a network, so that only the header is checked.
@@ -192,8 +191,7 @@ class Hostile:
         )
         return batch, f"a batch under another's numbers ({kind} of {other.base_sequence})"
 
-    # --- its requests
-    # -------------------------------------------------------------------------------
+    # --- its requests -----------------------------------------------------------------------------
 
     def _fetch(self, rng: Random, topic: str, place: str, peer: str) -> None:
         for _ in range(FLOOD):

@@ -206,8 +206,7 @@ class CoordinatorSession:
             self._connection += 1
             self._ensemble._end(self._session)
 
-    # --- messages in both directions
-    # ----------------------------------------------------------------
+    # --- messages in both directions --------------------------------------------------------------
 
     def _delay(self) -> int:
         latency = self._ensemble.latency_us

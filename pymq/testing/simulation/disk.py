@@ -66,8 +66,7 @@ class SimDisk:
         self._last = 2
         self._faults: list[_Fault] = []
 
-    # --- faults of the disk
-    # -------------------------------------------------------------------------
+    # --- faults of the disk -----------------------------------------------------------------------
 
     def crash(self, rng: random.Random, keep: str | Survival = "random") -> None:
         """Let the power fail and come back: unsynced data may be lost, as *rng* decides.
@@ -178,8 +177,7 @@ class SimDisk:
         if self._faults:
             self._check(operation, path)
 
-    # --- inspection
-    # ---------------------------------------------------------------------------------
+    # --- inspection -------------------------------------------------------------------------------
 
     def paths(self) -> list[str]:
         """The paths of all files, in order."""
