@@ -17,7 +17,7 @@ from benchmarks.runner import PartResult
 
 PANEL = 2.5  # inches; the documentation shows four side by side in ten
 HEAD = 1.0
-APART = 0.13  # of the axis, between two names
+APART = 0.13  # distance between two names, as a share of the axis
 
 
 def draw(results: Sequence[PartResult], machine: dict[str, Any], file: Path) -> None:

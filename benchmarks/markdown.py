@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.report import compact, figure, share, split
 
-Found = dict[str, Any]  # as made by ``benchmarks.report.as_json``
+Found = dict[str, Any]  # the result of ``benchmarks.report.as_json``
 # The facts shown of parts that were measured later than the others.
 AGAIN = ("pymq", "date", "cpu", "runs", "scale", "cores", "load", "load_after")
 

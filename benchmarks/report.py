@@ -21,7 +21,10 @@ def figure(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """Format a ratio; small ones get more digits, so that one just below its goal shows it."""
+    """Format a ratio.
+
+    Small ones get more digits, so that a ratio just below its goal is visible as such.
+    """
     return f"{value:.3f}" if value < 2 else figure(value)
 
 

@@ -12,7 +12,7 @@ from pymq.cli.commands.demo.flights import data_folder, read_flights
 
 
 def main() -> None:
-    """Create the topic if it is missing, send, and print how long it took."""
+    """Create the topic if it is missing, send records, and print how long that took."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--url", required=True, help="zmq+tcp://HOST:PORT of zkservers, or a folder"

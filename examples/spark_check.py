@@ -29,7 +29,7 @@ class Hour(NamedTuple):
     origin: str
     flights: int
     cancelled: int
-    delay: int  # of those that left, in total; minutes
+    delay: int  # total delay of the flights that left; minutes
 
     @classmethod
     def read(cls, data: bytes) -> Hour:

@@ -1,7 +1,7 @@
 """A Spark query: flights from one topic, the results of each airport's hours into another.
 
-spark_pipeline.py starts it, kills it and starts it again. It stops when its input ends; after a
-line ``finish`` it first reads all records that are there.
+spark_pipeline.py starts this program, kills it and starts it again. The query stops when its input
+ends; after a line ``finish`` it first reads all existing records.
 """
 
 from __future__ import annotations

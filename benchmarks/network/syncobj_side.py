@@ -18,7 +18,7 @@ def _node(address: str, others: Sequence[str]) -> Any:
 
     class Log(SyncObj):  # type: ignore[misc]  # it has no types
         def __init__(self) -> None:
-            # Its defaults wait 100 ms at each step.
+            # With its defaults it waits 100 ms at each step.
             super().__init__(
                 address,
                 list(others),

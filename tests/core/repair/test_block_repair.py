@@ -141,8 +141,9 @@ def test_a_damaged_batch_is_asked_of_another() -> None:
 
 
 def test_records_that_begin_too_early_are_refused() -> None:
-    """A batch with records keeps its end after compaction; one with another end is not of
-    this log.
+    """A batch with records keeps its end after compaction.
+
+    One with another end is not of this log.
     """
     bench = Bench(end=5)
     odd = EncodedBatch.encode([b"x", b"y"], timestamp_ms=0).stamp(4, EPOCH, 0)
@@ -168,7 +169,7 @@ def test_a_write_that_fails_is_tried_again_later_and_not_at_once() -> None:
 
 
 def test_a_store_that_failed_for_good_is_tried_ever_less_often() -> None:
-    """The pause grows, so it does not fetch and lose the same part each second."""
+    """The pause grows, so that the repair does not fetch and lose the same part each second."""
     bench = Bench(end=5)
     repair, host = bench.repair, bench.host
     pauses = []
