@@ -59,7 +59,7 @@ def _run(
 ) -> tuple[list[PartResult], bool]:
     """Run the parts, which take an hour.
 
-    After an interrupt the results of the finished ones are kept.
+    After an interrupt the results of the finished parts are kept.
     """
     results = []
     try:

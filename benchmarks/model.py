@@ -37,13 +37,13 @@ class Job:
         return max(1000, round(usual * SHARE[self.scale] / 1000) * 1000)
 
     def whole(self, usual: int) -> int:
-        """Return *usual* at every scale except a tiny one, because with fewer records the result
+        """Return *usual* at every scale except the tiny one, because with fewer records the measure
         would mean something else.
         """
         return self.count(usual) if self.scale == "tiny" else usual
 
     def few(self, usual: int) -> int:
-        """Like :meth:`count`, for work so slow that a thousand records are many."""
+        """Like :meth:`count`, for work so slow that a thousand records are a large number."""
         return max(16, round(usual * SHARE[self.scale]))
 
     def pick(self, *, tiny: int, default: int, long: int | None = None) -> int:
@@ -122,7 +122,7 @@ class Side:
     run: Run
     needs: Needs = NOTHING
     prepare: Callable[[Job], None] | None = None  # called before the runs, in a separate process
-    is_kept: bool = False  # prepared once for all runs, which do not change it
+    is_kept: bool = False  # the side's data is prepared once for all runs, which do not change it
     is_killed: bool = False  # the preparation ends by kill -9
 
     @property

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"there is no {source / 'bench.json'}; `make bench` makes it", file=sys.stderr)
         return 1
     found = markdown.load(source / "bench.json")
-    del found["machine"]["folder"]  # it was a temporary one
+    del found["machine"]["folder"]  # the folder was a temporary one
     FIGURES.mkdir(exist_ok=True)
     published = FIGURES / "bench.json"
     if published.exists():

@@ -36,7 +36,7 @@ def main() -> None:
         flights = read_flights(data_folder())[: args.limit]
         began = time.perf_counter()
         with mq.producer() as producer:
-            for flight in flights:  # All flights of an aircraft stay in their order.
+            for flight in flights:  # All flights of an aircraft keep their order.
                 key = flight.tail.encode() if flight.tail else None
                 producer.send(args.topic, flight.to_json(), key=key)
         # Leaving the block has waited for every acknowledgement; a failure would have been raised.

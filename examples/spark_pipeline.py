@@ -44,7 +44,7 @@ DAY_S = 0.03  # the length of a day
 BATCH = 20_000  # flights in a batch, at most
 LATER_MS = 30 * DAY_MS  # more than the watermark waits
 KILL_S = 3.0  # time between progress and a kill, at most
-FAILURES = 5  # failures of the query itself, after each of which it is restarted
+FAILURES = 5  # failures of the query; it is restarted after each of them
 PATIENCE_S = 600.0  # longest time without progress of the query
 
 
@@ -380,7 +380,7 @@ class Query:
         except ProcessLookupError:
             pass  # The process has ended.
         with self._process:
-            pass  # closes its pipes: forked children notice that, and end
+            pass  # the child closes its pipes: its forked children notice that, and end
 
     def finish(self) -> None:
         """Let the query write the rest, and end."""

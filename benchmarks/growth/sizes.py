@@ -6,7 +6,7 @@ from benchmarks.embedded import ours, peers
 from benchmarks.model import Job, Measures, Part, Side, Stopwatch, Unit, random_values
 
 SIZES = (10, 100, 1024, 4096, 16384, 65536, 1 << 18, 1 << 20)
-BYTES = 24 << 20  # at most, for each size
+BYTES = 24 << 20  # upper limit of the data for each record size
 COUNT = 100_000
 GROUP_BYTES = 1 << 18
 

@@ -1,7 +1,7 @@
 """The limit of the machine: only batches, a checksum, a socket and a file.
 
 There is one client at a time of each kind, without failures or access control. The rest of pymq's
-time is the cost of a message queue.
+time is the cost of its other functions.
 """
 
 from __future__ import annotations

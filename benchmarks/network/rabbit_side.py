@@ -14,7 +14,7 @@ from benchmarks.network.servers import HOST
 STREAM = "records"
 BATCH = 1000
 WINDOW = 20_000  # records of a stream in flight
-CONFIRMS = 5_000  # the same for a quorum queue
+CONFIRMS = 5_000  # the limit of unconfirmed records for a quorum queue
 USER = "guest"  # user name and password
 
 

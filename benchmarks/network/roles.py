@@ -116,7 +116,7 @@ def _act(line: Any, role: Role, arguments: Sequence[object]) -> None:
         # Some exceptions of client libraries cannot be pickled.
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
     line.close()
-    os._exit(0)  # client libraries log long complaints when they are ended
+    os._exit(0)  # otherwise client libraries log long complaints when their process ends
 
 
 def play(*cast: tuple[Any, ...]) -> list[Finished]:

@@ -58,7 +58,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            cwd=log.parent,  # where the server leaves its files when it dies
+            cwd=log.parent,  # a server that dies leaves its core file in this folder
             env={**os.environ, **(environment or {})},
             start_new_session=True,
         )

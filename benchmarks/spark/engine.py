@@ -80,7 +80,7 @@ def rate(job: Job, count: int, work: Callable[[], float | None]) -> float:
 
     A JVM interprets at first and compiles code that runs often. Until then, for some millions of
     rows, it handles a third of the rate, so that most of any side's time would be the same time of
-    the JVM. Each side therefore gets the same warm-up, even if it does not need one.
+    the JVM. Each side therefore gets the same warm-up, even if a side does not need one.
     """
     warm, measured = passes(job)
     found = []

@@ -178,7 +178,7 @@ def test_what_has_no_number_needs_no_grant() -> None:
 
 
 class Tree:
-    """The tree as a zkserver changes it."""
+    """Image and grants, changed by the same plans as in a zkserver."""
 
     def __init__(self) -> None:
         self.image = Image()

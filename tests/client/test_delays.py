@@ -367,7 +367,7 @@ def test_they_outlive_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_a_leader_that_takes_over_delivers_each_once(acks: Acks) -> None:
-    """The leader crashes while some are delivered, some are due and some are not."""
+    """The leader crashes while some records are delivered, some are due and others are not."""
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", 1, 3, acks)

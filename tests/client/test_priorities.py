@@ -19,7 +19,7 @@ WAIT_S = 30.0
 def send(mq: pymq.Client, levels: list[int], topic: str = "t", linger_ms: int = 5) -> None:
     """Send a record for each priority; its value is the priority and its number.
 
-    Without a linger each is written before the next one is sent.
+    Without a linger each record is written before the next one is sent.
     """
     with mq.producer(linger_ms=linger_ms) as producer:
         for number, level in enumerate(levels):

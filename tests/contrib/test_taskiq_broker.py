@@ -211,7 +211,7 @@ def test_urgent_tasks_run_first() -> None:
         sent = [await send("later") for _ in range(10)]
         sent += [await send("urgent", priority=9), await send("soon", priority=1), due]
         lag = 0
-        while lag < len(sent):  # the delayed one counts when it is due
+        while lag < len(sent):  # a delayed record counts only when it is due
             await asyncio.sleep(0.01)
             lag = await waiting(broker)
         async with working(broker, max_async_tasks=1):

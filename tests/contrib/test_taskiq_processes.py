@@ -154,7 +154,9 @@ def test_the_example_on_brokers(url: str, tmp_path: Path) -> None:
 
 
 def test_the_program_of_the_page_for_celery_users(url: str, tmp_path: Path) -> None:
-    """In a folder, where a second start finds the first one's; then on brokers, by the URL."""
+    """Run the program twice in a folder, where the second run finds the first one's data, then
+    twice with brokers.
+    """
     (program,) = blocks("from-celery.md", "python")
     (told,) = blocks("from-celery.md", "text")
     (tmp_path / "app.py").write_text(program)

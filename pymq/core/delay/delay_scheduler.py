@@ -70,7 +70,7 @@ READ_BYTES = 64 << 10  # bytes of a fetch of due records
 COPIES_MAX = 1_000  # records in one batch of copies
 COPY_BYTES = 1 << 20
 RETRY_MS = 100
-LOOK_MS = 1_000  # the wall clock may be set, so the scheduler reads it at least this often
+LOOK_MS = 1_000  # the wall clock may be changed, so the scheduler reads it at least this often
 NOTE_OFFSETS = 20_000  # offsets after which the next note is appended
 # records are moved only if a new leader would have to read so many offsets at least ...
 MOVE_OFFSETS = 100_000
@@ -250,7 +250,7 @@ class DelayScheduler:
             if batch.header.attributes & NOTE:
                 self.index.take_in(batch.verify())
             position = batch.end_offset
-        # Only the local replica knows the end of the log.
+        # Only the local replica knows the real end of the log.
         if self._holder is not None or position < max(m.high_watermark, self._target):
             self._fetch(position, LOAD_BYTES, now)
             return
@@ -434,7 +434,7 @@ class DelayScheduler:
         elif due <= self._host.wall_ms(now):
             self._answer_cancel(now, is_cancelled=False)
         elif not self.index.is_pending(m.offset, at):
-            self._answer_cancel(now, is_cancelled=True)  # It was cancelled before.
+            self._answer_cancel(now, is_cancelled=True)  # The record was cancelled before.
         else:
             headers = ((CANCELLED, str(m.offset).encode()), (DELIVER_AT, str(due).encode()))
             self._appended = lambda now: self._answer_cancel(now, is_cancelled=True)

@@ -219,7 +219,7 @@ class Leases:
         """Skip records that retention has removed; returns whether there were any."""
         if log_start <= self.committed:
             return False
-        mark("leases.overtaken")  # by retention
+        mark("leases.overtaken")  # retention removed these records
         self._spans = [span for span in self._spans if span.end > log_start]
         if self._spans:
             self._spans[0].start = max(self._spans[0].start, log_start)

@@ -128,7 +128,11 @@ def test_a_holder_has_compacted_what_this_copy_has_half_of() -> None:
 
 
 def test_a_damaged_batch_is_asked_of_another() -> None:
-    """A damaged batch is fetched from another broker, also one that would have been cut to size."""
+    """If the body of a fetched batch is damaged, the repair asks another broker.
+
+    This also holds for a batch that reaches beyond the requested range, which would otherwise be
+    cut.
+    """
     for bad in (EncodedBatch.gap(3, 6, EPOCH), EncodedBatch.gap(5, 5, EPOCH)):
         bench = Bench(end=5)
         first = bench.host.asked[-1][0]

@@ -598,7 +598,10 @@ def sealed_on_a_minority(s: Scene) -> None:
 
 
 def sealed_on_one(s: Scene, made_on: str, sealed_on: str) -> None:
-    """A block of so many replicas, each on the disk of one letter, which only the first one has."""
+    """Seal a block whose data is only on the first replica.
+
+    *made_on* and *sealed_on* give the disk of each replica, at creation and at the seal.
+    """
     tree(s)
     path = paths.block("t", "0", 0)
     replicas = tuple(f"broker-{index}" for index in range(len(made_on)))

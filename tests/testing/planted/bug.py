@@ -92,7 +92,7 @@ class Bug:
     source: str  # who made this mistake before, or which source warns of it
     hunts: tuple[str, ...]  # profiles in which to look for the bug, the most promising one first
     is_slow: bool = False  # a quick run has too few seeds for it, or its test takes long
-    test: str = ""  # an ordinary test that finds it, where no run does
+    test: str = ""  # an ordinary test that finds this bug, if no profile does
     patches: list[tuple[Any, str, Any]] = Factory(list)  # (owner, name, replacement)
 
 

@@ -18,7 +18,7 @@ def commit(desk: Desk) -> None:
 
 @scenario()
 def commit_with_replicas(desk: Desk) -> None:
-    """The same with three brokers, twice."""
+    """Twice with three brokers: send, receive, acknowledge and commit."""
     desk.topic()
     desk.send(3)
     desk.settle()

@@ -87,7 +87,7 @@ def test_blocks_and_their_brokers(remote: Queue, topic: str) -> None:
     (first,) = remote.json("topic", "describe", topic)["partitions"][0]["replicas"]
     others = [name for name in BROKERS if name != first]
     remote.run("topic", "set-state", topic, 0, "raft")
-    # Last: a roll that names no replicas may move one to a broker that has less to do.
+    # Do this last: a roll that names no replicas may move a replica to a broker with less load.
     remote.run("cluster", "reassign", topic, 0, *others)
     (newer,) = remote.put(topic, ["new"])
     old = remote.json("explain", topic, 0, older)
@@ -126,7 +126,9 @@ def test_a_record_that_is_not_committed() -> None:
 
 
 def test_an_end_that_no_replica_has_reported() -> None:
-    """A record beyond such an end may be written, and a group is not reset to it."""
+    """If no replica has reported the end, a record beyond it counts as "not known", and `group
+    reset` to `latest` fails.
+    """
     part = PartitionDescription(
         *("0", 0, pymq.AckMode.RAFT, "a", 1, ("a", "b"), ("a",), 0, 5, 5, ()), is_reported=False
     )
