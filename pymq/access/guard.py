@@ -102,7 +102,7 @@ class Guard:
     def _give(self, principal: str, message: msg.InitProducer) -> Sequence[Message] | None:
         """Assign producer ids, because only the guard knows the principal.
 
-        None if it has no secret.
+        None if the node has no secret.
         """
         if message.name or self.grants is None or not self.grants.is_able:
             return None

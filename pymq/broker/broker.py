@@ -207,7 +207,8 @@ class BrokerMachine:
             case Answer() if self._registration.is_controller(source):
                 self._answered(source, message, now)
             case _:
-                return  # not a broker's message; the peer may run another version of pymq
+                # brokers do not handle this message; the peer may run another version of pymq
+                return
         self._rearm()
 
     def _ordered(
@@ -367,7 +368,7 @@ class BrokerMachine:
 
     def _rearm(self) -> None:
         due = NEVER
-        for part in self._timed:  # no method calls, because this runs with each message
+        for part in self._timed:  # no method calls in this loop, because it runs with each message
             if part.deadline < due:
                 due = part.deadline
         for coordinator in self._coordinators.by_index.values():
@@ -391,7 +392,7 @@ class BrokerMachine:
             partition.replicate(source, m, now)
             self._schedule.touch(partition)
         elif isinstance(m, ReplicaFetch) and m.leader_epoch == 0:
-            # A repair that waits for this broker then asks another one.
+            # A repair that waits for this broker then sends its request to another broker.
             error = ReplicaNotAvailable(f"{self.me} does not hold {m.block}")
             self._environment.send(
                 source, ReplicaFetched(m.id, m.block, m.offset, 0, 0, error=error)

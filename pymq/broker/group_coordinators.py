@@ -38,7 +38,7 @@ from pymq.core.types import NEVER
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
 
-LIFE_BITS = 20  # each step of the incarnation reserves so many bits of request ids
+LIFE_BITS = 20  # each step of the incarnation reserves 2**LIFE_BITS request ids
 
 OneGroup = (
     Acquire

@@ -86,7 +86,7 @@ class ControllerConfig:
 
     name: str
     endpoint: str = ""
-    # a broker that is silent for longer counts as dead; 0: it lives in this process
+    # a broker that is silent for longer counts as dead; 0: the broker lives in this process
     session_ms: int = 0
     # a broker that is dead for so long is replaced, if another one is available
     replace_ms: int = 10_000

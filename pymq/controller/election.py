@@ -46,7 +46,7 @@ class ControllerRole(Enum):
 
     LOOKING = 0  # reading whether a zkserver is active
     READING = 1  # reading the tree, because no zkserver was active
-    CLAIMING = 2  # committing its claim
+    CLAIMING = 2  # the zkserver is committing its claim
     STANDBY = 3
     ACTIVE = 4
 
@@ -92,7 +92,8 @@ class Election:
         self.role = ControllerRole.LOOKING
         self.active: ControllerNode | None = None  # the active zkserver, if known
         self.is_suspended = False  # cut off from the coordinator backend
-        self.problem: PymqError | None = None  # the error that kept it from becoming active
+        # the error that kept the zkserver from becoming active
+        self.problem: PymqError | None = None
         self.deadline = NEVER
         self._me = me
         self._endpoint = endpoint
@@ -103,7 +104,7 @@ class Election:
         self._draft: Draft | None = None
         self._tag = 0
         self._is_rereading = False
-        # whether it first checks that it is still active before it reads the tree again
+        # whether the zkserver first checks that it is still active before it reads the tree again
         self._is_checking = False
         self._look()
 
@@ -265,7 +266,7 @@ class Election:
             self._draft.adopt(event.versions)
             return self._win(self._draft.image)
         mark("election.lost_race")
-        self._look()  # Another zkserver won, or the answer was lost.
+        self._look()  # Another zkserver has won, or the answer was lost.
         return None
 
     def _win(self, image: Image) -> Outcome:

@@ -25,7 +25,7 @@ class Coordinator(Protocol):
 
     **Ephemeral nodes** belong to the session that created them and are removed when it ends, even
     if another session has changed them. They cannot have children: :class:`Create` of a child is
-    refused with "no-parent". They do not survive a restart.
+    refused with "no-parent". Ephemeral nodes do not survive a restart of the coordinator.
 
     **Commits** are atomic and carried out in the order of ``submit``; the same order holds between
     commits and loads. Each op sees the changes of the ops before it. :class:`Conflicted` names the

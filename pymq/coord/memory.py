@@ -128,10 +128,10 @@ class MemoryTree:
 
 
 class MemoryCoordinator:
-    """One session on a :class:`MemoryTree`; without *hub* it has its own tree.
+    """One session on a :class:`MemoryTree`; without *hub* a new tree is made.
 
-    *session* names it; by default the hub numbers its sessions. Raises :class:`InvalidRequest` if
-    the name is in use.
+    *session* is the name of the session; by default the hub numbers its sessions. Raises
+    :class:`InvalidRequest` if the name is in use.
 
     While it is suspended, requests wait; :meth:`resume` carries them out after :class:`Resumed`. If
     the session has expired meanwhile, :class:`SessionExpired` comes instead: waiting commits are

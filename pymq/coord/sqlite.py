@@ -144,7 +144,7 @@ def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
         CorruptMetadata: it is damaged or not of pymq.
         StoreError: it cannot be read.
     """
-    import shutil  # on demand: opening a queue needs neither
+    import shutil  # imported on demand: opening a queue does not need these modules
     import tempfile
 
     source = os.fspath(path)

@@ -49,7 +49,7 @@ class Append:
 
     block: BlockId
     batches: list[EncodedBatch]
-    sync: bool  # whether it must be durable before ``after`` leaves
+    sync: bool  # whether the write must be durable before ``after`` leaves
 
 
 @value
@@ -135,7 +135,7 @@ class Recovered:
     start: int
     end: int
     size: int  # bytes of all batches
-    snapshot: bytes | None  # of the last valid checkpoint
+    snapshot: bytes | None  # snapshot of the last valid checkpoint
     # headers of the batches after the snapshot, or of all batches if there is none
     headers: list[Header]
     cut_bytes: int  # bytes truncated from the tail

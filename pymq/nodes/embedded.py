@@ -244,7 +244,7 @@ def keep(client: Client) -> None:
 
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-# in a forked child: only the parent closes them
+# only the parent closes its clients, so a forked child forgets them
 os.register_at_fork(after_in_child=_open_clients.clear)
 
 

@@ -5,9 +5,9 @@ announces, which the transport does not read. The header is a list that begins w
 
     [version, [number, to, from, field, field, ...], ...]
 
-*number* is the type of the message. *to* and *from* are the names of the machines without their
-nodes, which the connection determines: ``""`` is the node's main machine, ``"producer1"`` another
-one of a client. So a node cannot send in the name of another node.
+*number* is the type of the message. *to* and *from* are names of machines on a node: ``""`` is the
+node's main machine, ``"producer1"`` another machine of a client. The names of the nodes are not
+sent, because the connection determines them. So a node cannot send in the name of another node.
 
 Many messages share a packet, which costs as much as one message alone. Decoding checks all input:
 first the sizes, then the CBOR (:mod:`pymq.core.cbor`), then the type of every field.

@@ -84,7 +84,8 @@ class Admin(Handle):
         made = self.questions.call(
             lambda r: msg.CreateTopic(r, name, names, replicas, mode, chosen, exist_ok)
         )
-        # The topic may be ours: the first try succeeded, and its answer was lost.
+        # The topic may have been created by this client: the first try succeeded, and its answer
+        # was lost.
         is_ours = made.is_repeated and isinstance(made.error, TopicExists)
         if not is_ours or not self._is_made(name, names, replicas, mode, chosen):
             raise_it(made.error)

@@ -137,7 +137,7 @@ class Consumer(Handle):
         return views
 
     def _records_in(self, size: int) -> int:
-        # A group leases records by number, so estimate their size by those before.
+        # A group leases records by number, so estimate the number from the size of earlier records.
         return 1 << 20 if self._worker is None else max(1, size // self._record_bytes)
 
     def _poll(
@@ -230,7 +230,7 @@ class Consumer(Handle):
     def _set_aside(self, record: Record) -> None:
         """Keep records that were not shown for the next call."""
         self._unread.set_aside(record)
-        self._previous = None  # The application has not seen it.
+        self._previous = None  # The application has not seen this record.
 
     # --- settling (PTP) -------------------------------------------------------------------------
 
@@ -272,7 +272,8 @@ class Consumer(Handle):
             partition == previous.partition and start <= previous.offset < end
             for (partition, (start, end)), _ in found
         ):
-            self._previous = None  # The iteration must not acknowledge it with the next record.
+            # The iteration must not acknowledge this record with the next one.
+            self._previous = None
         if not settler.is_armed:
             settler.arm(self._driver.loop.clock())
 

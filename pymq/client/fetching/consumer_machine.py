@@ -44,7 +44,8 @@ class ConsumerMachine(Outbox, ABC):
         self.started = Waitable()  # done once the start offsets are known
         self.paused: dict[str, None] = {}
         self.is_awaited = False  # a poll waits for records
-        self.is_abandoned = False  # the application has dropped the handle without closing it
+        # the application has dropped the handle without closing the consumer
+        self.is_abandoned = False
         self.is_buried = False
         self._router = router
         self._driver = driver

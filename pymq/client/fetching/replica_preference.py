@@ -28,7 +28,7 @@ BEHIND_RECORDS = 4096  # offsets from the end at which a member of a group reads
 class Preference:
     """A reader's preference: *name* identifies the reader, *rack* is where it runs."""
 
-    name: str = ""  # "": it reads from the leader if there is one
+    name: str = ""  # "": the consumer reads from the leader if there is one
     rack: str | None = None
 
 

@@ -56,7 +56,7 @@ class Redriven:
 
 
 class Redrive:
-    """One redrive of a dead-letter topic."""
+    """Send the letters of a dead-letter topic back, once."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class Redrive:
         names, producer = list(sent.first), self.journal.log.producer_id
         known = sequences(self._questions, sent.to, names, producer, TIMEOUT_S)
         if any(known[name] < first for name, first in sent.first.items()):
-            return None  # The partition has lost records that it had acknowledged.
+            return None  # The partition has lost records that it had acknowledged before.
         return sent.left(known)
 
     def _append(self, sent: Round, left: dict[str, list[int]], letters: dict[int, Record]) -> None:

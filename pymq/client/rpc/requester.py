@@ -37,7 +37,7 @@ class Requester:
         self._mailbox: ReplyMailbox | None = None
         self._reader: Consumer | None = None
         self._producer: Producer | None = None
-        self._checked: dict[str, float] = {}  # when each service last had a responder
+        self._checked: dict[str, float] = {}  # the time when each service last had a responder
 
     def ask(
         self,

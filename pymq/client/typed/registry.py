@@ -63,7 +63,7 @@ class SchemaRegistry:
             ConfigError: there is no such *compatibility*.
         """
         problems(schema, (), compatibility)
-        # One at a time: two threads would use one epoch for two registrations.
+        # One registration at a time: two threads would use one epoch for two registrations.
         with self._registering:
             self._load()
             if (found := self._find(topic, schema)) is not None:

@@ -27,8 +27,8 @@ class Live:
 
     incarnation: int
     heard: int  # time of the last message
-    until: int  # end of its session on the pausable clock
-    is_over: bool = False  # it has restarted, and its new registration is in progress
+    until: int  # end of the broker's session on the pausable clock
+    is_over: bool = False  # the broker has restarted, and its new registration is in progress
 
 
 class BrokerLiveness:
@@ -51,7 +51,7 @@ class BrokerLiveness:
         # Times on the pausable clock:
         self._settled_at = NEVER  # when unregistered brokers count as dead
         self._due: list[tuple[int, str]] = []  # heap of checks, one for each live broker
-        self._missed: dict[str, int] = {}  # dead brokers, and when each is given up
+        self._missed: dict[str, int] = {}  # dead brokers, with the time when each is given up
         # the same as a heap; some entries may be out of date
         self._give_up: list[tuple[int, str]] = []
         self._known: tuple[str, ...] = ()  # brokers in the tree at the take-over

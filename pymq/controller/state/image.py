@@ -313,7 +313,7 @@ class Image:
         """Note whether the open block has too few replicas."""
         open_block = image.open_block if image.blocks else None
         if open_block is None or open_block.end is not None or not open_block.replicas:
-            return  # in the middle of a change, or the partition has no replicas yet
+            return  # the change is not complete, or the partition has no replicas yet
         if len(open_block.replicas) < image.node.replicas:
             self.short[name] = None
         else:

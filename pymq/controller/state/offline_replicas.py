@@ -17,7 +17,7 @@ class OfflineReplicaState:
     """One replica that is offline."""
 
     replica: OfflineReplica
-    until: int  # when it is given up
+    until: int  # the time when the replica is given up
     is_given_up: bool = False
 
 

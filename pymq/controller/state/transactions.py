@@ -82,7 +82,7 @@ class CommitInFlight:
     ops: list[Op] = Factory(list)  # operations of all items
     size: int = 0  # bytes of the operations, roughly
     scopes: set[TopicPartition | None] = Factory(set)
-    repeats: int = 0  # times it was submitted again after a lost answer
+    repeats: int = 0  # number of times the commit was submitted again after a lost answer
 
 
 class Transactions:

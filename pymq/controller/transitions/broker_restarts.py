@@ -101,7 +101,7 @@ def _interrupted(
         return block
     in_sync = without(block, broker)
     if not in_sync and not is_wiped:
-        in_sync = block.in_sync  # its remaining records are still the best copy
+        in_sync = block.in_sync  # its remaining records are still the best copy of the block
     interrupted = block.interrupted
     if is_wiped:  # otherwise its entry stays valid: records from before that restart were synced
         interrupted = tuple(entry for entry in interrupted if entry.broker != broker)

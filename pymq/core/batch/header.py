@@ -1,6 +1,6 @@
 """The header of a record batch. Most hops read the header only, not the body.
 
-It is fixed, little-endian:
+The header has a fixed size, is little-endian, and has these fields:
 
 ====  ====  ===============  ===========================================================  ==========
   at  size  field            meaning                                                      covered by

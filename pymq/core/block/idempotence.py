@@ -77,7 +77,7 @@ def _is_named(producer_id: int, producer: ProducerState) -> bool:
 
 
 def _keeping(each: tuple[int, ProducerState]) -> tuple[bool, bool]:
-    """Sort key of producers: the last ones are kept longest."""
+    """Sort key of producers: those that sort last are kept longest."""
     return each[0] == DELAYS, _is_named(*each)
 
 
@@ -105,12 +105,12 @@ class ProducerTable:
     __slots__ = ("_producers", "_proposed", "_seen", "_time", "_told", "_writing")
 
     def __init__(self) -> None:
-        self._producers: dict[int, ProducerState] = {}  # as in the durable log
+        self._producers: dict[int, ProducerState] = {}  # producers as in the durable log
         # the wall clock of each producer's last write, as far as known
         self._seen: dict[int, int] = {}
         self._time = UNKNOWN_TIME  # wall clock of the write in progress
         self._told = UNKNOWN_TIME  # the last reading of the wall clock
-        self._writing: dict[int, ProducerState] = {}  # as after the write in progress ...
+        self._writing: dict[int, ProducerState] = {}  # producers as after the write in progress ...
         self._proposed: dict[int, ProducerState] = {}  # ... and after the next one
 
     def __len__(self) -> int:
@@ -211,7 +211,7 @@ class ProducerTable:
         producers, seen, time = self._producers, self._seen, self._time
         for producer_id, producer in self._writing.items():
             seen[producer_id] = time
-            producers.pop(producer_id, None)  # so that it moves to the end
+            producers.pop(producer_id, None)  # so that the producer moves to the end
             producers[producer_id] = producer
         self._writing.clear()
         while len(producers) > PRODUCERS_MAX:

@@ -50,7 +50,7 @@ class Sealing:
 
     def __init__(self, *, is_shared: bool, is_raft: bool) -> None:
         self.state = SealState.OPEN
-        self.request: Seal | None = None  # None: no seal is requested
+        self.request: Seal | None = None  # None: no seal was requested
         self.fenced: int | None = None  # the controller epoch of a takeover of the block
         self._is_shared = is_shared
         self._is_raft = is_raft

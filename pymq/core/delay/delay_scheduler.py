@@ -68,7 +68,7 @@ from pymq.errors import (
 LOAD_BYTES = 1 << 20  # of one fetch while the log is read
 READ_BYTES = 64 << 10  # of one fetch of due records
 RETRY_MS = 100
-LOOK_MS = 1_000  # the wall clock may be set, so the scheduler reads it at least this often
+LOOK_MS = 1_000  # the wall clock may be changed, so the scheduler reads it at least this often
 NOTE_OFFSETS = 20_000  # offsets after which the next note is appended
 # records are moved only if a new leader would have to read so many offsets at least ...
 MOVE_OFFSETS = 100_000
@@ -246,7 +246,7 @@ class DelayScheduler:
             if batch.header.attributes & NOTE:
                 self.index.take_in(batch.verify())
             position = batch.end_offset
-        # Only the local replica knows the end of the log.
+        # Only the local replica knows the real end of the log.
         if self._holder is not None or position < max(m.high_watermark, self._target):
             self._fetch(position, LOAD_BYTES, now)
             return

@@ -1,7 +1,7 @@
 """The group coordinator: assigns partitions, leases records and commits offsets.
 
 One coordinator serves the groups that hash to one partition of the internal topic
-``__consumer_offsets`` and lives on the broker that leads that partition. Committed offsets must
+``__consumer_offsets``, and runs on the broker that leads that partition. Committed offsets must
 outlive the coordinator: they are records of that partition. A new coordinator reads them, and the
 newest record of each key counts. Membership and leases are not stored: members join a new
 coordinator again, and records that were leased are delivered again.

@@ -102,7 +102,8 @@ class OffsetLog:
         self._requests = first_request  # the last request id, above those of former coordinators
         self._asked = 0  # while loading: the id of the last fetch ...
         self._at = BEGIN  # ... its offset ...
-        self._holder: str | None = None  # ... and the broker asked; None is this one
+        # ... and the broker that got the request; None: this broker
+        self._holder: str | None = None
         self._tries = 0
         self._target = 0  # the offset at which loading ends
         self._is_borrowed = False  # some offsets are stored only on other brokers
@@ -155,10 +156,10 @@ class OffsetLog:
                 self._replay(batch.verify(), now)
                 offset = batch.end_offset
         except CorruptBatch:
-            mark("group.load_corrupt")  # Another holder may have a sound copy.
+            mark("group.load_corrupt")  # Another holder may have a sound copy of this batch.
             self._at, self.retry_at = offset, now + RETRY_MS
             return False
-        # Only the local replica knows the end of the log.
+        # Only the local replica knows the real end of the log.
         if holder is not None or offset < max(m.high_watermark, self._target):
             self._is_borrowed = self._is_borrowed or holder is not None
             self.load(offset, now)
@@ -182,7 +183,7 @@ class OffsetLog:
             kind, name, topic, partition = cbor.loads(key or b"")
             if kind != OFFSET_KEY:
                 continue
-            # Only the former leader may have synced this record.
+            # Perhaps only the former leader has synced this record.
             self._loose = name, topic, partition
             group = self._groups.setdefault(name, ConsumerGroup(name))
             if TOMBSTONE in headers:

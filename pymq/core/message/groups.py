@@ -221,8 +221,9 @@ class GroupMember:
     assignor: str = ""
     ack_wait_ms: int = 0
     max_deliver: int = 0
-    silent_ms: int = 0  # time since its last message
-    asks: tuple[str, ...] | None = None  # partitions of its pending Acquire; None if there is none
+    silent_ms: int = 0  # time since the member's last message
+    # partitions of the member's pending Acquire; None if it has none
+    asks: tuple[str, ...] | None = None
 
 
 @value

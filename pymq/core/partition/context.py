@@ -19,7 +19,7 @@ class DelayBounds:
     """The delayed records that retention has to keep, and those that it wants to remove."""
 
     pending_from: int = 0  # all records before this offset are delivered or not delayed
-    wanted_from: int = 0  # retention wants to remove all records before this one
+    wanted_from: int = 0  # retention wants to remove all records before this offset
     is_full: bool = False  # the number of delayed records has reached its limit
 
 

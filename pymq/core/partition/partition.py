@@ -153,7 +153,7 @@ class Partition(PartitionContext):
             return
         try:
             first = opened.recovery.add(found, log, self.state)
-        except StoreError as error:  # the store could read the block, but its content is wrong
+        except StoreError as error:  # the store could read the block, but its content is invalid
             self._fail(error, now)
             return
         if first is not None and opened.replicator is None:
@@ -190,7 +190,7 @@ class Partition(PartitionContext):
         seal = self.opened.sealing.give_up()
         if not is_final:
             self.opened.read_again(now)
-        else:  # no retry is due
+        else:  # no retry is due now
             self._reports.stop()
             self.maintenance.stop()
             self.opened.fail()

@@ -97,7 +97,7 @@ class ProduceHandler:
         if m.sync:
             self.must_sync = True
         if header.attributes & (DELAYED | DELAYED_COPY):
-            # Notify the scheduler first: once this is answered, it begins its next job.
+            # Notify the scheduler first: once the request is answered, it begins its next job.
             news = DelayedAppended(0, appended)
             self._answers.add(header.base_offset + header.span, "", news, is_local=False)
         answer = Produced(m.id, header.base_offset, epoch)
@@ -185,7 +185,8 @@ class ProduceHandler:
     def _missing(self, offset: int) -> PymqError | None:
         """Return the error if the record at *offset* is unsafe: it is on too few disks.
 
-        Such a record was never acknowledged. Once a repair has copied it to a majority, it is safe.
+        Such a record was never acknowledged. Such a record is safe only after a repair has copied
+        it to a majority.
         """
         state = self._partition.state
         for block in state.blocks[:-1]:
@@ -217,8 +218,8 @@ class ProduceHandler:
             error = NotLeader.of(partition.name, partition.opened.leader)
         elif (log := partition.opened.log) is not None:
             known = log.producers.next_sequence(m.producer_id)
-            # A producer resumes after its earlier records, so the answer waits until these are
-            # safe.
+            # A producer resumes after its earlier records, so the answer waits until these records
+            # are safe.
             if self._waits(source, Sequence(m.id, known), log.producers.end(m.producer_id)):
                 return
         self._host.reply(source, Sequence(m.id, known, error), now)

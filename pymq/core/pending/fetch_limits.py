@@ -37,7 +37,8 @@ from pymq.core.values import Factory, define
 from pymq.errors import ConfigError
 
 LEAST_BYTES = 64 << 10  # a smaller part of a request is not worth a read
-BATCH_BYTES = 1 << 20  # counted for each read at least, because its first batch is never cut
+# minimal number of bytes that is counted for a read, because its first batch is never cut
+BATCH_BYTES = 1 << 20
 NODE_BYTES_MIN = 1 << 20  # with less there would be room for only a few connections
 RETRY_MS = 5  # pause before waiting fetches are tried again
 AGAIN_MS = 1_000  # pause before a refused client may send again
@@ -50,8 +51,9 @@ WAIT_MAX_MS = 30_000
 class FetchLimits:
     """The bytes of fetch answers that a broker reads and holds; see the module's docstring."""
 
-    answer_bytes: int = 4 << 20  # of one answer, even if the fetch requests more
-    node_bytes: int = 32 << 20  # sent to clients and not received by them yet
+    answer_bytes: int = 4 << 20  # limit of one answer, even if the fetch requests more
+    # bytes that were sent to clients and that these have not received yet
+    node_bytes: int = 32 << 20
     turn_bytes: int = 8 << 20  # read in one millisecond
     waiting: int = 4_096  # waiting fetches of one connection
     waiting_all: int = 32_768  # waiting fetches of all clients, some 300 bytes each
@@ -142,15 +144,15 @@ class Boundless:
         return True
 
     def wait_ms(self, account: str) -> int:
-        """There are no quotas."""
+        """Ignore the bytes: this implementation has no quotas."""
         return 0
 
     def write_wait_ms(self, account: str) -> int:
-        """There are no quotas."""
+        """Ignore the bytes: this implementation has no quotas."""
         return 0
 
     def wrote(self, account: str, size: int) -> None:
-        """There are no quotas."""
+        """Ignore the bytes: this implementation has no quotas."""
 
 
 Waiting = tuple[str, Fetch, int]  # (client's machine, request, time when it began to wait)
@@ -165,7 +167,7 @@ class Fetches:
         self._outbox = outbox
         self.loads: Loads | None = None  # bytes outstanding in the outbox, and granted since then
         self._at = -1  # the last millisecond in which the broker read ...
-        self._left = 0  # ... and the bytes that it may still read in it
+        self._left = 0  # ... and the bytes that the broker may still read in that millisecond
         self._line: OrderedDict[str, Connections] = (
             OrderedDict()
         )  # accounts with waiting fetches; the one that was not served for longest is first

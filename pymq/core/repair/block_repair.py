@@ -222,7 +222,7 @@ class BlockRepair:
             self._refusals = 0
         else:
             self._refusals += 1
-            self._turn += 1  # another holder may have a sound copy
+            self._turn += 1  # another holder may have a sound copy of the block
             self._host.slots.rest(self, self._refusals, now)
 
     def _take(self, data: bytes) -> bool:

@@ -16,7 +16,7 @@ from pymq.transport.curve.key_files import Pair, Public
 
 log = logging.getLogger("pymq.security")
 
-REFRESH_S = 1.0  # between two checks of the folder
+REFRESH_S = 1.0  # interval between two checks of the folder
 ZKSERVER = "zkserver"  # the principal expected at an endpoint that no key file names
 
 Seen = tuple[str, int, int, int]  # name, inode, size and time of change of a file

@@ -1,4 +1,4 @@
-"""Leases by priority, against a model that keeps each record by itself."""
+"""Leases by priority, compared with a model that keeps each record separately."""
 
 from __future__ import annotations
 

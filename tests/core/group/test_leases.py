@@ -54,7 +54,9 @@ class Twin:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_leases_do_what_their_twin_does(seed: int) -> None:
-    """Two members acquire, settle, give back and let expire at random."""
+    """Two members acquire, settle, return and let expire at random, compared with a simple
+    model.
+    """
     dice, leases, twin, end, now = random.Random(seed), Leases(0), Twin(), 0, 0
     for _ in range(80):
         now += dice.randrange(3)

@@ -1,4 +1,4 @@
-"""Bugs of what work queues add: routes, priorities, requests and replies."""
+"""Bugs of work queues: routes, priorities, requests and replies."""
 
 from __future__ import annotations
 
