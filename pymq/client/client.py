@@ -191,8 +191,8 @@ class Client(Layers):
         * ``ordered`` (None): records with a key keep the order of their key: one consumer at a time
           works on those of a partition. Records without a key go to any idle consumer. True extends
           the order to all records, False to none. The strictest setting in the group holds.
-        * ``prefetch`` (None): how many records are leased at a time; by default as many as the
-          application handles in about 20 ms.
+        * ``prefetch`` (None): how many records are leased at a time, whatever a poll returns; by
+          default as many as the application handles in about 20 ms, and as a poll may return.
         * ``max_poll_interval_s`` (300): a consumer that does not poll for so long leaves the group
           until it polls. ``session_timeout_s`` (10): the same if its process is silent.
         * ``assignor`` ("sticky"), ``on_assigned``, ``on_revoked``: which partitions it gets.
