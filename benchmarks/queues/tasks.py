@@ -87,8 +87,8 @@ def _rates(queue: Queue, work_s: float, job: Job) -> Measures:
     found: Measures = {}
     for name, workers in CREWS.items():
         each_s = work_s + 1 / queue.rate
-        seconds = job.pick(tiny=1, default=20, long=50) / 10
-        count = max(50, int(seconds * min(workers, 4 if not work_s else 16) / each_s))
+        seconds = job.pick(tiny=1, default=10, long=40) / 10
+        count = max(50, int(seconds * min(workers, FEW) / each_s))
         plan = Plan(workers, work_s, queue.prefetch[1 if work_s else 0], queue.pool)
         with _play(queue, job.folder / name.replace(" ", "-"), plan, count) as (sender, crew):
             crew.gather()
@@ -103,7 +103,7 @@ def _rates(queue: Queue, work_s: float, job: Job) -> Measures:
 
 def _start(queue: Queue, job: Job) -> Measures:
     """Find what 4 workers can do, then send half of it at a steady rate."""
-    speed = job.pick(tiny=100, default=SPEED_TASKS)
+    speed = job.pick(tiny=100, default=min(SPEED_TASKS, 2 * queue.rate))
     paced_s = job.pick(tiny=1, default=round(PACED_S), long=10)
     most = speed + int(paced_s * FEW / SHORT_S / 2) + 1
     plan = Plan(FEW, SHORT_S, queue.prefetch[1], queue.pool)
@@ -141,7 +141,7 @@ QUEUES = (
         Needs(("celery", "redis"), HAS_REDIS),
         "celery",
         _redis,
-        500,
+        300,
         (32, 4, 1),
         "prefork",
     ),
@@ -151,7 +151,7 @@ QUEUES = (
         Needs(("celery", "redis"), HAS_REDIS),
         "celery",
         _redis,
-        500,
+        300,
         (32, 4, 1),
         "solo",
     ),
@@ -170,7 +170,7 @@ QUEUES = (
         Needs(("rq", "redis"), HAS_REDIS),
         "rq",
         _redis,
-        200,
+        100,
     ),
     Queue(
         "taskiq redis",
@@ -178,7 +178,7 @@ QUEUES = (
         Needs(("taskiq_redis",), HAS_REDIS),
         "taskiq",
         _redis,
-        1000,
+        600,
         (100, 4, 1),
     ),
     Queue(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from benchmarks.network.roles import HandLoop
@@ -33,12 +33,12 @@ async def _make_stream(connection: Any) -> None:
 @contextmanager
 def sender(url: str) -> Iterator[Sender]:
     """``publish``, up to 200 at a time."""
-    loop = HandLoop()
-    connection = loop.run(_connect(url))
-    loop.run(_make_stream(connection))
-    js = connection.jetstream()
-    yield Coroutines(loop, lambda task: js.publish(SUBJECT, task.to_bytes(8, "big")))
-    loop.run(connection.close())
+    with closing(HandLoop()) as loop:
+        connection = loop.run(_connect(url))
+        loop.run(_make_stream(connection))
+        js = connection.jetstream()
+        yield Coroutines(loop, lambda task: js.publish(SUBJECT, task.to_bytes(8, "big")))
+        loop.run(connection.close())
 
 
 def work(url: str, board: Board, index: int, plan: Plan) -> None:

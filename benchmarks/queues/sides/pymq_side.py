@@ -36,7 +36,7 @@ def sender(url: str) -> Iterator[Sender]:
 def sending(mq: pymq.Client) -> Iterator[Sender]:
     """Create the topic, and send with a client that is open."""
     mq.create_topic(TOPIC, partitions=PARTITIONS, acks="leader", fsync="always")
-    with mq.producer(delivery_timeout_s=300) as producer:
+    with mq.producer(linger_ms=2, delivery_timeout_s=300) as producer:
 
         def send(task: int) -> None:
             producer.send(TOPIC, task.to_bytes(8, "big"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from benchmarks.network.roles import HandLoop
@@ -28,16 +28,16 @@ def _make_broker(url: str, prefetch: int) -> Any:
 @contextmanager
 def sender(url: str) -> Iterator[Sender]:
     """``kiq``, up to 200 at a time."""
-    loop = HandLoop()
     broker = _make_broker(url, 1)
 
     @broker.task("run")  # type: ignore[untyped-decorator]  # a broker of either kind
     async def run(number: int) -> None:
         """The workers have the body."""
 
-    loop.run(broker.startup())
-    yield Coroutines(loop, run.kiq)
-    loop.run(broker.shutdown())
+    with closing(HandLoop()) as loop:
+        loop.run(broker.startup())
+        yield Coroutines(loop, run.kiq)
+        loop.run(broker.shutdown())
 
 
 def work(url: str, board: Board, index: int, plan: Plan) -> None:
