@@ -51,7 +51,7 @@ def processes(side: str, url: str, folder: Path, plan: Plan, tasks: int) -> Iter
     """Start the workers of a side, for so many tasks; they are killed at the end."""
     file = folder / "board"
     board = Board.make(file, plan.workers, tasks)
-    count = 1 if side == "celery" and plan.pool == "prefork" else plan.workers
+    count = 1 if side == "celery" and plan.variant == "prefork" else plan.workers
     orders = [json.dumps([side, url, str(file), index, asdict(plan)]) for index in range(count)]
     with (folder / LOG).open("ab") as log:
         found = [

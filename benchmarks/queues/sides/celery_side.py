@@ -57,13 +57,13 @@ def work(url: str, board: Board, index: int, plan: Plan) -> None:
     def run(number: int) -> None:
         board.run(number, plan.work_s)
 
-    workers = range(plan.workers) if plan.pool == "prefork" else range(index, index + 1)
+    workers = range(plan.workers) if plan.variant == "prefork" else range(index, index + 1)
 
     def gate(**_: Any) -> None:
         board.pass_gate(*workers)  # it has taken no task yet; the processes of the pool are there
 
     signals.worker_ready.connect(gate, weak=False)
     app.worker_main(
-        f"worker --pool {plan.pool} --concurrency {len(workers)} --loglevel ERROR "
+        f"worker --pool {plan.variant} --concurrency {len(workers)} --loglevel ERROR "
         f"-n {index}@bench --without-gossip --without-mingle --without-heartbeat".split()
     )
