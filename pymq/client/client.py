@@ -192,8 +192,8 @@ class Client(Layers):
           at a time works on the keyed records of a partition. Records without a key go to any idle
           consumer. True keeps the order of all records of a partition, False of none. The strictest
           setting in the group holds.
-        * ``prefetch`` (None): how many records are leased at a time; by default as many as the
-          application handles in about 20 ms.
+        * ``prefetch`` (None): how many records are leased at a time, whatever a poll returns; by
+          default as many as the application handles in about 20 ms, and as a poll may return.
         * ``max_poll_interval_s`` (300): a consumer that does not poll for so long leaves the group
           until its next poll. ``session_timeout_s`` (10): the group removes a consumer whose
           process sends nothing for so long.
