@@ -111,8 +111,12 @@ class SimDisk:
         made._folders = self._folders.fork()
         return made
 
-    def flip(self, rng: random.Random, path: str | None = None) -> tuple[str, int] | None:
+    def flip(
+        self, rng: random.Random, path: str | None = None, at: int | None = None
+    ) -> tuple[str, int] | None:
         """Flip one bit, of the file *path* or of any; returns which file and which byte it was.
+
+        Of the byte *at*, or of any.
 
         None when there is nothing to flip.
         """
@@ -122,7 +126,7 @@ class SimDisk:
             return None
         name = rng.choice(found)
         file = files.file(name)
-        position = rng.randrange(len(file.data))
+        position = rng.randrange(len(file.data)) if at is None else at
         file.flip(position, 1 << rng.randrange(8))
         return name, position
 
