@@ -311,6 +311,25 @@ def test_leaders_that_crash_lose_no_request(seed: int) -> None:
         responder.close()
 
 
+def test_a_responder_that_has_just_left_is_missed_at_once() -> None:
+    """Also by a client that asked it less than a second ago."""
+    with Cluster(brokers=3) as cluster:
+        asking, answering = cluster.client(), cluster.client()
+        asking.create_topic("upper", replicas=3, acks="raft")
+        responder = Responder(answering, "upper", upper, 1, {})
+        requester = asking._requests()
+        id, pending, until = requester.submit("upper", b"x", None, None, 60.0)
+        while pending.reply is None:
+            responder.serve(0.05)
+            requester.read(pending, 0.05)
+        assert requester.wait("upper", id, pending, until).value == b"X"
+        responder.close()
+        began = cluster.now
+        with pytest.raises(NoResponders):
+            asking.request("upper", b"x", timeout=60)
+        assert cluster.now - began < 0.2
+
+
 class Died(BaseException):
     """Ends a process in the middle of a handler."""
 
