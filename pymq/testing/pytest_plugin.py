@@ -1,14 +1,13 @@
-"""Fixtures for tests of applications, there as soon as pymq is installed.
+"""Fixtures for tests of applications, available once pymq is installed.
 
-``pymq_cluster`` makes clusters in virtual time, which are checked when the test ends::
+``pymq_cluster`` makes clusters in virtual time, which are checked at the test's end::
 
     def test_mine(pymq_cluster):
         cluster = pymq_cluster(brokers=3)
         mq = cluster.client()
         ...
 
-``--pymq-seed N`` decides everything that could be one way or another; a test that fails says which
-seed it had.
+``--pymq-seed N`` decides everything that is random; a test that fails reports its seed.
 
 ``pymq_kafka`` is a Kafka in memory for the test alone, with ``pymq_kafka.bootstrap`` for Kafka's
 clients (:class:`pymq.testing.kafka.KafkaForTests`)::
@@ -42,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def pymq_cluster(request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
     """Make clusters: call it with the arguments of :class:`pymq.testing.Cluster`."""
-    from pymq.testing.cluster import Cluster  # only now: few tests of a suite need it
+    from pymq.testing.cluster import Cluster  # on demand: few tests of a suite need it
 
     seed: int = request.config.getoption("--pymq-seed")
     made: list[Cluster] = []

@@ -12,7 +12,7 @@ from pymq.core.group.classic.codes import ClassicCode
 from pymq.core.group.classic.group import ClassicGroup, ClassicGroupState
 from pymq.core.group.classic.member import Member
 from pymq.core.group.consumer_group import ConsumerGroup
-from pymq.core.group.context import GroupContext
+from pymq.core.group.lease_manager import GroupContext
 from pymq.core.group.leases import Leases
 from pymq.core.group.request_validation import ClassicRequest
 from pymq.core.message import (
