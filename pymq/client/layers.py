@@ -73,7 +73,8 @@ class Layers(Admin):
         Raises:
             UnknownTopic: there is no such topic.
             ProducerFenced: another redrive of this topic has begun, and goes on from here.
-            RecordTooLarge: the ``max_record_bytes`` of the topic is too small for a letter.
+            RecordTooLarge: the ``max_record_bytes`` of the topic is too small for a letter. As with
+                other refusals, another *where* can leave the letter out.
             ConfigError: an option is out of its range.
         """
         from pymq.client.redrive.redrive import redrive
