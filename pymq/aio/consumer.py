@@ -32,7 +32,7 @@ UNTIL_END_S = 0.05  # interval at which ``until_end`` checks the group's other m
 class AsyncConsumer(AsyncHandle):
     """Consumes records; created by :meth:`AsyncClient.consumer`. See :class:`pymq.Consumer`.
 
-    One task at a time may poll it. A cancelled poll has taken nothing.
+    One task at a time may poll it. If a poll is cancelled, it has taken no record.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class AsyncConsumer(AsyncHandle):
         self._bridge = bridge
         self._consumer = consumer
         self._intake = consumer._intake
-        self._changes = changes  # pending callbacks, in order
+        self._changes = changes  # callbacks to run, in order
         self._burial: asyncio.Future[None] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._pump_is_idle = False
@@ -76,7 +76,7 @@ class AsyncConsumer(AsyncHandle):
     async def poll_batches(
         self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
     ) -> list[RecordBatch]:
-        """Return record batches with their columns; the way to read in bulk."""
+        """Return record batches with their columns; the fast way to read in bulk."""
         check_timeout(timeout)
         consumer = self._consumer
         consumer._ack_last()
@@ -86,7 +86,7 @@ class AsyncConsumer(AsyncHandle):
         return consumer.poll_batches(max_bytes, 0)
 
     async def _arrive(self, records: int, timeout: float | None) -> bool:
-        """Wait until a poll has records or an error; takes nothing, so it may be cancelled."""
+        """Wait until a poll has records or an error; takes none, so it may be cancelled."""
         self._consumer._polling.measure()
         intake, loop = self._intake, self._bridge.loop
         until = None if timeout is None else loop.time() + timeout
@@ -98,7 +98,7 @@ class AsyncConsumer(AsyncHandle):
             turning.touch(intake.name)
             return intake.arrival()
 
-        await asyncio.sleep(0)  # Let other tasks run, even if records are always at hand.
+        await asyncio.sleep(0)  # let other tasks run, even if records are always there
         is_last = False
         while True:
             intake.is_awaited = False
@@ -129,9 +129,9 @@ class AsyncConsumer(AsyncHandle):
                     intake.is_awaited = False
 
     async def _prove(self, timeout: float | None) -> None:
-        """Wait for proof that the fetched records are still leased; drop those that are not.
+        """Wait until the group confirms that the fetched records are still leased; drop the others.
 
-        Without proof after *timeout* seconds none of them is handed out.
+        Without a confirmation within *timeout* seconds none of them is returned.
         """
         worker = self._consumer._worker
         if worker is None:
@@ -197,13 +197,16 @@ class AsyncConsumer(AsyncHandle):
     async def _is_reached(self, ending: UntilEnd) -> bool:
         consumer = self._consumer
         if consumer._reader is not None or consumer._unread.records or self._intake.chunks:
-            return ending.is_reached()  # This sends no request.
+            return ending.is_reached()  # this sends no request
         return await self._bridge.call(ending.is_reached)
 
     # --- acknowledging (PTP) --------------------------------------------------------------------
 
     def ack(self, records: Records) -> None:
-        """Acknowledge records. It is sent and synced soon; :meth:`commit` waits for both."""
+        """Acknowledge records.
+
+        The acknowledgement is sent and synced soon; :meth:`commit` waits for that.
+        """
         self._consumer.ack(records)
 
     def nack(
@@ -325,7 +328,7 @@ class AsyncConsumer(AsyncHandle):
             return
 
     async def _hand_over(self, record: Record, on_record: Callable[[Record], object]) -> None:
-        """Call ``on_record``; in a group, a record for which it raises is redelivered."""
+        """Call ``on_record``; in a group, if it raises for a record, the record is redelivered."""
         consumer = self._consumer
         if consumer._worker is None:
             await called(on_record, record)
@@ -352,13 +355,13 @@ class AsyncConsumer(AsyncHandle):
         await super().__aexit__(kind, error, trace)
 
     def _has_left(self) -> bool:
-        # Another task may close it during any await, unknown to a type checker.
+        # Another task may close it during any await, which a type checker cannot know.
         return self._is_closing
 
     async def close(self) -> None:
-        """Commit acknowledgements, release leases that were not handed out, and leave the group.
+        """Commit acknowledgements, return undelivered records, and leave the group.
 
-        Waits for a running ``on_record``; without a group its error is raised here.
+        This waits for a running ``on_record``; without a group its error is raised here.
         """
         if self._closing is None:
             self._is_closing = True
@@ -366,7 +369,7 @@ class AsyncConsumer(AsyncHandle):
             self._closing = asyncio.ensure_future(self._close(asyncio.current_task()))
         elif self._closing.done():
             return
-        await asyncio.shield(self._closing)  # a cancelled close continues by itself
+        await asyncio.shield(self._closing)  # if the caller is cancelled, closing continues
 
     async def _close(self, caller: asyncio.Task[Any] | None) -> None:
         pump = self._pump
@@ -384,8 +387,8 @@ class AsyncConsumer(AsyncHandle):
 
 
 def _quietly(ask: Callable[[ClientLoop], object], loop: ClientLoop) -> None:
-    """Run an errand without its errors, which the caller sees elsewhere."""
+    """Run an errand and ignore its errors, because the caller gets them elsewhere."""
     try:
         ask(loop)
     except Closed:
-        pass  # The caller's next check finds it closed.
+        pass  # the caller's next check finds that it is closed

@@ -117,7 +117,8 @@ class AsyncTypedTopic(AsyncHandle, Generic[T]):
         )
 
         async def opened() -> AsyncTypedConsumer[T]:
-            # The task that pushes begins only after this function, which does not wait, returns.
+            # This function does not wait, so the task that calls *on_record* begins only after it
+            # returns.
             made.append(AsyncTypedConsumer(await opening, self._topic, on_bad))
             return made[0]
 
@@ -131,7 +132,7 @@ class AsyncTypedTopic(AsyncHandle, Generic[T]):
 class AsyncTypedConsumer(AsyncHandle, Generic[T]):
     """Gets records with decoded values; made by :meth:`AsyncTypedTopic.consumer`.
 
-    ``consumer`` is the :class:`AsyncConsumer` underneath.
+    Its attribute ``consumer`` is the :class:`AsyncConsumer` underneath.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class AsyncTypedConsumer(AsyncHandle, Generic[T]):
         return []
 
     async def __aiter__(self) -> AsyncIterator[TypedRecord[T]]:
-        """Iterate over records for ever, or until the consumer is closed."""
+        """Iterate over records without end, or until the consumer is closed."""
         async for record in self.consumer:
             for found in await self._decode([record]):
                 yield found

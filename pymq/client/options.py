@@ -1,4 +1,4 @@
-"""Options of producers, and checks of options, made once where they enter."""
+"""Options of producers, and checks of options, which run once at the public call."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def check_range(name: str, found: object, low: int, high: int) -> None:
 
 
 def check_flag(name: str, found: object) -> None:
-    """Check that an option is True or False: "no" would count as True.
+    """Check that an option is True or False, since a text such as "no" would count as True.
 
     Raises:
         ConfigError: it is neither.

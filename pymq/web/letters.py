@@ -1,7 +1,7 @@
 """Shows dead letters on the page, and sends them back in steps.
 
-A request looks at so many letters only, and for so long: the page repeats the request that sends
-letters back until none is left.
+One request looks only at a limited number of letters, for a limited time; the page repeats the
+request that sends letters back until none is left.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pymq.errors import AuthorizationFailed, InvalidRequest, RequestTimeout
 from pymq.web.browse import payload
 
 SHOWN_MAX = 50
-LOOKED_MAX = 10_000  # letters that are looked at to count them
+LOOKED_MAX = 10_000  # letters that are read to count them
 LOOK_S = 2.0
 ERRORS_MAX = 20  # different errors shown
-ERROR_CHARS = 300  # shown of an error
+ERROR_CHARS = 300  # characters of an error that are shown
 STEP = 200  # letters sent back by one request
-STEP_S = 5.0  # longest search for the next of them
+STEP_S = 5.0  # longest search for the next letters
 
 Json = dict[str, Any]
 
@@ -43,7 +43,7 @@ def letters(client: Client, topic: str, error: str) -> Json:
     _check(topic)
     errors, shown, chosen, is_cut = Counter[str](), list[Json](), 0, False
     until = time.monotonic() + LOOK_S
-    # Closing the iterator closes its consumer, also if not all letters are looked at.
+    # Closing the iterator closes its consumer, even if not all letters were read.
     with closing(cast("Generator[Record]", client.dead_letters(topic))) as found:
         for letter in found:
             if errors.total() >= LOOKED_MAX or time.monotonic() > until:
@@ -89,7 +89,8 @@ def redrive(client: Client, topic: str, given: Mapping[str, Any]) -> Json:
 
     def where(letter: Record) -> bool:
         nonlocal until
-        # A redrive that ends in the middle sends no letter twice: its journal has what was sent.
+        # If a redrive ends in the middle, no letter is sent twice: the journal knows which were
+        # sent.
         if time.monotonic() > until:
             raise RequestTimeout(
                 f"looking for such letters takes longer than {STEP_S:g} s; 'pymq dlq redrive' "

@@ -1,4 +1,4 @@
-"""Delayed and expiring records: in their time, once, whatever happens to their leader."""
+"""Delayed and expiring records are delivered in their time, once, even if their leader changes."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_records_that_expire_before_they_are_polled() -> None:
 
 
 def expiring(mq: pymq.Client) -> None:
-    """Send ten records; the even ones live five seconds."""
+    """Send ten records; the even ones expire after five seconds."""
     mq.create_topic("t")
     with mq.producer() as producer:
         for number in range(10):
@@ -403,7 +403,7 @@ def test_they_outlive_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_a_leader_that_takes_over_delivers_each_once(acks: Acks) -> None:
-    """The leader crashes while some are delivered, some are due and some are not."""
+    """The leader crashes while some records are delivered, some are due and others are not."""
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", 1, 3, acks)
@@ -432,7 +432,9 @@ def test_a_leader_that_takes_over_delivers_each_once(acks: Acks) -> None:
 def test_a_note_leaves_out_no_record_that_is_not_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next leader reads from where the note says, and delivers what was sent before it."""
+    """The next leader reads from the offset in the note, and delivers the records that were sent
+    before.
+    """
     monkeypatch.setattr(delay_scheduler, "NOTE_OFFSETS", 1)
     with Cluster(brokers=3) as cluster:
         mq = cluster.client()

@@ -30,7 +30,7 @@ def test_a_redelivered_record_carries_its_last_error(mq: pymq.Client) -> None:
         again = {record.offset: record for record in polled(consumer, 2)}
         assert told(again[0]) == (2, b"ValueError: no price", b"2")
         assert told(again[1]) == (2, None, None)
-        consumer.nack([again[0]])  # it says nothing new
+        consumer.nack([again[0]])  # without an error this time
         consumer.nack([again[1]], error="later")
         again = {record.offset: record for record in polled(consumer, 2)}
         assert told(again[0]) == (3, b"ValueError: no price", b"3")
@@ -111,7 +111,7 @@ def test_a_coroutine_says_why_too() -> None:
 
 
 def test_the_group_waits_longer_each_time() -> None:
-    """In virtual time: a record comes back when its backoff says so, and not before."""
+    """In virtual time: a record is redelivered when its backoff has passed, and not before."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3)

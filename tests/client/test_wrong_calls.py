@@ -158,7 +158,7 @@ def test_a_delay_is_a_number_of_seconds(mq: Any, delay: object) -> None:
 
 @pytest.mark.parametrize("index", [True, False])
 def test_a_flag_is_no_partition(mq: Any, index: bool) -> None:
-    """A bool raises, and does not count as partition 1 or 0."""
+    """A bool raises, instead of being used as partition 1 or 0."""
     with mq.producer() as producer, mq.consumer("t", mode="psb") as reader:
         calls: tuple[Callable[[], object], ...] = (
             lambda: producer.send("t", b"x", partition=index),

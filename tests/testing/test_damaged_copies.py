@@ -1,4 +1,4 @@
-"""A sealed copy that a broker finds damaged when it starts: the rest of its partition goes on."""
+"""If a broker finds a damaged sealed copy when it starts, the rest of its partition goes on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def begin(cluster: Cluster, replicas: int, acks: Acks) -> None:
 
 
 def damage(cluster: Cluster, name: str) -> str:
-    """Let a broker start with a bad second block, of which nothing says that it is sealed."""
+    """Start a broker with a bad second block, which nothing marks as sealed."""
     cluster.crash(name, "all")
     disk = cluster.brokers[name].disk
     topics = {block.split("/")[3] for block in disk.paths() if block.endswith("00000003.block")}
@@ -40,7 +40,7 @@ def damage(cluster: Cluster, name: str) -> str:
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 def test_the_only_copy_is_missed_by_its_readers_alone(acks: Acks) -> None:
-    """The whole partition failed, read or written; or what followed the damage was cut off."""
+    """Before, the whole partition failed, or the records after the damage were truncated."""
     with Cluster(brokers=1, seed=3) as cluster:
         begin(cluster, 1, acks)
         path = damage(cluster, "broker-0")
@@ -63,7 +63,7 @@ def test_the_only_copy_is_missed_by_its_readers_alone(acks: Acks) -> None:
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 @pytest.mark.parametrize("leads", [False, True])
 def test_a_copy_is_repaired_from_another_broker(acks: Acks, leads: bool) -> None:
-    """And whoever has it leads or follows meanwhile as ever."""
+    """Meanwhile the broker leads or follows as usual."""
     with Cluster(brokers=3, seed=3) as cluster:
         begin(cluster, 3, acks)
         mq = cluster.client()

@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: what is shown, counted and sent back, and who may do it."""
+"""Dead letters over HTTP: which are shown, counted and sent back, and who may do it."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def test_it_changes_what_it_may(page: Page, mq: pymq.Client) -> None:
     page.wait(refused)
     mq.create_topic("meanwhile")
     page.wait("document.body.innerText.includes('meanwhile')")
-    assert page.run(refused)  # It stays while the page is brought up to date.
+    assert page.run(refused)  # the message stays while the page is updated
     go(page, "#/records/by-hand/0", "There is no record here")
     page.run(
         """(() => { const f = [...document.querySelectorAll('details')]

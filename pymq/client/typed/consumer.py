@@ -20,8 +20,8 @@ Typed = TypedRecord[T] | Iterable[TypedRecord[T]]
 class TypedConsumer(Handle, Generic[T]):
     """Gets records with decoded values; made by :meth:`TypedTopic.consumer`.
 
-    ``consumer`` is the :class:`pymq.Consumer` underneath, for all that has nothing to do with
-    values: positions, lag, pause, status.
+    Its attribute ``consumer`` is the :class:`pymq.Consumer` underneath, with everything that does
+    not concern values: positions, lag, pause, status.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TypedConsumer(Handle, Generic[T]):
         return []
 
     def __iter__(self) -> Iterator[TypedRecord[T]]:
-        """Iterate over records for ever, or until the consumer is closed."""
+        """Iterate over records without end, or until the consumer is closed."""
         for record in self.consumer:
             yield from self._decode([record])
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pymq.testing.cluster import Cluster
 
 RULES = (
-    "promise-survives",  # the ledger's
+    "promise-survives",  # a rule of the ledger
     "nothing-invented-on-disk",
     "recovered-is-whole",
     *LogMatching.rules,
@@ -45,12 +45,12 @@ def watch(cluster: Cluster) -> StoreWatch:
     immutable = Immutable(found)
     for checker in (
         LogMatching(found),
-        OneLeader(found),  # before checkers that rely on it to forget records that may be lost
+        OneLeader(found),  # before the checkers that rely on it to forget records that may be lost
         Watermark(found),
         immutable,
         AnswerRules(found, immutable),
         ReadRules(found),
-        InSyncRules(found),  # after checkers that find a sealed block's log
+        InSyncRules(found),  # after the checkers that find a sealed block's log
         OrderRules(found),
         LeaseRules(found),
         OffsetRules(found),

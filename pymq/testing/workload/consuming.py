@@ -45,7 +45,7 @@ def number_of(value: bytes) -> int | None:
 
 
 class ConsumingApp(ABC):
-    """A consumer of an application: it takes records as soon as they have come."""
+    """A consumer of an application, which takes records as soon as they have come."""
 
     def __init__(self, app: Application, intake: ConsumerMachine) -> None:
         self.app = app
@@ -59,7 +59,7 @@ class ConsumingApp(ABC):
 
     @property
     def is_up(self) -> bool:
-        """Whether it still runs."""
+        """Whether its process still runs."""
         return self.app.is_up and self.intake.name in self.app.loop.machines
 
     def _wait(self) -> None:
@@ -104,13 +104,13 @@ class ConsumingApp(ABC):
 
     @abstractmethod
     def take(self, records: Sequence[Record]) -> None:
-        """Take in records."""
+        """Handle fetched records."""
 
     def trouble(self, problem: PymqError) -> None:  # noqa: B027 # most can do nothing about it
-        """Take in an error."""
+        """Handle an error."""
 
     def check(self, record: Record) -> int:
-        """Return a record's number; it must have been sent to this partition."""
+        """Return a record's number, after checking that it was sent to this partition."""
         number = number_of(record.value)
         place = f"{record.topic}/{record.partition} at {record.offset}"
         sent = self.app.history.sent
@@ -122,14 +122,14 @@ class ConsumingApp(ABC):
         return number
 
     def stop(self) -> None:
-        """End it as a crash does."""
+        """End the consumer as a crash does."""
         if self.is_up:
             with self.app.driver as loop:
                 loop.remove(self.intake.name)
 
 
 class ReadingApp(ConsumingApp):
-    """A reader (PSB): it must get every record once, in order."""
+    """A reader (PSB): it must get each record once, in order."""
 
     def __init__(self, app: Application, reader: Reader) -> None:
         self.next: dict[str, int] = {}  # the offset after the last record seen
@@ -211,7 +211,7 @@ class WorkingApp(ConsumingApp):
             self.app.fail("error-of-its-record", f"{self._error_of(record)} carries {told}")
 
     def _check_times(self, record: Record, number: int) -> None:
-        """A group gets a record in its time, and each delayed record once."""
+        """A group gets a record only within its times, and each delayed record once."""
         app, sent, wall = self.app, self.app.history.sent[number], self.app.wall_ms()
         place = f"{record.topic}/{record.partition} at {record.offset}"
         if not app.service.has_been_skewed:

@@ -1,4 +1,4 @@
-"""The index of delayed records against a plain dictionary, and read anew at any point."""
+"""The index of delayed records, compared with a plain dictionary, and rebuilt at any point."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def number(value: int) -> bytes:
 
 
 class Log:
-    """A log with delayed records, and what is pending by its rules."""
+    """A log with delayed records, and the records that must be pending."""
 
     def __init__(self) -> None:
         self.batches: list[EncodedBatch] = []
         self.end = 0
-        self.due: dict[int, int] = {}  # by id
-        self.at: dict[int, int] = {}  # offset, by id
+        self.due: dict[int, int] = {}  # due times by id
+        self.at: dict[int, int] = {}  # offsets by id
 
     def append(self, attributes: int, headers: Sequence[Headers]) -> EncodedBatch:
         batch = EncodedBatch.encode(

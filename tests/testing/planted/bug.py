@@ -7,8 +7,8 @@ which it can show. A bug is *killed* by the first seed of which a rule is broken
 without the bug breaks none, and if what ended the run was not just the patch tripping over the code
 it patches.
 
-What takes several rare things at once is met by no run in a reasonable time: an ordinary test that
-makes them happen finds such a bug instead, and is named with it.
+If a bug needs several rare events at once, no run meets them in a reasonable time: then an ordinary
+test causes them and finds the bug, and the bug names this test.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Hunt:
     zkservers: int
     profile: str
     seconds: float
-    knobs: dict[str, Any] = Factory(dict)  # of the cluster, in place of the plan's own
-    acks: str | None = None  # of all topics, in place of the plan's own
+    knobs: dict[str, Any] = Factory(dict)  # settings of the cluster, instead of the plan's own
+    acks: str | None = None  # ack mode of all topics, instead of the plan's own
 
     def run(self, seed: int) -> Result:
         """Carry out one of them."""
@@ -92,11 +92,11 @@ class Bug:
     name: str
     area: str
     what: str  # goes wrong, in one line
-    source: str  # who has made it before, or what warns of it
-    hunts: tuple[str, ...]  # where it is looked for, the most promising one first
+    source: str  # who made this mistake before, or which source warns of it
+    hunts: tuple[str, ...]  # profiles in which to look for the bug, the most promising one first
     is_slow: bool = False  # a quick run has too few seeds for it, or its test takes long
-    test: str = ""  # an ordinary test that finds it, where no run does
-    patches: list[tuple[Any, str, Any]] = Factory(list)  # where, which name, what takes its place
+    test: str = ""  # an ordinary test that finds this bug, if no profile does
+    patches: list[tuple[Any, str, Any]] = Factory(list)  # (owner, name, replacement)
 
 
 @value
@@ -105,7 +105,7 @@ class Kill:
 
     hunt: str
     seed: int
-    runs: int  # that it took, this one included
+    runs: int  # number of runs that it took, this one included
     rule: str
 
 
@@ -131,7 +131,8 @@ def bug(
 
 def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Any]:
     """Let the decorated function take the place of an attribute, which it is given first."""
-    original = owner.__dict__[attribute]  # a KeyError here: what was patched is elsewhere now
+    # a KeyError here means that the patched attribute has moved
+    original = owner.__dict__[attribute]
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         inner = original

@@ -1,4 +1,4 @@
-"""Bugs of what work queues add: routes, priorities, requests, returns, redrives."""
+"""Bugs of work queues: routes, priorities, requests, returns, redrives."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from pymq.client.group.watches import WatermarkWatches
 from pymq.client.producer import partition_queue
 from pymq.client.producer.delivery import ColumnBuffer
 from pymq.client.producer.producer_topic import Routing
-from pymq.client.redrive.journal import Entry
+from pymq.client.redrive.journal import JournalEntry
 from pymq.client.redrive.redrive import Redrive
 from pymq.client.rpc.responder import Responder
 from pymq.core.batch.header import ROUTED
 from pymq.core.batch.priority import PriorityRuns
 from pymq.core.batch.record import Record
 from pymq.core.block.log import BlockLog
-from pymq.core.delay.delay_scheduler import DelayScheduler
+from pymq.core.delay.row_buffer import RowBuffer
 from pymq.core.group.consumer_group import ConsumerGroup
-from pymq.core.group.leases import AVAILABLE, Leases
+from pymq.core.group.leases import Leases
+from pymq.core.group.spans import AVAILABLE, Spans
 from tests.testing.planted.bug import bug, plant
 
 AREA = "work"
@@ -157,11 +158,9 @@ bug(
 )
 
 
-@plant("copies-of-all-priorities", DelayScheduler, "_most_urgent")
-def all_rows(
-    most_urgent: Any, self: DelayScheduler, rows: list[Any], ids: list[int], now: int
-) -> tuple[list[Any], list[int]]:
-    return rows, ids
+@plant("copies-of-all-priorities", RowBuffer, "take_most_urgent")
+def all_rows(take: Any, self: RowBuffer) -> tuple[list[Any], list[int], list[int]]:
+    return *self.take(), []
 
 
 bug(
@@ -205,8 +204,8 @@ bug(
 )
 
 
-@plant("delays-of-returns-forgotten", Leases, "delays")
-def no_delays(delays: Any, self: Leases, now: int) -> Any:
+@plant("delays-of-returns-forgotten", Spans, "delays")
+def no_delays(delays: Any, self: Spans, now: int) -> Any:
     return ()
 
 
@@ -222,7 +221,7 @@ bug(
 @plant("returns-counted-once", Leases, "reject")
 def reject_uncounted(reject: Any, self: Leases, *arguments: Any) -> None:
     reject(self, *arguments)
-    for span in self._spans:
+    for span in self.spans:
         if span.state == AVAILABLE and span.count > 1:
             span.count -= 1
 
@@ -239,7 +238,7 @@ bug(
 
 @plant("redriven-again", Redrive, "_finish")
 def forget_the_round(
-    finish: Any, self: Redrive, partition: str, entry: Entry, letters: dict[int, Record]
+    finish: Any, self: Redrive, partition: str, entry: JournalEntry, letters: dict[int, Record]
 ) -> int:
     if letters:
         return int(finish(self, partition, entry, letters))

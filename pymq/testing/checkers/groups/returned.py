@@ -133,7 +133,7 @@ class ReturnedRules(Checker):
             return
         for coordinator, group, topic, partition, leases in probe.all_leases(broker):
             is_its = coordinator.index == log.block.partition
-            if is_its and len(leases.counts()) > offset_log.RANGES_MAX:
+            if is_its and len(leases.spans.counts()) > offset_log.RANGES_MAX:
                 self._returned.pop((group, topic, partition), None)
 
     # --- what comes again -----------------------------------------------------------------------
