@@ -7,9 +7,11 @@ from typing import ClassVar
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from pymq.errors import ConfigError
 from pymq.spark import columns
-from pymq.spark.options import sink_options, source_options
-from pymq.spark.process import settle
+from pymq.spark.options import check_source, sink_options, source_options
+from pymq.spark.process import one_sentence, settle
+from pymq.spark.read.refused import RefusedReader
 from pymq.spark.read.source import StreamReader, TableReader
 from pymq.spark.write.sink import StreamWriter, TableWriter
 
@@ -36,21 +38,30 @@ class PymqDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the source's columns, if the query gives no schema."""
+        with one_sentence():
+            check_source(self.options)
         has_headers = (self.options.get("includeheaders") or "").lower() == "true"
         return columns.schema(has_headers=has_headers)
 
     def reader(self, schema: StructType) -> TableReader:
         """Return the reader for ``spark.read``."""
-        return TableReader(source_options(self.options, is_stream=False), schema, self.slots)
+        with one_sentence():
+            return TableReader(source_options(self.options, is_stream=False), schema, self.slots)
 
-    def streamReader(self, schema: StructType) -> StreamReader:
+    def streamReader(self, schema: StructType) -> StreamReader | RefusedReader:
         """Return the reader for ``spark.readStream``."""
-        return StreamReader(source_options(self.options, is_stream=True), schema, self.slots)
+        try:
+            return StreamReader(source_options(self.options, is_stream=True), schema, self.slots)
+        except ConfigError as error:
+            return RefusedReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         """Return the writer for ``df.write``."""
-        return TableWriter(sink_options(self.options), schema, is_overwrite=overwrite)
+        with one_sentence():
+            return TableWriter(sink_options(self.options), schema, is_overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Return the writer for ``df.writeStream``."""
-        return StreamWriter(sink_options(self.options), schema, is_overwrite=overwrite)
+        with one_sentence():
+            options = sink_options(self.options, is_stream=True)
+            return StreamWriter(options, schema, is_overwrite=overwrite)

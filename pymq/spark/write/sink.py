@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -101,7 +102,7 @@ class TableWriter(Prompt, DataSourceArrowWriter):
         """Delete the stage after a task or the commit has failed."""
         # A batch with an id may have been decided: the next run with that id finishes it.
         if self._options.sink is None and self._options.is_exactly_once:
-            staging.drop(client(self._options.url), self._stage)
+            staging.drop(client(self._options.url), self._stage, self._options.timeout_s)
 
 
 class StreamWriter(Prompt, DataSourceStreamArrowWriter):
@@ -150,8 +151,8 @@ def check_columns(options: SinkOptions, schema: StructType, *, is_overwrite: boo
             is_right = field.dataType.simpleString() == columns.FIELDS["headers"].simpleString()
         elif field.name in _TYPES:
             is_right = isinstance(field.dataType, _TYPES[field.name])
-        elif options.ignores_columns:
-            continue
+        elif options.ignores_columns or (field.name == "offset" and field.dataType == LongType()):
+            continue  # A frame that was read has offsets; its rows get new ones.
         else:
             raise ConfigError(
                 f"column {field.name!r} cannot be written; there are {names}. With option "
@@ -189,7 +190,8 @@ def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.Reco
     mq = client(options.url)
     context = TaskContext.get()
     turn = context.partitionId() if context is not None else 0
-    rows = Rows(mq.questions.topic_metadata, staging.now_ms, options.topic, turn)
+    metadata = partial(mq.questions.topic_metadata, timeout=options.timeout_s)
+    rows = Rows(metadata, staging.now_ms, options.topic, turn)
     staged = Stage(mq, stage, options.timeout_s)
     to = staged if options.is_exactly_once else Direct(mq, options.timeout_s)
     counts: dict[Place, int] = {}
@@ -283,4 +285,4 @@ def copy_once(options: SinkOptions, stage: str, pieces: tuple[StagedPiece, ...])
     log = ClusterLog(mq, options.timeout_s)
     numbers = Numbers(mq.questions.identities.anonymous(), 0)
     StagedCopy(mq, log, numbers, stage, targets, pieces, options.timeout_s).run()
-    staging.drop(mq, stage)
+    staging.drop(mq, stage, options.timeout_s)

@@ -1,0 +1,35 @@
+"""A stream's reader whose options are wrong."""
+
+from __future__ import annotations
+
+from typing import Any, Never
+
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+from pymq.errors import ConfigError
+from pymq.spark.process import one_sentence
+
+
+class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Raises the error of its options at the first call.
+
+    Spark's planner fails in another way, and hides the error, if making the reader raises.
+    """
+
+    def __init__(self, error: ConfigError) -> None:
+        self._error = error
+
+    def _refuse(self, *_: Any) -> Never:
+        with one_sentence():
+            raise self._error.with_traceback(None)
+
+    initialOffset = getDefaultReadLimit = partitions = reportLatestOffset = _refuse
+    read = commit = prepareForTriggerAvailableNow = _refuse
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> Never:
+        """Raise the error."""
+        self._refuse()
+
+    def stop(self) -> None:
+        """Do nothing."""
