@@ -7,12 +7,15 @@ from typing import ClassVar
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from pymq.errors import ConfigError
+from pymq.errors import PymqError
 from pymq.spark import columns
 from pymq.spark.options import check_source, sink_options, source_options
 from pymq.spark.process import one_sentence, settle
 from pymq.spark.read.refused import RefusedReader
 from pymq.spark.read.source import StreamReader, TableReader
+from pymq.spark.read.value_schema import resolve_source
+from pymq.spark.values.checked import source_type
+from pymq.spark.values.registered import resolve_sink
 from pymq.spark.write.sink import StreamWriter, TableWriter
 
 
@@ -36,32 +39,40 @@ class PymqDataSource(DataSource):
         """Return the name for ``format``."""
         return "pymq"
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         """Return the source's columns, if the query gives no schema."""
         with one_sentence():
-            check_source(self.options)
-        has_headers = (self.options.get("includeheaders") or "").lower() == "true"
-        return columns.schema(has_headers=has_headers)
+            options = check_source(self.options)
+            if options.values.format == "binary":
+                return columns.schema(has_headers=options.include_headers)
+            value = source_type(resolve_source(options).values)
+        if isinstance(value, str):
+            return columns.schema_text(has_headers=options.include_headers, value=value)
+        return columns.schema(has_headers=options.include_headers, value=value)
 
     def reader(self, schema: StructType) -> TableReader:
         """Return the reader for ``spark.read``."""
         with one_sentence():
-            return TableReader(source_options(self.options, is_stream=False), schema, self.slots)
+            options = resolve_source(source_options(self.options, is_stream=False), schema)
+            return TableReader(options, schema, self.slots)
 
     def streamReader(self, schema: StructType) -> StreamReader | RefusedReader:
         """Return the reader for ``spark.readStream``."""
         try:
-            return StreamReader(source_options(self.options, is_stream=True), schema, self.slots)
-        except ConfigError as error:
+            options = resolve_source(source_options(self.options, is_stream=True), schema)
+            return StreamReader(options, schema, self.slots)
+        except PymqError as error:
             return RefusedReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         """Return the writer for ``df.write``."""
         with one_sentence():
-            return TableWriter(sink_options(self.options), schema, is_overwrite=overwrite)
+            return TableWriter(
+                resolve_sink(sink_options(self.options)), schema, is_overwrite=overwrite
+            )
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Return the writer for ``df.writeStream``."""
         with one_sentence():
-            options = sink_options(self.options, is_stream=True)
+            options = resolve_sink(sink_options(self.options, is_stream=True))
             return StreamWriter(options, schema, is_overwrite=overwrite)

@@ -275,8 +275,8 @@ def source_options(found: Mapping[str, str], *, is_stream: bool) -> SourceOption
     )
 
 
-def check_source(found: Mapping[str, str]) -> None:
-    """Check the options of a source of which it is not known yet whether it is a stream.
+def check_source(found: Mapping[str, str]) -> SourceOptions:
+    """Parse the options of a source of which it is not known yet whether it is a stream.
 
     Raises:
         ConfigError: neither a table nor a stream can have these options.
@@ -287,7 +287,7 @@ def check_source(found: Mapping[str, str]) -> None:
             "CREATE TEMPORARY VIEW name USING pymq OPTIONS (url '...', subscribe '...')"
         )
     names = {name.lower() for name in found}
-    source_options(found, is_stream=bool(names & {name.lower() for name in _STREAMS}))
+    return source_options(found, is_stream=bool(names & {name.lower() for name in _STREAMS}))
 
 
 def sink_options(found: Mapping[str, str], *, is_stream: bool = False) -> SinkOptions:

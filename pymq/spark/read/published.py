@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from functools import partial
 
 from pymq.core import message as msg
@@ -28,11 +29,12 @@ class GroupProgress:
     def __init__(self, options: SourceOptions) -> None:
         self._url = options.url
         self._group = options.group
-        self._published: dict[Place, int] = {}
+        self._published: dict[Place, tuple[int, int | None]] = {}  # offset and end
         self._due_s = 0.0
 
-    def publish(self, done: Position, *, is_last: bool) -> None:
-        """Publish the offsets up to which a query has read, at most once a second.
+    def publish(self, done: Position, ends: Mapping[Place, int], *, is_last: bool) -> None:
+        """Publish the offsets up to which a query has read, with the *ends* of their partitions, at
+        most once a second.
 
         *is_last* publishes at once: the query may end. A failure is logged, and tried again with
         the next batch.
@@ -41,24 +43,25 @@ class GroupProgress:
         if self._group is None or (now < self._due_s and not is_last):
             return
         changed = {
-            place: offset
+            place: (offset, ends.get(place))
             for place, offset in done.offsets.items()
-            if self._published.get(place) != offset
+            if self._published.get(place) != (offset, ends.get(place))
         }
         if not changed:
             return
         self._due_s = now + EVERY_S
         questions = client(self._url).questions
         try:
-            for (topic, partition), offset in changed.items():
+            for (topic, partition), (offset, end) in changed.items():
                 commit = partial(
                     msg.CommitOffset,
                     group=self._group,
                     topic=topic,
                     partition=partition,
                     offset=offset,
+                    end=end,
                 )
                 questions.ask_group(self._group, commit, TIMEOUT_S)
-                self._published[topic, partition] = offset
+                self._published[topic, partition] = offset, end
         except PymqError as error:
             log_.warning("progress was not published to group %s: %s", self._group, error)

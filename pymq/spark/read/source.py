@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +36,10 @@ from pymq.spark.read.admission import limit_bytes, record_sizes, skip_gaps
 from pymq.spark.read.offsets import Position
 from pymq.spark.read.published import GroupProgress
 from pymq.spark.read.subscription import Bounds, check_order, chosen, resolve
+from pymq.spark.values.checked import check_type
+from pymq.spark.values.registered import find
+from pymq.spark.values.schema_types import is_columns
+from pymq.spark.values.value_columns import Reading, ValueColumn
 
 ARROW_BYTES = 2 << 20  # of record batches per Arrow batch
 ARROW_ROWS = 50_000
@@ -58,7 +63,7 @@ class TableReader(Prompt, DataSourceReader):
         self._options = options
         self._schema = schema
         self._slots = slots
-        _check_schema(schema)
+        _check_schema(options, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks; Spark calls this once per query."""
@@ -89,7 +94,7 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Bounds | None = None  # end of an ``availableNow`` query
         self._admitted_s: float | None = None  # when the last batch began
         self._progress = GroupProgress(options)
-        _check_schema(schema)
+        _check_schema(options, schema)
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a query without a checkpoint."""
@@ -132,7 +137,7 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
             if start is None:
                 return target.to_json()
             begin = Position.from_json(start)
-            self._progress.publish(begin, is_last=self._target is not None)
+            self._progress.publish(begin, target.offsets, is_last=self._target is not None)
             first = self._first(log, begin, target)
             if not self._options.fail_on_data_loss:
                 first = skip_gaps(first, bounds.starts, bounds.ends)
@@ -233,9 +238,12 @@ def _end(bounds: Bounds) -> Position:
     return Position(bounds.ids, bounds.ends)
 
 
-def _check_schema(schema: StructType) -> None:
+def _check_schema(options: SourceOptions, schema: StructType) -> None:
     for field in schema.fields:
         known = columns.FIELDS.get(field.name)
+        if field.name == "value" and options.values.format != "binary":
+            check_type(options.values.format, field.dataType)
+            known = field.dataType
         if known is None:
             names = ", ".join(columns.FIELDS)
             raise ConfigError(f"there is no column {field.name!r}; there are {names}")
@@ -272,7 +280,8 @@ def _read(
     if not isinstance(partition, ReadTask):
         return  # For a query without tasks Spark runs one, with None.
     names = [field.name for field in schema.fields]
-    gathered = columns.ArrowColumns(names, columns.arrow_schema(schema))
+    shape = columns.arrow_schema(schema)
+    gathered = columns.ArrowColumns(names, shape, _value_column(options, shape))
     with open_log(options) as log:
         for wanted in partition.ranges:
             for batch in _batches(options, log, wanted):
@@ -282,6 +291,24 @@ def _read(
     if gathered.count:
         yield gathered.take()
     settle()
+
+
+def _value_column(options: SourceOptions, shape: pa.Schema) -> columns.Maker | None:
+    """Return what makes the column of values, if it is not as plain as the records'."""
+    values = options.values
+    if "value" not in shape.names or (values.format == "binary" and not values.null_tombstones):
+        return None
+    text = values.schema
+    reading = Reading(
+        values.format,
+        None if text is None or is_columns(text) else text,
+        shape.field("value").type,
+        # A tombstone has no value, so none that a format could decode.
+        values.null_tombstones or values.format != "binary",
+        values.is_permissive,
+        partial(find, options),
+    )
+    return ValueColumn(reading, columns.plain_values)
 
 
 def _batches(options: SourceOptions, log: TopicLog, wanted: Range) -> Iterator[Any]:

@@ -19,9 +19,11 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 
+import pymq
 from pymq.errors import ConfigError
-from pymq.spark.options import SinkOptions, sink_options
+from pymq.spark.options import STREAM_TIMEOUT_MS, SinkOptions, sink_options
 from pymq.spark.process import Prompt, client, process_cache, settle
+from pymq.spark.values.registered import resolve_sink
 from pymq.spark.write import staging
 from pymq.spark.write.decisions import task_name
 from pymq.spark.write.rows import Rows
@@ -43,6 +45,7 @@ _ACKS = pa.schema(
         ("is_new", pa.bool_()),
     ]
 )
+TIMEOUT = "requestTimeoutMs"
 ROWS = 5000  # per batch of ``foreach_partition``
 
 
@@ -127,6 +130,8 @@ def foreach_batch(
     query is not known here: *sink* is then the whole name of the sink, like ``sinkId``.
     """
     more = {"url": url, **({"topic": topic} if topic is not None else {}), **options}
+    if TIMEOUT.lower() not in {name.lower() for name in more}:
+        more[TIMEOUT] = STREAM_TIMEOUT_MS  # Spark takes the write for one of a table.
 
     def write_batch(frame: DataFrame, number: int) -> None:
         query = _query_of(frame)
@@ -256,7 +261,11 @@ class Work(Prompt):
 
 def _options(url: str, topic: str | None, options: Mapping[str, Any]) -> SinkOptions:
     found = {"url": url, **({"topic": topic} if topic is not None else {}), **options}
-    return sink_options({name: str(text) for name, text in found.items()})
+    parsed = sink_options({name: str(text) for name, text in found.items()})
+    if parsed.values.format == "binary":
+        return parsed
+    with pymq.open(parsed.url) as mq:  # The application's process should keep no client.
+        return resolve_sink(parsed, mq)
 
 
 def _task() -> int:

@@ -42,6 +42,8 @@ from pymq.spark.log.cluster_log import ClusterLog
 from pymq.spark.options import SinkOptions
 from pymq.spark.planning import Place
 from pymq.spark.process import Prompt, client, process_cache, settle
+from pymq.spark.values.checked import check_rows, writing
+from pymq.spark.values.value_columns import ValueWriter
 from pymq.spark.write import staging
 from pymq.spark.write.copying import BatchWriter as Numbers
 from pymq.spark.write.copying import StagedCopy, Target
@@ -149,6 +151,9 @@ def check_columns(options: SinkOptions, schema: StructType, *, is_overwrite: boo
     for field in schema.fields:
         if field.name == "headers":
             is_right = field.dataType.simpleString() == columns.FIELDS["headers"].simpleString()
+        elif field.name == "value" and options.values.format != "binary":
+            check_rows(options.values, field.dataType)
+            is_right = True
         elif field.name in _TYPES:
             is_right = isinstance(field.dataType, _TYPES[field.name])
         elif options.ignores_columns or (field.name == "offset" and field.dataType == LongType()):
@@ -191,7 +196,9 @@ def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.Reco
     context = TaskContext.get()
     turn = context.partitionId() if context is not None else 0
     metadata = partial(mq.questions.topic_metadata, timeout=options.timeout_s)
-    rows = Rows(metadata, staging.now_ms, options.topic, turn)
+    values = writing(options.values)
+    encoder = None if values.is_plain else ValueWriter(values)
+    rows = Rows(metadata, staging.now_ms, options.topic, turn, encoder)
     staged = Stage(mq, stage, options.timeout_s)
     to = staged if options.is_exactly_once else Direct(mq, options.timeout_s)
     counts: dict[Place, int] = {}
