@@ -13,7 +13,7 @@ pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'pymq-log
 import pymq
 from pymq.client.options import REQUEST_S
 from tests.simulator.processes import ProcessCluster
-from tests.spark.conftest import ROOT, fill, started
+from tests.spark.conftest import ROOT, started
 from tests.spark.write.test_sink import values
 
 if TYPE_CHECKING:
@@ -44,10 +44,15 @@ def test_queries_go_on_without_zkservers(
     with (
         ProcessCluster(tmp_path, scripts, brokers=1, zkservers=2, zookeepers=1) as cluster,
         pymq.open(cluster.url) as mq,
+        mq.producer() as producer,  # a new one would ask a zkserver for the topic
     ):
+
+        def send(start: int) -> None:
+            producer.send_many("in", [b"%d" % n for n in range(start, start + 10)]).result()
+
         for topic in ("in", "out"):
             mq.create_topic(topic)
-        fill(mq, "in", 10)
+        send(0)
         reads = source(cluster.url).writeStream.foreachBatch(take)
         reading = started(reads.option("checkpointLocation", f"{checkpoint}/reads"))
         writes = source(cluster.url).writeStream.format("pymq")
@@ -55,14 +60,14 @@ def test_queries_go_on_without_zkservers(
         writing = started(writes.option("checkpointLocation", f"{checkpoint}/writes"))
         try:
             cluster.nodes["zkserver-0"].kill()
-            fill(mq, "in", 10, start=10)
+            send(10)
             cluster.wait_for(lambda: len(rows) == 20, "the query reads with one zkserver")
             cluster.wait_for(lambda: len(values(mq, "out")) == 20, "the other writes with it")
             cluster.nodes["zkserver-1"].kill()
-            fill(mq, "in", 10, start=20)
+            send(20)
             cluster.wait_for(lambda: len(rows) == 30, "the query reads with none")
             threading.Event().wait(AWAY_S)
-            fill(mq, "in", 10, start=30)
+            send(30)
             cluster.wait_for(lambda: len(rows) == 40, "the query still reads with none")
             assert reading.exception() is None
             assert writing.exception() is None

@@ -71,8 +71,8 @@ def test_a_listener_puts_the_lag_into_metrics(
         listener = pymq.spark.ProgressListener(mq)
         spark.streams.addListener(listener)
         options = {"subscribe": "measured", "maxOffsetsPerTrigger": "10"}
-        running = query(spark, cluster.url, checkpoint, **options)
-        running = running.trigger(processingTime="1 hour").start()  # One batch, and then none.
+        writer = query(spark, cluster.url, checkpoint, **options)
+        running = writer.trigger(processingTime="1 hour").start()  # One batch, and then none.
         try:
             cluster.wait_for(lambda: bool(len(listener.metrics())), "the first batch has ended")
             metrics = mq.metrics()
