@@ -9,13 +9,11 @@ from pyspark.sql.types import StructType
 
 from pymq.errors import PymqError
 from pymq.spark import columns
-from pymq.spark.options import check_source, sink_options, source_options
+from pymq.spark.options import SinkOptions, check_source, sink_options, source_options
 from pymq.spark.process import one_sentence, settle
 from pymq.spark.read.refused import RefusedReader
 from pymq.spark.read.source import StreamReader, TableReader
 from pymq.spark.read.value_schema import resolve_source
-from pymq.spark.values.checked import source_type
-from pymq.spark.values.registered import resolve_sink
 from pymq.spark.write.sink import StreamWriter, TableWriter
 
 
@@ -45,6 +43,8 @@ class PymqDataSource(DataSource):
             options = check_source(self.options)
             if options.values.format == "binary":
                 return columns.schema(has_headers=options.include_headers)
+            from pymq.spark.values.checked import source_type  # on demand: it loads much
+
             value = source_type(resolve_source(options).values)
         if isinstance(value, str):
             return columns.schema_text(has_headers=options.include_headers, value=value)
@@ -67,12 +67,18 @@ class PymqDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         """Return the writer for ``df.write``."""
         with one_sentence():
-            return TableWriter(
-                resolve_sink(sink_options(self.options)), schema, is_overwrite=overwrite
-            )
+            return TableWriter(_resolve(sink_options(self.options)), schema, is_overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Return the writer for ``df.writeStream``."""
         with one_sentence():
-            options = resolve_sink(sink_options(self.options, is_stream=True))
+            options = _resolve(sink_options(self.options, is_stream=True))
             return StreamWriter(options, schema, is_overwrite=overwrite)
+
+
+def _resolve(options: SinkOptions) -> SinkOptions:
+    if options.values.format == "binary":
+        return options
+    from pymq.spark.values.registered import resolve_sink
+
+    return resolve_sink(options)

@@ -98,6 +98,11 @@ class ValueOptions:
     null_tombstones: bool = False
     is_permissive: bool = False  # a value that cannot be decoded becomes null
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether values are bytes, and tombstones are empty."""
+        return self.format == "binary" and not self.null_tombstones
+
 
 @value
 class SourceOptions:

@@ -36,10 +36,6 @@ from pymq.spark.read.admission import limit_bytes, record_sizes, skip_gaps
 from pymq.spark.read.offsets import Position
 from pymq.spark.read.published import GroupProgress
 from pymq.spark.read.subscription import Bounds, check_order, chosen, resolve
-from pymq.spark.values.checked import check_type
-from pymq.spark.values.registered import find
-from pymq.spark.values.schema_types import is_columns
-from pymq.spark.values.value_columns import Reading, ValueColumn
 
 ARROW_BYTES = 2 << 20  # of record batches per Arrow batch
 ARROW_ROWS = 50_000
@@ -242,6 +238,8 @@ def _check_schema(options: SourceOptions, schema: StructType) -> None:
     for field in schema.fields:
         known = columns.FIELDS.get(field.name)
         if field.name == "value" and options.values.format != "binary":
+            from pymq.spark.values.checked import check_type  # on demand: most queries need none
+
             check_type(options.values.format, field.dataType)
             known = field.dataType
         if known is None:
@@ -296,8 +294,12 @@ def _read(
 def _value_column(options: SourceOptions, shape: pa.Schema) -> columns.Maker | None:
     """Return what makes the column of values, if it is not as plain as the records'."""
     values = options.values
-    if "value" not in shape.names or (values.format == "binary" and not values.null_tombstones):
+    if values.is_plain or "value" not in shape.names:
         return None
+    from pymq.spark.values.registered import find
+    from pymq.spark.values.schema_types import is_columns
+    from pymq.spark.values.value_columns import Reading, ValueColumn
+
     text = values.schema
     reading = Reading(
         values.format,

@@ -9,7 +9,6 @@ from pymq.errors import ConfigError
 from pymq.spark.log.cluster_log import open_log
 from pymq.spark.options import SourceOptions
 from pymq.spark.read.subscription import chosen
-from pymq.spark.values.registered import check_format, versions
 
 
 def resolve_source(options: SourceOptions, given: StructType | None = None) -> SourceOptions:
@@ -26,6 +25,8 @@ def resolve_source(options: SourceOptions, given: StructType | None = None) -> S
         return options
     if given is not None and (values.format == "json" or "value" not in given.names):
         return options
+    from pymq.spark.values.registered import check_format, versions
+
     with open_log(options) as log:
         topics = chosen(log, options, skips_missing=True)
         known = versions(log)

@@ -179,11 +179,6 @@ class Writing:
     null_tombstones: bool
     required: frozenset[str] = frozenset()
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether rows are written as they are."""
-        return self.format == "binary" and not self.null_tombstones
-
 
 class ValueWriter:
     """Makes values, and the headers that go with them, of the rows of a task."""

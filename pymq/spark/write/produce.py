@@ -23,7 +23,6 @@ import pymq
 from pymq.errors import ConfigError
 from pymq.spark.options import STREAM_TIMEOUT_MS, SinkOptions, sink_options
 from pymq.spark.process import Prompt, client, process_cache, settle
-from pymq.spark.values.registered import resolve_sink
 from pymq.spark.write import staging
 from pymq.spark.write.decisions import task_name
 from pymq.spark.write.rows import Rows
@@ -264,6 +263,8 @@ def _options(url: str, topic: str | None, options: Mapping[str, Any]) -> SinkOpt
     parsed = sink_options({name: str(text) for name, text in found.items()})
     if parsed.values.format == "binary":
         return parsed
+    from pymq.spark.values.registered import resolve_sink
+
     with pymq.open(parsed.url) as mq:  # The application's process should keep no client.
         return resolve_sink(parsed, mq)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +21,10 @@ from pymq.core.batch.record import EncodedBatch
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import InvalidRequest, InvalidTimestamp, RecordTooLarge, UnknownPartition
 from pymq.spark.planning import Place
-from pymq.spark.values.value_columns import ValueWriter
 from pymq.spark.write import cell_codec
+
+if TYPE_CHECKING:
+    from pymq.spark.values.value_columns import ValueWriter
 
 BATCH_BYTES = 512 << 10
 HELD_BYTES = 32 << 20  # of rows that wait for more of their partition

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -42,14 +42,15 @@ from pymq.spark.log.cluster_log import ClusterLog
 from pymq.spark.options import SinkOptions
 from pymq.spark.planning import Place
 from pymq.spark.process import Prompt, client, process_cache, settle
-from pymq.spark.values.checked import check_rows, writing
-from pymq.spark.values.value_columns import ValueWriter
 from pymq.spark.write import staging
 from pymq.spark.write.copying import BatchWriter as Numbers
 from pymq.spark.write.copying import StagedCopy, Target
 from pymq.spark.write.decisions import DecisionLedger
 from pymq.spark.write.rows import Rows
 from pymq.spark.write.staging import Stage, StagedPiece
+
+if TYPE_CHECKING:
+    from pymq.spark.values.value_columns import ValueWriter
 
 # local properties that Spark passes to its tasks
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -152,6 +153,8 @@ def check_columns(options: SinkOptions, schema: StructType, *, is_overwrite: boo
         if field.name == "headers":
             is_right = field.dataType.simpleString() == columns.FIELDS["headers"].simpleString()
         elif field.name == "value" and options.values.format != "binary":
+            from pymq.spark.values.checked import check_rows  # on demand: most sinks need none
+
             check_rows(options.values, field.dataType)
             is_right = True
         elif field.name in _TYPES:
@@ -196,9 +199,7 @@ def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.Reco
     context = TaskContext.get()
     turn = context.partitionId() if context is not None else 0
     metadata = partial(mq.questions.topic_metadata, timeout=options.timeout_s)
-    values = writing(options.values)
-    encoder = None if values.is_plain else ValueWriter(values)
-    rows = Rows(metadata, staging.now_ms, options.topic, turn, encoder)
+    rows = Rows(metadata, staging.now_ms, options.topic, turn, _encoder(options))
     staged = Stage(mq, stage, options.timeout_s)
     to = staged if options.is_exactly_once else Direct(mq, options.timeout_s)
     counts: dict[Place, int] = {}
@@ -208,6 +209,16 @@ def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.Reco
     to.flush()
     settle()
     return Staged(sink, stage, tuple(staged.pieces), tuple(counts.items()))
+
+
+def _encoder(options: SinkOptions) -> ValueWriter | None:
+    """Return what makes values of a task's rows; None if they are values already."""
+    if options.values.is_plain:
+        return None
+    from pymq.spark.values.checked import writing
+    from pymq.spark.values.value_columns import ValueWriter
+
+    return ValueWriter(writing(options.values))
 
 
 class Direct:
