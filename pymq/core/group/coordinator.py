@@ -210,6 +210,9 @@ class GroupCoordinator:
         group = self.groups.setdefault(m.group, ConsumerGroup(m.group))
         _check_closed(group)
         group.offsets.set_offset(m.topic, m.partition, Leases(m.offset))
+        if m.end is not None:
+            # The log start is unknown: the report of a member that joins has to count as new.
+            group.offsets.topic(m.topic).learn(m.partition, -1, m.end)
         self.offsets.changed(m.group, m.topic, m.partition)
         self.offsets.answer(source, Settled(m.id), durable=True)
 
