@@ -18,8 +18,8 @@ from pymq.testing.zookeeper import find_jars
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Last, not first: examples and benchmarks come from here, but pymq from its installation, which
-# under tox is the wheel.
+# Append instead of inserting first: examples and benchmarks come from here, but pymq from its
+# installation, which under tox is the wheel.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 # The time of an example depends on the load of the machine.
@@ -39,7 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all tests of Spark to one worker, and those of ZooKeeper to another: a JVM each.
+    """Give all tests of Spark to one worker and those of ZooKeeper to another, because each needs a
+    JVM.
 
     The tests that take longest run first, so that at the end no worker is left with one of them.
     """
@@ -65,7 +66,8 @@ class Failures:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)  # a plain text has none
+            # the attribute is missing if the report is plain text
+            crash = getattr(report.longrepr, "reprcrash", None)
             why = report.longreprtext if crash is None else crash.message
             why = why.strip().partition("\n")[0]
             self.terminalreporter.write_line(f"\nfailed: {report.nodeid} ({report.when}): {why}")
@@ -163,7 +165,7 @@ def running() -> set[str]:
 def is_of_spark(thread: threading.Thread) -> bool:
     """Return whether *thread* is a connection of the JVM.
 
-    Such a connection stays for the next call.
+    Such a connection remains for the next call.
     """
     target = getattr(thread, "_target", None)  # the only difference to other threads
     owner = getattr(target, "__self__", None)
@@ -175,7 +177,7 @@ def children() -> set[int]:
     process.
     """
     tasks = Path("/proc/self/task")
-    if not tasks.exists():  # not Linux: check at least the processes that multiprocessing knows
+    if not tasks.exists():  # without Linux, check at least the processes that multiprocessing knows
         return {child.pid for child in multiprocessing.active_children() if child.pid}
     found = set()
     for task in tasks.iterdir():

@@ -59,12 +59,13 @@ PURE_MODULES = set(
 )
 # Of modules with I/O, these names only.
 PURE_NAMES = {"io": {"BytesIO"}, "sys": {"byteorder", "intern", "maxsize"}}
-# Extras that turn bytes into bytes: they read nothing but their arguments.
+# Extras that convert bytes into bytes: they read nothing except their arguments.
 PURE_LAZY = {"backports", "compression", "lz4", "pyarrow"}
 # Two runs, or two processes, get different answers from these.
 IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "open", "print"}
 
-# Each of these has one owner: only users of a package need it, and replacing it is a local change.
+# Each of these packages has one owner: only the owner's users need the package, and replacing it is
+# a local change.
 OWNERS = {
     "cbor2": "core/cbor.py",
     "fastavro": "serde/",
@@ -88,7 +89,7 @@ NOT_AT_IMPORT = set(
 
 
 class Import(NamedTuple):
-    """One imported module, by its absolute name."""
+    """One imported module, with its absolute name."""
 
     module: str
     name: str | None  # the name in `from module import name`
@@ -187,7 +188,7 @@ def foreign_complaints(unit: str, inside: str, found: Import, at: str) -> Iterat
         if found.at_top:
             yield f"{top} is an extra and may be imported inside functions only {at}"
     elif found.name is None and found.module in PURE_NAMES:
-        return  # impurities() checks the use of it
+        return  # impurities() checks this use
     elif found.name is None or found.name not in PURE_NAMES.get(found.module, ()):
         what = f"{found.name} from {top}" if found.name and top in PURE_NAMES else top
         yield f"{unit} is pure and may not import {what} {at}"
@@ -195,7 +196,7 @@ def foreign_complaints(unit: str, inside: str, found: Import, at: str) -> Iterat
 
 def impurities(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Find impure code that needs no import."""
-    # A __hash__ needs hash(); use of its order is caught as a set.
+    # A __hash__ needs hash(); the check of sets finds code that depends on its order.
     hashing = {
         id(inner)
         for node in ast.walk(tree)
@@ -258,7 +259,7 @@ def packages(package: Path) -> dict[str, set[str]]:
 
 
 def circles(package: Path) -> Iterator[str]:
-    """Find folders that import each other, directly or over others.
+    """Find folders that import each other, directly or through other folders.
 
     A folder and a folder inside it count as one.
     """

@@ -98,7 +98,7 @@ def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
-    """All parts take an hour; an interrupt loses only the running one."""
+    """All parts together take an hour; an interrupt loses only the part that is running."""
     json_file = tmp_path / "bench.json"
     command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", "E10", "G3", "G2", "G5"]
     command += ["--json", str(json_file), "--png", str(tmp_path / "bench.png")]

@@ -21,11 +21,11 @@ DOCS = ROOT / "docs"
 MODULES = """pymq pymq.aio pymq.contrib.taskiq pymq.metrics pymq.otel pymq.serde pymq.spark
     pymq.testing pymq.web""".split()
 KINDS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-SECONDS = 300  # for a build, on a busy machine
+SECONDS = 300  # time limit for a build, on a busy machine
 
 
 def test_the_site_builds(tmp_path: Path) -> None:
-    """Warnings are errors, and so are unknown names in docstrings."""
+    """Warnings and unknown names in docstrings are errors."""
     pytest.importorskip("sphinx")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "dummy", str(DOCS), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

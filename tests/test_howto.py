@@ -130,7 +130,7 @@ def test_the_settings_of_nodes(script: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 @pytest.mark.parametrize("node", ["broker", "zkserver"])
 def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
-    """Only the path of pymq and the user are of another machine."""
+    """Only the path of pymq and the user differ from those on a real machine."""
     (text,) = [text for text in blocks("cluster.md", "ini") if f"pymq {node} --config" in text]
     command = str(Path(sys.executable).with_name("pymq"))
     unit = tmp_path / f"pymq-{node}.service"

@@ -35,14 +35,15 @@ def test_a_registry_tells_the_same() -> None:
             producer.send("t", b"x").result()
         with pymq.metrics.registered(mq, registry):
             found = samples(generate_latest(registry).decode())
-            # Without the metrics that the scrape itself changes: it takes time, and is an event.
+            # Compare without the metrics that the scrape itself changes: it takes time, and is an
+            # event.
             assert found == samples(str(mq.metrics()))
     assert found["pymq_messages_in_total", "[('topic', 't')]"] == 1
     assert samples(generate_latest(registry).decode()) == {}
 
 
 def test_every_metric_and_every_event_is_documented() -> None:
-    """The documentation lists no others."""
+    """The documentation lists all of them, and no others."""
     text = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z_]+)` \| ([^|]*) \|", text, re.MULTILINE)
     metrics = {name: labels for name, labels in rows if name in METRICS or "pymq_" in name}

@@ -107,7 +107,7 @@ class NodeThread:
             try:
                 self._questions.remove(find_out)
             except ValueError:
-                pass  # the node's thread has answered it while stopping
+                pass  # the node's thread has answered the question while stopping
             else:
                 raise Closed("the node has ended")
         try:
@@ -120,7 +120,7 @@ class NodeThread:
             try:
                 self._questions.popleft()()
             except IndexError:
-                return  # the caller has withdrawn it
+                return  # the caller has withdrawn the question
 
     def wake(self) -> None:
         """Make the loop turn soon; any thread and signal handlers may call this."""

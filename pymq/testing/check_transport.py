@@ -84,7 +84,7 @@ class _Suite:
     def join(self, *nodes: str, knows_only: bool = False) -> list[Transport]:
         """Open a transport for each node.
 
-        They all know each other, or with *knows_only* only the first knows the others.
+        All transports know each other, or with *knows_only* only the first knows the others.
         """
         made = [self.make(node) for node in nodes]
         self._open += made

@@ -65,7 +65,7 @@ class ZooKeeperServer(Child):
     def mode(self) -> str | None:
         """Return the server's role: standalone, leader or follower.
 
-        None while it does not serve.
+        None while the server does not serve.
         """
         try:
             with socket.create_connection((self.host, self.port), timeout=1.0) as connection:
@@ -148,7 +148,7 @@ class ZooKeeper(Transient):
             while server.is_running and server.mode() is None:
                 if time.monotonic() > end:
                     raise DidNotStart(f"{server.address} does not serve: {server.log()[-2_000:]}")
-                time.sleep(0.02)  # a server does not report when it begins to serve
+                time.sleep(0.02)  # a server gives no sign when it begins to serve
         if not any(server.is_running for server in self.servers):
             self.servers[0].check()
 

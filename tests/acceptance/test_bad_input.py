@@ -37,7 +37,7 @@ from pymq.errors import (
 from pymq.store.verification.verify import verify
 from tests.acceptance.helpers import contents, fill, may_mount, mounted, python, remount, values
 
-Wrong = Any  # a type checker would refuse it
+Wrong = Any  # typed as Any, because a type checker would refuse the wrong value
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_bad_names(mq: pymq.Client, name: str) -> None:
 
 
 def test_names_of_our_own(mq: pymq.Client) -> None:
-    """Topic names of pymq's own are refused, since such a topic would be invisible."""
+    """Topic names that pymq itself uses are refused, since such a topic would be invisible."""
     for name in ("__consumer_offsets", "__mine"):
         with pytest.raises(InvalidName, match="pymq's own"):
             mq.create_topic(name)
@@ -309,7 +309,7 @@ def test_bad_config(mq: pymq.Client, config: Wrong) -> None:
 
 
 def test_misspelt_options(mq: pymq.Client) -> None:
-    misspelt: Any = {"groop": "g"}  # a type checker would find it
+    misspelt: Any = {"groop": "g"}  # typed as Any, because a type checker would find the wrong name
     with pytest.raises(ConfigError, match="did you mean 'retention_bytes'"):
         mq.create_topic("u", retention_byte=5)  # type: ignore[call-arg] # on purpose
     with pytest.raises(ConfigError, match="did you mean 'linger_ms'"):
@@ -955,7 +955,7 @@ def test_control_c(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_exception_in_a_callback(mq: pymq.Client) -> None:
-    """An exception in a callback harms neither the loop nor the other callbacks."""
+    """An exception in a callback does not affect the loop or the other callbacks."""
     called: list[pymq.Delivery] = []
     with mq.producer(linger_ms=1) as producer:
         for _ in range(3):
@@ -970,7 +970,7 @@ def test_an_exception_in_a_callback(mq: pymq.Client) -> None:
 
 
 def test_a_callback_may_send(mq: pymq.Client) -> None:
-    """A callback may send without waiting: its records are flushed with the rest."""
+    """A callback may send without waiting: flush also waits for its records."""
     left = threading.Semaphore(50)
     done = threading.Event()
     with mq.producer(batch_bytes=300, linger_ms=1) as producer:
@@ -1001,7 +1001,10 @@ def test_codes_are_stable() -> None:
 
 
 def test_an_unused_import_is_cheap() -> None:
-    """``import pymq`` loads neither zmq nor asyncio nor pyarrow; nor does an embedded queue."""
+    """``import pymq`` does not load zmq, asyncio or pyarrow.
+
+    An embedded queue does not need them.
+    """
     code = "import pymq, sys; pymq.open('memory:').close(); print(*sys.modules)"
     loaded = set(python(code).stdout.split())
     assert "pymq.nodes.embedded" in loaded

@@ -186,7 +186,7 @@ def test_damage_of_the_open_block_is_nobody_elses(tmp_path: Path, is_clean: bool
         ):
             list(consumer.until_end())
         assert len(mq.describe_topic("t").partitions) == 2
-    shutil.rmtree(path.parent)  # as a careless user may do
+    shutil.rmtree(path.parent)  # a user may delete the folder by mistake
     with pymq.open(tmp_path) as mq:
         check_others(mq)
 

@@ -176,7 +176,8 @@ def test_internal_topics_are_the_clusters() -> None:
     ):
         assert requirements(message) == (CLUSTER_ACTION,)
         assert door.ask(message) is not None
-    assert door.ask(msg.GetMetadata(1, OFFSETS_TOPIC)) is None  # A member finds its coordinator.
+    # Any member may look up its group coordinator.
+    assert door.ask(msg.GetMetadata(1, OFFSETS_TOPIC)) is None
     assert Door(allowing("ClusterAction", resources=("cluster",))).ask(fetch) is None
 
 
@@ -273,7 +274,7 @@ def test_requests_over_the_quota_are_told_when_to_come_again() -> None:
     wait_ms = answer.error.details["retry_ms"]
     assert isinstance(wait_ms, int)
     assert 0 < wait_ms <= 500
-    # otherwise the member would lose its leases
+    # if this request were refused, the member would lose its leases
     assert door.ask(msg.Heartbeat(1, "g", "m", ())) is None
     door.now += 3_600_000
     assert [door.ask(fetch) is None for _ in range(3)] == [True, True, False]

@@ -212,7 +212,7 @@ def test_a_description_takes_from_each_leader_what_it_was_asked_for() -> None:
     assert found.partitions[0].end_offset != 1 << 40
 
 
-# --- what is told of it -------------------------------------------------------------------------
+# --- what other nodes report about a node -----------------------------------------------------
 
 
 def test_a_refusal_is_an_event_once_a_minute_a_node() -> None:

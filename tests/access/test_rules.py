@@ -50,7 +50,9 @@ def twin(policy: dict[str, Any], who: str, operation: Operation, kind: Kind, nam
 
 
 def test_the_truth_table() -> None:
-    """Every operation, pattern, and nothing, allowed, denied or both, checked for every name."""
+    """All operations, patterns and the empty policy, with allow rules, deny rules or both, are
+    checked for every name.
+    """
     asked = 0
     for operation, pattern, effects in itertools.product(
         Operation, PATTERNS, [(), ("allow",), ("deny",), ("allow", "deny"), ("deny", "allow")]

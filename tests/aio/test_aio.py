@@ -35,7 +35,7 @@ def play(script: Script, url: str = "memory:") -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let other tasks run until something is so."""
+    """Let other tasks run until *condition* returns true."""
     while not condition():
         await asyncio.sleep(0.001)
 
@@ -119,8 +119,8 @@ def test_admin() -> None:
 def test_a_cancelled_opening_lets_go_of_the_folder(tmp_path: Path) -> None:
     async def main() -> None:
         opening = asyncio.ensure_future(pymq.aio.open(tmp_path))
-        await asyncio.sleep(0)  # it has begun ...
-        opening.cancel()  # ... and no caller is left for its result
+        await asyncio.sleep(0)  # open() has begun ...
+        opening.cancel()  # ... and no caller waits for its result any more
         with pytest.raises(asyncio.CancelledError):
             await opening
 
@@ -146,7 +146,7 @@ def test_send_is_awaited_or_left_alone() -> None:
             left_alone = producer.send("t", b"0")
             awaited = await producer.send("t", b"1", key=b"k", headers=[("h", b"v")])
             assert (awaited.topic, awaited.partition, awaited.offset) == ("t", "0", 1)
-            assert left_alone.done()  # it was before, in the same batch
+            assert left_alone.done()  # this delivery was done before, in the same batch
             assert (await left_alone.result()).offset == 0
             assert await left_alone.exception() is None
             producer.send("t", b"2", timestamp_ms=7)
@@ -316,7 +316,7 @@ def test_the_event_loop_runs_while_pymq_is_busy(tmp_path: Path) -> None:
     async def script(mq: AsyncClient) -> None:
         async with mq.producer(batch_bytes=100) as producer, mq.consumer("t") as consumer:
             await producer.send("t", b"0")
-            with Held(mq):  # as if an fsync took very long
+            with Held(mq):  # the lock is held, as during a very long fsync
                 deliveries = [producer.send("t", bytes(60)) for _ in range(100)]
                 deliveries += [producer.send("unknown", b"x")]
                 for record in await consumer.poll(1, 0.01):
@@ -426,7 +426,7 @@ def test_a_cancelled_poll_loses_nothing() -> None:
                 polling = asyncio.ensure_future(consumer.poll(timeout=None))
                 delivery = producer.send("t", b"%d" % number)
                 if number % 2:
-                    await delivery  # so that the cancelling meets every stage of the poll
+                    await delivery  # the cancelled task may be at any stage of the poll
                 else:
                     for _ in range(number % 7):
                         await asyncio.sleep(0)
@@ -688,7 +688,7 @@ def test_a_push_can_be_closed_by_its_own_handler() -> None:
             "t", group="g", delivery="push", on_record=handle, credit=5, auto_ack=True
         )
         await closed.wait()
-        # The consumer got five records and showed one; the rest was never delivered.
+        # The consumer got five records and showed one; the other four were never delivered.
         async with mq.consumer("t", group="g") as again:
             counts = [record.delivery_count async for record in again.until_end()]
         assert counts == [2] + [1] * 9

@@ -254,7 +254,7 @@ def test_much_that_is_not_safe_yet_holds_a_copy_up() -> None:
     host = Host()
     count = 20
     one = batch(bytes(1 << 20))
-    # each one is read separately
+    # the copy reads each piece separately
     pieces = tuple(Piece(str(number), 0, 1) for number in range(count))
     host.copies.begin("c", attrs.evolve(COPY, pieces=pieces), 0)
     answered = 0

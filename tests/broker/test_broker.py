@@ -70,7 +70,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Bench:
-    """A broker, its disk, and all that it has sent."""
+    """A broker, its disk, and all messages that the broker has sent."""
 
     def __init__(
         self, storage_id: str = "", incarnation: int = 0, fetches: FetchLimits | None = None
@@ -88,7 +88,7 @@ class Bench:
         self.broker = BrokerMachine(config, replicator, assignor, random.Random(0), (), (), 0)
         self.syncs: list[BlockId] = []
         self.reads: list[int] = []
-        self.disk_answers = True  # whether it answers recoveries
+        self.disk_answers = True  # whether the disk answers recoveries
         self.pump()
 
     def step(self, source: str, message: Message) -> None:
@@ -284,7 +284,8 @@ def test_brokers_at_rest_ping_each_other_and_look_at_no_partition(
 
 
 def test_others_hear_of_a_block_that_a_disk_has_not_any_more() -> None:
-    """Followers learn that a leader is alive with another disk, and do not wait for it forever.
+    """Followers learn that the leader's broker is alive but has another disk, and do not wait for
+    it forever.
 
     Simulated: --profile all --seconds 4 --seeds 1040 (and 1895).
     """
@@ -367,10 +368,11 @@ def test_followers_are_sent_all_of_a_turn_at_once(bench: Bench) -> None:
 
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_what_is_kept_no_more_is_nobodys_to_serve(bench: Bench, is_settled: bool) -> None:
-    """A leader answers that records are removed, even if only others have the first retained block.
+    """A leader answers that records were removed, even if only other brokers have the first
+    retained block.
 
-    Before, it sent readers to those brokers, which sent them back, since only a leader may say that
-    records are removed. Simulated: --profile all --seconds 4 --seeds 1413.
+    In an earlier version the leader sent readers to those brokers, which sent them back, since only
+    a leader may say that records are removed. Simulated: --profile all --seconds 4 --seeds 1413.
     """
     found = state("b0", "b1", epoch=2)
     opened = attrs.evolve(found.blocks[0], number=7, start=400)
@@ -440,7 +442,7 @@ def test_another_zkserver_may_leave_a_block_to_its_leader(bench: Bench) -> None:
     bench.sent.clear()
     bench.tick(5_000)
     assert not bench.sent_to("b1", ReplicaFetch)
-    bench.step("zk", tell(12, found))  # The same zkserver has only repeated its earlier state.
+    bench.step("zk", tell(12, found))  # The zkserver has only repeated its earlier state.
     bench.tick(5_000)
     assert not bench.sent_to("b1", ReplicaFetch)
     bench.step("zk-2", tell(1, found, controller_epoch=2))
@@ -451,8 +453,8 @@ def test_another_zkserver_may_leave_a_block_to_its_leader(bench: Bench) -> None:
 def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:
     """A restarted broker ignores late answers to requests of its earlier incarnation.
 
-    Otherwise it would read the offsets of groups from a later place of the log, and skip those
-    before.
+    Otherwise the broker would read the offsets of groups from a later place of the log, and skip
+    the offsets before.
     """
     found = state("b0", topic=OFFSETS_TOPIC, epoch=2)
     opened = attrs.evolve(found.blocks[0], number=1, start=400)
@@ -570,7 +572,7 @@ def test_what_waits_for_the_next_block_is_bounded(bench: Bench) -> None:
     refused = [m for _, m in bench.sent if isinstance(m, Produced)]
     assert refused, "all of it is kept"
     assert all(m.error is not None and m.error.retriable for m in refused)
-    bench.step("p", attrs.evolve(PRODUCE, id=99))  # no batch overtakes a refused one
+    bench.step("p", attrs.evolve(PRODUCE, id=99))  # no later batch may overtake a refused one
     assert bench.last(Produced).id == 99
     assert bench.last(Produced).error is not None
     (first,) = state("b0").blocks
@@ -640,7 +642,7 @@ def test_who_asks_for_no_bytes_gets_none(bench: Bench, most: int) -> None:
 
 
 def test_the_end_is_the_one_at_the_time_of_asking(bench: Bench) -> None:
-    """A fetch of the end returns the present one, without waiting for a record there."""
+    """A fetch of the end returns the present end at once; it does not wait for a record there."""
     bench.step("zk", tell(10, state("b0")))
     bench.step("c", Fetch(1, "t", "0", END, 1000, 5_000))
     bench.step("p", PRODUCE)
@@ -661,7 +663,9 @@ def test_who_asks_for_the_end_before_it_is_known_waits_for_it(bench: Bench) -> N
 
 
 def test_an_interval_after_a_write_it_is_synced(bench: Bench) -> None:
-    """One sync covers all writes of the interval, and an idle block is not synced again."""
+    """One sync covers all writes of an interval, and a block without new writes is not synced
+    again.
+    """
     config = TopicConfig(fsync="interval", fsync_interval_ms=100)
     bench.step("zk", tell(10, attrs.evolve(state("b0"), config=config)))
     bench.step("p", PRODUCE)
@@ -681,7 +685,7 @@ def test_an_interval_after_a_write_it_is_synced(bench: Bench) -> None:
 def test_a_partition_that_is_given_up_in_the_middle_of_a_repair_is_gone(
     bench: Bench, end: int
 ) -> None:
-    """The repair of a removed partition ends: no requests to others, and no report of its
+    """The repair of a removed partition ends: the broker sends no more requests or reports for its
     blocks.
     """
     one = state("b0", "b1")
@@ -707,7 +711,7 @@ def test_a_partition_that_is_given_up_in_the_middle_of_a_repair_is_gone(
 
 
 def test_what_is_said_of_another_topic_of_that_name_is_refused(bench: Bench) -> None:
-    """A late request for a deleted topic is refused, and does not start the recreated one."""
+    """A late request for a deleted topic is refused, and does not affect the recreated topic."""
     bench.step("zk", tell(10, state("b0", topic_id="id-2")))
     numbered = EncodedBatch.encode([b"x"], timestamp_ms=0, producer_id=7, base_sequence=0)
     for topic_id in ("id-1", "id-3"):
@@ -727,7 +731,7 @@ def test_what_is_said_of_another_topic_of_that_name_is_refused(bench: Bench) -> 
             if isinstance(answer, Produced):
                 told["is_written"] = False
             assert answer.error.details == told
-    for number, topic_id in enumerate(("id-2", "")):  # or with no id
+    for number, topic_id in enumerate(("id-2", "")):  # another topic id, or none
         batch = EncodedBatch.encode([b"x"], timestamp_ms=0)
         bench.step("p", Produce(5, "t", "0", AckMode.LEADER, batch, topic_id=topic_id))
         assert (bench.last(Produced).base_offset, bench.last(Produced).error) == (number, None)

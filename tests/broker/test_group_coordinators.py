@@ -16,7 +16,7 @@ from pymq.errors import ReplicaNotAvailable
 from pymq.hash.assign import assignor
 
 COUNT = 8  # partitions of the offsets topic
-PARTS = 5  # parts of each of them
+PARTS = 5  # parts of each partition
 OTHER = cbor.dumps([OFFSET_KEY + 1, "", "", ""])  # the key of a record without content
 
 

@@ -48,7 +48,7 @@ class Queue:
         return self.plain(*argv, "--url", self.url)
 
     def plain(self, *argv: object) -> Told:
-        """Run a command that is about no queue, or about another one."""
+        """Run a command that needs no queue, or that names another queue."""
         self._capsys.readouterr()
         code = main([*map(str, argv)])
         return Told(code, *self._capsys.readouterr())
@@ -85,7 +85,7 @@ class Queue:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The URL of a cluster of one zkserver and three brokers."""
-    # However slow this machine is, its brokers are not taken to be dead.
+    # However slow this machine is, the zkserver must not declare its brokers dead.
     with pymq.ZkServer(offsets_partitions=1, session_ms=0).start() as zkserver:
         brokers = [pymq.Broker(name, zkservers=[zkserver.endpoint]) for name in BROKERS]
         try:
@@ -104,7 +104,7 @@ def queue(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> Queue:
-    """A queue of either kind."""
+    """A queue in a folder or on brokers."""
     if request.param == "zmq":
         return Queue(cluster, capsys)
     pymq.open(tmp_path / "data").close()

@@ -19,7 +19,8 @@ from pymq.cli import main, parser
 from tests.cli.conftest import Queue, Told
 from tests.cli.test_docs import commands
 
-# These run for longer than the others: test_ui.py, test_demo.py and test_nodes.py test them.
+# These commands run for longer than the others: test_ui.py, test_demo.py and test_nodes.py test
+# them.
 ELSEWHERE = {"ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
 NUMBERS = itertools.count(1)
 
@@ -35,8 +36,8 @@ class Row(NamedTuple):
     code: str
 
 
-# {it} is a topic and {who} a group that are there, {fresh} a new topic, {free} a name of nothing;
-# {nowhere} is a folder that holds no queue.
+# {it} is an existing topic and {who} an existing group, {fresh} the name of a new topic, {free} an
+# unused name, and {nowhere} a folder without a queue.
 ROWS = {
     # Before a group exists, because the offsets topic needs three brokers.
     "cluster decommission": Row("broker-2", "broker-2", "nobody", "INVALID_REQUEST"),
@@ -160,5 +161,7 @@ def test_a_command(name: str, world: World) -> None:
 
 
 def documents(name: str, out: str) -> list[str]:
-    """The JSON documents of an output: one, but for ``consume``, which prints one a record."""
+    """The JSON documents of an output: ``consume`` prints one for each record, all other commands
+    print one.
+    """
     return out.splitlines() if name == "consume" else [out]

@@ -363,7 +363,7 @@ def test_who_types_sees_no_bar(tmp_path: Path) -> None:
 def test_a_reader_that_has_seen_enough_acknowledges_no_more(
     unbuffered: str, tmp_path: Path
 ) -> None:
-    """``pymq consume --group g | head -1``: the rest is still there."""
+    """After ``pymq consume --group g | head -1`` the group gets all other records later."""
     folder = str(tmp_path / "data")
     with pymq.open(folder) as mq:
         mq.create_topic("t")
@@ -378,13 +378,15 @@ def test_a_reader_that_has_seen_enough_acknowledges_no_more(
         assert process.wait(WAIT_S) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
-    # A pipe holds less than is printed at a time, so no reader can have got all of it.
+    # A pipe holds less than the command prints at a time, so no reader can have got all of it.
     with pymq.open(folder) as mq, mq.consumer("t", group="g") as consumer:
         assert polled(consumer, 1)[0].offset == 0
 
 
 def test_what_nobody_reads_is_not_acknowledged(tmp_path: Path) -> None:
-    """This holds even if the output is so small that it stays in a buffer."""
+    """Unread records are not acknowledged, even if the output is so small that it stays in a
+    buffer.
+    """
     folder = str(tmp_path / "data")
     with pymq.open(folder) as mq:
         mq.create_topic("t")

@@ -1,7 +1,7 @@
 """What an acknowledgement guarantees in each ack mode: the table in docs/guarantees.md.
 
-Three replicas in the simulator. The client sends a record while all is well; then a fault hits the
-replicas that have it.
+Three replicas in the simulator. The client sends a record while all replicas work; then a fault
+hits the replicas that have it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_the_leader_is_lost_before_others_have_it(world: Make, acks: Acks, kept:
 def test_all_lose_power_after_an_answer(
     world: Make, acks: Acks, fsync: str | None, kept: bool
 ) -> None:
-    """All lose power at once and keep only synced data; then all are back."""
+    """All replicas lose power at once and keep only synced data; then all replicas restart."""
     here = world(acks, fsync=fsync)
     here.send(b"second")
     for broker in BROKERS:
@@ -174,7 +174,9 @@ def test_a_producer_may_wait_for_all_in_sync(world: Make, seed: int) -> None:
 
 
 def test_min_in_sync_counts_for_those_who_wait_for_all(world: Make) -> None:
-    """Only requests that wait for all in-sync replicas are refused when too few are in sync."""
+    """If too few replicas are in sync, only requests that wait for all in-sync replicas are
+    refused.
+    """
     here = world("leader", min_in_sync=2)
     for broker in here.others:
         here.cluster.crash(broker)
@@ -205,7 +207,7 @@ def test_min_in_sync_counts_for_what_was_sent_while_there_were_enough(world: Mak
 def test_who_waits_for_less_gets_less(world: Make) -> None:
     """On a partition of mode ``raft`` the leader alone may acknowledge.
 
-    The record is lost with it.
+    The record is lost with that replica.
     """
     here = world("raft")
     first, others = here.leader, here.others

@@ -66,7 +66,10 @@ def test_the_zkserver_dies_in_the_middle_of_a_request(boundary: int) -> None:
 
 
 def test_an_answer_is_lost() -> None:
-    """A result of the client's own earlier try is no error; that of another client is one."""
+    """If the client's own earlier try had an effect, that is no error.
+
+    If another client did the same, it is an error.
+    """
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         answers = cluster.network.link("zkserver-0", "client-0")
@@ -82,7 +85,8 @@ def test_an_answer_is_lost() -> None:
         with pytest.raises(TopicExists):
             mq.create_topic("t", partitions=2)
         lose_one()
-        with pytest.raises(TopicExists):  # another definition, so not this client's topic
+        # another definition of the topic, so this client has not created it
+        with pytest.raises(TopicExists):
             mq.create_topic("t", partitions=4)
         with pytest.raises(PartitionExists):
             mq.create_partition("t", "2")

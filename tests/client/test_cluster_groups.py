@@ -141,7 +141,7 @@ def test_what_comes_again_is_not_settled_by_an_acknowledgement_of_what_came_befo
         with mq.consumer("t", group="g") as consumer:
             held = consumer.poll(timeout=5.0)
             assert values(held) == list(range(5))
-            assert consumer.poll(timeout=0.0) == []  # and has room for more
+            assert consumer.poll(timeout=0.0) == []  # the consumer has room for more records
             cluster.crash(coordinator(mq))
             # The consumer joins the next coordinator, which leases all of the records again.
             cluster.run(seconds=10)
@@ -157,7 +157,9 @@ def test_what_comes_again_is_not_settled_by_an_acknowledgement_of_what_came_befo
 
 
 def test_what_was_long_on_its_way_is_not_handed_out_after_another_has_settled_it() -> None:
-    """Records of a replaced coordinator's leases are not handed out: the next one has no leases."""
+    """Records that a replaced coordinator leased are not handed out, because its successor does not
+    know these leases.
+    """
     with Cluster(brokers=4, seed=17) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=1, acks="raft")
@@ -320,7 +322,7 @@ def test_a_partition_that_comes_back_is_watched_at_once() -> None:
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_news_of_many_partitions_comes_at_once(is_early: bool) -> None:
-    """Lost partitions are reported one by one, long before the coordinator answers.
+    """The consumer reports lost partitions one by one, long before the coordinator answers.
 
     No lease is lost.
     """
@@ -518,7 +520,7 @@ def test_until_end_includes_what_a_consumer_had_that_has_left_just_now(seed: int
 
 @pytest.mark.parametrize(("brokers", "after_s"), [(3, 0), (3, 10), (1, 10)])
 def test_the_first_group_of_a_cluster_waits_for_nothing(brokers: int, after_s: int) -> None:
-    """The topic for offsets is created, empty, as soon as there are enough brokers for it."""
+    """The zkserver creates the offsets topic, empty, as soon as there are enough brokers."""
     with Cluster(brokers=brokers, zkservers=2, seed=1) as cluster:
         cluster.run(after_s)
         mq = cluster.client()
@@ -552,7 +554,7 @@ def test_until_end_goes_on_over_a_move() -> None:
 def test_a_group_keeps_its_offsets_when_a_partition_leaves_the_coordinator() -> None:
     """The coordinator's broker gives a partition away completely.
 
-    This does not delete the topic.
+    This call does not delete the topic.
     """
     with Cluster(brokers=4, seed=32) as cluster:
         mq = cluster.client()
@@ -634,8 +636,7 @@ def test_a_poison_record_does_not_outlive_its_coordinators(seed: int) -> None:
                 cluster.run(seconds=1)
                 cluster.restart(coordinator)
                 cluster.run(seconds=2)
-        # A delivery may be in progress when the coordinator changes; it adds no count and removes
-        # none.
+        # A delivery may be in progress when the coordinator changes; it must not change the counts.
         assert counts == sorted(counts)
         assert counts[-1] == 3
         assert "a.dlq" in mq.topics()
@@ -649,9 +650,7 @@ def poll_on(consumer: pymq.Consumer) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_coordinator_that_has_not_heard_does_not_keep_an_unsubscribed_member(seed: int) -> None:
-    """The successor of a coordinator that missed the unsubscription learns of it from the
-    zkserver.
-    """
+    """If a coordinator missed the unsubscription, its successor learns of it from the zkserver."""
     with Cluster(brokers=3, seed=60 + seed) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -685,7 +684,7 @@ def test_a_consumer_of_a_topic_that_was_made_again_outlives_a_coordinator() -> N
                         consumer.ack(records)
                         consumer.commit(timeout=20.0)
                     except (UnknownTopic, FencedMember):
-                        # The consumer raises at once until it has new metadata.
+                        # Until the consumer has new metadata, it raises at once.
                         cluster.run(seconds=0.1)
                         continue
                     if number in values(records):

@@ -141,12 +141,13 @@ def test_what_comes_for_a_worker_beyond_its_task_is_soon_another_s(
         mq.create_topic("t", partitions=1)
         one = cluster.client().consumer("t", group="g", prefetch=1)
         two = cluster.client().consumer("t", group="g", prefetch=1)
-        for _ in range(5_000):  # Both workers have joined, know their partitions, and wait.
+        # Wait until both workers have joined, know their partitions, and wait for records.
+        for _ in range(5_000):
             assert one.poll(timeout=0) + two.poll(timeout=0) == []
             cluster.run(seconds=0.001)
         with mq.producer() as producer:
             producer.send("t", b"long")
-            free = [one, two]  # the worker that gets the record is busy with it until the end
+            free = [one, two]  # the worker that gets the record is busy until the end of the test
             found: list[bytes] = []
             for ms in range(400):
                 if ms == gap_ms:

@@ -73,8 +73,8 @@ class Live:
             self.consume(self.consumer.poll(1 << 20, timeout=0.05))
 
     def check(self) -> None:
-        """Check that no record is doubled or out of order, and that each acknowledged one is at its
-        offset.
+        """Check that no record is doubled or out of order, and that each acknowledged record is at
+        its offset.
 
         A record of ``acks="none"`` may be lost on its way to a former leader.
         """

@@ -38,7 +38,10 @@ def leader(mq: pymq.Client) -> str:
 
 
 def scattered(cluster: Cluster, acks: Acks = "raft") -> pymq.Client:
-    """Return forty records in four blocks of ten; none is on the broker of the last block."""
+    """Return a client after writing forty records in four blocks of ten.
+
+    No block is on the broker of the last one.
+    """
     mq = cluster.client()
     mq.create_topic("t", replicas=1, acks=acks)
     places = [["broker-0"], ["broker-1", "broker-2"], ["broker-2"], ["broker-3"]]

@@ -68,9 +68,7 @@ class Asked:
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_what_is_committed_is_read_without_a_leader(acks: str) -> None:
-    """Without its leader and the majority, a partition's committed records are read from the last
-    replica.
-    """
+    """If the leader and the majority are dead, the last replica serves the committed records."""
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -225,7 +223,7 @@ def test_a_silent_follower_costs_a_reader_one_wait() -> None:
             with mq.consumer("t", mode="psb", offset=0) as consumer:
                 assert poll(consumer, 300) == list(range(300))
             took.append(mq.driver.monotonic() - before)
-        # 0.5 s until the reader gives a fetch up; there are some 15 of them.
+        # The reader abandons each fetch after 0.5 s, and needs some 15 fetches.
         assert max(took) < 2
 
 
@@ -273,7 +271,7 @@ def test_the_last_replica_is_read_though_it_led_before() -> None:
         put(mq, 1, 2, 3)
         for name in place(mq)[1]:
             cluster.crash(name)
-        cluster.run(seconds=2)  # it has no majority, and no longer leads
+        cluster.run(seconds=2)  # the cut-off leader has no majority, and stops leading
         with cluster.client().consumer("t", mode="psb", offset="begin") as reader:
             assert poll(reader, 3) == [1, 2, 3]
 

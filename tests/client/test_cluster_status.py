@@ -78,7 +78,8 @@ def put(mq: pymq.Client, *numbers: int) -> None:
             producer.send("t", b"%d" % number)
 
 
-# A fault, and its status for a reader and for a group member. Braces hold the names of brokers.
+# For each fault: how to cause it, and the resulting status for a reader and for a group member.
+# Braces hold the names of brokers.
 FAULTS: dict[str, tuple[Callable[[Scene], None], str, str]] = {
     "nothing": (lambda s: None, AT_END, AT_END),
     "the leader is alone, and leads no more": (

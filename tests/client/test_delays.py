@@ -206,7 +206,9 @@ def letters_of(mq: pymq.Client) -> list[pymq.Record]:
 
 @pytest.mark.parametrize("fetched_before", [True, False])
 def test_expired_records_become_dead_letters_if_asked(fetched_before: bool) -> None:
-    """Each becomes one, though the application acknowledges whole batches."""
+    """Each expired record becomes a dead letter, although the application acknowledges whole
+    batches.
+    """
     with Cluster(brokers=1) as cluster:
         mq = cluster.client()
         expiring(mq)
@@ -411,7 +413,7 @@ def test_a_note_leaves_out_no_record_that_is_not_committed(
             consumer.commit()
             leader = mq.describe_topic("t").partitions[0].leader
             assert leader is not None
-            cluster.run(1.9)  # the leader looks at its clock once a second
+            cluster.run(1.9)  # the leader checks its clock once a second
             for follower in set(cluster.brokers) - {leader}:
                 cluster.slow_disk(follower, 1_000)
             sent = producer.send("t", b"later", delay_s=60)

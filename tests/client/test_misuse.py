@@ -1,4 +1,4 @@
-"""Calls that would have no effect, or a wrong one, raise at once."""
+"""Calls that would have no effect, or a wrong effect, raise at once."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_commit_tells_what_it_did_not_commit() -> None:
             assert caught.value.details["count"] == 3
             assert caught.value.details["ranges"] == (("0", 0, 3),)
             assert consumer.committed() == {"0": 0}
-            consumer.commit()  # commit reports it once.
+            consumer.commit()  # commit reports the error once.
             again = list(consumer.until_end())
             consumer.ack(again)
             consumer.ack(again)  # A record may be acknowledged twice.

@@ -71,7 +71,7 @@ def test_a_folder_with_spaces_and_umlauts(tmp_path: Path) -> None:
 
 
 def test_many_openings(tmp_path: Path) -> None:
-    """Each opening adds a record, and each reads those of the others."""
+    """Each opening adds a record, and each reads the records of all earlier openings."""
     for life in range(20):
         with pymq.open(tmp_path) as mq:
             mq.create_topic("t", exist_ok=True)
@@ -109,7 +109,7 @@ def test_a_failed_opening_leaves_nothing(tmp_path: Path) -> None:
 def test_opening_needs_no_thread() -> None:
     """Opening and requests need no thread.
 
-    One starts when work is due and no caller waits for it.
+    A background thread starts when work is due and no caller waits for it.
     """
     before = threading.active_count()
     with pymq.open("memory:") as mq:

@@ -63,7 +63,7 @@ def told_by_pyright(path: Path) -> Iterator[tuple[int, str]]:
     ("checker", "told"), [("mypy", told_by_mypy), ("pyright", told_by_pyright)]
 )
 def test_each_wrong_call_is_found(checker: str, told: object, tmp_path: Path) -> None:
-    """Each line with a mistake has its error, and no other line has any."""
+    """The type checker reports each wrong line, and no other line."""
     path = tmp_path / "wrong_calls.py"
     path.write_text(WRONG.read_text())
     wanted = {

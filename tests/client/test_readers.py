@@ -133,7 +133,7 @@ def test_a_time_is_found_behind_blocks_that_have_lost_their_newest_record(tmp_pa
             for key, time in sent:
                 producer.send("table", b"", key=key, timestamp_ms=time)
             producer.flush()
-            mq.set_partition_state("table", "0", acks=acks)  # another mode starts another block
+            mq.set_partition_state("table", "0", acks=acks)  # another mode opens another block
         with mq.consumer("table", mode="psb") as consumer:
 
             def is_compacted() -> bool:

@@ -1,4 +1,7 @@
-"""Records that fail: they come back after a backoff, with their error, and die with it."""
+"""Failed records are delivered again after a backoff, with their error.
+
+Dead letters have the error, too.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ def test_what_a_push_consumer_raises_is_the_error(mq: pymq.Client) -> None:
 
     with mq.consumer("t", group="g", delivery="push", on_record=on_record, auto_ack=True):
         while len(seen) < 2:
-            mq.describe_group("g")  # each call is a moment
+            mq.describe_group("g")  # virtual time passes with each call
     assert told(seen[1]) == (2, b"ValueError: no price", b"2")
 
 

@@ -185,5 +185,5 @@ def test_who_led_a_topic_that_was_deleted_does_not_lead_the_next_one_of_its_name
         found = TopicMetadata("t", topic_id, TopicConfig(), (led,))
         bench.router.step("zk", Answer(asked.id, found), 0)
         assert bench.router.metadata.find("t", "0") == leader
-        bench.router.metadata.forget("t")  # as a client that deletes the topic does
+        bench.router.metadata.forget("t")  # as in a client that deletes the topic
         assert bench.router.metadata.find("t", "0") is None

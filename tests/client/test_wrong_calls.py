@@ -76,7 +76,7 @@ def test_what_a_consumer_is_given_must_be_of_its_kind(mq: Any) -> None:
 
 @pytest.mark.parametrize("timeout", ["5", True, [b"x"], float("nan")])
 def test_a_time_to_wait_is_a_number_of_seconds(mq: Any, timeout: object) -> None:
-    """The call raises at once, and nothing of it is done."""
+    """A wrong timeout raises at once, and the call has no effect."""
     with (
         mq.producer(linger_ms=600_000) as producer,
         mq.consumer("t", group="g") as consumer,

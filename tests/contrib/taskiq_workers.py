@@ -15,7 +15,7 @@ import pymq
 import pymq.aio
 from pymq.contrib.taskiq import PymqBroker, PymqResultBackend
 
-SECONDS = 60.0  # on a busy machine
+SECONDS = 60.0  # timeout, for a busy machine
 SOON = pymq.Backoff(first_s=0.01, factor=2, max_s=0.1)
 
 

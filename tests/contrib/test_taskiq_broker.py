@@ -1,7 +1,7 @@
 """The requirements of taskiq for a broker: tasks arrive once, wait, expire and are acknowledged.
 
-taskiq ships no suite for the brokers of others. The suites of taskiq's own brokers test these
-behaviours, and its documentation promises them (decision 164).
+taskiq has no test suite for brokers of other packages. The suites of taskiq's own brokers test
+these behaviours, and its documentation promises them (decision 164).
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def test_urgent_tasks_run_first() -> None:
 async def waiting(broker: PymqBroker) -> int:
     """How many tasks a group that starts at the beginning has before it."""
     partitions = (await broker.client.describe_topic(broker.topic)).partitions
-    return sum(partition.high_watermark for partition in partitions) - 1  # one was sent twice
+    return sum(partition.high_watermark for partition in partitions) - 1  # one task was sent twice
 
 
 @pytest.mark.parametrize("label", ["delay", "expires", "priority"])

@@ -109,7 +109,7 @@ def taskiq(what: str, app: str, folder: Path, url: str) -> Iterator[Path]:
         assert process.wait(SECONDS) == 0, log.read_text()
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # its child processes, too
+            os.killpg(process.pid, signal.SIGKILL)  # kill also the worker's child processes
             process.wait()
 
 
@@ -178,7 +178,9 @@ def test_the_scheduler_of_taskiq_on_brokers(url: str, tmp_path: Path) -> None:
 
 
 def test_tasks_and_results_survive_a_broker(tmp_path: Path) -> None:
-    """A leader dies while tasks are sent and run: each is done, and who waits gets its result."""
+    """A leader dies while tasks are sent and run: each task is done, and its caller gets the
+    result.
+    """
 
     async def script(cluster: ProcessCluster) -> None:
         broker = make(cluster.url)

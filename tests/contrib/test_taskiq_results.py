@@ -217,7 +217,7 @@ def test_a_task_tells_its_progress() -> None:
     play(script)
 
 
-# --- what it costs ------------------------------------------------------------------------------
+# --- the cost of results ------------------------------------------------------------------------
 
 
 def test_results_beyond_the_cache_are_read_from_the_log() -> None:

@@ -44,7 +44,7 @@ def test_a_task_comes_at_its_time_without_a_scheduler() -> None:
             at, total = found.return_value
             assert total == 3
             assert at >= due.timestamp() - 0.001
-            await schedule.unschedule()  # too late, which does no harm
+            await schedule.unschedule()  # the call comes too late, which does no harm
             assert await source.get_schedules() == []
         await source.shutdown()
 

@@ -44,11 +44,11 @@ class Zk:
             ControllerConfig(name, f"tcp://{name}", **config), cluster.new_id, cluster.now
         )
         self.is_up = True
-        self.is_stopped = False  # it does not run, but its session lives
+        self.is_stopped = False  # the zkserver does not run, but its session lives
         self.commits: list[Commit] = []
         self.on_submit: Callable[[CoordRequest], bool] = lambda request: True
         self.effects = 0  # messages and requests that have left
-        self.crash_before = 0  # the effect before which it crashes
+        self.crash_before = 0  # the number of the effect before which the zkserver crashes
 
     def is_over(self) -> bool:
         """Count an effect; returns whether the process crashes before it."""
@@ -69,12 +69,14 @@ class Broker:
         self.is_mute = False  # receives, but sends nothing
         self.heard: list[Message] = []
         self.states: dict[TopicPartition, PartitionState] = {}
-        self.ends: dict[TopicPartition, int] = {}  # the ends of its copies of open blocks
-        self.seals = True  # whether it answers Seal
-        self.epochs: dict[TopicPartition, int] = {}  # the leader epochs that it reports in Sealed
+        self.ends: dict[TopicPartition, int] = {}  # the ends of the broker's copies of open blocks
+        self.seals = True  # whether the broker answers Seal
+        # the leader epochs that the broker reports in Sealed
+        self.epochs: dict[TopicPartition, int] = {}
         self.holders: dict[TopicPartition, tuple[str, ...]] = {}
         self.unrolled: dict[TopicPartition, int] = {}  # blocks that were sealed here
-        self.log_epochs: dict[TopicPartition, int] = {}  # the last epoch in its copy of the block
+        # the last epoch in the broker's copy of the block
+        self.log_epochs: dict[TopicPartition, int] = {}
 
     def all(self, kind: type[M]) -> list[M]:
         return [m for m in self.heard if isinstance(m, kind)]
@@ -141,7 +143,7 @@ class Broker:
         ]
 
     def has_disk(self, block: BlockNode) -> bool:
-        """Return whether it has the disk that the block was made on."""
+        """Return whether the broker has the disk on which the block was created."""
         at = block.replicas.index(self.name)
         return not block.storages or block.storages[at] == self.storage
 
@@ -151,7 +153,7 @@ class Cluster:
 
     def __init__(self, brokers: int = 3, zks: int = 1, **config: Any) -> None:
         self.tree = MemoryTree()
-        self._image: Image | None = None  # of ...
+        self._image: Image | None = None  # the image of the entries below
         self._entries: tuple[Entry, ...] = ()
         self.now = 0
         self.config = {"session_ms": SESSION_MS, **config}
@@ -267,7 +269,10 @@ class Cluster:
             is_busy = is_busy or self._next_turn()
 
     def _next_turn(self) -> bool:
-        """Continue work that exceeds one turn a millisecond later; returns whether any is left."""
+        """Continue work that exceeds one turn, a millisecond later.
+
+        Returns whether any work is left.
+        """
         zks = [zk for zk in self.zks.values() if zk.is_up and not zk.is_stopped]
         due = [zk for zk in zks if zk.machine.deadline == self.now + 1]
         self.now += bool(due)

@@ -165,8 +165,9 @@ def test_the_leader_is_asked_until_it_seals() -> None:
     leader.seals = False
     request = cluster.send(set_leader)
     cluster.pass_ms(10_000)
-    assert 4 <= len(leader.all(Seal)) <= 8  # with growing pauses
-    assert all(broker.all(Seal) for broker in cluster.brokers.values())  # of Raft: any may lead
+    assert 4 <= len(leader.all(Seal)) <= 8  # the pauses between the requests grow
+    # in a Raft block any broker may lead
+    assert all(broker.all(Seal) for broker in cluster.brokers.values())
     assert request not in cluster.answers
     leader.seals = True
     cluster.pass_ms(5_000)
@@ -195,7 +196,7 @@ def test_ten_thousand_partitions_are_bounded_commits_and_bounded_messages() -> N
     cluster = Cluster(brokers=1)
     names = tuple(str(index) for index in range(10_000))
     cluster.ask(lambda i: CreateTopic(i, "t", names, 1, AckMode.LEADER, {}))
-    cluster.pass_ms(10_000)  # Each turn sends to some of them.
+    cluster.pass_ms(10_000)  # In each turn the zkserver sends messages to some of the brokers.
     commits = [c for c in cluster.active.commits if len(c.ops) > 10]
     assert all(len(c.ops) <= SLICE_OPS + 10 for c in commits)
     told = [len(m.partitions) for m in cluster.brokers["b0"].all(LeaderAndIsr)]

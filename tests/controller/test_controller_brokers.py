@@ -148,7 +148,7 @@ def test_a_restarted_follower_leaves_the_in_sync_set_and_comes_back() -> None:
     cluster.restart(one)
     assert set(cluster.open().in_sync) == {leader, two}
     assert cluster.brokers[leader].states[T0].blocks[-1].in_sync == cluster.open().in_sync
-    # The leader's request from before it knew of the restart is not granted (KIP-903).
+    # The leader sent this request before it knew of the restart, so it is refused (KIP-903).
     cluster.to_active(leader, late)
     assert set(cluster.open().in_sync) == {leader, two}
     version = cluster.brokers[leader].states[T0].version
@@ -188,7 +188,7 @@ def test_who_was_started_anew_does_not_join_by_what_its_last_life_had() -> None:
     assert cluster.brokers[leader].states[T0].version == late.version, "nothing has changed"
     cluster.to_active(leader, late)
     assert set(cluster.open().in_sync) == {leader, two}
-    # The leader learns that it must not count on it any more.
+    # The leader learns that it must not count on this replica any more.
     assert cluster.brokers[leader].states[T0].version > late.version
     cluster.to_active(leader, wish(1, 2, 0))
     assert set(cluster.open().in_sync) == {leader, one, two}
@@ -278,11 +278,11 @@ def test_what_was_sealed_by_a_broker_that_restarted_is_void() -> None:
     cluster.kill(leader)
     seal = cluster.brokers[one].last(Seal)
     (answer,) = cluster.brokers[one].sealed(seal)
-    cluster.to_active(one, answer)  # waits for the other one
+    cluster.to_active(one, answer)  # the answer waits for the other replica
     cluster.write(2, one)  # ... and loses what was not synced
     broker = cluster.restart(one)
     broker.seals = False
-    cluster.to_active(one, answer)  # from the incarnation before
+    cluster.to_active(one, answer)  # the answer comes from the earlier incarnation
     cluster.pass_ms(1_500)
     assert cluster.open().number == 0
     broker.seals = cluster.brokers[two].seals = True
@@ -310,13 +310,13 @@ def test_a_wiped_broker_holds_nothing() -> None:
         assert one in block.replicas
         assert block.storages[block.replicas.index(one)] == "new"
         assert not part.replicas[number, one].in_sync
-    # The open block is sealed, and the broker has the next one on its new disk.
+    # The open block is sealed, and the broker has a replica of the next block on its new disk.
     assert part.blocks[2].end == 12
     assert one not in part.blocks[2].in_sync
     opened = part.open_block
     assert one in opened.replicas
     assert opened.storages[opened.replicas.index(one)] == "new"
-    # A repeated registration does not undo what it has fetched since.
+    # A repeated registration does not undo the broker's progress since the first one.
     cluster.to_active(one, Progress(one, ((*T0, 0, 5),), 2))
     assert one in cluster.part().blocks[0].in_sync
     cluster.restart(one)
@@ -339,7 +339,7 @@ def test_wiped_open_blocks_are_rolled(acks: AckMode) -> None:
 def test_a_leader_that_was_wiped_is_not_asked() -> None:
     cluster = full_cluster()
     leader = cluster.leader()
-    cluster.write(99, leader)  # it would answer with a wrong end
+    cluster.write(99, leader)  # this leader would report a wrong end
     cluster.restart(leader, storage="new")
     assert cluster.part().blocks[0].end == 5
     assert leader not in cluster.part().blocks[0].in_sync
@@ -377,7 +377,7 @@ def test_a_dead_broker_is_replaced_after_a_while() -> None:
     stay = set(cluster.open().replicas) - {gone}
     cluster.kill(gone)
     cluster.pass_ms(4_000)
-    assert cluster.open().number == 0  # the others elect one, if need be
+    assert cluster.open().number == 0  # the other replicas elect a leader if needed
     cluster.pass_ms(2_000)
     assert set(cluster.open().replicas) == {*stay, spare}
     assert cluster.part().blocks[0].replicas == (*cluster.part().blocks[0].replicas,)
@@ -391,7 +391,7 @@ def test_a_clock_that_jumps_has_nobody_replaced() -> None:
     cluster.kill(gone)
     for name in sorted({*cluster.brokers} - {gone}):
         cluster.pass_ms(60_000, step=60_000)
-        cluster.register(name)  # has its partitions checked
+        cluster.register(name)  # the registration makes the zkserver check the broker's partitions
     cluster.pass_ms(2_000)
     assert cluster.open().number == 0
     cluster.pass_ms(3_000)
@@ -558,7 +558,7 @@ def test_a_broker_that_was_down_hears_of_a_deletion_when_it_is_back() -> None:
     assert not cluster.brokers["b0"].states
     stop = cluster.brokers["b0"].last(StopReplica)
     assert (stop.topic_id, stop.partition, stop.index, stop.delete) == (topic_id, "", -1, True)
-    cluster.topic(replicas=2)  # of the same name, with another id
+    cluster.topic(replicas=2)  # the new topic has the same name and another id
     broker = cluster.restart("b1")
     assert broker.last(StopReplica).topic_id == topic_id
     assert not cluster.image.deleted
@@ -637,7 +637,7 @@ def test_states_are_sent_until_they_are_confirmed() -> None:
     broker.is_mute = True
     cluster.topic(replicas=2)
     assert len(broker.all(LeaderAndIsr)) == 2
-    for _ in range(40):  # it sends only heartbeats
+    for _ in range(40):  # the broker sends only heartbeats
         cluster.to_active("b1", BrokerHeartbeat("b1", 1))
         cluster.pass_ms(200)
     sent = broker.all(LeaderAndIsr)
@@ -652,8 +652,8 @@ def test_states_are_sent_until_they_are_confirmed() -> None:
 
 
 def test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before() -> None:
-    """A broker confirms updates before it gets the next ones, so that its heartbeats need
-    not wait.
+    """A broker gets the next updates after it has confirmed the previous ones, so that its
+    heartbeats need not wait.
     """
     count = 1_000
     cluster = Cluster(brokers=1)

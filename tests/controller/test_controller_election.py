@@ -82,7 +82,7 @@ def test_a_lost_hint_costs_time_only() -> None:
     standby = cluster.zks["zk-1"]
     cluster.zks["zk-0"].is_up = False
     cluster.zks["zk-0"].coordinator.close()
-    standby.coordinator.poll()  # drops its hints
+    standby.coordinator.poll()  # the standby zkserver has not read its hints
     cluster.run()
     assert not cluster.is_active("zk-1")
     cluster.pass_ms(600)
@@ -107,14 +107,14 @@ def test_a_replaced_controller_can_commit_nothing() -> None:
     cluster = Cluster(zks=2)
     cluster.topic()
     old = cluster.active
-    old.is_stopped = True  # paused; its session ends meanwhile
+    old.is_stopped = True  # the zkserver is paused; its session ends meanwhile
     cluster.tree.expire(old.coordinator.session)
     cluster.run()
     assert cluster.is_active("zk-1")
-    assert cluster.is_active("zk-0")  # it has not noticed
+    assert cluster.is_active("zk-0")  # the zkserver has not noticed
     before = cluster.tree.entries(paths.topics())
     request = cluster.send(lambda i: CreateTopic(i, "late", ("0",), 1, AckMode.LEADER, {}), "zk-0")
-    # Its commit leaves before it learns that the session has ended.
+    # The zkserver sends its commit before it learns that the session has ended.
     ready = old.machine.ready(cluster.now)
     assert ready is not None
     for sent in ready.meta:
@@ -250,7 +250,7 @@ def test_a_lost_race_is_planned_again_on_what_the_tree_is() -> None:
 def test_nothing_is_committed_on_what_is_known_to_be_out_of_date() -> None:
     """No commit is planned on an old tree, also if a lost connection is back meanwhile.
 
-    Otherwise a refused commit could count as done if its answer was lost before.
+    Otherwise a refused commit could count as done if the previous answer was lost.
     """
     cluster = Cluster()
     cluster.topic()
@@ -331,7 +331,7 @@ def test_a_commit_of_which_nobody_knows_is_looked_up(was_done: bool) -> None:
     zk.coordinator.resume()
     cluster.run()
     assert cluster.answers[request].result is True
-    assert len([c for c in zk.commits if len(c.ops) > 4]) == 3  # It was submitted twice.
+    assert len([c for c in zk.commits if len(c.ops) > 4]) == 3  # The commit was submitted twice.
     assert cluster.brokers["b0"].states.keys() == {T0}
 
 
@@ -414,7 +414,9 @@ def test_a_commit_that_is_refused_when_it_is_repeated_may_have_been_done_before(
 
 
 def test_a_commit_is_not_repeated_by_a_zkserver_that_another_has_replaced() -> None:
-    """A replaced zkserver learns so from the refusal, and does not read the tree for it."""
+    """The refusal tells a replaced zkserver that it was replaced, so it does not read the tree for
+    that.
+    """
     cluster = Cluster(zks=2)
     old = next(zk for zk in cluster.zks.values() if zk.machine.is_active)
     other = next(zk for zk in cluster.zks.values() if zk is not old)
@@ -521,7 +523,8 @@ def test_a_zkserver_that_is_refused_says_why_and_tries_again(
         zk.on_submit = lambda request: True
         cluster.topic(AckMode.UNSET)
     else:
-        # After a doubt it reads the tree again, and retries until it is allowed to.
+        # After an uncertain commit the zkserver reads the tree again, and retries until it is
+        # allowed to.
         zk.machine.decided(Suspended(), cluster.now)
         zk.machine.decided(Resumed(), cluster.now)
         cluster.run()
@@ -607,7 +610,7 @@ def test_a_roll_survives_its_zkserver(before: AckMode) -> None:
 
 
 def test_a_deletion_survives_its_zkserver() -> None:
-    """Once the deletion is committed, every broker gets it, from any zkserver."""
+    """Once the deletion is committed, every broker is told to remove the topic, by any zkserver."""
 
     def start(cluster: Cluster) -> Callable[[int], Message]:
         cluster.topic()
@@ -674,7 +677,8 @@ def test_nobody_is_dead_before_a_session_has_passed() -> None:
     for name in cluster.followers():
         cluster.register(name)
     found = cluster.ask(lambda i: GetMetadata(i, "t"))
-    assert found.partitions[0].leader is None  # not known to be alive either
+    # the zkserver does not know whether the leader is alive
+    assert found.partitions[0].leader is None
     assert not cluster.brokers[cluster.followers()[0]].all(Seal)
     cluster.register(leader)
     found = cluster.ask(lambda i: GetMetadata(i, "t"))

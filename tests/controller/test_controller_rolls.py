@@ -263,7 +263,8 @@ def test_only_those_in_sync_are_enough() -> None:
     cluster.pass_ms(20_000)
     assert cluster.open().number == 0
     assert not cluster.brokers[two].all(Seal)
-    # leaves the set, since it may have lost its tail: only the old leader is left
+    # the restarted replica leaves the set, since it may have lost its tail: only the old leader is
+    # left
     cluster.restart(one)
     cluster.pass_ms(5_000)
     assert cluster.open().number == 0
@@ -299,7 +300,7 @@ def test_a_leader_that_comes_back_during_its_take_over_is_asked_too() -> None:
         cluster.brokers[name].seals = False
     cluster.kill(leader)
     cluster.brokers[leader].is_up = True
-    cluster.pass_ms(200)  # the same incarnation, which was only cut off
+    cluster.pass_ms(200)  # the broker has the same incarnation: it was only cut off
     assert cluster.brokers[leader].last(Seal).takeover
     for name in (one, two):
         cluster.brokers[name].seals = True
@@ -531,7 +532,7 @@ def test_locate_names_who_has_it() -> None:
     assert where(0) == ("Block_0", one)
     cluster.pass_ms(2_000)
     cluster.kill(one)
-    assert where(0) == ("Block_0", two)  # perhaps has a part of it
+    assert where(0) == ("Block_0", two)  # the second broker perhaps has a part of the block
     cluster.kill(two)
     assert where(0) == ("Block_0", "")
     ((gone),) = cluster.ask(lambda i: Locate(i, "s", "t", (("x", 0),)))
@@ -573,7 +574,9 @@ def set_state(name: TopicPartition, acks: AckMode, request: int) -> SetPartition
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_the_tree_is_sound(seed: int) -> None:
-    """Brokers and zkservers die and restart, tails are lost, modes change; in the end all is well.
+    """Brokers and zkservers die and restart, log ends are lost, ack modes change.
+
+    In the end all partitions work.
 
     A record that all in-sync replicas had is never cut off, as long as one of them has kept it.
     """
@@ -595,14 +598,15 @@ def test_whatever_happens_the_tree_is_sound(seed: int) -> None:
                 for lost in names:
                     block = cluster.open(lost)
                     if block.acks is not AckMode.RAFT and set(block.in_sync) - {broker}:
-                        cluster.brokers[broker].ends[lost] = block.start  # it was not synced
+                        # the record was not synced
+                        cluster.brokers[broker].ends[lost] = block.start
                 cluster.restart(broker)
             case 3 if opened.leader is not None and cluster.brokers[opened.leader].is_up:
                 shown = {b.name: b for b in cluster.ask(DescribeCluster).brokers}
                 if not shown[opened.leader].alive:
-                    continue  # it may have been fenced
+                    continue  # the broker may have been fenced
                 if any(opened.number in b.unrolled.values() for b in cluster.brokers.values()):
-                    continue  # it may have been sealed
+                    continue  # the block may have been sealed
                 end = max(opened.start, cluster.brokers[opened.leader].ends.get(name, 0))
                 end += rng.randrange(1, 5)
                 cluster.write(end, *opened.in_sync, name=name)

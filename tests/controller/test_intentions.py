@@ -31,7 +31,8 @@ def crash_everywhere(
 ) -> None:
     """Crash the active zkserver before each of its effects; *check* gets the expected state.
 
-    The tree then has the old state or the new one; once the answer has been sent, the new one.
+    If the zkserver dies, the tree has the old state or the new one; once the answer has been sent,
+    the new one.
     """
     outcomes: set[bool] = set()
     for cluster, _, _ in crashes(start):

@@ -49,7 +49,7 @@ def check_whole(cluster: Cluster, name: str = "large") -> None:
 
 
 def check_gone(cluster: Cluster, name: str = "large") -> None:
-    """Check that nothing is left of it, anywhere."""
+    """Check that no part of the topic is left anywhere."""
     assert not [e.path for e in cluster.tree.entries() if f"/topics/{name}" in e.path]
     assert not cluster.image.deleted
     for broker in cluster.brokers.values():
@@ -383,7 +383,7 @@ def test_who_waits_for_a_name_that_is_being_removed_hears_that_it_is_under_way()
     paused.do()
     words.ask(create(8))
     for _ in range(5):
-        paused.do()  # The brokers have confirmed, too, that they have nothing of it.
+        paused.do()  # The brokers have also confirmed that they have no part of the topic.
     assert words.ask(create(8)) == [UnderWay(8)]
     paused.do_all()
     check_whole(cluster)

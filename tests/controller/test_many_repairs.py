@@ -32,7 +32,7 @@ CONFIG = ReplicationConfig()
 PARTITIONS = 2
 BLOCKS = 1_000  # sealed blocks of each partition
 ZK = "zk"
-TELL_MS = 100  # so late do the other nodes learn of complete copies
+TELL_MS = 100  # delay after which the other nodes learn of complete copies
 
 
 class World:
@@ -51,7 +51,7 @@ class World:
         self.most_out = 0
         self.asks = 0
         self.most_read = 0  # bytes of sealed blocks, in one turn
-        # complete blocks as reported to the zkserver, each with its end
+        # complete blocks as reported to the zkserver, with the end of each
         self.whole: dict[tuple[str, int], int] = {}
         self.tell_at: int | None = None
         self.states = [self.state(index) for index in range(PARTITIONS)]
@@ -188,7 +188,7 @@ def test_a_broker_with_an_empty_disk_asks_for_a_few_blocks_at_a_time(world: Worl
     world.check()
     assert world.most_out == CONFIG.repairs
     assert world.most_read <= CONFIG.repairs * CONFIG.append_bytes
-    assert world.asks == PARTITIONS * BLOCKS  # each part once
+    assert world.asks == PARTITIONS * BLOCKS  # each part was requested once
 
 
 def test_who_holds_the_blocks_dies_meanwhile(world: World) -> None:

@@ -56,7 +56,8 @@ def check_restarted(cluster: Cluster, broker: Broker) -> None:
         if name.topic == "between":
             continue  # the partition was created while the broker registered
         block = image.partition(*name).open_block
-        # The partition that it led was rolled, and it has lost nothing of the next block.
+        # The partition that the broker led was rolled, and the broker has lost no record of the
+        # next block.
         assert broker.name not in block.in_sync or (block.number, block.start) == (1, 0)
         assert block.leader is not None
         assert broker.states[name].version == image.topics[name.topic].state(name.partition).version

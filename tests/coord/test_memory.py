@@ -68,8 +68,9 @@ def test_expired_session() -> None:
 
 
 def test_suspended_session_survives() -> None:
-    """Unanswered commits are uncertain, requests wait; possible changes are reported after
-    Resumed.
+    """Unanswered commits are uncertain, requests wait.
+
+    Possible changes are reported after Resumed.
     """
     hub = MemoryTree()
     one, two = MemoryCoordinator(hub), MemoryCoordinator(hub)
@@ -94,8 +95,9 @@ def test_suspended_session_survives() -> None:
 
 
 def test_suspended_session_expires() -> None:
-    """After its return the session is expired; its commits are uncertain, and its loads
-    are done.
+    """The suspended session is expired when it returns.
+
+    Its commits are uncertain, and its loads are answered.
     """
     hub = MemoryTree()
     one, two = MemoryCoordinator(hub, session="one"), MemoryCoordinator(hub, session="two")
@@ -203,7 +205,7 @@ class ForgetsConflict(MemoryCoordinator):
 
 
 class WrongIndex(MemoryCoordinator):
-    """Names the first op as the refused one."""
+    """A coordinator that names the first op of a commit as the refused one."""
 
     def poll(self) -> Sequence[CoordEvent]:
         return [

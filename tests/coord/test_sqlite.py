@@ -373,7 +373,7 @@ def test_fork(tmp_path: Path) -> None:
 def test_fork_in_the_middle_of_a_commit(tmp_path: Path) -> None:
     """A child may inherit a lock whose thread it does not have.
 
-    It can still close everything and exit.
+    The process with the closed file can still close everything and exit.
     """
     body = """
         import threading, warnings

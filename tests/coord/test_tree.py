@@ -85,7 +85,7 @@ def test_plan_changes_nothing_until_adopted() -> None:
     ],
 )
 def test_nodes_that_go_and_come_within_one_commit(ops: tuple[Op, ...]) -> None:
-    """One commit leaves the same tree as its ops one by one."""
+    """A commit leaves the same tree as its ops one by one."""
     whole, steps = Tree(), Tree()
     for tree in (whole, steps):
         commit(tree, Create("/a", b""), Create("/a/b", b""))
@@ -93,14 +93,14 @@ def test_nodes_that_go_and_come_within_one_commit(ops: tuple[Op, ...]) -> None:
     for op in ops:
         commit(steps, op)
     assert whole.load("/") == steps.load("/")
-    # The index of children is right as well: everything can be deleted again.
+    # The index of children is correct too: all nodes can be deleted again.
     for entry in reversed(whole.load("/")):
         assert commit(whole, Delete(entry.path, entry.version)) == (-1,)
     assert len(whole) == 0
 
 
 def test_expiry_takes_the_ephemeral_nodes_of_one_session() -> None:
-    """A Put by another session does not change a node's owner; deleted nodes have none."""
+    """A Put by another session does not change the owner of a node; deleted nodes have no owner."""
     tree = Tree()
     commit(tree, Create("/a", b"", ephemeral=True), Create("/b", b"", ephemeral=True), session="1")
     commit(tree, Create("/c", b"", ephemeral=True), session="2")

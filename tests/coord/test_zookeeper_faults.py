@@ -51,8 +51,9 @@ def kinds(one: Session, since: int) -> list[type]:
 
 
 def test_a_session_that_expires(zookeeper: ZooKeeper) -> None:
-    """An expired session loses its ephemeral nodes and watches; the next one has a new name and
-    works.
+    """An expired session loses its ephemeral nodes and watches.
+
+    The next one has a new name and works.
     """
     hosts = zookeeper.hosts
     with session(hosts, "/expires") as one, session(hosts, "/expires") as witness:
@@ -67,7 +68,8 @@ def test_a_session_that_expires(zookeeper: ZooKeeper) -> None:
         assert expired.session == one.backend.session != before
         since = len(one.seen)
         witness.must(Put("/kept", b"1", 0))
-        one.must(Create("/mine", b"", ephemeral=True))  # its answer would come after a change
+        # the answer to this commit would come after a change
+        one.must(Create("/mine", b"", ephemeral=True))
         assert not [event for event in one.seen[since:] if isinstance(event, Changed)]
         assert [entry.owner for entry in one.load("/")] == [None, one.backend.session]
 
@@ -86,8 +88,8 @@ def test_what_was_kept_for_a_session_that_expired_is_uncertain(zookeeper: ZooKee
 
 
 def test_no_request_of_one_session_is_sent_in_the_next(zookeeper: ZooKeeper) -> None:
-    """A request of one session is not sent in the next, even if that has begun unknown to its
-    owner.
+    """A request of one session is not sent in the next session, even if the owner does not yet know
+    of that session.
     """
     with session(zookeeper.hosts, "/late") as one:
         one.must(Create("/a", b""))
@@ -189,7 +191,10 @@ def test_nobody_waits_for_a_zookeeper_that_comes_later(own: ZooKeeper) -> None:
 
 
 def test_a_commit_without_an_answer_is_uncertain_and_settled(own: ZooKeeper) -> None:
-    """A server dies with pending commits; a load shows which were done, and none is done later."""
+    """A server dies with pending commits.
+
+    A load shows which commits were done, and no other one is done later.
+    """
     with own, session(own.hosts, "/x") as one:
         one.must(Create("/a", b""))
         outcomes = set()

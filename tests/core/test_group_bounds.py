@@ -252,7 +252,7 @@ def test_a_deletion_that_was_not_written_is_not_said_to_be_done() -> None:
     delete(host)
     host.flush()
     host.written(StoreFull("full"))
-    delete(host)  # again, since the first was refused
+    delete(host)  # delete again, since the first request was refused
     assert [getattr(m, "error", None) for m in host.take("admin")][:1] != [None]
     host.at(1_000)
     host.settle_all()
@@ -264,8 +264,8 @@ def test_a_deletion_that_was_not_written_is_not_said_to_be_done() -> None:
 
 @pytest.mark.parametrize("verb", ["acks", "nacks", "renewals", "unread"])
 def test_what_a_member_names_many_times_is_looked_at_once(verb: str) -> None:
-    """Repeated ranges are checked once: a megabyte has a hundred thousand, each of which may cover
-    all.
+    """Repeated ranges are checked once: a request of a megabyte has room for a hundred thousand,
+    each of which may cover all records.
     """
     host = bounded(GroupLimits())
     host.join("m1")

@@ -202,7 +202,7 @@ DAY_MS = 24 * 3600 * 1000
 def test_a_clock_that_is_set_makes_nobody_silent(set_by: int, moved: bool) -> None:
     """A change of the clock expires no active producer, whose retry would be written twice.
 
-    This holds also if the next leader's clock differs by days from the last one's.
+    This holds even if the clock of the next leader differs by days from the clock of the last one.
     """
     began = 10 * DAY_MS
     table = _wrote(began, began + 10)
@@ -211,7 +211,7 @@ def test_a_clock_that_is_set_makes_nobody_silent(set_by: int, moved: bool) -> No
     now = began + 30 + set_by
     table.expire(now, DAY_MS)
     assert known(table) == {0, 1}
-    for minute in range(1, 24 * 60 + 2):  # from then on the silence counts
+    for minute in range(1, 24 * 60 + 2):  # from then on the producer's silence counts
         table.tell(now + minute * 60_000)
         if minute == 24 * 60 - 2:
             table.expire(now + minute * 60_000, DAY_MS)

@@ -51,7 +51,7 @@ class Host(test_recovery.Host):
         self.replies: list[Message] = []
         self.told: list[Message] = []
         self.led: list[bool] = []
-        self.unable: list[bool] = []  # whether it cannot act, as reported to its peers
+        self.unable: list[bool] = []  # whether the replica cannot act, as reported to its peers
         self.peers: tuple[str, ...] = ()
 
     def reply(self, source: str, message: Message, now: int) -> None:
@@ -212,7 +212,7 @@ def test_it_is_tried_again_soon_when_it_was_readable_meanwhile() -> None:
 def test_a_replica_that_waits_takes_no_part(acks: AckMode) -> None:
     """A waiting replica neither votes nor follows nor seals, and its peers know that.
 
-    Later it recovers.
+    The block can be read later, and the replica recovers.
     """
     bench = Bench(shared(acks))
     partition, host = bench.partition, bench.host
@@ -242,7 +242,7 @@ def test_a_replica_that_waits_takes_no_part(acks: AckMode) -> None:
 
 @pytest.mark.parametrize("error", [StoreError("cannot read"), CorruptBlock("bad")])
 def test_what_was_under_way_when_it_failed(error: StoreError) -> None:
-    """Pending work fails with the log: a truncated one is not read again, a take-over reports final
+    """Pending work fails with the log: a truncation is not repeated, and a take-over reports final
     results.
     """
     bench = Bench(shared(AckMode.LEADER))
@@ -452,7 +452,7 @@ def test_the_block_before_cannot_be_read() -> None:
 
 @pytest.mark.parametrize("is_readable", [False, True])
 def test_a_block_that_is_to_be_read_for_two(is_readable: bool) -> None:
-    """The repair of the unsealed block before and the open block both get the store's answer."""
+    """The repair of the unsealed previous block and the open block both get the store's answer."""
     host = Host()
     _, state = states()
     partition = Partition(state, host, replicator, frozenset({0}), 0)

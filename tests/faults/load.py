@@ -129,7 +129,7 @@ class Load:
         try:
             records = consumer.poll(timeout=0.25)
         except StoreFull:
-            return  # the disk of a new coordinator is full, so it could not save its members
+            return  # the new coordinator's disk is full, so it could not save its members
         at = time.monotonic()
         for r in records:
             part = (r.topic, r.partition)
@@ -142,7 +142,8 @@ class Load:
             consumer.ack(records)
             consumer.commit(COMMIT_S)
         except FencedMember:
-            # A new coordinator knows no members: they join again, and get all records again.
+            # A new coordinator knows no members: they join again, and get all unsettled records
+            # again.
             return
         except StoreFull:
             return  # The disk of the group's offsets is full; the commit is retried.

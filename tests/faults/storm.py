@@ -130,7 +130,7 @@ class Storm:
         assert self.cluster.zookeeper is not None
         for server in self.cluster.zookeeper.servers:
             server.kill()
-        self.go_on(1.0)  # its own recovery is over
+        self.go_on(1.0)  # the recovery of the broker itself is over
         sent, given = self._answers(), len(self.load.history.delivered)
         self.go_on(3.0)
         self.cluster.wait_for(lambda: self._goes_on(sent), "every partition takes records")
@@ -208,7 +208,7 @@ class Storm:
         return report
 
     def _wait_whole(self) -> None:
-        """Wait until the parts of sealed blocks that a disk misses are copied from others."""
+        """Wait until a broker has copied the parts of sealed blocks that its disk lacks."""
         broken: list[str] = []
 
         def is_whole() -> bool:

@@ -1,4 +1,4 @@
-"""Feeds damaged bytes to everything that reads bytes of others.
+"""Feeds damaged bytes to all decoders of bytes from others.
 
 ::
 
@@ -24,7 +24,8 @@ from tests.fuzz.entry import Entry
 from tests.fuzz.nodes import Nodes
 from tests.fuzz.targets import Batches, Packets, Runs, Target
 
-TARGETS: dict[str, tuple[type[Target], int]] = {  # with the share of each in percent
+# the class of each target, with its share of the inputs in percent
+TARGETS: dict[str, tuple[type[Target], int]] = {
     "packets": (Packets, 43),
     "batches": (Batches, 20),
     "runs": (Runs, 10),

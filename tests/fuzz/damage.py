@@ -34,7 +34,7 @@ RAW = (
     Raw(b"\x9f\x01\xff"),  # indefinite lengths
     Raw(b"\x5f\x41a\xff"),
     Raw(b"\xbf\x61a\x01\xff"),
-    Raw(b"\xf9\x7e\x00"),  # not a number
+    Raw(b"\xf9\x7e\x00"),  # a float that is not a number
     Raw(b"\xfb\x7f\xf0" + bytes(6)),  # infinite
     Raw(b"\xf7"),  # undefined
     Raw(b"\xf8\xff"),  # an unknown simple value
@@ -44,8 +44,8 @@ RAW = (
     Raw(b"\x5b" + b"\x7f" + b"\xff" * 7),
     Raw(b"\xbb" + b"\x7f" + b"\xff" * 7),
     Raw(b"\x7a\xff\xff\xff\xff"),
-    Raw(b"\x1b" + bytes(7) + b"\x01"),  # not the shortest form
-    Raw(b"\x61\xff"),  # not UTF-8
+    Raw(b"\x1b" + bytes(7) + b"\x01"),  # an integer that is not in its shortest form
+    Raw(b"\x61\xff"),  # a string that is not UTF-8
     Raw(b"\xa2\x61a\x01\x61a\x02"),  # a repeated key
     Raw(b"\xa1\x80\x01"),  # a key that is a list
 )
@@ -92,7 +92,7 @@ def scramble(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
                 number = rng.choice(NUMBERS) & ((1 << 8 * struct.calcsize(kind)) - 1)
                 lie = struct.pack(order + kind, number)
                 changed[at : at + len(lie)] = lie
-            case 7 if others:  # the rest is of another input
+            case 7 if others:  # the rest comes from another input
                 other = rng.choice(others)
                 changed[at:] = other[min(at, len(other)) if rng.random() < 0.5 else 0 :]
             case _:

@@ -122,7 +122,8 @@ def as_bytes(batch: EncodedBatch) -> bytes:
 
 _HEADER_FIELDS = Header._fields
 _FIELDS = [name for name in _HEADER_FIELDS if name not in ("magic", "header_crc", "batch_crc")]
-_KINDS = dict(zip(_HEADER_FIELDS, HEADER.format[2:], strict=True))  # the first has four letters
+# the first format has four letters
+_KINDS = dict(zip(_HEADER_FIELDS, HEADER.format[2:], strict=True))
 
 
 def mended(head: bytes, body: bytes) -> bytes:

@@ -38,7 +38,7 @@ def test_h2_no_replica_has_an_empty_name() -> None:
 
 
 def test_h3_the_successor_is_right_at_both_ends() -> None:
-    """The successor is right at both ends (the last slot gave the first, beyond it the last)."""
+    """The successor is right at both ends: the last slot has the first point as its successor."""
     ring = Ring(["x", "y", "z"])
     points = sorted((p, name) for name in "xyz" for p in member_points(name, 128))
     for key in KEYS:
@@ -103,7 +103,8 @@ def test_h6_every_consumer_gets_a_partition_and_keeps_it(name: str) -> None:
     """
     partitions: list[Partition] = [("t", index) for index in range(3)]
     now: dict[str, tuple[Partition, ...]] = {}
-    sizes = [*range(1, 11), *range(9, 0, -1)]  # consumers join one by one and leave one by one
+    # number of consumers: they join one by one and leave one by one
+    sizes = [*range(1, 11), *range(9, 0, -1)]
     for size in sizes:
         members = [f"consumer{i}" for i in range(size)]
         now = assignor(name)(members, partitions, now)

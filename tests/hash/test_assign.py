@@ -114,7 +114,7 @@ def test_subscriptions_are_kept(
     for p, q in product(shared, shared):
         if able[p] == able[q]:
             assert len(shared[p]) - len(shared[q]) <= 1
-    # A member shares a partition only if it would have none otherwise; each partition has one
+    # A member shares a partition only if it would otherwise have none; each partition has one
     # owner.
     for who in shared.values():
         assert sum(len(result[member]) > 1 for member in who) <= 1

@@ -61,8 +61,9 @@ def local_cluster(folder: Path, *options: str) -> Iterator[list[str]]:
 
 @pytest.mark.zookeeper
 def test_a_local_cluster(tmp_path: Path) -> None:
-    """One command starts a cluster; two more send real data through raft and read all of it; it
-    stops.
+    """One command starts a cluster, and two more send real data through raft and read all of it.
+
+    Then the cluster stops.
 
     Started again on the same folder it has its data, though its ZooKeeper has another port.
     """

@@ -21,7 +21,7 @@ BODY = b"x" * 5_000
 
 
 class Foreign:
-    """One connection."""
+    """One raw connection to a node."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket = context.socket(zmq.DEALER)

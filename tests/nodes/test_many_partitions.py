@@ -1,4 +1,6 @@
-"""A topic of very many partitions is created and deleted on real processes, beside others."""
+"""A topic of very many partitions is created and deleted on real processes, while other topics are
+used.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from pymq.testing.child import environment
 from tests.nodes.processes import processes
 from tests.simulator.processes import ProcessCluster
 
-# A separate process, since its work would delay the other threads here.
+# Run this in a separate process, because its work would delay the other threads of the test.
 LARGE = """
 import sys
 import pymq

@@ -253,7 +253,7 @@ def test_who_has_no_rule_can_do_nothing(secured: Secured, at: str) -> None:
 
 @pytest.mark.parametrize("at", ["zkserver", "broker-0"])
 def test_who_is_not_known_can_do_nothing(secured: Secured, at: str, tmp_path: Path) -> None:
-    """Messages of a client with an unknown key, or none, are not even decoded."""
+    """Messages of a client with an unknown key, or without a key, are not even decoded."""
     node = secured.zkserver if at == "zkserver" else secured.brokers[0]
     make_keys(tmp_path / "own", "mallory")
     for path in secured.keys.glob("*.pub"):
@@ -448,7 +448,8 @@ def test_a_node_without_a_policy_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text("")
     with pytest.raises(ConfigError, match="there are those of broker-0, zkserver"):
         pymq.Broker("broker-1", zkservers=["tcp://127.0.0.1:1"], curve_dir=tmp_path)
-    (tmp_path / "zkserver.secret").unlink()  # as on the machine of a broker
+    # a broker's machine does not have the zkserver's secret
+    (tmp_path / "zkserver.secret").unlink()
     with pytest.raises(ConfigError, match=r"broker-1 at .* a key that is missing"):
         pymq.Broker("broker-1", zkservers=["tcp://127.0.0.1:1"], curve_dir=tmp_path)
 

@@ -1,4 +1,6 @@
-"""zkservers as processes on a real ZooKeeper: one dies and another takes over, or all are away."""
+"""zkservers run as processes on a real ZooKeeper: one of them dies and another takes over, or all
+are stopped.
+"""
 
 from __future__ import annotations
 

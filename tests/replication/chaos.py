@@ -38,7 +38,7 @@ class Violation(AssertionError):
 
 
 class Chaos:
-    """One run."""
+    """One random run of replicas under faults."""
 
     def __init__(self, seed: int, make_raft: MakeRaft = default_raft) -> None:
         rng = self.rng = random.Random(seed)
@@ -193,7 +193,7 @@ class Chaos:
                 each.raft.tick(cluster.now)
 
     def notice(self, node: Node) -> None:
-        """Tell a broker, truly or falsely, whether another one is alive."""
+        """Notify a broker that another one is alive or dead, which may be true or false."""
         cluster, rng = self.cluster, self.rng
         me, peer = node, rng.choice(list(cluster.nodes))
         if not me.is_up or peer == me.me:
@@ -217,7 +217,7 @@ class Chaos:
             node.crash(done)
             if node.me in self.learners and self.rng.randrange(2):
                 node.disk = Disk()
-                self.incarnations.clear()  # each broker will be notified
+                self.incarnations.clear()  # each broker will be notified again
         else:
             self.start(node)
 
@@ -228,7 +228,7 @@ class Chaos:
             return
         names = list(cluster.nodes)
         kind = rng.randrange(3)
-        if kind == 0:  # one link, one way
+        if kind == 0:  # cut one link in one direction
             a, b = rng.choice(names), rng.choice(names)
             cluster.cuts.add((a, b))
         elif kind == 1:  # a single link

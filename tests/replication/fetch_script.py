@@ -49,7 +49,7 @@ class Replicas(NamedTuple):
 
 
 class FetchNode(Node):
-    """One replica of a fetch block."""
+    """One replica of a fetch block, in a script."""
 
     fetch: FetchReplicator
 
@@ -220,14 +220,14 @@ class FetchScript:
     # --- messages
 
     def do_deliver(self, *routes: str) -> None:
-        """Deliver the oldest message of each route, or all present ones."""
+        """Deliver the oldest message of each route, or all of its messages."""
         for route in routes:
             self._deliver(self._oldest(route))
         for _ in range(0 if routes else len(self.cluster.bag)):
             self._deliver(0)
 
     def do_drop(self, *routes: str) -> None:
-        """Lose the oldest message of each route, or all present ones."""
+        """Drop the oldest message of each route, or all of its messages."""
         for route in routes:
             del self.cluster.bag[self._oldest(route)]
         if not routes:

@@ -137,7 +137,7 @@ class FakeLog:
         self.node = node
         self.start, self.start_epoch = node.disk.start, node.disk.epoch
         self.batches = list(node.disk.batches)
-        self.ops: list[Op] = []  # not yet handed to the disk
+        self.ops: list[Op] = []  # operations that are not yet handed to the disk
         self.resident = self.start  # batches before it are evicted from memory
 
     @property
@@ -273,7 +273,7 @@ MakeRaft = Callable[[Replica, int, tuple[str, ...]], Raft]
 
 
 class Node:
-    """One replica: its broker, as far as the replicator sees it, its log and its disk."""
+    """One replica: its broker (as the replicator sees it), its log and its disk."""
 
     def __init__(self, name: str, cluster: Cluster) -> None:
         self.me = name
@@ -431,7 +431,7 @@ class Cluster:
         raise AssertionError("it does not come to rest")
 
     def turn(self) -> bool:
-        """Let each disk and each message make one step; returns whether there was any."""
+        """Let each disk and each message make one step; returns whether any did."""
         did = False
         for node in self.nodes.values():
             if not node.is_up:

@@ -84,7 +84,7 @@ class RaftScript:
         options = dict(word.split("=") for word in words if "=" in word)
         names_of = ("in_flight", "append_bytes", "tell_ms")
         settings = {key: int(options[key]) for key in names_of if key in options}
-        settings.setdefault("tell_ms", 0)  # Otherwise a pause would follow each step.
+        settings.setdefault("tell_ms", 0)  # Otherwise a pause would be needed after each step.
         self._cluster = Cluster(
             names,
             config=ReplicationConfig(**settings),
@@ -207,7 +207,7 @@ class RaftScript:
                     node.hears(peer, is_alive)
 
     def do_suspect(self, name: str, *peers: str) -> None:
-        """Make a replica's broker believe that others are dead."""
+        """Make the broker of a replica believe that other brokers are dead."""
         for peer in peers:
             self.node(name).hears(peer, False)
 
@@ -222,7 +222,7 @@ class RaftScript:
         return "\n".join(map(show, self.cluster.bag))
 
     def do_deliver(self, *routes: str) -> None:
-        """Deliver the oldest message of each route, or all present ones."""
+        """Deliver the oldest message of each route, or all of its messages."""
         for route in routes:
             self.cluster.deliver(self._on(route)[0])
         for _ in range(0 if routes else len(self.cluster.bag)):
@@ -239,7 +239,7 @@ class RaftScript:
             self.cluster.deliver(self._on(route)[0], keep=True)
 
     def do_drop(self, *routes: str) -> None:
-        """Lose the oldest message of each route, or all present ones."""
+        """Drop the oldest message of each route, or all of its messages."""
         for route in routes:
             del self.cluster.bag[self._on(route)[0]]
         if not routes:
@@ -256,7 +256,7 @@ class RaftScript:
         return found
 
     def do_send(self, *words: str) -> None:
-        """Deliver a message to a replica, written as it is shown."""
+        """Deliver a message, given in the notation of the output, to a replica."""
         letter = parse(" ".join(words))
         message = letter.message
         node = self.node(letter.target)
@@ -362,7 +362,7 @@ def show_progress(progress: FollowerProgress) -> str:
 
 
 def parse(text: str) -> Letter:
-    """Parse a message as it is shown."""
+    """Parse a message in the notation of the output."""
     route, term, kind, *words = text.split()
     source, target = route.split(">")
     epoch = int(term.removeprefix("t"))

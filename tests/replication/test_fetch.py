@@ -86,7 +86,7 @@ def test_who_was_refused_does_not_hold_up_what_is_visible() -> None:
     fetch.stable(log.stable_end, 20)
     assert fetch.high_watermark == 0  # B may be in sync by now.
     fetch.adopt(state(version=0), 30)
-    assert fetch.high_watermark == 0  # This was known before.
+    assert fetch.high_watermark == 0  # This state was known before, so nothing changes.
     fetch.adopt(state(version=1), 40)
     assert fetch.high_watermark == log.stable_end
     host.said.clear()
@@ -109,7 +109,8 @@ def test_a_wish_names_the_lives_that_it_goes_by() -> None:
     """
     host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
     fetch = leader(host, log)
-    fetch.step("C", asks(1, 0, 0), 10)  # This version does not send it.
+    # In this version the follower does not send its incarnation.
+    fetch.step("C", asks(1, 0, 0), 10)
     fetch.step("B", asks(1, 0, 7), 20)
     fetch.step("B", asks(1, 0, 8), 20 + 5 * host.replication.retry_ms)
     wishes = [(m.in_sync, m.incarnations) for m in host.said if isinstance(m, AlterIsr)]
@@ -163,8 +164,8 @@ def test_a_wish_that_was_given_up_counts_until_it_cannot_be_granted() -> None:
     wishes = [m for m in host.said if isinstance(m, AlterIsr)]
     assert [m.in_sync for m in wishes] == [("A", "B"), ("A",)]
     write("y", 40)
-    assert fetch.high_watermark == 1  # not more than B has had
-    fetch.adopt(state(version=0), 50)  # a state that it had already
+    assert fetch.high_watermark == 1  # the watermark is not above the records that B has
+    fetch.adopt(state(version=0), 50)  # the replica had this state already
     assert fetch.high_watermark == 1
     fetch.adopt(state(version=1), 60)
     assert fetch.high_watermark == 2

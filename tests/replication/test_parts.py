@@ -186,7 +186,7 @@ def test_reads_share_rounds() -> None:
     assert not reads
 
 
-# --- the machine, where a script cannot say it
+# --- the machine itself, where a script cannot express the case
 
 
 def make(*names: str, seed: int = 0) -> Cluster:
@@ -230,7 +230,7 @@ def test_what_could_not_be_saved_is_saved_before_anything_is_taken_in(name: str)
     node.write()
     node.sync()
     assert node.disk.saved is not None
-    assert not node.raft.is_leader  # The fate of its earlier messages is unknown.
+    assert not node.raft.is_leader  # The replica does not know the fate of its earlier messages.
 
 
 def test_what_is_damaged_is_not_taken_in() -> None:
@@ -312,7 +312,7 @@ def test_an_invariant_says_what_it_found() -> None:
 
 
 def test_scripts_and_chance_come_by_every_mark() -> None:
-    """Scripts and random runs reach every mark: an unreached one is an untested branch."""
+    """Scripts and random runs reach every mark: an unreached mark is an untested branch."""
     source = Path(pymq.replication.__file__).parent
     marks = {
         name

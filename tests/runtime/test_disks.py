@@ -116,7 +116,7 @@ def test_who_writes_is_given_nothing(brokers: Brokers) -> None:
     brokers.stores["a"].__class__ = Noting
     brokers.lead()
     before = len(machine.heard), len(machine.events), len(machine.ticks)
-    brokers.loop.turn()  # its write waits for those of the followers
+    brokers.loop.turn()  # the leader's write waits for the writes of the followers
     assert not at_write
     brokers.now += 1
     machine.deadline = brokers.now

@@ -82,7 +82,7 @@ def test_an_idle_thread_sleeps() -> None:
     driver.arm(machine.deadline)
     until = time.monotonic() + 10
     before = -1
-    while turns[0] != before:  # until the thread sleeps
+    while turns[0] != before:  # wait until the thread sleeps
         assert time.monotonic() < until
         before = turns[0]
         threading.Event().wait(0.05)
@@ -342,16 +342,16 @@ class Interrupt:
     def __init__(self, after: int) -> None:
         self.left = after
         self.came = False
-        self._calls: dict[FrameType, bool] = {}  # by frame: whether a C call has just returned
+        self._calls: dict[FrameType, bool] = {}  # whether a C call has just returned, by frame
 
     def trace(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "call" and frame.f_back in self._calls:
-            self._calls[frame.f_back] = False  # it was a Python call
+            self._calls[frame.f_back] = False  # the call was a Python call
         if not frame.f_code.co_filename.endswith("pymq/runtime/driver.py"):
             return None
         if event == "call":
             frame.f_trace_opcodes = True
-            if frame.f_code.co_name != "__exit__":  # an exception in it cannot be caught
+            if frame.f_code.co_name != "__exit__":  # an exception in __exit__ cannot be caught
                 self.count()
         elif event == "opcode":
             if self._calls.get(frame):

@@ -85,7 +85,7 @@ def test_what_was_promised_leaves_before_anything_is_made_of_the_write() -> None
 
 
 def test_writes_of_one_turn_are_one_call(loop: Loop) -> None:
-    """One call has the writes of all machines and partitions; the answers leave after it."""
+    """One call writes for all machines and partitions; the answers leave after it."""
     store, broker, other = CountingStore(), Scripted(), Scripted()
     loop.add_broker("broker", broker, store)
     loop.add("other", other)
@@ -177,7 +177,7 @@ def test_enough(loop: Loop) -> None:
 def test_a_run_ends_after_a_while_though_there_is_work(loop: Loop, clock: Clock) -> None:
     """The loop reads heartbeats between slices.
 
-    A zkserver that made 20,000 partitions read none.
+    A zkserver that creates 20,000 partitions reads none of them.
     """
     a, b = Scripted(), Scripted()
     loop.add("a", a)

@@ -1,4 +1,4 @@
-"""Threads that share a client over a network: no thread sleeps while there is an answer for it."""
+"""Threads share a client over a network: no thread sleeps while an answer for it is there."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_an_idle_client_sleeps() -> None:
     """An idle client uses no CPU, with and without a waiting thread."""
     with client("zmq") as driver:
         driver.wait(Asker("client.a", driver).ask(), WAIT_S)
-        driver.wait(Waitable(), 1.5)  # until all threads are idle
+        driver.wait(Waitable(), 1.5)  # wait until all threads are idle
         began = time.process_time()
         driver.wait(Waitable(), 1.0)
         assert time.process_time() - began < 0.1

@@ -1,4 +1,4 @@
-"""Deadlines of many machines: none is missed, and a waiting machine costs nothing."""
+"""Deadlines of many machines: no deadline is missed, and a waiting machine costs nothing."""
 
 from __future__ import annotations
 

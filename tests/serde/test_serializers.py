@@ -71,11 +71,11 @@ def message(*more: tuple[str, int, int], count: int = 5, number: int = 2) -> Any
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
 
 
-ANYTHING = Exception  # each library has its own errors
+ANYTHING = Exception  # each library raises its own errors
 Order, OrderNext = message(), message(("note", 3, 9))
 
-# the serializer and type of a codec, of a later version that reads it, and of one that does not;
-# then a value
+# for each codec: its serializer and type, a later version that can read its values, a version that
+# cannot, and a value
 KINDS: dict[str, tuple[Any, Any, Any, Any]] = {
     "msgspec": (
         (serde.Msgspec(), Struct),
@@ -122,7 +122,10 @@ def test_values_survive(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_later_schema_reads_what_an_earlier_one_wrote(name: str) -> None:
-    """And is compatible by the registry's rules; a third one is not."""
+    """A later schema reads the values of an earlier one and is compatible by the registry's rules.
+
+    A third schema is not.
+    """
     first, then, wrong, value = KINDS[name]
     old, new, bad = (serializer.codec(kind) for serializer, kind in (first, then, wrong))
     decode = new.decode if new.decoder_for is None else new.decoder_for(old.schema)

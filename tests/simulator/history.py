@@ -69,7 +69,7 @@ class RecordedHistory:
     delivered: list[Delivered] = Factory(list)  # deliveries to members of the group
     settled: list[tuple[Part, int, float]] = Factory(
         list
-    )  # a commit of its acknowledgement is back
+    )  # a commit has confirmed the acknowledgement
     # records seen by a reader that followed the log
     read: dict[Part, list[tuple[int, bytes]]] = Factory(dict)
     errors: list[str] = Factory(list)  # errors of consumers, and of `send` itself

@@ -1,9 +1,10 @@
 """Network namespaces of Linux: each node has a separate network card, and links can be cut.
 
-All of them hang on one bridge of this machine, where the test itself has an address, too. To cut a
-link, the sender gets a wrong hardware address of the receiver: the kernel goes on sending and
-repeating, nothing arrives, and no side is notified, as when a cable behind a switch is unplugged. A
-single direction can be cut as well. Needs root and iproute2; see :meth:`Namespaces.why_not`.
+All namespaces are connected to one bridge of this machine, where the test itself has an address,
+too. To cut a link, the sender gets a wrong hardware address of the receiver: the kernel goes on
+sending and repeating, nothing arrives, and no side is notified, as when a cable behind a switch is
+unplugged. It is also possible to cut a single direction. Needs root and iproute2; see
+:meth:`Namespaces.why_not`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A cluster of real processes on this machine, to be killed, stopped, cut off and filled up.
 
-Each node is a script that is started as a user would start it; *scripts* is a folder that holds
+Each node is a script, started as a user would start it; *scripts* is a folder that holds
 ``zkserver.py`` and ``broker.py``, such as pymq's ``examples``. The coordinator is a ZooKeeper of
 one or more servers, or a file. Linux only: signals, ``tmpfs`` and network namespaces are real.
 """
@@ -39,7 +39,7 @@ class NodeFailed(PymqError):
 
 
 class NodeProcess(Child):
-    """One node; after a restart it has the same options."""
+    """One process of a node; after a restart it has the same options."""
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
         """Wait until the node's log says that it is ready.
@@ -109,7 +109,7 @@ class Disk:
         self._filler.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unmount the file system; nothing of it is left."""
+        """Unmount the file system and remove all of its files."""
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
 
 

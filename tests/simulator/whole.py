@@ -71,7 +71,7 @@ def _incomplete(cluster: Cluster) -> Iterator[BlockId]:
 
 def _verify(cluster: Cluster, name: str) -> None:
     known = known_blocks(cluster.ensemble.entries())
-    # Where nothing is unsynced both are the same.
+    # If nothing is unsynced, both states are the same.
     for keep in ("all", "none") if any(cluster.brokers[name].disk.unsynced()) else ("all",):
         disk = cluster.brokers[name].disk.fork()
         disk.crash(cluster.world.rng("verify", name), keep)

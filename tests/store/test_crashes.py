@@ -49,7 +49,7 @@ class Life:
     ) -> None:
         self.faulty = faulty  # how often a disk operation fails
         self.synced = synced  # how many of the appends request a sync
-        self.group = group  # at most so many batches in one write
+        self.group = group  # limit of the batches in one write
         self.dice = random.Random(seed)
         self.disk = SimDisk(holes=holes)
         self.safe: dict[BlockId, list[EncodedBatch]] = {block: [] for block in BLOCKS}
@@ -109,7 +109,7 @@ class Life:
         after = len(batches) - len(found.headers)
         if found.snapshot is not None:
             assert found.snapshot == b"%d" % after, "the snapshot is not as of its place"
-        # Recovered data is durable: a leader counts it.
+        # Recovered data counts as durable, because a leader counts it.
         self.safe[block] = self.seen[block] = batches
         state = self.states.get(block)
         assert found.state in (state, self.saving.get(block, state)), "a state was lost or torn"
@@ -117,7 +117,7 @@ class Life:
             self.states[block] = found.state
 
     def break_something(self) -> None:
-        """Make operations fail for a block, for the states, or for either, once or repeatedly."""
+        """Make operations fail for a block, for the states, or for both, once or repeatedly."""
         if self.dice.random() < 0.3:
             self.disk.room = self.dice.randrange(1_000)
         for _ in range(self.dice.randrange(3)):
@@ -128,7 +128,7 @@ class Life:
     def fail(self, store: FileStore, failed: list[WriteFailed]) -> None:
         """Recover each block after a disk failure.
 
-        It may be as before or as after the operation.
+        The state may be that before or that after the operation.
         """
         self.failures += 1
         errors = {one.block: one for one in failed}
@@ -181,7 +181,8 @@ class Life:
                 del batches[self.dice.randrange(len(batches)) :]
                 end = batches[-1].end_offset if batches else 0
                 writes.append(Truncate(block, end))
-                # The cut may be done or not when the power fails: only the rest is promised.
+                # If the power fails now, the truncation may be done or not: only the batches before
+                # it are promised.
                 self.safe[block] = self.safe[block][: len(batches)]
                 safe[block] = list(batches)
             else:
@@ -216,7 +217,9 @@ class Life:
 
 @pytest.fixture(params=[False, True])
 def reserve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parametrize: zeros are written ahead of small blocks too, or only of large ones."""
+    """Parametrize the tests: zeros are written ahead of small blocks, too, or only of large
+    ones.
+    """
     if request.param:
         monkeypatch.setattr(appending, "RESERVE_FROM", 64)
     monkeypatch.setattr(states_module, "REWRITE_FROM", 2_000)

@@ -116,8 +116,8 @@ def test_a_write_that_cannot_be_undone_is_fatal(store: FileStore, files: FaultyF
 
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_a_failed_sync_is_fatal(store: FileStore, files: FaultyFiles, side_by_side: bool) -> None:
-    """After a failed sync the store never syncs again, since a second one would succeed and mean
-    nothing.
+    """After a failed sync the store never syncs again, because a second sync would succeed without
+    making the data durable.
     """
     files.faults["sync"] = [errno.EIO]
     writes = [Append(BLOCK, [batch(3)], True)]
@@ -284,8 +284,9 @@ def test_a_folder_that_cannot_be_written(mount: Path) -> None:
 
 
 def test_a_folder_of_someone_else() -> None:
-    """Root may write anywhere, so root becomes the user nobody; other users may not write
-    anyway.
+    """Root may write anywhere, so root becomes the user nobody.
+
+    Other users may not write anyway.
     """
     become = "os.setuid(65534); " if os.geteuid() == 0 else ""
     code = f"import os, sys; from pymq.store.file.file_store import FileStore; {become}"

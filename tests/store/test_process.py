@@ -196,7 +196,7 @@ def test_a_dead_processes_children_do_not_keep_the_folder(tmp_path: Path) -> Non
         assert process.stdout.readline() == "open\n"
         process.kill()
         process.wait()
-        FileStore(str(tmp_path)).close()  # The child lives as long as its input is open.
+        FileStore(str(tmp_path)).close()  # The child runs as long as its input is open.
 
 
 FORKER = """
@@ -246,7 +246,7 @@ def syncing() -> list[str]:
 
 
 def test_ten_thousand_idle_blocks(tmp_path: Path) -> None:
-    """Idle blocks take no file, and less than 1 KiB each."""
+    """An idle block needs no open file, and less than 1 KiB of memory."""
     store = FileStore(str(tmp_path))
     blocks = [BlockId("cd" * 16, i, 0) for i in range(10_000)]
     tracemalloc.start()

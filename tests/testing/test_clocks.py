@@ -97,7 +97,9 @@ def test_a_zkserver_that_did_not_run_listens_before_it_judges(is_cut: bool) -> N
 
 
 def test_who_is_dead_is_found_out_all_the_same() -> None:
-    """This also holds if the clock jumps repeatedly: only the time of listening counts."""
+    """Dead brokers are detected even if the clock jumps repeatedly: only the time in which the
+    zkserver listens counts.
+    """
     with the_cluster() as cluster:
         work = Work(cluster)
         leader = cluster.client().describe_topic("leader").partitions[0].leader

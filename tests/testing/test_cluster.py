@@ -284,7 +284,7 @@ def test_everybody_hears_of_a_death() -> None:
 
 
 def test_a_topic_that_is_made_again_begins_anew() -> None:
-    """Acknowledgements in the earlier topic of that name do not count for the new one."""
+    """Acknowledgements in an earlier topic of the same name do not count for the new topic."""
     with Cluster(brokers=1, seed=4) as cluster:
         mq = cluster.client()
         for _ in range(2):

@@ -18,7 +18,7 @@ LIMITS: dict[Acks, float] = {
     "raft": 1.0,
     "leader": 3.0,
     "none": 3.0,
-}  # seconds until it can be written again
+}  # seconds until the disk can be written again
 MODES = sorted(LIMITS)
 
 

@@ -1,4 +1,4 @@
-"""After a leader's disk was full for a while, its partition goes on, on that broker or another
+"""If a leader's disk is full for a while, its partition continues, on that broker or on another
 one.
 """
 

@@ -15,7 +15,7 @@ REQUEST_S = 10.0
 
 @pytest.fixture
 def small() -> Iterator[None]:
-    """Slices so small that a topic of a few partitions is a very large one."""
+    """Make slices so small that a topic of a few partitions counts as a very large one."""
     with limited({"SLICE_OPS": 2, "TOLD_MAX": 5, "TURN_MAX": 2, "LOOKS_MAX": 3}):
         yield
 

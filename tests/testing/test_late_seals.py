@@ -1,4 +1,6 @@
-"""A report of a block's end was sent to one zkserver, and arrives at the next."""
+"""A broker sent its report of a block's end to one zkserver, and the report arrives at the next
+one.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_who_has_lost_records_meanwhile_does_not_join(fsync: Fsync, replicas: in
         cluster.restart(follower)
         cluster.run(seconds=1.2)
         assert in_sync(mq) == {leader}
-        # So the follower cannot replace the leader either.
+        # So the follower cannot replace the leader.
         cluster.crash(leader, "all")
         cluster.run(seconds=5)
         cluster.heal()

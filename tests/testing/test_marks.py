@@ -59,8 +59,8 @@ from tests.testing import (
 )
 from tests.testing.test_run import PLANS
 
-# Seeds whose runs pass many marks; and the number of further runs for the rest, which changes with
-# the code.
+# Seeds whose runs pass many marks, and the number of further runs for the remaining marks, which
+# changes with the code.
 GOOD = """117 529 119 17 640 2022 18 549 74 92 2024 668 920 2000 540 46 330 140 38 57
 167 343 376 3038 4438 4460 4006""".split()
 KEPT = "repair-cannot-write wiped-213-6 wiped-18-6 more-ranges-than-are-written".split()
@@ -331,8 +331,8 @@ def plans() -> Iterator[Plan]:
 
 
 def told(known: dict[str, str], rest: list[str]) -> str:
-    """Report how many marks simulations and scripts have passed, and what is known of the
-    others.
+    """Report how many marks simulations and scripts have passed, and what is known of the other
+    marks.
     """
     lines = [
         f"{len(known) - len(rest)} of {len(known)} marks were passed by simulation; not these:"
@@ -348,7 +348,7 @@ def test_there_are_many_marks() -> None:
     marks = all_marks()
     assert len(marks) >= 100
     assert marks["raft.elected"] == "replication/raft/raft.py"
-    assert marks["leases.again"] == "core/group/leases.py"  # one of two in the same call
+    assert marks["leases.again"] == "core/group/leases.py"  # one of two marks in the same call
 
 
 @pytest.mark.parametrize("name", DIRECTED)
@@ -361,7 +361,10 @@ def test_a_directed_test_comes_by(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_of_them_are_passed(record_property: Callable[[str, object], None]) -> None:
-    """Each mark is passed, or there is a reason why not; pytest's summary names the rest."""
+    """Each mark is passed, or there is a reason why it is not.
+
+    Pytest's summary names the missing ones.
+    """
     with counting() as met:
         for path in SCRIPTS:
             check_script(path, RaftScript(), rewrite=False)

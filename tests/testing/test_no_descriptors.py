@@ -1,4 +1,6 @@
-"""If a broker has no descriptors when a block begins, the block begins once there are some."""
+"""If a broker has no free descriptors when a block is opened, the block is opened once there are
+some.
+"""
 
 from __future__ import annotations
 

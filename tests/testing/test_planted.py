@@ -17,7 +17,7 @@ from tests.testing.planted import AREAS, BUGS, HUNTS, hunt, planted
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = 12  # seeds of each hunt
 SOAK = 400
-PARTS = 4  # the bugs that ordinary tests find are divided, so that workers share them
+PARTS = 4  # the bugs that ordinary tests find are divided into PARTS, so that workers share them
 BY_TEST = [name for name in BUGS if BUGS[name].test]
 AT_ONCE = [name for name in BY_TEST if not BUGS[name].is_slow]
 FOUND = [name for name in BUGS if BUGS[name].hunts]

@@ -43,7 +43,9 @@ class Sender:
         offsets.append(answer.base_offset)
 
     def check(self, *producers: int) -> None:
-        """Check that their last batches are recognised, and that a batch after a gap is refused."""
+        """Check that the producers' last batches are recognised, and that a batch after a gap is
+        refused.
+        """
         for producer in producers:
             offsets = self._offsets[producer]
             again = self._ask(producer, len(offsets) - 1)
@@ -123,7 +125,9 @@ def test_blocks_without_records_forget_nobody(acks: Acks) -> None:
 
 @MODES
 def test_a_take_over_right_after_a_roll_knows_them(acks: Acks) -> None:
-    """The next leader has seen nothing of the earlier blocks, and perhaps little of this one."""
+    """The next leader has no records of the earlier blocks, and perhaps few of the present
+    block.
+    """
     with Cluster(brokers=6, seed=3, session_ms=1_000) as cluster:
         mq, sender = begin(cluster, acks)
         mq.reassign("t", 0, NEW)
@@ -159,7 +163,7 @@ def test_holders_of_the_block_before_may_be_gone_for_good(acks: Acks) -> None:
 
 @MODES
 def test_wiped_replicas_learn_them_again(acks: Acks) -> None:
-    """One replica after the other gets an empty disk.
+    """One replica after the other gets an empty disk and learns the producers again.
 
     The last ones learn the table only from each other.
     """

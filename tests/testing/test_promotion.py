@@ -48,7 +48,7 @@ def test_two_brokers_keep_the_offsets_in_mode_leader() -> None:
 
 
 def consume(mq: pymq.Client, count: int) -> list[bytes]:
-    """The records that a group gets, committed one and all."""
+    """The records that a group gets; the group commits all of them."""
     with mq.consumer("t", group="g") as consumer:
         got: list[bytes] = []
         while len(got) < count:

@@ -37,7 +37,7 @@ def sealed(mq: Client, topic: str) -> list[BlockDescription]:
 
 
 def read(mq: Client, topic: str) -> list[bytes]:
-    """All that is in it."""
+    """All records of the topic."""
     with mq.consumer(topic, mode="psb", offset="begin") as consumer:
         return [record.value for record in consumer.until_end()]
 
@@ -92,7 +92,9 @@ def test_what_a_lost_broker_held_is_copied_and_not_before(acks: Acks) -> None:
 
 
 def test_no_data_moves_unless_somebody_asks() -> None:
-    """Not in an undisturbed hour, nor while a broker is away for less than it takes to be lost."""
+    """No data moves in an undisturbed hour, nor while a broker is away for less time than a lost
+    one.
+    """
     with Cluster(brokers=4, seed=3, replica_lost_ms=60_000) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=4, replicas=3, acks="leader", block_bytes=4096)

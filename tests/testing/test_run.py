@@ -21,7 +21,8 @@ from pymq.testing.simulation.world import Violation
 from pymq.testing.workload.liveness import Waived
 from tests.testing.planted import planted
 
-CHUNK, CHUNKS = 10, 8  # seeds in a test, so that workers share them; and such tests
+# number of seeds in a test, so that workers share them, and number of such tests
+CHUNK, CHUNKS = 10, 8
 SECONDS = 3.0  # seconds of faults in each run: some 5,000 events
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 
@@ -118,9 +119,10 @@ def test_brokers_whose_disk_failed_are_looked_after_before_everything_is_to_work
 
 
 def test_no_broker_beats_so_slowly_that_it_is_taken_for_dead() -> None:
-    """This holds however different the clocks are.
+    """However different the clocks are, no broker's heartbeats are so slow that it is declared
+    dead.
 
-    Once a broker was registered and declared dead in turn.
+    In an earlier version a broker was registered and declared dead in turn.
     """
     plans = [generate(101_812, brokers=None, zkservers=None, profile="all", seconds=4)]
     plans += [generate(seed, brokers=3, zkservers=2, profile="swarm") for seed in range(100)]
@@ -145,10 +147,12 @@ def test_a_plan_is_data() -> None:
 
 
 def test_every_kind_of_fault_is_planned_for() -> None:
-    """Within a few seeds each kind is in, and each is left out."""
+    """Within a few seeds each kind of fault is drawn at least once, and is left out at least
+    once.
+    """
     plans = [generate(seed, brokers=3, profile="swarm") for seed in range(40)]
     kinds = [{str(step[1]) for step in plan.faults} | set(plan.link) for plan in plans]
-    # Some are carried out as cut, crash or isolate; others have a rate.
+    # Some kinds are carried out as cut, crash or isolate; others have a rate.
     known = set(FAULTS) - {"one_way", "crash_zk", "uncertain"}
     for kind in known:
         assert any(kind in found for found in kinds), kind
@@ -169,7 +173,7 @@ def run(hash_seed: int) -> list[list[str]]:
     )
     assert not done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[1:11]]
-    return [row[:3] + row[5:] for row in rows]  # without how fast they were
+    return [row[:3] + row[5:] for row in rows]  # the rows without their speeds
 
 
 @pytest.mark.timeout(600)
@@ -182,7 +186,7 @@ def test_the_hash_seed_changes_nothing() -> None:
 
 
 def test_a_failing_plan_gets_small(tmp_path: Path) -> None:
-    """Of dozens of operations a few are left, and the run fails for the same reason."""
+    """Shrinking leaves a few of dozens of operations, and the run fails for the same reason."""
     plans = (generate(seed, brokers=1, profile="network", seconds=6) for seed in range(30))
     with planted("repeats-written"):
         plan = next(p for p in plans if run_plan(p).violation == "written-once")

@@ -31,7 +31,7 @@ def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> Enco
 
 
 def strange(batch: EncodedBatch) -> EncodedBatch:
-    """Return the batch as it comes from the network, unchecked."""
+    """Parse the batch as if it came from the network, so that it was not validated."""
     return EncodedBatch(bytes(batch.head), bytes(batch.body), batch.header)
 
 

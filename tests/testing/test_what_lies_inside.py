@@ -54,7 +54,7 @@ def put(mq: pymq.Client, *batches: EncodedBatch, partition: str = "0") -> None:
 
 @pytest.fixture(params=[count_lie, wrong_body])
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Offsets 2 to 6 of partition 0 are such a batch."""
+    """Offsets 2 to 6 of partition 0 are a batch that consumers cannot decode."""
     with Cluster(brokers=1, seed=5) as made:
         mq = made.client()
         mq.create_topic("t", partitions=2)

@@ -1,4 +1,4 @@
-"""One sample of every message, made from the types of its fields."""
+"""A sample of every message, made from the types of its fields."""
 
 from __future__ import annotations
 

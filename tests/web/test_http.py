@@ -113,7 +113,8 @@ def test_whoever_has_no_token_learns_nothing(server: web.Server) -> None:
     for token in (None, "", "x", TOKEN + "x", TOKEN[:-1], "\u00fc"):
         for path in ("/api/state", "/api/topic?name=orders", "/metrics"):
             answer = ask(server, path, token=token)
-            assert answer.status == 401 or (answer.status == 429 and token)  # too many tries
+            # 429: too many wrong tokens
+            assert answer.status == 401 or (answer.status == 429 and token)
             assert "orders" not in answer.text
     assert TOKEN not in server.address
     assert server.url.endswith(f"#token={TOKEN}")
@@ -147,7 +148,9 @@ def test_every_answer_keeps_a_browser_from_being_talked_into_things(server: web.
 
 
 def test_other_sites_cannot_speak_for_the_user(server: web.Server) -> None:
-    """Other sites get in neither by a host name of theirs that leads here, nor by their forms."""
+    """A page of another site cannot send requests in the user's name, neither by a host name that
+    resolves to this server nor by forms.
+    """
     for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1.evil.example", ""):
         assert ask(server, "/api/state", headers={"Host": host}).status == 421
     for host in ("localhost", f"LOCALHOST:{server.port}", "[::1]:1"):
@@ -215,7 +218,7 @@ def test_connections_are_bounded_and_end_with_the_server(mq: pymq.Client) -> Non
             try:
                 assert ask(server, "/health").status == 200
                 break
-            except (ConnectionError, OSError):  # until the server's thread notices the end
+            except (ConnectionError, OSError):  # until the server notices that a client has left
                 assert time.monotonic() < until
         server.close()
         server.close()
@@ -455,7 +458,7 @@ def test_what_is_listened_to_here_is_answered_by_its_own_name(mq: pymq.Client, l
 def test_the_end_waits_for_all_requests_together(
     mq: pymq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing waits for all requests together, not the full time for each."""
+    """Closing waits once for all requests together, not the full time for each."""
     monkeypatch.setattr("pymq.web.server.CLOSE_S", 2.0)
     release, arrived = threading.Event(), threading.Semaphore(0)
 
@@ -532,7 +535,7 @@ def test_a_forked_child_does_not_keep_the_port(mq: pymq.Client) -> None:
         child = os.fork()
         if child == 0:
             os.close(writing)
-            os.read(reading, 1)  # until the parent has closed its end
+            os.read(reading, 1)  # read until the parent has closed its end of the pipe
             os._exit(0)
     try:
         with pytest.raises(ConnectionRefusedError):

@@ -38,7 +38,7 @@ class LogSender:
         self._followers = followers
         self._commit = commit
         self._reads = reads
-        self.tell_at = NEVER  # when the commit index is sent without data
+        self.tell_at = NEVER  # the time when the commit index is sent without data
         self._tell_end = 0  # the commit index when *tell_at* was set
 
     def feed_all(self, now: int) -> None:

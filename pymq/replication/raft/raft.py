@@ -227,7 +227,7 @@ class Raft:
     def read_index(self, token: int, now: int) -> bool:
         """Begin to confirm that this member may answer a read (ReadIndex).
 
-        False if it is not the leader.
+        False if this member is not the leader.
 
         ``reads.take`` returns the outcome.
         """

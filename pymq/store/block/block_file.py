@@ -326,10 +326,12 @@ def look_behind(window: Window, found: Walk) -> Behind:
             header = window.header(position)
             check_chain(header, found.end, found.epoch)
         except CorruptBatch:
-            # This is no torn write, but a batch of a newer version, or a misplaced one.
+            # The search has found no torn write, but a batch of a newer version, or a misplaced
+            # one.
             behind.is_misplaced = True
             return behind
-        # Only the body is bad. Skip it, because a batch inside it would be the payload of a record.
+        # Only the body is damaged. Skip the body, because a batch inside it would be the payload of
+        # a record.
         position = behind.end = min(position + header.length, window.size)
     else:
         position += 1
@@ -342,7 +344,7 @@ def look_behind(window: Window, found: Walk) -> Behind:
             position += 1
             continue
         if header.base_offset <= found.end or header.leader_epoch < found.epoch:
-            position += 1  # out of order, so it is part of the payload of a record
+            position += 1  # the batch is out of order, so it is part of the payload of a record
         elif header.durable > found.end:
             behind.attested = position
             return behind

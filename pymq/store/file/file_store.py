@@ -225,7 +225,7 @@ class FileStore:
                 f"block {write.block} exists and begins at {block.start}, not at {write.start}"
             )
         elif block.size == 0:
-            block.head = head  # the block was recovered without a file, so it had no names
+            block.head = head  # the block was recovered without a file, so its head had no names
 
     def _truncate(self, block: StoredBlock, end: int) -> None:
         if end < block.start:
@@ -237,7 +237,7 @@ class FileStore:
         path = self._folder.file(block.id)
         block.cut(end, self._handles.reader(block), path)
         try:
-            # Remove the checkpoint and the index first: they attest a longer file, so after a
+            # Remove the checkpoint and the index first: they describe a longer file, so after a
             # crash the shorter file would look damaged.
             if block.ckpt_end > end:
                 self._folder.remove(block.id, CKPT)
@@ -426,7 +426,7 @@ class FileStore:
             self._sync([id for id, block in self._blocks.items() if not block.failed], errors)
             for block in list(self._blocks.values()):
                 if block.failed is None:
-                    with contextlib.suppress(OSError):  # recovery would trim it, too
+                    with contextlib.suppress(OSError):  # if this fails, recovery truncates the file
                         self._appending.trim(block)
         finally:
             self._handles.close()

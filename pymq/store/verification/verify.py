@@ -64,7 +64,8 @@ class _Verifier:
         self.report = Report(path)
         self._blocks = BlockVerifier(files, self.report, on_read)
         self._ask_known = known
-        self._found: list[tuple[BlockId, list[str]]] = []  # all blocks, with all of their files
+        # all blocks, with the names of all their files
+        self._found: list[tuple[BlockId, list[str]]] = []
 
     def run(self) -> Report:
         path = self.report.path
@@ -87,7 +88,7 @@ class _Verifier:
                 self.files.close(lock)
         unknown = {found.block for found in self.report.unknown}
         for block, file in self._blocks.missing:
-            if block not in unknown:  # otherwise a crash interrupted its removal
+            if block not in unknown:  # otherwise a crash interrupted the removal of the block
                 self.report.problem(file, None, None, "the block file is missing", RESTORE)
         return self.report
 

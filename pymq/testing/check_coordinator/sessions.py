@@ -16,7 +16,7 @@ from pymq.testing.check_coordinator.suite import CoordinatorSuite
 
 
 def check_watches(suite: CoordinatorSuite) -> None:
-    """A session gets the changes of what it has loaded, and no others."""
+    """A session is notified of changes of the nodes that it has loaded, and of no other changes."""
     with suite.clients("watches", 3) as (writer, reader, stranger):
         writer.must(Create("/a", b""), Create("/ab", b""), Create("/b", b""))
         for root in ("/a", "/later", "/a"):  # loading the same root twice must be harmless

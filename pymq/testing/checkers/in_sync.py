@@ -118,8 +118,8 @@ class InSyncRules(Checker):
         """Whether a broker that joins the in-sync set lacks records before *end*, and this is
                 known.
 
-        It may have lost them in a crash after its leader's request. The zkserver knows of the crash
-        once the broker has registered again.
+        The replica may have lost these records in a crash after its leader's request. The zkserver
+        knows of the crash once the broker has registered again.
         """
         ledger, cluster = self.watch.ledger, self.watch.cluster
         log, host = ledger.log(name, block), cluster.brokers[name]

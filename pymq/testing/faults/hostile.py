@@ -123,7 +123,7 @@ class Hostile:
         now = self._driver.loop.clock()
         return self._router.call(make, now, PATIENCE_MS, peer)
 
-    # --- its batches
+    # --- batches of the hostile client
     # --------------------------------------------------------------------------------
 
     def _produce(self, topic: str, place: str, peer: str, batch: EncodedBatch, what: str) -> None:
@@ -192,7 +192,7 @@ class Hostile:
         )
         return batch, f"a batch under another's numbers ({kind} of {other.base_sequence})"
 
-    # --- its requests
+    # --- requests of the hostile client
     # -------------------------------------------------------------------------------
 
     def _fetch(self, rng: Random, topic: str, place: str, peer: str) -> None:

@@ -65,7 +65,7 @@ class Ensemble:
         self.request_bytes = REQUEST_BYTES
         self.on_submit: list[OnSubmit] = []
         self.on_commit: list[OnCommit] = []
-        self.uncertain = 0.0  # share of answers that are lost together with their connection
+        self.uncertain = 0.0  # probability that an answer is lost together with its connection
         self.sessions: dict[str, CoordinatorSession] = {}  # live sessions, by name
         self.connections: list[
             CoordinatorSession
@@ -162,7 +162,7 @@ class CoordinatorSession:
         self._connection = 0
         self._slowness = 1
         self._cuts = 0
-        self._is_cut = False  # whether there is a cut, even if the client has not noticed it
+        self._is_cut = False  # whether the connection is cut, even if the client has not noticed it
         self._has_watches = True  # whether this connection has watches
         # times of the last message in each direction, to keep the order
         self._up_at = self._down_at = 0

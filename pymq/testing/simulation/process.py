@@ -34,7 +34,7 @@ class Clock:
         self._world = world
         self._since = world.now
         self._base = start_ms * 1000
-        self.rate = rate  # the clock's microseconds for a million real ones
+        self.rate = rate  # microseconds of the process's clock for a million real ones
 
     def __call__(self) -> int:
         """The clock's time in milliseconds."""
@@ -70,7 +70,7 @@ class Process(ABC):
         self.name = name
         self.number = number  # number of the process in the digest
         self.clock = Clock(world)
-        self.loop: Loop | None = None  # None while it is down
+        self.loop: Loop | None = None  # None while the process is down
         self.incarnation = 0
         self.is_paused = False
         self.pauses = 0  # number of pauses so far
@@ -83,7 +83,8 @@ class Process(ABC):
         self.is_dying = False
         self.keep = "random"  # which unsynced writes a crash keeps
         self.on_turn: list[Watcher] = []
-        self.on_send: dict[type, list[Tap]] = {}  # by class of message
+        # functions to call for sent messages, by class of message
+        self.on_send: dict[type, list[Tap]] = {}
         self.on_receive: dict[type, list[Tap]] = {}
         self.on_death: list[Watcher] = []
         self.on_broken: Callable[[Process, BaseException], None] | None = None

@@ -52,11 +52,11 @@ class Sent:
     offset: int = -1
     error: PymqError | None = None
     due_ms: int = 0  # time from which on groups may get the record; 0: at once
-    expires_ms: int = 0  # time until which groups may get it; 0: no limit
+    expires_ms: int = 0  # time until which groups may get the record; 0: no limit
 
     @property
     def is_acked(self) -> bool:
-        """Whether its application got an acknowledgement with the offset."""
+        """Whether the application got an acknowledgement with the offset."""
         return self.offset >= 0
 
 

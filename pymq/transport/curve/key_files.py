@@ -89,7 +89,7 @@ def write_pair(folder: Path, pair: Pair, public: Public) -> None:
     try:
         _write(folder / f"{pair.name}{PUBLIC}", lines, 0o644)
     except BaseException:
-        path.unlink()  # with only one of both files the next try would fail
+        path.unlink()  # with only one of the two files the next try would fail
         raise
 
 

@@ -321,7 +321,7 @@ def test_a_key_that_nobody_knows(
     (other / "zkserver.pub").write_bytes((tmp_path / "keys" / "zkserver.pub").read_bytes())
     found = first_failure(capsys, url, "--curve-dir", str(other))
     assert "refuses our key" in found.found
-    # An ordinary client gets the problem as an error as well.
+    # An ordinary client gets the problem as an error.
     with pymq.open(url, curve_dir=other) as mq:
         wait_until(lambda: "does not know our key" in _refusal(mq), WAIT_S)
 
@@ -356,7 +356,8 @@ def test_records_that_are_held(remote: Queue, topic: str) -> None:
         consumer.ack(records)
         consumer.commit()
         assert checks(remote, "--group", group)[f"group {group}"].found == "1 consumer, lag 0"
-        # The group was described while the records were held, and its leases when they were not.
+        # The group was described while the consumer held the records; its leases were described
+        # afterwards.
         assert before.in_flight[topic, "0"] == 3
         assert delayed(mq, before, topic, "0") is None
 

@@ -216,7 +216,7 @@ def test_a_block_beyond_its_retention(folder: Path, capsys: pytest.CaptureFixtur
     (first, *_) = sorted(p for p in blocks(folder) if p.suffix == ".block")
     stray = first.with_name("00000007.ckpt")
     stray.write_bytes(b"whatever it holds")
-    assert main(["verify", "--json", str(folder)]) == 1  # it is damaged as well
+    assert main(["verify", "--json", str(folder)]) == 1  # the folder is also damaged
     assert json.loads(capsys.readouterr().out)["unknown"] == [str(stray)]
 
 
@@ -273,7 +273,10 @@ def test_what_the_metadata_have_come_to_know_is_not_removed(folder: Path) -> Non
 
 
 def test_a_folder_of_several_brokers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has its own report; one that is damaged makes all of it so."""
+    """Each broker has its own report.
+
+    If one broker is damaged, the whole folder counts as damaged.
+    """
     with pymq.open(tmp_path, brokers=2) as mq:
         mq.create_topic("t", replicas=2, acks="raft")
         with mq.producer() as producer:

@@ -171,7 +171,7 @@ def test_a_group_shares_a_topic(mq: pymq.Client, workers: int) -> None:
 def test_partitions_go_over_when_a_consumer_leaves(mq: pymq.Client) -> None:
     """Both consumers are notified.
 
-    The other one gets the records that the first had not settled.
+    The second consumer gets the records that the first had not settled.
     """
     fill(mq, 40)
     gained: list[tuple[str, ...]] = []

@@ -65,7 +65,7 @@ def test_what_is_acknowledged_is_done(t: pymq.Client, how: str) -> None:
 def test_a_list_may_have_gaps_and_partitions_and_batches(mq: pymq.Client) -> None:
     mq.create_topic("t", partitions=2)
     for number in range(20):
-        produce(mq, "t", [number], partition=number % 2)  # each is a separate batch
+        produce(mq, "t", [number], partition=number % 2)  # each record is a separate batch
     with mq.consumer("t", group="g") as consumer:
         views = consumer.poll_batches()
         while sum(map(len, views)) < 20:
@@ -92,7 +92,7 @@ def test_the_offset_moves_after_processing_and_never_before(t: pymq.Client) -> N
         assert consumer.committed() == {"0": 0}
         consumer.ack([records[1], records[2]])
         consumer.commit()
-        assert consumer.committed() == {"0": 0}  # the lowest one is still being worked on
+        assert consumer.committed() == {"0": 0}  # the first record is still being processed
         consumer.ack(records[0])
         consumer.commit()
         assert consumer.committed() == {"0": 3}
@@ -274,7 +274,7 @@ def test_an_iteration_keeps_the_leases_of_what_it_has_not_shown_yet(t: pymq.Clie
         worker = consumer._worker
         assert worker is not None
         with t.driver as loop:
-            worker.tick(loop.clock() + 300_000)  # after half of the time
+            worker.tick(loop.clock() + 300_000)  # half of the time has passed
             ready = worker.ready(loop.clock())
         assert ready is not None
         found = [m.renewals for _, m in ready.send if isinstance(m, Settle) and m.renewals]
@@ -301,7 +301,7 @@ def test_what_was_delivered_too_often_goes_to_the_dead_letters(t: pymq.Client) -
             consumer.nack(records[0])
             consumer.ack(records[1:])
         while "t.dlq" not in t.topics():
-            assert consumer.poll(timeout=0.05) == []  # it is moved by a poll
+            assert consumer.poll(timeout=0.05) == []  # the call of poll renews the time
         consumer.commit()
         assert consumer.committed() == {"0": 10}
     with t.consumer("t.dlq", mode="psb") as letters:
@@ -349,7 +349,8 @@ def test_without_a_limit_nothing_dies(t: pymq.Client) -> None:
 def test_a_consumer_that_closes_gives_back_what_it_has(t: pymq.Client) -> None:
     with t.consumer("t", group="g") as consumer:
         records = iter(consumer)
-        assert next(records).offset == 0  # nine more are in its buffer, and were never shown
+        # nine more records are in the buffer, and were never shown
+        assert next(records).offset == 0
     with t.consumer("t", group="g") as consumer:
         again = polled(consumer, 10)
     assert [record.delivery_count for record in again] == [2] + [1] * 9
@@ -497,7 +498,7 @@ def test_closing_twice_is_allowed_and_using_it_afterwards_is_not(t: pymq.Client)
 
 
 def test_a_new_group_begins_where_it_was_told_to(t: pymq.Client) -> None:
-    """With "end" it is the end of the log when the consumer was created."""
+    """With "end" the group begins at the end that the log had when the consumer was created."""
     with (
         t.consumer("t", group="old") as old,
         t.consumer("t", group="new", auto_offset_reset="end") as new,
@@ -543,7 +544,8 @@ def test_a_paused_partition_gives_nothing_until_it_is_resumed(mq: pymq.Client) -
         consumer.pause("0")
         records = polled(consumer, 20)
         assert {record.partition for record in records} == {"1"}
-        produce(mq, "t", [20], partition="0")  # neither does news of it
+        # The consumer does not get new records of a paused partition.
+        produce(mq, "t", [20], partition="0")
         assert consumer.poll(timeout=0.05) == []
         assert mq.describe_group("g").in_flight["t", "1"] == 20
         consumer.resume("0")
@@ -661,7 +663,7 @@ def test_a_push_consumer_can_be_closed_by_its_own_handler(t: pymq.Client) -> Non
 
     made.append(t.consumer("t", group="g", delivery="push", on_record=handle, credit=5))
     assert closed.wait(5)
-    # The consumer got five records and showed one; the rest was never delivered.
+    # The consumer got five records and showed one; the other four were never delivered.
     with t.consumer("t", group="g") as consumer:
         counts = [record.delivery_count for record in polled(consumer, 10)]
     assert counts == [2] + [1] * 9

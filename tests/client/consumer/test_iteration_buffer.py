@@ -1,5 +1,6 @@
-"""Records that an iteration has fetched and not shown: each is shown once, and a reader's position
-is before them.
+"""An iteration shows each fetched record once.
+
+A reader's position is before the records that were not shown.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from pymq.core.batch.view import RecordBatch
 from pymq.core.delay.record_times import EXPIRES_AT
 
 MAX_POLL_MS = 1_000
-BARRED_S = 0.2  # how long the other thread may take to interrupt, if it can
+BARRED_S = 0.2  # how long the other thread may take to interrupt this one, if it can
 
 
 class Interrupted(RecordBatch):
@@ -86,7 +86,9 @@ def test_what_expires_while_it_waits_is_acknowledged_and_not_delivered() -> None
 
 
 def test_what_expires_while_it_waits_is_not_acknowledged_with_its_batch() -> None:
-    """Such a record will become a dead letter, and is acknowledged once that is written."""
+    """An expired record will become a dead letter, and is acknowledged once that letter is
+    written.
+    """
     member = worker(lambda: 100)
     member.config.buries_expired = True
     assert take_three(member) == [b"b", b"c"]

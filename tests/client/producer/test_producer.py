@@ -92,7 +92,9 @@ def test_many_and_single_sends_agree(mq: pymq.Client) -> None:
 
 
 def test_records_without_a_key_stick_for_a_batch(mq: pymq.Client) -> None:
-    """One partition gets records until a batch is full, then the next partition does."""
+    """Records without a key go to one partition until a batch is full, then to the next
+    partition.
+    """
     with mq.producer(batch_bytes=1_000, linger_ms=LONG_MS) as producer:
         deliveries = [producer.send("t", bytes(100)) for _ in range(80)]
         producer.flush()
@@ -203,7 +205,7 @@ def test_bulk_sends_are_cut_into_batches(mq: pymq.Client) -> None:
 
 
 class Overtaken(list[Any]):
-    """A gathering buffer whose queue is sealed just before the first record is appended to it."""
+    """A buffer whose queue is sealed just before the first record is appended to it."""
 
     def __init__(self, producer: pymq.Producer) -> None:
         super().__init__()
@@ -255,7 +257,7 @@ def test_a_list_may_be_changed_once_it_was_sent(mq: pymq.Client) -> None:
     """A ``clear()`` after the call neither loses unsealed records nor sends later ones twice."""
     rows, keys = [b"1", b"2"], [b"k", None]
     with mq.producer(linger_ms=LONG_MS) as producer:
-        producer.send("one", b"0")  # so that the producer knows the topic
+        producer.send("one", b"0")  # the producer now knows the topic
 
         def send() -> None:
             producer.send_many("one", rows)
@@ -320,7 +322,9 @@ def test_eight_threads(mq: pymq.Client, way: str) -> None:
 
 
 def test_the_first_sends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that send first to a topic at the same moment share the producer's state of it."""
+    """Threads that send to a new topic at the same moment share the producer's state of that
+    topic.
+    """
     threads = 4
     with pymq.open("memory:") as mq, mq.producer(linger_ms=1) as producer:
         mq.create_topic("t")
@@ -464,7 +468,8 @@ def test_unseen_failures_are_raised_by_flush(mq: pymq.Client) -> None:
         assert caught.value.code == "DELIVERY_FAILED"
         (failed,) = caught.value.records
         assert failed == unseen
-        assert {failed: True}.get(unseen)  # so an application finds its own entry for it
+        # so an application finds its own data for the failed record
+        assert {failed: True}.get(unseen)
         assert isinstance(failed, Delivery)
         assert (failed.topic, failed.partition) == ("one", "0")
         assert (failed.value, failed.key) == (b"unseen", b"k")
@@ -692,7 +697,7 @@ def test_no_acks(mq: pymq.Client, where: str) -> None:
 
 
 def test_more_acks_than_the_partition_gives(mq: pymq.Client) -> None:
-    """A producer may request fewer acks than the partition gives, or as many."""
+    """A producer may request the acks that the partition gives, or fewer, but not more."""
     for acks in ("leader", "raft", 1, pymq.AckMode.RAFT):
         with mq.producer(acks=acks) as producer:
             assert producer.send("one", b"").result(timeout=10).offset >= 0
@@ -735,8 +740,8 @@ class Stranger(Outbox):
 
 
 def test_a_repeat_is_written_once(mq: pymq.Client) -> None:
-    """The broker answers any of the last five batches as before, and refuses a gap or an older
-    batch.
+    """The broker answers a repetition of any of the last five batches as before, and refuses a gap
+    or an older batch.
     """
     stranger = Stranger(mq)
     for batch in range(7):
@@ -773,8 +778,8 @@ def test_an_older_epoch_is_fenced(mq: pymq.Client) -> None:
 def test_a_reused_number_is_no_repeat(mq: pymq.Client) -> None:
     """A producer gave a batch up, raised its epoch and used the sequence for other records.
 
-    The given-up batch had arrived after all. An answer that takes the new batch for its duplicate
-    would lose it.
+    The abandoned batch had been written after all. An answer that takes the new batch for its
+    duplicate would lose it.
     """
     stranger = Stranger(mq)
     assert stranger.produce(1, 0, epoch=0).base_offset == 0
@@ -783,7 +788,7 @@ def test_a_reused_number_is_no_repeat(mq: pymq.Client) -> None:
 
 
 def test_a_late_answer_loses_nothing(mq: pymq.Client) -> None:
-    """A batch is written and its answer comes too late; the next batch must be written as well."""
+    """A batch is written, but its answer comes too late; the next batch must still be written."""
     broker: Any = Deaf(mq).broker._environment
     producer = mq.producer(linger_ms=0, delivery_timeout_s=0.05)
     replies, kept = broker.reply, []
@@ -943,7 +948,7 @@ def test_ack_modes_change_under_load(tmp_path: Path, place: str, idempotent: boo
             numbers = [int(record.value) for record in found[str(index)]]
             assert numbers == list(range(sent[index]))
         blocks = mq.describe_topic("t").partitions[0].blocks
-        assert len(blocks) >= 10  # of 24; an empty block is removed
+        assert len(blocks) >= 10  # the limit is 24 blocks; empty blocks are removed
         assert [block.start_offset for block in blocks[1:]] == [b.end_offset for b in blocks[:-1]]
 
 
@@ -980,7 +985,7 @@ def test_an_old_block_is_rolled_without_traffic(mq: pymq.Client) -> None:
 def test_many_topics(tmp_path: Path, topics: int) -> None:
     """Thousands of partitions take little memory each, and no work while idle."""
     partitions = 5 * topics
-    if topics == 100:  # only in the small run, since it slows everything down
+    if topics == 100:  # measure only in the small run, since this slows everything down
         tracemalloc.start()
     with pymq.open(tmp_path) as mq:
         mq.create_topic("first")  # loads the modules that topics need
@@ -988,7 +993,7 @@ def test_many_topics(tmp_path: Path, topics: int) -> None:
         before = tracemalloc.get_traced_memory()[0]
         for number in range(topics):
             mq.create_topic(f"topic-{number}", partitions=5)
-        gc.collect()  # In a large process Python puts its own full collections off.
+        gc.collect()  # In a large process Python delays its own full collections.
         assert (tracemalloc.get_traced_memory()[0] - before) / partitions < 8_000
         with mq.producer(linger_ms=LONG_MS) as producer:
             for number in range(0, topics, 10):

@@ -58,8 +58,9 @@ class Bench:
         self.router.step("zk", Answer(asked.id, found), 0)
 
     def send(self, value: bytes, now: int) -> list[Produce]:
-        """Send a record without linger, as a producer's thread does; returns the messages of this
-        turn.
+        """Send a record without linger, as a producer's thread does.
+
+        Returns the messages of this turn.
         """
         self.queue.add((value,))
         if not self.queue.is_armed and self.queue.held_at != now:
@@ -92,7 +93,7 @@ def values(produced: list[Produce]) -> list[list[bytes]]:
 
 
 def test_what_cannot_leave_gathers() -> None:
-    """Without linger, records that wait for answers share a batch instead of one batch each."""
+    """Without linger, records that are sent while answers are pending share a batch."""
     bench = Bench()
     first, second = bench.send(b"1", 0), bench.send(b"2", 0)
     assert values(first + second) == [[b"1"], [b"2"]]
@@ -103,7 +104,9 @@ def test_what_cannot_leave_gathers() -> None:
 
 
 def test_what_gathers_is_sealed_when_nobody_answers() -> None:
-    """Sealing starts their timeout, so they fail no later than records that were sent."""
+    """Sealing starts the timeout of these records, so they fail no later than records that were
+    sent.
+    """
     bench = Bench()
     sent = bench.send(b"1", 0) + bench.send(b"2", 0)
     assert bench.send(b"3", 1) == []

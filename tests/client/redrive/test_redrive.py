@@ -67,7 +67,7 @@ def test_letters_go_back_to_where_they_came_from(mq: pymq.Client) -> None:
         assert record.key == b"k%d" % number
         assert record.headers == (("mine", b"%d" % number), ("pymq.redriven", b"1"))
     of_each = [[int(r.value) for r in found if r.partition == name] for name in "01"]
-    assert of_each == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]  # in the order of the letters
+    assert of_each == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]  # offsets in the order of the letters
 
 
 def test_so_many_go_back_at_a_time(mq: pymq.Client) -> None:
@@ -81,7 +81,8 @@ def test_so_many_go_back_at_a_time(mq: pymq.Client) -> None:
     of_each = [[int(r.value) for r in found if r.partition == name] for name in "01"]
     assert of_each == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
     bury(mq, range(10, 16))
-    # Of the letters 10, 12 and 14 it reads only the first; 12 is the first that it may send.
+    # Of the letters 10, 12 and 14 the redrive reads only the first; 12 is the first that it may
+    # send.
     chosen = mq.redrive(LETTERS, where=lambda letter: letter.value != b"10", limit=1)
     assert chosen == pymq.Redriven(1, 1)
     assert numbers(sent_back(mq)) == [*range(10), 12]
@@ -125,7 +126,7 @@ def test_to_another_topic_by_key(mq: pymq.Client) -> None:
     mq.create_topic("later", 3)
     assert mq.redrive(LETTERS, to="later").count == 20
     assert numbers(sent_back(mq, "later")) == list(range(20))
-    with mq.producer() as producer:  # An ordinary record with the same key is beside it.
+    with mq.producer() as producer:  # An ordinary record with the same key is beside the letter.
         for record in sent_back(mq, "later"):
             again = producer.send("later", b"", key=record.key).result(30)
             assert again.partition == record.partition
@@ -298,7 +299,7 @@ def test_it_may_die_again_and_again() -> None:
 
 
 def test_half_a_round_is_there() -> None:
-    """The process dies when one partition has got its letters and another one has not."""
+    """The process dies when one partition has got its letters and another partition has not."""
 
     def half(
         questions: Any,
@@ -328,7 +329,10 @@ def test_half_a_round_is_there() -> None:
 
 @pytest.mark.parametrize("held", range(1, 8))
 def test_the_second_redrive_takes_over_from_the_first(held: int) -> None:
-    """The first is held up before it sends a round. The second sends it; the first must not."""
+    """The first redrive is delayed before it sends a round.
+
+    The second redrive sends that round, and the first one must not send it again.
+    """
     count = 0
 
     def held_up(*arguments: Any, **options: Any) -> Any:

@@ -303,7 +303,8 @@ def test_leaders_that_crash_lose_no_request(seed: int) -> None:
                 assert leader is not None
                 cluster.crash(leader)
                 cluster.restart(leader)
-            # A request whose acknowledgement died with a broker is answered again before it.
+            # If an acknowledgement is lost with a broker, its request is answered a second time
+            # before the pending one.
             while pending.reply is None and cluster.now < until:
                 responder.serve(0.05)
                 requester.read(pending, 0.05)

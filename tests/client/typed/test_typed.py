@@ -312,7 +312,7 @@ def test_nonsense_in_the_registry_harms_nobody(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_brokers_that_crash_lose_no_schema(seed: int) -> None:
-    """In a simulation: a leader dies between two registrations, and its successor knows them."""
+    """In a simulation a leader dies between two registrations; its successor knows both schemas."""
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("orders", replicas=3, acks="raft")

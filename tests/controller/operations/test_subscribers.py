@@ -108,7 +108,8 @@ def test_readers_outlive_zkservers_and_not_their_applications() -> None:
     with Simulated(brokers=1, zkservers=2, seed=3) as cluster:
         mq = cluster.client("app")
         mq.create_topic("t")
-        reader = mq.consumer("t", mode="psb")  # kept, since a dropped one is closed
+        # keep a reference, since a dropped consumer is closed
+        reader = mq.consumer("t", mode="psb")
 
         def active() -> tuple[str, Controller]:
             hosts = cluster.zkservers.items()

@@ -1,4 +1,4 @@
-"""A replica whose disk failed is replaced at once, or as soon as there is a broker for it."""
+"""A replica whose disk failed is replaced at once, or as soon as another broker is available."""
 
 from __future__ import annotations
 

@@ -144,7 +144,8 @@ def test_what_brokers_tell_of_many_partitions_shares_commits() -> None:
         for broker in cluster.followers(name):
             whole = Progress(broker, ((*name, 0, 5),), 1)
             cluster.to_active(broker, whole)
-            cluster.to_active(broker, whole)  # The broker asks each second until it is answered.
+            # The broker repeats the request each second until the zkserver answers.
+            cluster.to_active(broker, whole)
     assert len(held.do_all()) == 3
     assert all(len(cluster.part(name).blocks[0].in_sync) == 3 for name in names)
 
@@ -180,7 +181,8 @@ def test_a_request_that_waits_is_carried_out_once_however_often_it_is_sent() -> 
             cluster.to_active("client", create(1001, "a"))
             cluster.to_active("client", DeleteTopic(1002, "a"))
     assert marks["controller.asked_again"] == 6
-    assert len(held.do_all()) == 3  # It is created, deleted, and its rest tidied up.
+    # The topic is created and deleted, and then the rest of its nodes is removed.
+    assert len(held.do_all()) == 3
     assert cluster.answers[1001].error is cluster.answers[1002].error is None
     assert "a" not in cluster.image.topics
     cluster.to_active("client", DeleteTopic(1002, "a"))  # A finished request is not remembered.
@@ -275,7 +277,7 @@ def test_what_was_told_to_have_failed_is_not_done_by_the_next_zkserver() -> None
 
 
 def test_what_somebody_else_wants_is_not_taken_out_with_what_has_failed() -> None:
-    """A request that was answered with success stays, although another one has failed."""
+    """A request that was answered with success stays in effect, although another one has failed."""
     cluster, held, request = refused()
     held.do_all()
     cluster.pass_ms(1_000)

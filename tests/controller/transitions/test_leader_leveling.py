@@ -60,7 +60,8 @@ def test_leaders_are_passed_on_where_replicas_do_not_meet() -> None:
 def test_only_who_is_in_sync_and_well_is_chosen() -> None:
     parts = [("a", "abc")] * 6
     assert {shift.target for shift in plan(image_of(parts, out="b"), "abc", anybody)} == {"c"}
-    # The leader of a Raft block knows; but a broker with a failed disk is not even asked.
+    # In a Raft block the leader decides; but a broker with a failed disk does not even get the
+    # request.
     raft = image_of(parts, AckMode.RAFT)
     found = plan(raft, "abc", lambda broker, name: broker != "c")
     assert {shift.target for shift in found} == {"b"}

@@ -88,8 +88,8 @@ def test_what_changes_behind_the_last_slice_is_looked_at_by_one_more(
 
 
 def test_what_changes_again_and_again_is_left_to_do_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition has one entry however often it changes, so the rest does not grow during
-    a sweep.
+    """A partition has one entry, however often it changes, so the number of remaining partitions
+    does not grow during a sweep.
     """
     swept = Swept(monkeypatch)
     assert not swept.slice()

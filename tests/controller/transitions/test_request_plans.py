@@ -19,7 +19,7 @@ def subscribe(cluster: Cluster, name: str, group: str | None) -> None:
 def test_a_topic_has_so_many_subscriptions_of_groups_and_as_many_of_readers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Many groups keep out neither readers nor the groups that are there."""
+    """Even if there are very many groups, readers and known groups can still subscribe."""
     monkeypatch.setattr(f"{MODULE}.SUBSCRIPTIONS_MAX", 3)
     cluster = Cluster()
     cluster.topic()

@@ -51,7 +51,7 @@ def recover(cluster: Cluster) -> Loss | None:
 
 
 def test_of_two_raft_replicas_either_has_all_that_was_committed() -> None:
-    """A majority of two is both.
+    """In a block of two replicas the majority is both of them, so each has all committed records.
 
     The leader's disk was replaced, so its follower has all committed records.
     """
@@ -73,7 +73,7 @@ def test_a_block_that_was_opened_on_a_disk_that_was_gone_by_then_goes_on() -> No
     cluster = Cluster()
     cluster.topic(AckMode.RAFT, 2)
     one, two = cluster.open().replicas
-    cluster.brokers[two].is_up = False  # it is stopping, and no node knows
+    cluster.brokers[two].is_up = False  # the broker is stopping, and no other node knows that
     cluster.to_active(one, BecomeLeader(*T0, 0, 3, one))
     cluster.restart(two, "another disk")
     assert cluster.open().number == 1
@@ -91,7 +91,8 @@ def test_of_four_two_see_all_and_the_later_epoch_counts() -> None:
         cluster.write(end, name)
     cluster.brokers[three].seals = False
     for name in (first, one, two):
-        cluster.brokers[name].seals = False  # the block has a leader, and it has not sealed yet
+        # the block has a leader, which has not sealed the block yet
+        cluster.brokers[name].seals = False
     cluster.restart(first, "another disk").seals = False
     cluster.restart(one, "another disk, too")
     cluster.brokers[two].seals = True
@@ -214,7 +215,7 @@ def test_sealed_blocks_that_nobody_has_any_more_go_with_it() -> None:
     cluster.restart("b0", "another disk")
     loss = recover(cluster)
     assert loss is not None
-    # The content of the open block is unknown; its offsets are assigned again.
+    # The content of the open block is unknown; new records get the same offsets.
     assert (loss.block, loss.offset, loss.log_start) == (1, 5, 5)
     assert list(cluster.part().blocks) == [2]
 
@@ -275,7 +276,7 @@ def test_a_word_that_is_said_again_is_taken_once() -> None:
     old = cluster.leader()
     others = [name for name in cluster.brokers if name != old]
     requests = [Reassign(100 + i, *T0, (other,)) for i, other in enumerate(others)]
-    for request in (*requests, requests[0]):  # an unanswered client repeats its request
+    for request in (*requests, requests[0]):  # a client repeats its request until it gets an answer
         cluster.active.machine.step("client", request, cluster.now)
         cluster.run()
     cluster.brokers[old].seals = True
@@ -291,7 +292,7 @@ def test_a_recovery_that_is_told_to_have_failed_does_not_come_about_later() -> N
     old, new = cluster.leader(), next(b for b in cluster.brokers if b != cluster.leader())
     cluster.restart(old, "another disk")
     cluster.send(lambda i: Reassign(i, *T0, (new,)))
-    cluster.crash_zk("zk-0")  # only its commits are left
+    cluster.crash_zk("zk-0")  # only the zkserver's commits are left
     cluster.start_zk("zk-1")
     for name in cluster.brokers:
         cluster.register(name)
@@ -325,7 +326,7 @@ def test_who_told_the_end_has_another_disk_before_that_is_committed() -> None:
     cluster.write(9, one)
     cluster.brokers[two].seals = False
     cluster.restart(leader, "another disk")
-    assert cluster.open().number == 0  # One answer is not enough yet.
+    assert cluster.open().number == 0  # One answer is not enough.
     again = Broker(one, 2, "another disk, too")
     machine, late = cluster.active.machine, cluster.brokers[two]
     (answer,) = late.sealed(late.last(Seal))
@@ -361,7 +362,7 @@ def test_everybody_starts_anew_and_one_with_another_disk() -> None:
     cluster.brokers[one].is_mute = True
     cluster.active.machine.step(one, cluster.brokers[one].registration(), cluster.now)
     cluster.restart(two, "another disk")
-    assert cluster.open().number == 0  # The silent one may have more.
+    assert cluster.open().number == 0  # The silent replica may have more records.
     cluster.brokers[one].is_mute = False
     cluster.pass_ms(5_000)
     part = cluster.part()

@@ -29,7 +29,7 @@ def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> Enco
     if raw is not None and not (fields.get("attributes", 0) & COMPRESSION_MASK):
         lengths["raw_length"] = len(raw)
     made = EncodedBatch._seal(batch.header._replace(**{**lengths, **fields}), body)
-    # Encoded and parsed again, because a broker parses what it receives.
+    # Encode and parse the batch again, because a broker parses the batches that it receives.
     return EncodedBatch.parse(bytes(made.head) + bytes(made.body))
 
 
@@ -138,7 +138,8 @@ def test_accepted_is_what_every_reader_decodes(batch: EncodedBatch, data: st.Dat
     present = header.columns ^ data.draw(st.sampled_from([0, 0, 0, 1, 2, 4, 8, 16]))
     first = data.draw(st.sampled_from([header.first_timestamp, -(1 << 63), (1 << 63) - 1]))
     if count > len(body):
-        return  # the header does not show it; the check refuses it before it reads the body
+        # the header does not show the size; the check refuses the batch before it reads the body
+        return
     packed = compression.compress(codec, bytes(body)) if codec else bytes(body)
     agree(
         sealed(

@@ -34,8 +34,9 @@ def log(*batches: tuple[int, int, int]) -> ProducerTable:
 
 
 def test_a_repeat_under_an_epoch_that_was_replaced_is_told_its_offset() -> None:
-    """A duplicate under a replaced epoch gets its offset; "fenced" would mean that it is not in the
-    log.
+    """A duplicate under a replaced epoch gets its offset.
+
+    "fenced" would mean that it is not in the log.
     """
     table = log((0, 0, 2), (0, 2, 1), (1, 3, 1))
     assert table.check(batch(0, 0, 2).header) == 100
@@ -63,7 +64,7 @@ def test_a_higher_epoch_goes_on_where_the_one_before_stopped() -> None:
 
 
 def test_a_repeat_that_is_remembered_no_more_is_told_to_be_one() -> None:
-    """A duplicate under the current epoch is reported as one, though its offset is no
+    """A duplicate under the current epoch is reported as a duplicate, although its offset is no
     longer known.
     """
     table = log(*((0, number, 1) for number in range(REMEMBERED + 1)))
@@ -73,7 +74,9 @@ def test_a_repeat_that_is_remembered_no_more_is_told_to_be_one() -> None:
 
 
 def test_another_batch_under_the_same_numbers_is_not_acknowledged() -> None:
-    """Another batch under known sequences is not acknowledged with the first one's offset."""
+    """If another batch has the sequences of a known one, it is not acknowledged with the offset of
+    the known one.
+    """
     table = log((0, 0, 1), (0, 1, 1))
     other = EncodedBatch.encode(
         [b"y"], timestamp_ms=0, producer_id=7, producer_epoch=0, base_sequence=1

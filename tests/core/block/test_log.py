@@ -90,8 +90,8 @@ def seal(log: BlockLog) -> int | None:
 
 
 def test_a_seal_goes_with_the_tail_that_held_it(log: BlockLog) -> None:
-    """Another leader may lack the seal, so the replica drops it together with the tail and takes
-    records again.
+    """Another leader may lack the seal, so the replica drops it with the tail and accepts records
+    again.
     """
     log.append(batch(), 1)
     write(log)
@@ -133,7 +133,9 @@ def test_what_failed_to_be_written_never_was(log: BlockLog) -> None:
 
 
 def test_a_checkpoint_is_of_what_is_written(log: BlockLog) -> None:
-    """A checkpoint's producers and epochs are from before the end that the store saves with it."""
+    """A checkpoint contains the producers and epochs of the batches before the end that the store
+    saves with it.
+    """
     (first,) = asked(log, Checkpoint)
     log.append(batch(0), 1)
     write(log)
@@ -159,7 +161,9 @@ def test_checkpoints_bound_what_a_recovery_reads(log: BlockLog) -> None:
 def test_checkpoints_bound_how_many_batches_a_recovery_reads(
     log: BlockLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checkpoints bound the number of batches, since a small one takes as long as a large one."""
+    """Checkpoints bound the number of batches that recovery reads, because a small batch takes as
+    long as a large one.
+    """
     monkeypatch.setattr("pymq.core.block.log.CHECKPOINT_BATCHES", 4)
     count = len(asked(log, Checkpoint))
     for sequence in range(10):
@@ -186,7 +190,9 @@ def sent_epochs(data: bytes | None) -> list[int]:
 
 
 def test_what_was_sent_is_not_sent_again_in_place_of_what_replaced_it(log: BlockLog) -> None:
-    """The bytes for one follower are kept for the next one, but only while they are in the log."""
+    """Bytes for one follower are cached for the next follower, but only while their batches are in
+    the log.
+    """
     log.append(batch(), 1)
     sent = log.recent(0, MOST)
     assert log.recent(0, MOST) is sent
@@ -199,7 +205,10 @@ def test_what_was_sent_is_not_sent_again_in_place_of_what_replaced_it(log: Block
 
 
 def test_what_is_released_is_read_from_the_disk() -> None:
-    """Released bytes are read from the disk; bytes on their way to it stay, for followers."""
+    """Released bytes are read from the disk.
+
+    Bytes that are not on disk yet stay cached for followers.
+    """
     log = BlockLog(Host(), NAME, 0, is_shared=True)
     log.append(batch(), 1)
     log.release()

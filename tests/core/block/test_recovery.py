@@ -82,7 +82,7 @@ def test_a_roll_before_the_store_has_answered(*, is_asked: bool) -> None:
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_what_is_found_of_a_block_that_is_gone(*, is_damaged: bool) -> None:
-    """A late recovery of a removed block does not affect the open one.
+    """If a block is removed while it is recovered, the result does not affect the open block.
 
     Simulated: seed 13434 of --profile all --seconds 4.
     """
@@ -157,8 +157,8 @@ def test_what_was_durable_is_gone_when_the_log_is_read_again() -> None:
 def test_records_without_votes_are_not_believed(saved: bytes | None, why: str) -> None:
     """A replica that has lost its votes fails alone and with an error (thesis 3.8).
 
-    Before, the block was neither hosted nor given up, and a vote of another version stopped the
-    whole broker.
+    In an earlier version the block was neither hosted nor given up, and a vote of another version
+    stopped the whole broker.
     """
     host = Host()
     before, _ = states()

@@ -221,7 +221,7 @@ class Host:
         return found
 
     def done(self, member: str, *acks: tuple[str, Range]) -> int:
-        """Acknowledge and wait until it is durable; returns how many were refused."""
+        """Acknowledge records and wait until that is durable; returns how many were refused."""
         assert self.send(member, Settle(self.id(), "g", member, acks)) == []
         self.settle_all()
         (answer,) = self.take(member)
@@ -294,7 +294,7 @@ def test_a_silent_member_is_given_up(host: Host) -> None:
     host.join("m1")
     host.poll("m1", {"0": 3})
     host.at(SESSION - 1)
-    assert host.beat("m1") == ("0",)  # its liveness counts from now
+    assert host.beat("m1") == ("0",)  # the time of this heartbeat counts from now on
     host.at(2 * SESSION - 2)
     assert host.beat("m1") == ("0",)
     host.at(3 * SESSION - 2)
@@ -398,7 +398,7 @@ def test_a_topic_that_grows_is_shared_anew(host: Host) -> None:
     host.join("m2", ("0",))
     assert host.beat("m1", ("0", "1")) in (("0",), ("1",))
     assert {host.beat("m1", ("0", "1")), host.beat("m2", ("0", "1"))} == {("0",), ("1",)}
-    # A member that does not know of it yet changes nothing.
+    # A member that does not know the new topic yet changes nothing.
     assert host.join("m3", ("0",)) in (("0",), ("1",))
 
 
@@ -551,7 +551,7 @@ def test_only_the_holder_can_settle(host: Host) -> None:
     host.poll("m1", {"0": 3})
     assert host.done("m2", ("0", (0, 3))) == 3
     assert host.offsets()["0"] == (0, 3, 3, 0)
-    assert host.done("m1", ("0", (0, 5))) == 2  # two of them were never delivered
+    assert host.done("m1", ("0", (0, 5))) == 2  # two of these records were never delivered
     assert host.offsets()["0"] == (3, 3, 0, 0)
 
 
@@ -566,7 +566,7 @@ def test_a_partition_goes_over_once_its_leases_are_settled(host: Host) -> None:
     assert host.ask("m2", {moved: 6}) is None
     assert host.beat("m1", names) != (moved,)
     host.send("m1", Settle(0, "g", "m1", ((moved, (0, 3)),)))
-    assert host.take("m2") == []  # another member still works on one
+    assert host.take("m2") == []  # another member still works on one record
     host.send("m1", Settle(0, "g", "m1", ((moved, (3, 4)),)))
     assert leases(host.take("m2")) == [(moved, 4, 6, 1)]
 
@@ -659,7 +659,7 @@ def test_an_offset_that_was_set_says_nothing_of_other_partitions(host: Host) -> 
 def test_fewer_partitions_of_a_topic_that_was_made_again_are_all_there_are(host: Host) -> None:
     """Partition names that members reported for the old topic do not count for the new one."""
     host.join("m1", ("0", "1", "2"), topic_id="a1")
-    host.join("m2", topic="u", topic_id="a2")  # This keeps the group.
+    host.join("m2", topic="u", topic_id="a2")  # This request keeps the group.
     host.send("m1", Leave(host.id(), "g", "m1"))
     assert host.join("m3", ("0",), topic_id="b1") == ("0",)
     with pytest.raises(StaleEpoch):
@@ -683,7 +683,7 @@ def test_where_retention_has_left_a_group_is_written() -> None:
     host.written()
     assert Host(host.log).offsets()["0"] == (6, 6, 0, 0)
     host.send("m1", Acquire(host.id(), "g", "m1", (("0", 6, 11),), 0, 0))
-    assert host.flush() == 0  # The log had it already.
+    assert host.flush() == 0  # The log already had this offset.
 
 
 def test_ranges_that_had_no_room_are_written_when_there_is_some(host: Host) -> None:
@@ -720,7 +720,8 @@ def test_a_settlement_is_answered_once_it_is_durable(host: Host) -> None:
     assert host.send("m1", Settle(5, "g", "m1", (("0", (0, 3)),))) == []
     assert host.flush() == 1
     assert host.take("m1") == []
-    assert host.produces[0].acks is AckMode.RAFT  # the leader alone could lose it
+    # with ack mode `leader` the leader alone could lose the offset
+    assert host.produces[0].acks is AckMode.RAFT
     host.written()
     assert host.take("m1") == [Settled(5)]
 
@@ -741,7 +742,7 @@ def test_a_commit_is_synced_and_an_acknowledgement_is_not(host: Host) -> None:
 
     assert synced(1, False, ("0", (0, 1))) == [False]
     assert synced(2, True, ("0", (1, 2))) == [True]
-    assert synced(3, True) == []  # all is durable already
+    assert synced(3, True) == []  # all commits are durable already
     assert synced(4, False, ("0", (2, 3))) == [False]
     assert synced(5, True) == [True]  # This includes earlier acknowledgements.
     assert synced(6, True) == []
@@ -816,7 +817,8 @@ def test_a_write_that_fails_is_told_and_tried_again(host: Host) -> None:
     (answer,) = host.take("m1")
     assert isinstance(answer, Settled)
     assert isinstance(answer.error, StoreFull)
-    assert host.flush() == 0  # not at once, since the write would fail again and again
+    # the coordinator does not retry at once, since the write would fail again and again
+    assert host.flush() == 0
     host.at(host.now + 1_000)
     assert host.flush() == 1
     host.written()
@@ -885,7 +887,8 @@ def test_delays_are_known_to_the_next_coordinator(host: Host) -> None:
     nacks = (("0", (1, 3), 500), ("0", (3, 4), 50), ("0", (4, 5), 0))
     host.send("m1", Settle(0, "g", "m1", acks=(("0", (0, 1)),), nacks=nacks))
     host.at(40)
-    host.send("m1", Settle(0, "g", "m1", acks=(("0", (5, 6)),)))  # all is written again
+    # this request writes all offsets again
+    host.send("m1", Settle(0, "g", "m1", acks=(("0", (5, 6)),)))
     host.settle_all()
     again = Restarted(host.log, loads=False)
     again.now = 800  # 60 ms later
@@ -900,7 +903,9 @@ def test_delays_are_known_to_the_next_coordinator(host: Host) -> None:
 
 
 def test_so_many_different_errors_are_written(host: Host) -> None:
-    """Each commit writes them again, so a coordinator writes few."""
+    """Each commit writes the errors again, so a coordinator writes only a limited number of
+    them.
+    """
     host.join("m1")
     host.poll("m1", {"0": 2 * ERRORS_MAX})
     for offset in range(2 * ERRORS_MAX):
@@ -977,7 +982,7 @@ def _answer(
 
 
 def test_what_a_new_leader_does_not_know_to_be_committed_counts() -> None:
-    """The coordinator reads past a new leader's high watermark, which may be an old one."""
+    """The coordinator reads past a new leader's high watermark, which may be out of date."""
     first, second = _committed(("g", 5), ("g", 9))
     host = Host([first, second], loads=False)
     host.send("m1", GetGroup(3, "g"))
@@ -1064,7 +1069,7 @@ def test_handing_over_tells_everybody_who_waits() -> None:
 
 
 def test_an_offset_that_is_set_before_the_first_record_there_is(host: Host) -> None:
-    """Records before 6 that retention has removed are neither leased nor waited for."""
+    """Retention has removed the records before 6; these are neither leased nor waited for."""
     host.join("m1")
     known = (("0", 6, 10),)
     held = leases(host.send("m1", Acquire(host.id(), "g", "m1", known, 10, 0)))
@@ -1105,7 +1110,8 @@ def test_a_topic_that_is_deleted_is_forgotten_for_good(host: Host) -> None:
     host.coordinator.forget_topic("t", host.now)
     host.settle_all()
     assert host.send("admin", ListGroups(1)) == [GroupNames(1, ())]
-    # The recreated topic is another one, perhaps smaller, and starts from the beginning.
+    # The recreated topic is a different one, perhaps smaller, so the group starts from its
+    # beginning.
     assert host.join("m3", ("0",)) == ("0",)
     assert host.poll("m3", {"0": 2}) == [("0", 0, 2, 1)]
     host.send("m3", Leave(host.id(), "g", "m3"))
@@ -1161,9 +1167,7 @@ def test_what_is_late_does_not_bring_a_deleted_topic_back(host: Host) -> None:
 
 
 def test_what_is_late_does_not_pass_for_word_of_the_topic_that_was_made_again(host: Host) -> None:
-    """Partitions of the old topic do not count for the new one, or offsets would be skipped for
-    good.
-    """
+    """If partitions of the old topic counted for the new one, offsets would be lost forever."""
     for member in ("m1", "m2"):
         host.join(member)
     assert host.poll("m1", {"0": 700}, 1) == [("0", 0, 1, 1)]
@@ -1206,7 +1210,7 @@ def test_who_joins_tells_of_a_topic_that_was_made_again(host: Host) -> None:
             log.beat("m1")
         with pytest.raises(StaleEpoch):
             log.join("m3", topic_id="a1")  # The join is late.
-        log.coordinator.forget_topic("t", log.now, "a1")  # and so is this deletion
+        log.coordinator.forget_topic("t", log.now, "a1")  # and this deletion is late, too
         log.settle_all()
         for offsets in (log.offsets(), Host(log.log).offsets()):
             assert {name: found[0] for name, found in offsets.items()} == {"0": 1}
@@ -1274,7 +1278,7 @@ def test_every_record_is_done_once_and_held_by_one(seed: int) -> None:
         elif verb == 2 and dice.random() < 0.3:
             host.settle_all()
             now = host.now
-            host = Host(host.log)  # another coordinator, with the durable state
+            host = Host(host.log)  # another coordinator, which loads the durable state
             host.at(now)
             for known in list(members):
                 forget(known)
@@ -1306,7 +1310,7 @@ def test_every_record_is_done_once_and_held_by_one(seed: int) -> None:
             done |= set(valid)
             for record in chosen:
                 del held[record]
-    # From here on one member does the rest.
+    # From here on one member does all the work.
     host.at(host.now + 2 * SESSION)
     host.join("last", partitions)
     for _ in range(200):
@@ -1360,7 +1364,7 @@ def test_a_message_costs_the_same_however_many_groups_there_are() -> None:
 
         return calls_of(lambda: host.send("m1", beat))
 
-    few = cost(2)  # First, so that one-time loading is not counted.
+    few = cost(2)  # Measure this first, so that one-time loading is not counted.
     assert cost(200) <= few + 5
 
 
@@ -1375,7 +1379,7 @@ def test_an_acknowledgement_costs_the_same_however_many_partitions_are_at_work()
         settle = Settle(host.id(), "g", "m1", (("0", (0, 1)),))
         return calls_of(lambda: host.send("m1", settle))
 
-    few = cost(2)  # First, so that one-time loading is not counted.
+    few = cost(2)  # Measure this first, so that one-time loading is not counted.
     assert cost(200) <= few + 5
 
 

@@ -31,7 +31,7 @@ class Host(test_maintenance.Host):
         self.replies: list[Message] = []
         self.reports: list[Message] = []  # messages to the controller
         self.sent: list[tuple[str, Message]] = []  # messages to other brokers
-        self.led: list[bool] = []  # whether it leads, at each change of its role
+        self.led: list[bool] = []  # whether the replica leads, at each change of its role
 
     def reply(self, source: str, message: Message, now: int) -> None:
         self.replies.append(message)

@@ -106,8 +106,9 @@ def jobs(host: Host) -> list[tuple[list[int], int]]:
 
 
 def test_a_block_under_repair_is_compacted_once_it_is_whole() -> None:
-    """With replicas the newest block always is, for a moment; the others are compacted
-    meanwhile.
+    """With replicas the newest block is under repair for a moment after each roll.
+
+    The other blocks are compacted meanwhile.
     """
     host = Host()
     kept = Kept(host, ("me", "b"), ("me", "b"))

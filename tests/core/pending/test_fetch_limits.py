@@ -144,7 +144,7 @@ def test_what_waits_is_served_as_soon_as_there_is_room() -> None:
 
 
 def test_connections_take_turns() -> None:
-    """A client with many fetches does not delay those of others."""
+    """A client with many fetches does not delay the fetches of other clients."""
     bench = Bench(FetchLimits(node_bytes=64 * MIB, turn_bytes=LEAST_BYTES))
     bench.ask("x.1", size=LEAST_BYTES)  # This millisecond's budget is used up.
     for number in range(50):
@@ -265,7 +265,10 @@ def test_so_many_fetches_wait_and_no_more() -> None:
 
 
 def test_an_account_has_as_many_waiting_as_it_leaves_for_others() -> None:
-    """The limit holds over all its connections; fetches of others are served meanwhile."""
+    """The limit holds for all connections of an account together.
+
+    Fetches of other accounts are served meanwhile.
+    """
     bench = Bench(FetchLimits(waiting=100, waiting_all=1_000))
     asked = [bench.ask(f"greedy.{n % 50}", n) for n in range(2_000)]
     assert bench.fetches.waiting == 500

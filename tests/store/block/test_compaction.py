@@ -126,7 +126,8 @@ def test_what_stays_is_what_a_dict_says(tmp_path: Path, seed: int) -> None:
                     for r in expected(blocks, before)
                     if batches[0].base_offset <= r.offset < end
                     and r.timestamp_ms >= time
-                    and r.offset not in control  # no record: its time is its leader's clock
+                    # control batches are not records: they have the time of the leader's clock
+                    and r.offset not in control
                 ]
                 assert found == (own[0] if own else None)
         store.close()
@@ -189,7 +190,9 @@ def test_damage_is_not_laundered(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operation", ["pwritev", "sync", "sync_dir", "rename", "create"])
 @pytest.mark.parametrize("seed", [1, 3, 7])
 def test_a_disk_that_fails_meanwhile(tmp_path: Path, operation: str, seed: int) -> None:
-    """After a disk failure each block is in its old or its new form, and reads of it are right."""
+    """After a disk failure each block is in its old or its new form, and reads return the right
+    records.
+    """
     blocks = random_blocks(random.Random(seed))
     before = [record for batches in blocks for batch in batches for record in batch.records()]
     after = expected(blocks, 0)
@@ -197,7 +200,7 @@ def test_a_disk_that_fails_meanwhile(tmp_path: Path, operation: str, seed: int) 
         files = FaultyFiles()
         store = FileStore(str(tmp_path / str(count)), files=files)
         write(store, blocks)
-        records(store, blocks)  # so that files are open and positions remembered
+        records(store, blocks)  # reading opens the files, and the store remembers their positions
         files.faults[operation] = [0] * count + [errno.EIO] + [0] * 99
         store.compact(Compact("t", "p", BLOCKS, 0))
         files.faults.clear()
@@ -316,7 +319,8 @@ def test_a_growing_table_is_read_a_few_times_and_not_with_each_block(tmp_path: P
         store.close()
     assert [blocks for blocks, _ in done] == [1, 2, 4, 8, 16, 31]
     assert all(blocks == told for blocks, told in done)
-    assert files.read < 15 * total  # indexes and heads included; otherwise it is 50 times the total
+    # indexes and heads are included; without the limit it is 50 times the total
+    assert files.read < 15 * total
     assert [path.name for path in tmp_path.rglob("*.clean")] == ["00000030.clean"]
     assert verify(str(tmp_path)).is_ok
 

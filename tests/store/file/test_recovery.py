@@ -166,8 +166,9 @@ def unsynced(path: Path) -> tuple[Path, list[EncodedBatch]]:
 @pytest.mark.parametrize("inside", [0, 9, 17, 25, 33, HEADER_SIZE + 5])
 @pytest.mark.parametrize("index", [2, 3, 4])
 def test_a_bad_batch_that_was_never_durable_is_cut(tmp_path: Path, index: int, inside: int) -> None:
-    """A bad batch that was never durable is cut; whole batches behind it are saved in
-    another file.
+    """A bad batch that was never durable is cut.
+
+    Whole batches behind it are saved in another file.
     """
     file, batches = unsynced(tmp_path)
     before = file.read_bytes()
@@ -186,7 +187,9 @@ def test_a_bad_batch_that_was_never_durable_is_cut(tmp_path: Path, index: int, i
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_bad_batch_that_was_durable_is_refused(tmp_path: Path, index: int) -> None:
-    """A single later batch that attests the bad one is enough to refuse it."""
+    """A single later batch whose header says that the bad one was durable is enough to refuse the
+    log.
+    """
     file, batches = unsynced(tmp_path)
     data = file.read_bytes()
     position = len(data) - len(raw(batches[index:]))
@@ -423,7 +426,7 @@ def test_without_a_checkpoint_or_index_all_is_read(tmp_path: Path, suffix: str, 
         mark(tmp_path / "other", seal=suffix == ".index")
         file.write_bytes(file_of(tmp_path / "other", suffix=suffix).read_bytes())
     is_open = suffix == ".ckpt"
-    if how == "other block's":  # it claims more than there is
+    if how == "other block's":  # the foreign checkpoint claims more records than there are
         if not is_open:
             refused(tmp_path, is_open=False)
             return
@@ -547,7 +550,7 @@ def test_an_unknown_version_is_refused(tmp_path: Path, content: bytes, message: 
     with pytest.raises(StoreError, match=message):
         FileStore(str(tmp_path))
     (tmp_path / "FORMAT").write_bytes(b"pymq block store\nversion 1\n")
-    assert ended(tmp_path) == (3, 0)  # and the lock was released
+    assert ended(tmp_path) == (3, 0)  # the second process could take the lock
 
 
 def test_a_path_that_is_a_file(tmp_path: Path) -> None:

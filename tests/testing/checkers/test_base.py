@@ -729,7 +729,7 @@ def of_two(end: int | None, holders: tuple[str, ...] = ("broker-0", "broker-1"))
 
 
 def one_of_two_has_lost(s: Scene) -> None:
-    """One of two replicas loses visible records that the other one has."""
+    """Of two replicas one loses visible records, which the other one still has."""
     tree(s)
     s.commit("s1", Put(paths.block("t", "0", 0), of_two(None), 0))
     for index in (0, 1):
@@ -1017,7 +1017,7 @@ def test_a_producer_that_retention_has_forgotten_begins_anew() -> None:
 
 
 def test_a_loss_that_is_allowed_is_counted() -> None:
-    """Without a sync no record is promised to survive; others may take its offset."""
+    """Without a sync no record must survive; other records may take its offset."""
     s = Scene()
     s.append(0, batch(0, b"a"), sync=False)
     s.look(0, 1, strict=False)
@@ -1080,7 +1080,9 @@ def test_no_more_ranges_are_remembered_than_are_written() -> None:
 
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_ranges_may_be_forgotten_while_the_group_is_elsewhere(is_dead: bool) -> None:
-    """A broker knew them all, another had more of them, and the group comes back to the first."""
+    """One broker knew all ranges, another one had more of them, and the group comes back to the
+    first broker.
+    """
     s = Scene()
     here, there = Group(s), Group(s, 1)
     here.begin(0)
@@ -1164,7 +1166,10 @@ def test_what_is_asked_again_is_confirmed_as_it_was_asked_first() -> None:
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_a_cut_that_a_crash_interrupts_is_done_or_not(kept: int) -> None:
-    """Until a cut has returned, the disk may hold either; nothing but the cut is excused."""
+    """Until a truncation has returned, the disk may have the old or the new end.
+
+    No other loss is excused.
+    """
     scene = Scene()
     scene.append(0, batch(0, b"a"), batch(1, b"b"))
     scene.look(0, 1)

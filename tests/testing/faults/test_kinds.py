@@ -90,7 +90,7 @@ LASTS = 300_000  # duration in microseconds
 
 
 def lost(cluster: Cluster) -> set[tuple[str, str]]:
-    """Between whom all is lost, in this direction."""
+    """Pairs of processes, in this direction, between which all messages are lost."""
     routes = [route.split(">") for route in cluster.network.status()]
     return {(source, target) for source, target in routes}
 
@@ -101,13 +101,13 @@ def between(left: Iterable[str], right: Iterable[str]) -> set[tuple[str, str]]:
 
 
 def rest(cluster: Cluster, *names: str) -> set[str]:
-    """All others, the coordinator among them."""
+    """All other processes, including the coordinator."""
     return {*cluster.network.names} - {*names}
 
 
 Look = Callable[[Cluster], object]
-# The visible effect of each fault while it lasts; it is absent before, and also afterwards if the
-# fault ends.
+# For each fault, its visible effect while it lasts; before the fault the effect is absent, and also
+# afterwards if the fault ends.
 SEEN: dict[str, tuple[list[object], Look]] = {
     "crash": (["crash", B, "all", LASTS], lambda c: not c.brokers[B].is_up),
     "crash_zk": (["crash", Z, "all", LASTS], lambda c: not c.zkservers[Z].is_up),
@@ -238,7 +238,7 @@ def test_one_disk_is_replaced_at_a_time() -> None:
 
 
 def test_a_damaged_disk_is_no_reason_to_damage_another() -> None:
-    """Another replica may lack exactly the damaged records.
+    """Another replica may lack exactly the damaged records, so its disk must not be damaged.
 
     Simulated: --profile all --seconds 4 --seeds 972. The last in-sync replica had lost records that
     its disk did not keep.

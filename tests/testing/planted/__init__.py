@@ -15,7 +15,7 @@ from tests.testing.planted import (
 )
 from tests.testing.planted.bug import BUGS, HUNTS, Bug, Hunt, Kill, hunt, planted
 
-AREAS = (  # each describes some of BUGS
+AREAS = (  # each area describes some of BUGS
     control,
     delays,
     groups,

@@ -53,7 +53,7 @@ class Hunt:
         return run_plan(plan)
 
 
-TURN = 12  # seeds of a hunt, before it is another one's turn
+TURN = 12  # number of seeds of a hunt before the next hunt has its turn
 HASTE = {"lag_max_ms": 300, "heartbeat_ms": 100, "session_ms": 1_000, "append_bytes": 500}
 
 HUNTS = {
@@ -72,7 +72,7 @@ HUNTS = {
     "coordinator-3": Hunt(3, 3, "coordinator", 8),
     "coordinator-soon": Hunt(3, 3, "coordinator", 12, {"session_ms": 1_000}),
     "hostile-3": Hunt(3, 1, "hostile", 5),
-    # Blocks that are fetched, by brokers that soon lose their patience with each other.
+    # Brokers with short failure timeouts, and blocks that are replicated by fetching.
     "fetch-network": Hunt(3, 1, "network", 8, HASTE, "leader"),
     "fetch-crash": Hunt(3, 1, "crash", 8, HASTE, "leader"),
     "fetch-rolls": Hunt(3, 1, "rolls", 8, HASTE, "leader"),
@@ -91,7 +91,8 @@ class Bug:
     what: str  # goes wrong, in one line
     source: str  # who made this mistake before, or which source warns of it
     hunts: tuple[str, ...]  # profiles in which to look for the bug, the most promising one first
-    is_slow: bool = False  # a quick run has too few seeds for it, or its test takes long
+    # whether a quick run has too few seeds for the bug, or its test takes long
+    is_slow: bool = False
     test: str = ""  # an ordinary test that finds this bug, if no profile does
     patches: list[tuple[Any, str, Any]] = Factory(list)  # (owner, name, replacement)
 
@@ -102,7 +103,7 @@ class Kill:
 
     hunt: str
     seed: int
-    runs: int  # number of runs that it took, this one included
+    runs: int  # number of runs until the bug was found, including the last one
     rule: str
 
 

@@ -1,8 +1,8 @@
 """For pytest's ``-p``: run some tests with a bug, ``--plant NAME``; as a program, many in a row.
 
 ``python -m tests.testing.planted.plugin NAME...`` runs the ordinary test that is to find each bug,
-all in one process, since to start one takes longer than most of the tests. It prints a line of JSON
-for each bug: its name, pytest's exit status and pytest's output.
+all in one process, since to start one takes longer than most of the tests. The program prints a
+line of JSON for each bug: its name, pytest's exit status and pytest's output.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def pytest_runtest_call(item: pytest.Item) -> object:
 def main(names: list[str]) -> None:
     """Run the test of each bug."""
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    # pymq is a plugin of pytest and loaded already, so that its assertions are not rewritten.
+    # pymq is a plugin of pytest and already loaded, so pytest cannot rewrite its assertions and
+    # would warn.
     quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     for name in names:
         said = io.StringIO()

@@ -28,7 +28,8 @@ class Desk:
         # whether answered records may be lost if a broker dies, as with ack mode 1
         self.may_lose = may_lose
         self.mq: Client = cluster.client()
-        self.sent: dict[tuple[str, str], list[Delivery]] = {}  # in the order of sending
+        # deliveries by topic and partition, in the order of sending
+        self.sent: dict[tuple[str, str], list[Delivery]] = {}
         self.acked: dict[Place, bytes] = {}
         self.groups: dict[tuple[str, str], set[Place]] = {}  # records that each group has processed
         self.forgotten: set[str] = set()  # topics that were deleted
@@ -42,7 +43,9 @@ class Desk:
         self.insist(self.mq.create_topic, name, **more)
 
     def producer(self, **options: Any) -> Producer:
-        """Use another producer from now on, after all records of the last one are answered."""
+        """Use another producer from now on, after all records of the last one have been
+        answered.
+        """
         self.settle()
         self._producer = self.mq.producer(delivery_timeout_s=PATIENCE_S, **options)
         return self._producer
@@ -92,7 +95,7 @@ class Desk:
         raise AssertionError(f"{ask.__name__}{arguments} was not done")
 
     def leader(self, topic: str = "t", partition: str = "0") -> str:
-        """The present leader of a partition, or the last known one."""
+        """The present leader of a partition, or the last known leader."""
         for _ in range(40):
             for p in self.mq.describe_topic(topic).partitions:
                 if p.name == partition and p.leader is not None:

@@ -71,7 +71,7 @@ def two_members_share(desk: Desk) -> None:
 
 @scenario(session_ms=600, heartbeat_ms=100)
 def the_coordinator_dies(desk: Desk) -> None:
-    """Another broker loads the groups: immigration."""
+    """The coordinator dies, and another broker loads its groups."""
     desk.topic()
     desk.send(3)
     desk.settle()

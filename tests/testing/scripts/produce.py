@@ -72,7 +72,9 @@ def pipelined_batches(desk: Desk) -> None:
 
 @scenario()
 def a_named_producer_comes_back(desk: Desk) -> None:
-    """A second instance fences the first, and continues where it stopped (KIP-98, 360)."""
+    """A second producer of the same name fences the first, and continues where it stopped (KIP-98,
+    360).
+    """
     desk.topic()
     desk.producer(producer_id="p", linger_ms=0)
     desk.send(3)

@@ -1,4 +1,4 @@
-"""Maintenance of old blocks, of damaged ones, and of whole topics."""
+"""Maintenance of old blocks, of damaged blocks, and of whole topics."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def the_offsets_topic_is_compacted(desk: Desk) -> None:
 
 @scenario()
 def delete_and_make_again(desk: Desk) -> None:
-    """A topic of the same name is another one."""
+    """A topic is deleted, and another one of the same name is created."""
     desk.topic("old")
     desk.topic()
     desk.send(2, "old")
@@ -95,7 +95,7 @@ def alter(desk: Desk) -> None:
 
 @scenario()
 def add_a_partition(desk: Desk) -> None:
-    """While the other one is in use."""
+    """A partition is added while the other one is in use."""
     desk.topic()
     desk.send(2)
     desk.insist(desk.mq.create_partition, "t", "more")

@@ -84,7 +84,7 @@ def test_the_last_writes_are_torn() -> None:
     (handle,) = made(disk, "a", size=100)
     disk.pwritev(handle, [b"x" * 1000], 100)
     found = [files["/d/a"] for files in all_left(disk)]
-    assert bytes(100) + b"x" * 412 in found  # up to the end of the first sector
+    assert bytes(100) + b"x" * 412 in found  # the write survives up to the end of the first sector
     assert bytes(100) + b"x" * 500 in found
     assert bytes(100) + b"x" * 500 + bytes(500) in found
     assert bytes(1100) in found

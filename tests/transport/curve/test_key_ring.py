@@ -32,7 +32,7 @@ WAIT_S = 20.0
 
 
 class Seen:
-    """A gate that admits every client and records the admitted and the failed ones."""
+    """A gate that admits every client, and records the admitted and the refused ones."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, str, Message]] = []
@@ -137,7 +137,7 @@ def test_the_principal_of_a_message_is_whose_key_the_connection_has(tmp_path: Pa
 
 
 def test_a_key_that_is_not_known_is_refused_and_let_in_once_it_is(tmp_path: Path) -> None:
-    """Adding a principal needs no restart, not even of the refused client."""
+    """A principal can be added without a restart of the node or of the refused client."""
     pairs = make_keys(tmp_path / "server", "server")
     make_keys(tmp_path / "client", "alice")
     public = Public("server", pairs["server"].public)
@@ -285,7 +285,8 @@ def test_a_client_is_given_no_more_room_for_calling_itself_by_its_own_name(
         until_heard(made, there, seen)
         link = made._peers.by_name["server"].link
         assert link is not None
-        link.socket.send(b"\x5a" + (most - 4).to_bytes(4, "big") + bytes(most - 4))  # too long by 1
+        # the frame is too long by 1
+        link.socket.send(b"\x5a" + (most - 4).to_bytes(4, "big") + bytes(most - 4))
         turn(made, there, until=lambda: "header" in there.problem)
         assert f"the most is {most}" in there.problem
 
@@ -395,7 +396,7 @@ def test_only_keys_for_our_own_sockets_are_let_in(
 
 
 def test_without_a_handler_nobody_is_let_in(tmp_path: Path) -> None:
-    """Without one, libzmq admits every client with any key."""
+    """Without an authentication handler, libzmq admits every client with any key."""
     alice = make_keys(tmp_path, "alice")["alice"]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -523,7 +524,7 @@ def test_nothing_that_a_key_file_holds_ends_a_node(tmp_path: Path, nonsense: str
 
 
 def test_half_of_another_pair_is_no_pair(tmp_path: Path) -> None:
-    """A half of another key pair is refused: a node with it could talk to no other."""
+    """A key file of another pair is refused: a node with it could not talk to any other."""
     make_keys(tmp_path, "alice")
     path = tmp_path / "alice.secret"
     other = make_pair("alice")
@@ -556,7 +557,7 @@ def test_what_is_wrong_with_keys_is_complained_of_once(
     assert len(caplog.records) == 1
 
 
-# --- what strangers and others do ---------------------------------------------------------------
+# --- messages of strangers and other clients -------------------------------------------------
 
 
 def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
@@ -574,9 +575,11 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
         before = open_files()
         silent = [socket.create_connection((host, int(port))) for _ in range(200)]
         try:
-            turn(there, until=lambda: open_files() >= before + 390)  # both ends are in this process
+            # both ends of the connections are in this process
+            turn(there, until=lambda: open_files() >= before + 390)
             with client(tmp_path, "alice", there) as alice:
-                until_heard(alice, there, seen)  # No other client waits for them.
+                # The silent connections do not delay other clients.
+                until_heard(alice, there, seen)
                 turn(there, until=lambda: open_files() < before + 220)
         finally:
             for each in silent:
@@ -600,5 +603,5 @@ def test_a_stranger_cannot_send_parts_without_end(tmp_path: Path) -> None:
                 sent += 1
             except zmq.Again:
                 pass
-        assert sent == 0  # it is not connected, so its socket takes no messages
+        assert sent == 0  # the client is not connected, so its socket takes no messages
         assert there.poll() == []

@@ -90,7 +90,7 @@ def test_a_descriptor_is_one_connections(node: Node, stack: ExitStack) -> None:
     peer = stack.enter_context(socket.create_connection((HERE, int(node.bound.split(":")[2]))))
     for _ in range(3):
         node.connections.heard(zmq.EVENT_ACCEPTED, peer.fileno())
-    node.until(2)  # that of libzmq, and this one
+    node.until(2)  # libzmq's own descriptor, and this one
     node.connections.heard(zmq.EVENT_DISCONNECTED, peer.fileno())
     node.connections.heard(zmq.EVENT_DISCONNECTED, peer.fileno())
     node.until(1)
@@ -183,7 +183,7 @@ def test_silent_connections_leave_half_of_the_room_for_those_that_speak(stack: E
         peer = stack.enter_context(socket.socket())
         shake_hands(peer, node.bound, b"client-%d/0123456789abcdef" % number)
     node.until(LEAST)
-    node.now += 10.0  # they have completed the handshake, and are no longer new
+    node.now += 10.0  # the connections have completed the handshake, and are no longer new
     for number in range(LEAST // 2):
         good = stack.enter_context(socket.socket())
         shake_hands(good, node.bound, b"client-good-%d/0123456789abcdef" % number)

@@ -148,7 +148,7 @@ def push(transport: ZmqTransport, count: int) -> None:
         transport.send("stalled", "other", Produced(number))
     transport.flush()
     transport.poll()
-    time.sleep(0.005)  # so that they are not all in one packet
+    time.sleep(0.005)  # wait, so that not all messages are in one packet
 
 
 # --- what strangers send ------------------------------------------------------------------------
@@ -248,7 +248,10 @@ def test_a_version_that_is_not_spoken_is_refused_with_those_that_are() -> None:
 
 
 def test_bytes_that_are_not_zeromq_at_all() -> None:
-    """A client of another protocol, such as a browser, is disconnected; others are served."""
+    """A client of another protocol, such as a browser, is disconnected.
+
+    Other clients are served.
+    """
     with server() as transport:
         host, _, port = transport.endpoint.removeprefix("tcp://").rpartition(":")
         strangers = [socket.create_connection((host, int(port))) for _ in range(20)]
@@ -476,7 +479,7 @@ def test_who_does_not_take_his_answers_is_not_heard_until_he_has() -> None:
 
 
 def test_what_waits_for_one_who_takes_nothing_is_bounded() -> None:
-    """Answers to a client that reads none are bounded, and the excess is lost."""
+    """Answers to a client that reads none of them are bounded; further ones are lost."""
     tuning = Tuning(waiting_bytes=2 << 20, packets=4)
     with server(tuning=tuning) as transport, Raw(transport, GOOD) as raw:
         raw.socket.set(zmq.RCVHWM, 4)
@@ -596,7 +599,7 @@ def test_a_client_that_takes_nothing_is_let_go_of_and_what_is_for_it_too() -> No
 
 
 def test_one_who_is_gone_does_not_make_a_node_deaf_to_the_others() -> None:
-    """A failed send may reset the signal for unread packets, as a successful one may.
+    """A failed send may reset the signal for unread packets, just like a successful send.
 
     A zkserver that answers a client that has left must still read from its brokers, or it would
     count them as dead.

