@@ -1,4 +1,4 @@
-"""Descriptors reserved for files, which connections cannot take."""
+"""Some descriptors are reserved for files, so that connections cannot take them."""
 
 from __future__ import annotations
 

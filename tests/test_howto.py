@@ -1,4 +1,4 @@
-"""The programs of how-to pages that need a separate file or another package."""
+"""Programs of how-to pages that need a separate file or another package."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_tests_of_applications(tmp_path: Path) -> None:
 
 
 def test_what_an_operator_should_look_at() -> None:
-    """The page's function, on a cluster that loses a broker and gets it back."""
+    """Runs the page's function on a cluster that loses a broker and gets it back."""
     names: dict[str, Any] = {}
     exec(blocks("cluster.md", "python")[0], names)
     with Cluster(brokers=3, seed=3) as cluster:
@@ -154,8 +154,8 @@ OF_EXTRAS = (
 
 
 def test_the_same_program_needs_no_extra(tmp_path: Path) -> None:
-    """Users who come from Kafka install pymq as the README says, without the package of any
-    extra.
+    """The same program runs for users who install pymq as the README says, without the package of
+    any extra.
     """
     (program,) = blocks("from-kafka.md", "python")
     hide = f"import sys\nfor name in {OF_EXTRAS}:\n    sys.modules[name] = None\n"
@@ -185,7 +185,7 @@ def test_what_is_hidden_is_what_extras_bring() -> None:
 
 
 def test_settings_of_kafka_and_ours() -> None:
-    """Each setting that the page names as ours exists, with that default."""
+    """Each setting that the page gives for pymq exists, with the given default."""
     page = (HOWTO / "from-kafka.md").read_text(encoding="utf-8")
     known: dict[str, dict[str, object]] = {
         "producer": defaults(pymq.Client.producer),
@@ -207,7 +207,7 @@ def defaults(function: Callable[..., object]) -> dict[str, object]:
     return {name: p.default for name, p in inspect.signature(function).parameters.items()}
 
 
-METHODS = {"poll", "next_sequence"}  # named by the page beside settings
+METHODS = {"poll", "next_sequence"}  # methods that the page names beside settings
 
 
 def pairs(names: str, values: str) -> list[tuple[str, str]]:

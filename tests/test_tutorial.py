@@ -86,7 +86,8 @@ def run_shell(line: str, folder: Path) -> None:
     program, *arguments = line.split()
     if program == "pymq":
         run(sys.executable, "-m", "pymq", *arguments, folder=folder)
-    elif arguments[0] != "examples/local_cluster.py":  # that one runs already
+    elif arguments[0] != "examples/local_cluster.py":
+        # the commands before have started this program already
         assert program == "python"
         run(sys.executable, str(ROOT / arguments[0]), *arguments[1:], folder=folder)
 
@@ -99,7 +100,7 @@ def test_a_page(page: str, tmp_path: Path) -> None:
 
 
 def test_the_page_with_a_folder_after_others(tmp_path: Path) -> None:
-    """Also in a folder in which the page's programs ended early, and after another page."""
+    """The page works in a folder in which its programs ended early, and after another page."""
     programs = [step.text for step in steps("1-folder.md") if step.kind == "python"]
     for program in (programs[0], programs[3], programs[3]):
         run_python(program, tmp_path)

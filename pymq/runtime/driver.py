@@ -116,7 +116,7 @@ class Driver:
             self._look_again()
 
     def _take(self, *, blocking: bool) -> bool:
-        """Take the lock; returns whether it was taken. Ctrl-C at any time leaves it free.
+        """Take the lock; returns whether it was taken. Ctrl-C at any time leaves the lock free.
 
         Python raises KeyboardInterrupt before one of our functions begins, within a C function that
         waits, or right after one. So one C function takes the lock and records that, and the caller

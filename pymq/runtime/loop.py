@@ -149,7 +149,7 @@ class Loop:
         self._events = self.jobs.done
         self._held: dict[str, Work] = {}  # work whose writes wait for those of other brokers, ...
         self._held_for = 0  # ... the number of turns for which these writes have waited, ...
-        # ... and the messages for its machines that came meanwhile
+        # ... and the messages that arrived meanwhile for the broker's machines
         self._held_back: list[tuple[str, str, Message]] = []
         self._coordinator: tuple[str, CoordinatorUser, Coordinator] | None = None
 

@@ -143,8 +143,8 @@ class _Suite:
         until = time.monotonic() + self.timeout_s
         while len(found) < count:
             assert time.monotonic() < until, f"only {len(found)} of {count} have arrived"
-            # Two nodes may connect to each other at the same time and keep one of the connections:
-            # a greeting over the other one comes late.
+            # Two nodes may connect to each other at the same time, and then keep one of the two
+            # connections: a greeting over the closed one comes late.
             arrivals = self.some(transport)
             found += [arrival for arrival in arrivals if not self.is_greeting(arrival[2])]
         return found

@@ -1,4 +1,4 @@
-"""Wrong calls and machine faults: a clear error each time, and nothing lost."""
+"""Wrong calls and faults of the machine raise a clear error each time, and lose nothing."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ def test_oversize_records(mq: pymq.Client) -> None:
 
 
 def test_the_largest_records(tmp_path: Path) -> None:
-    """32 MiB, alone and several of them, compressed or not, and back."""
+    """Records of 32 MiB, alone and several together, compressed or not, are sent and read."""
     largest = 32 << 20
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t", max_record_bytes=largest)
@@ -406,7 +406,7 @@ def test_the_largest_records(tmp_path: Path) -> None:
 
 
 def test_huge_headers(mq: pymq.Client) -> None:
-    """Each record is allowed; together they fill several batches."""
+    """Each record with huge headers is allowed; together such records fill several batches."""
     with mq.producer(linger_ms=1000) as producer:
         for number in range(40):
             producer.send("t", b"", headers=[("h", bytes(1_000_000))], key=b"%d" % number)
@@ -632,7 +632,10 @@ def test_a_read_only_folder(disk: Path) -> None:
 @needs_mount
 @pytest.mark.parametrize("fsync", ["always", "interval", "os"])
 def test_a_full_disk(disk: Path, fsync: Fsync) -> None:
-    """Sending raises; reading works; with some space free, sending works again."""
+    """With a full disk sending raises and reading works.
+
+    With some free space sending works again.
+    """
     kept = []
     with pymq.open(disk / "here") as mq:
         mq.create_topic("t", fsync=fsync, block_bytes=100_000)
@@ -669,7 +672,10 @@ def test_a_full_disk(disk: Path, fsync: Fsync) -> None:
 
 @needs_mount
 def test_topics_on_a_full_disk(disk: Path) -> None:
-    """A topic is created or not; existing records can be read."""
+    """With a full disk a topic is created completely or not at all.
+
+    Existing records can be read.
+    """
     with pymq.open(disk / "here") as mq:
         mq.create_topic("t")
         filler = fill(disk)
@@ -698,7 +704,7 @@ def test_topics_on_a_full_disk(disk: Path) -> None:
 
 @needs_mount
 def test_consuming_begins_on_a_full_disk(disk: Path) -> None:
-    """A reader writes nothing to the disk, and neither does a known group."""
+    """A reader writes nothing to the disk, nor does a known group."""
     with pymq.open(disk / "here") as mq:
         mq.create_topic("t")
         with mq.producer() as producer:
@@ -723,7 +729,7 @@ def test_consuming_begins_on_a_full_disk(disk: Path) -> None:
 
 @needs_mount
 def test_commits_on_a_full_disk(disk: Path) -> None:
-    """A failed commit is not done, and its records are delivered again.
+    """If a commit fails, its records are delivered again.
 
     Later the group continues.
     """
@@ -790,7 +796,7 @@ mq.close()
 
 @needs_mount
 def test_changing_the_mode_on_a_full_disk(disk: Path) -> None:
-    """A change of the mode fails or succeeds, but it ends."""
+    """With a full disk a change of the mode either fails or succeeds, but does not hang."""
     try:
         done = python(CHANGE, disk / "here", disk / "filler", timeout=5)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Processes are killed at any moment; everything confirmed to them is there afterwards."""
+"""Processes are killed at any moment; everything that was confirmed to them survives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.acceptance.children import PARTITIONS, payload
 from tests.acceptance.helpers import Nursery, contents
 from tests.seeds import seeds
 
-LIVES = 10  # processes for each folder
+LIVES = 10  # processes that are killed in each folder
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_commit(tmp_path: Path, nursery: Nursery, seed: int) -> None:
                 offset = 0
             assert set(range(offset)) <= acked
             # Committed records are not delivered again; all others are. Each check is a delivery,
-            # which counts for good.
+            # which counts permanently.
             with mq.consumer("t", group="g", max_deliver=0) as consumer:
                 again = {record.offset for record in consumer.until_end()}
             assert not again & committed

@@ -102,7 +102,7 @@ def test_many_rules_at_once(seed: int) -> None:
 
 
 def test_nobody_is_nobody() -> None:
-    """A rule for "*" covers every principal with a proved identity."""
+    """A rule for "*" covers every principal with a proved identity, but not anonymous clients."""
     open_to_all = rule(principal="*", operations=["All"], resources=["topic:*", "cluster"])
     policy = parse_policy({"rule": [open_to_all]})
     assert policy.allows("anyone", Operation.READ, Kind.TOPIC, "orders")
@@ -135,7 +135,9 @@ def test_nobody_is_nobody() -> None:
     ],
 )
 def test_what_is_not_understood_is_refused(found: dict[str, Any], complaint: str) -> None:
-    """Half a policy would admit principals that the other half excludes."""
+    """A policy with an unknown part is refused: half of it would admit principals that the other
+    half excludes.
+    """
     with pytest.raises(ConfigError, match=complaint):
         parse_policy(found)
 

@@ -46,7 +46,7 @@ async def values(mq: AsyncClient, topic: str = "t") -> list[bytes]:
 
 
 class Held:
-    """Keeps the right to turn pymq's loop, so that nothing is answered."""
+    """Holds the lock of pymq's loop, so that no request is answered."""
 
     def __init__(self, mq: AsyncClient) -> None:
         self._driver = mq._client.driver
@@ -200,13 +200,13 @@ def test_callbacks_come_in_the_event_loop() -> None:
             seen.append((delivery, threading.current_thread()))
 
         async with mq.producer(linger_ms=600_000) as producer:
-            early = producer.send("t", b"0")  # the topic is not known yet
+            early = producer.send("t", b"0")  # sent before the topic is known
             early.add_done_callback(note)
             await until(lambda: len(seen) == 1)
             later = producer.send("t", b"1")
             later.add_done_callback(note)
             await until(lambda: len(seen) == 2)
-            later.add_done_callback(note)  # already done
+            later.add_done_callback(note)  # the delivery is already done
             await until(lambda: len(seen) == 3)
         assert seen == [(d, threading.current_thread()) for d in (early, later, later)]
 
@@ -253,7 +253,7 @@ def test_errors_of_a_record() -> None:
                 await producer.send_many("nowhere", [b"x"])
             with pytest.raises(errors.ConfigError, match="linger_ms"):
                 await mq.producer(linger=5)  # type: ignore[arg-type] # on purpose
-            await producer.flush()  # every failure was looked at
+            await producer.flush()  # the application has read every failure
 
     play(script)
 
@@ -638,8 +638,8 @@ def test_push(is_async: bool) -> None:
 def test_a_push_that_fails_gets_the_record_again_and_then_it_dies(
     is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As with a thread: if a handler fails on a record, the record is returned to the group, and
-    the others go on.
+    """As in a thread: if a handler fails on a record, the record is returned to the group, and the
+    other records are handled.
     """
 
     async def script(mq: AsyncClient) -> None:
@@ -754,7 +754,9 @@ def test_closing_the_client_closes_everything() -> None:
 
 @pytest.mark.parametrize("credit", [1, 100])
 def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> None:
-    """Before, the first fetch of each partition brought up to a MiB, regardless of the credit."""
+    """In an earlier version, the first fetch of each partition returned up to a MiB, regardless of
+    the credit.
+    """
     batch, is_called, may_go_on = 50, asyncio.Event(), asyncio.Event()
 
     async def handle(record: Record) -> None:
@@ -771,7 +773,8 @@ def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> Non
         )
         try:
             await is_called.wait()
-            await reader.begin_offsets()  # requests that were sent before have been answered now
+            # all requests that were sent before have been answered now
+            await reader.begin_offsets()
             assert (await reader.status()).buffered <= 2 * credit + batch
         finally:
             may_go_on.set()

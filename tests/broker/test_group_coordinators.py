@@ -26,7 +26,7 @@ class Host:
     def __init__(self) -> None:
         self.coordinators = GroupCoordinators("b", self, assignor)
         self.now = 0
-        self.taken: list[int] = []  # the requested offsets, of all partitions
+        self.taken: list[int] = []  # the requested offsets of all partitions
 
     def reply(self, source: str, message: Message, now: int) -> None:
         raise AssertionError("nobody has asked")
@@ -67,7 +67,10 @@ class Host:
 
 
 def test_a_turn_takes_in_one_part_of_what_all_coordinators_read() -> None:
-    """A broker handles one part each turn; otherwise other brokers would elect another leader."""
+    """A broker handles one part in each turn.
+
+    Otherwise its pings would be late and the others would elect another leader.
+    """
     host = Host()
     host.take_over()
     asked = len(host.taken)

@@ -1,4 +1,4 @@
-"""The command line against a folder, and against a little cluster over ZeroMQ."""
+"""The command line against a folder, and against a small cluster over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Told(NamedTuple):
 
     @property
     def rows(self) -> list[list[str]]:
-        """The lines of its output, by words."""
+        """The lines of the output, split into words."""
         return [line.split() for line in self.out.splitlines()]
 
 
@@ -54,7 +54,7 @@ class Queue:
         return Told(code, *self._capsys.readouterr())
 
     def json(self, *argv: object, code: int = 0) -> Any:
-        """Run a command as a program would."""
+        """Run a command with --json, and parse its output."""
         told = self.call(*argv, "--json")
         assert told.code == code, told
         return json.loads(told.out)
@@ -71,7 +71,7 @@ class Queue:
         return error
 
     def open(self) -> pymq.Client:
-        """A client; of a folder there may be one at a time, and no command beside it."""
+        """A client; a folder can have only one at a time, and no command can run beside it."""
         return pymq.open(self.url)
 
     def put(self, topic: str, values: Sequence[object], partition: str = "0") -> list[int]:

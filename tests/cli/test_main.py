@@ -183,7 +183,10 @@ class Screen(io.StringIO):
 
 @pytest.mark.parametrize("width", [30, 80])
 def test_a_narrow_terminal_shows_everything(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text is wrapped, and where that does not do, a row becomes a paragraph; nothing is cut."""
+    """Text is wrapped, and where that is not enough, a row becomes a paragraph.
+
+    No text is cut off.
+    """
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")  # rich does not ask a dumb terminal for its width
     screen = Screen()

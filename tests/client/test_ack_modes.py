@@ -65,7 +65,7 @@ def world() -> Iterator[Make]:
 
 @pytest.mark.parametrize(("acks", "kept"), [("raft", True), ("leader", False), ("none", False)])
 def test_the_leader_is_lost_before_others_have_it(world: Make, acks: Acks, kept: bool) -> None:
-    """The leader is cut off, acknowledges or not, and dies; another replica leads."""
+    """The leader is cut off, acknowledges the record or not, and dies; another replica leads."""
     here = world(acks)
     first, others = here.leader, here.others
     here.cluster.cut({first}, others)
@@ -104,7 +104,7 @@ def test_all_lose_power_after_an_answer(
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_all_lose_power_and_the_leader_is_late(world: Make, acks: Acks) -> None:
-    """All data was synced; the followers come back first, and one of them leads."""
+    """All records were synced; the followers restart first, and one of them leads."""
     here = world(acks, fsync="always")
     first, others = here.leader, here.others
     with here.mq.producer(acks="raft") as producer:
@@ -121,7 +121,7 @@ def test_all_lose_power_and_the_leader_is_late(world: Make, acks: Acks) -> None:
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_the_leader_is_killed_and_starts_again(world: Make, acks: Acks) -> None:
-    """After kill -9 the written records are there, synced or not."""
+    """After kill -9 written records survive, synced or not."""
     here = world(acks)
     here.send(b"second")
     leader = here.leader
@@ -133,7 +133,7 @@ def test_the_leader_is_killed_and_starts_again(world: Make, acks: Acks) -> None:
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_a_minority_loses_its_disks(world: Make, acks: Acks) -> None:
-    """A record that all in-sync replicas have survives any one of them."""
+    """A record that all in-sync replicas have survives the loss of any one of them."""
     here = world(acks)
     here.send(b"second")
     here.cluster.run(seconds=1)
@@ -160,8 +160,8 @@ def test_one_of_three_is_left(world: Make, acks: Acks, goes_on: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_producer_may_wait_for_all_in_sync(world: Make, seed: int) -> None:
-    """On a partition of mode ``leader`` this is Kafka's ``acks=all``: the leader may be lost at
-    once.
+    """On a partition of mode ``leader`` this is Kafka's ``acks=all``: the leader may be lost
+    immediately afterwards.
     """
     here = world("leader", seed=seed, fsync="always")
     with here.mq.producer(acks="raft") as producer:
@@ -189,7 +189,9 @@ def test_min_in_sync_counts_for_those_who_wait_for_all(world: Make) -> None:
 
 
 def test_min_in_sync_counts_for_what_was_sent_while_there_were_enough(world: Make) -> None:
-    """Replicas that are away leave the in-sync set; that acknowledges no record that they miss."""
+    """Absent replicas leave the in-sync set, but that does not acknowledge records that these
+    replicas lack.
+    """
     here = world("leader", min_in_sync=2)
     others = sorted(here.others)
     for broker in others:
@@ -205,7 +207,8 @@ def test_min_in_sync_counts_for_what_was_sent_while_there_were_enough(world: Mak
 
 
 def test_who_waits_for_less_gets_less(world: Make) -> None:
-    """On a partition of mode ``raft`` the leader alone may acknowledge.
+    """On a partition of mode ``raft`` the producer may request an acknowledgement from the leader
+    alone.
 
     The record is lost with that replica.
     """

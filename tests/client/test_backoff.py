@@ -1,4 +1,4 @@
-"""The waits of a backoff, and the errors with which a consumer may return a record."""
+"""The waiting times of a backoff, and the errors with which a consumer may return a record."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Producers of a cluster: leaders die, brokers restart and messages get lost, but no
-record does.
+"""Producers of a cluster: leaders die, brokers restart and messages are lost, but no record is
+lost.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def test_the_gap_is_below_a_second() -> None:
 
 
 def test_a_leader_dies_with_unanswered_batches() -> None:
-    """The next leader gets them in their order and writes each once, answered before or not."""
+    """The next leader gets the batches in their order and writes each once, whether it was answered
+    before or not.
+    """
     for boundary in range(0, 30, 5):
         with Cluster(brokers=3, seed=boundary) as cluster:
             mq = cluster.client()
@@ -197,7 +199,10 @@ def test_the_state_changes_under_load_and_a_broker_dies(
 
 
 def test_nobody_leads_for_a_while() -> None:
-    """Records wait for a leader; with enough time they are written, otherwise they fail."""
+    """Records wait for a leader.
+
+    If one is elected in time, they are written, otherwise they fail.
+    """
     with Cluster(brokers=3, seed=31) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -229,7 +234,9 @@ def test_a_named_producer_goes_on_after_a_fail_over() -> None:
 
 
 def test_partitions_that_others_add_are_sent_to() -> None:
-    """The new partitions get records without a key too, and keys are hashed over all partitions."""
+    """The new partitions also get records without a key, and keys are hashed over all
+    partitions.
+    """
     with Cluster(brokers=3, seed=1) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", partitions=2, replicas=1)

@@ -24,7 +24,8 @@ def read(mq: pymq.Client) -> list[bytes]:
 @pytest.mark.parametrize("lost", [1, 2, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_a_failing_disk_leaves_open_is_written_once(seed: int, lost: int) -> None:
-    """The next leader writes a batch once that an earlier leader with a failing disk may have sent.
+    """The next leader writes a batch once, even if an earlier leader with a failing disk may have
+    written it.
 
     The producer sends the batch under the same sequence to the next leader. With two batches in
     flight, that leader must not refuse the first and accept the second.

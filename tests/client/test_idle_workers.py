@@ -130,7 +130,7 @@ def test_options_that_make_no_sense_are_refused(
 
 
 def paced(takes_ms: Callable[[int], float], polls: int = 20, pace: LeasePace | None = None) -> int:
-    """Return how many records an application of some speed gets at a time, after a while."""
+    """Return how many records an application of a given speed gets at a time, after some time."""
     pace = pace or LeasePace()
     for _ in range(polls):
         records = pace.limit(500)

@@ -110,7 +110,7 @@ def test_readers_and_headers(mq: pymq.Client) -> None:
 
 
 def test_records_of_a_named_producer_stay_in_order(mq: pymq.Client) -> None:
-    """A named producer relies on their order when it resumes after a crash."""
+    """A named producer relies on the order of its records when it resumes after a crash."""
     mq.create_topic("t")
     with mq.producer(producer_id="named", linger_ms=50) as producer:
         sent = [
@@ -193,7 +193,7 @@ def test_asyncio_and_typed_topics(tmp_path: Path) -> None:
 
 
 def test_priorities_after_a_restart(tmp_path: Path) -> None:
-    """The log has them, with a checkpoint and without."""
+    """The log contains the priorities, with a checkpoint and without."""
     levels = [0, 3, 0, 9, 1]
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t")

@@ -33,7 +33,7 @@ def test_a_redelivered_record_carries_its_last_error(mq: pymq.Client) -> None:
         again = {record.offset: record for record in polled(consumer, 2)}
         assert told(again[0]) == (2, b"ValueError: no price", b"2")
         assert told(again[1]) == (2, None, None)
-        consumer.nack([again[0]])  # without an error this time
+        consumer.nack([again[0]])  # this time the record is returned without an error
         consumer.nack([again[1]], error="later")
         again = {record.offset: record for record in polled(consumer, 2)}
         assert told(again[0]) == (3, b"ValueError: no price", b"3")
@@ -114,7 +114,7 @@ def test_a_coroutine_says_why_too() -> None:
 
 
 def test_the_group_waits_longer_each_time() -> None:
-    """In virtual time: a record is redelivered when its backoff has passed, and not before."""
+    """In virtual time: a record is delivered again when its backoff has passed, and not before."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3)
@@ -146,7 +146,10 @@ def test_a_delay_of_its_own_is_not_the_backoff() -> None:
 
 
 def test_the_next_coordinator_waits_no_more_and_knows_the_error() -> None:
-    """A delay is the coordinator's own; the error and the count are kept with the offset."""
+    """The next coordinator does not know the delay.
+
+    The error and the count are stored with the offset.
+    """
     with Cluster(brokers=3, seed=2) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3)

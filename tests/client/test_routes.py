@@ -222,7 +222,7 @@ def test_a_dead_letter_that_goes_back_keeps_its_route(mq: pymq.Client) -> None:
     with mq.consumer("t", group="canary", max_deliver=1, dead_letter="t.dlq") as consumer:
         while len(letters := values(seen(mq, "t.dlq"))) < 2:
             consumer.nack(consumer.poll(2, 0.05))
-    # a group of the letters' topic has no route
+    # a group of the dead-letter topic has no route
     assert values(drained(mq, "audit", "t.dlq")) == letters
     assert mq.redrive("t.dlq").count == 2
     assert sorted(values(drained(mq, "canary"))) == sorted(letters)

@@ -125,7 +125,8 @@ class Shopper:
         consumer.nack(chosen, self.dice.choice([0, 0.01]))
 
     def commit(self, consumer: pymq.Consumer, records: list[pymq.Record]) -> None:
-        # Before the coordinator knows, so that the order of threads does not matter.
+        # Record the event before the coordinator can know of it, so that the order of threads does
+        # not matter.
         with self.ledger.lock:
             self.let_go(records)
         consumer.ack(records)
@@ -203,7 +204,9 @@ def run(url: str | Path, seed: int, records: int) -> None:
 
 
 def check(kept: list[pymq.Record], ledger: Ledger, producers: int) -> None:
-    """Check that each record is there once, where the group saw it, and in its producer's order."""
+    """Check that each record is in the log once, where the group got it, and in its producer's
+    order.
+    """
     assert {(record.partition, record.offset): record.value for record in kept} == ledger.values
     assert len({record.value for record in kept}) == len(kept) == ledger.total
     for producer in range(producers):

@@ -20,7 +20,7 @@ SOON = pymq.Backoff(first_s=0.01, factor=2, max_s=0.1)
 
 
 def play(script: Callable[[], Awaitable[None]]) -> None:
-    """Run a script in a new event loop, and so on a new queue in memory."""
+    """Run a script in a new event loop, and therefore on a new queue in memory."""
     asyncio.run(asyncio.wait_for(script(), SECONDS))
 
 

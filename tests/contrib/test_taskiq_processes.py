@@ -1,4 +1,4 @@
-"""taskiq's own command on three brokers: workers as processes, which stop, and which die."""
+"""taskiq's own command on three brokers: its workers are processes, which are stopped or killed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def told(url: str) -> dict[str, str]:
 
 @contextmanager
 def taskiq(what: str, app: str, folder: Path, url: str) -> Iterator[Path]:
-    """Run ``taskiq worker`` or ``taskiq scheduler``, yield its log, and stop it in order."""
+    """Run ``taskiq worker`` or ``taskiq scheduler``, yield its log, and stop the process in an
+    orderly way.
+    """
     log = folder / f"{what}.log"
     command = [sys.executable, "-m", "taskiq", what, app]
     with log.open("wb") as output:

@@ -66,7 +66,7 @@ class Broker:
         self.incarnation = incarnation
         self.storage = storage or f"disk-{name}"
         self.is_up = True
-        self.is_mute = False  # receives, but sends nothing
+        self.is_mute = False  # the zkserver receives messages, but sends none
         self.heard: list[Message] = []
         self.states: dict[TopicPartition, PartitionState] = {}
         self.ends: dict[TopicPartition, int] = {}  # the ends of the broker's copies of open blocks
@@ -74,7 +74,7 @@ class Broker:
         # the leader epochs that the broker reports in Sealed
         self.epochs: dict[TopicPartition, int] = {}
         self.holders: dict[TopicPartition, tuple[str, ...]] = {}
-        self.unrolled: dict[TopicPartition, int] = {}  # blocks that were sealed here
+        self.unrolled: dict[TopicPartition, int] = {}  # blocks that this broker has sealed
         # the last epoch in the broker's copy of the block
         self.log_epochs: dict[TopicPartition, int] = {}
 
@@ -159,16 +159,16 @@ class Cluster:
         self.config = {"session_ms": SESSION_MS, **config}
         self.zks: dict[str, Zk] = {}
         self.brokers: dict[str, Broker] = {}
-        self.wanted: tuple[str, ...] = ()  # set by a test
+        self.wanted: tuple[str, ...] = ()  # the in-sync set that a test wants
         self.answers: dict[int, Answer] = {}
-        self.refusals: list[tuple[str, Answer]] = []  # error answers to brokers
+        self.refusals: list[tuple[str, Answer]] = []  # answers to brokers that contain errors
         self.dropped: Callable[[str, str, Message], bool] = lambda source, peer, message: False
         self._ids = self._counted = 0
         for index in range(zks):
             self.start_zk(f"zk-{index}")
         for index in range(brokers):
             self.start_broker(f"b{index}")
-        self.pass_ms(SESSION_MS)  # then silence means death
+        self.pass_ms(SESSION_MS)  # from then on a silent broker counts as dead
 
     # --- what is there --------------------------------------------------------------------------
 
@@ -374,8 +374,8 @@ def crashes(
 ) -> Iterator[tuple[Cluster, Callable[[int], Message], int]]:
     """Run the request of *start* on a zkserver, and crash before each of its effects in turn.
 
-    Yields the cluster of each run, the request and the effect's number. The last run has no effect
-    left to crash before, and its zkserver is up.
+    Yields the cluster of each run, the request and the number of the effect. In the last run all
+    effects happen, so its zkserver is up.
     """
     for point in itertools.count(1):
         cluster = Cluster(brokers=4, zks=2)

@@ -57,7 +57,9 @@ def test_too_few_brokers_change_nothing() -> None:
 
 @pytest.mark.parametrize(("before", "after"), list(product(MODES, MODES)))
 def test_every_transition(before: AckMode, after: AckMode) -> None:
-    """Offsets continue, the open block is sealed at its end, the epoch rises."""
+    """After each change of the ack mode offsets continue, the open block is sealed at its end, and
+    the epoch rises.
+    """
     cluster = Cluster()
     cluster.topic(before)
     old = cluster.part()
@@ -134,7 +136,8 @@ def test_what_is_wanted_while_a_roll_is_under_way_comes_after_it() -> None:
     assert cluster.answers[first].result is True
     assert cluster.answers[second].result is True
     acks = [block.acks for block in cluster.part().blocks.values()]
-    assert acks == [AckMode.LEADER, AckMode.LEADER]  # the empty Raft block in between was removed
+    # the roll removed the empty Raft block in between
+    assert acks == [AckMode.LEADER, AckMode.LEADER]
     assert cluster.part().node.epoch == 3
 
 
@@ -206,8 +209,8 @@ def test_ten_thousand_partitions_are_bounded_commits_and_bounded_messages() -> N
 
 
 def test_ten_thousand_idle_partitions_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute of heartbeats, retries and searches for missing replicas visits no idle
-    partition.
+    """In a minute of heartbeats, retries and searches for missing replicas the zkserver visits no
+    idle partition.
     """
     cluster = Cluster()
     names = tuple(str(index) for index in range(10_000))

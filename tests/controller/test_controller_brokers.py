@@ -1,4 +1,4 @@
-"""Brokers come, go, return with another disk, and get updates until they confirm them."""
+"""Brokers come, leave, return with another disk, and get updates until they confirm them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_what_is_too_much_for_a_message_is_sent_in_several() -> None:
     names = [state.partition for m in told[:3] for state in m.partitions]
     assert sorted(names, key=int) == [str(number) for number in range(10)]
     cluster.pass_ms(20_000)
-    assert len(broker.all(LeaderAndIsr)) == len(told)  # Each was confirmed by itself.
+    # The broker confirmed each message separately.
+    assert len(broker.all(LeaderAndIsr)) == len(told)
 
 
 def test_a_part_that_was_lost_is_sent_again() -> None:
@@ -103,7 +104,7 @@ def test_asking_again_changes_nothing() -> None:
 
 
 def test_an_ended_incarnation_is_refused() -> None:
-    """A late message from before the restart must not pass for a restart (E-5)."""
+    """A late message from before the restart must not count as a restart (E-5)."""
     cluster = full_cluster()
     old = cluster.brokers["b1"].registration()
     cluster.restart("b1")
@@ -171,8 +172,8 @@ def test_a_wish_of_another_life_of_the_leader_is_not_granted() -> None:
 
 
 def test_who_was_started_anew_does_not_join_by_what_its_last_life_had() -> None:
-    """A restarted follower does not join the set by its old progress, which it may have lost
-    (KIP-903).
+    """A restarted follower does not join the set because of its old progress, which it may have
+    lost (KIP-903).
     """
     cluster = full_cluster()
     leader, (one, two) = cluster.leader(), cluster.followers()
@@ -196,7 +197,7 @@ def test_who_was_started_anew_does_not_join_by_what_its_last_life_had() -> None:
 
 @pytest.mark.parametrize("lives", [(), (1,), (1, 0, 1)])
 def test_a_leader_may_not_know_of_lives(lives: tuple[int, ...]) -> None:
-    """Requests without incarnations, from an older version, still work."""
+    """Requests without incarnations, from an older version of the leader, still work."""
     cluster = full_cluster()
     leader, (one, two) = cluster.leader(), cluster.followers()
     cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, two)))
@@ -279,7 +280,7 @@ def test_what_was_sealed_by_a_broker_that_restarted_is_void() -> None:
     seal = cluster.brokers[one].last(Seal)
     (answer,) = cluster.brokers[one].sealed(seal)
     cluster.to_active(one, answer)  # the answer waits for the other replica
-    cluster.write(2, one)  # ... and loses what was not synced
+    cluster.write(2, one)  # ... and loses unsynced records
     broker = cluster.restart(one)
     broker.seals = False
     cluster.to_active(one, answer)  # the answer comes from the earlier incarnation
@@ -331,7 +332,7 @@ def test_wiped_open_blocks_are_rolled(acks: AckMode) -> None:
     cluster.restart(one, storage="new")
     part = cluster.part()
     assert part.blocks[0].end == 5
-    assert one not in part.blocks[0].in_sync  # whatever the leader believes
+    assert one not in part.blocks[0].in_sync  # this holds whatever the leader's report says
     assert part.open_block.leader == leader
     assert set(part.open_block.replicas) == {leader, *cluster.followers()}
 
@@ -384,7 +385,7 @@ def test_a_dead_broker_is_replaced_after_a_while() -> None:
 
 
 def test_a_clock_that_jumps_has_nobody_replaced() -> None:
-    """A jump of the clock does not make a broker seem dead for long enough."""
+    """After a jump of the clock a broker must not count as dead for long enough to be replaced."""
     cluster = Cluster(brokers=4, replace_ms=5_000)
     cluster.topic(AckMode.RAFT)
     gone = cluster.followers()[0]
@@ -466,7 +467,8 @@ def test_a_broker_that_only_was_cut_off_goes_on() -> None:
 def test_heartbeats_cost_no_look_at_partitions() -> None:
     cluster = Cluster(brokers=1)
     cluster.topic(replicas=1, partitions=2_000)
-    cluster.active.machine.image.topics.clear()  # a check would find nothing, or fail
+    # a check of this partition would find nothing, or fail
+    cluster.active.machine.image.topics.clear()
     cluster.pass_ms(3_000)
     shown = cluster.ask(DescribeCluster)
     assert [(b.alive, b.leads) for b in shown.brokers] == [(True, 2_000)]
@@ -590,7 +592,7 @@ def test_a_topic_that_nobody_hosts_leaves_nothing() -> None:
 
 
 def test_who_hosts_no_block_any_more_is_told_to_remove_his_files() -> None:
-    """A broker without blocks after retention is told to remove its files, also if it was down
+    """A broker that has no block after retention is told to remove its files, even if it was down
     (K7).
     """
     cluster = Cluster(brokers=4)
@@ -618,7 +620,7 @@ def test_who_is_given_a_partition_again_is_not_told_to_remove_it() -> None:
     old = cluster.open().replicas
     new = tuple(name for name in cluster.brokers if name not in old)
     cluster.ask(lambda i: Reassign(i, *T0, new))
-    cluster.brokers[old[0]].is_mute = True  # confirms nothing
+    cluster.brokers[old[0]].is_mute = True  # this broker confirms no requests
     cluster.to_active(new[0], RetireBlocks(*T0, 2, 1))
     cluster.write(9)
     cluster.ask(lambda i: Reassign(i, *T0, old))
@@ -705,7 +707,9 @@ def test_what_a_broker_does_not_answer_it_is_told_again_ever_more_seldom() -> No
 
 
 def test_who_registers_while_he_is_being_told_is_not_told_twice() -> None:
-    """A broker that registers each second gets its updates once, though they take it longer."""
+    """A broker that registers each second gets its updates once, although it needs longer than that
+    to apply them.
+    """
     cluster = full_cluster()
     broker = cluster.brokers["b1"]
     broker.incarnation, broker.is_mute = 2, True
@@ -749,7 +753,7 @@ def test_a_late_answer_confirms_only_what_it_answers() -> None:
 
 
 def test_the_first_answer_of_a_restarted_broker_is_what_counts() -> None:
-    """An answer to the updates of the incarnation before confirms nothing."""
+    """An answer to updates of the earlier incarnation confirms nothing."""
     cluster = Cluster(brokers=2)
     cluster.brokers["b1"].is_mute = True
     cluster.topic(replicas=2)
@@ -806,8 +810,8 @@ def test_a_new_broker_is_used_by_new_blocks() -> None:
 
 
 def test_coordinators_hear_of_a_deleted_topic_wherever_they_are() -> None:
-    """Every coordinator learns of a deletion, so that no later topic of the name gets old
-    offsets.
+    """Every coordinator learns of a deletion, so that a later topic of the same name does not get
+    old offsets.
     """
     cluster = Cluster(brokers=1, offsets_partitions=1, offsets_replicas=1)
     cluster.ask(lambda i: GetMetadata(i, OFFSETS_TOPIC))

@@ -1,4 +1,4 @@
-"""Describing a topic: which replica's report of a partition counts."""
+"""Descriptions of a topic: which replica's report about a partition counts."""
 
 from __future__ import annotations
 

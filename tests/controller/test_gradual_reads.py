@@ -42,7 +42,9 @@ def large() -> Cluster:
 def most_looks(
     cluster: Cluster, make: Callable[[int], Message], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, object]:
-    """Return the most partitions that the zkserver visits in one call, and its answer."""
+    """Return the largest number of partitions that the zkserver visits in one call, and its
+    answer.
+    """
     most = count = 0
     find, machine = Image.find, cluster.active.machine
 

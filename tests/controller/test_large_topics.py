@@ -57,7 +57,7 @@ def check_gone(cluster: Cluster, name: str = "large") -> None:
 
 
 def check_unseen(cluster: Cluster) -> None:
-    """Check that no client and no broker sees it."""
+    """Check that no client and no broker sees the topic."""
     image = cluster.active.machine.image
     assert not image.topics
     assert image.hidden
@@ -123,7 +123,7 @@ def test_a_topic_that_is_being_deleted_is_gone_with_the_first_commit() -> None:
 
 
 def test_a_name_is_free_once_all_is_gone() -> None:
-    """A request for the name waits until then, and is answered once."""
+    """A request for the name waits until the old topic is removed, and is answered once."""
     cluster = Cluster()
     cluster.ask(create)
     paused = Paused(cluster)
@@ -201,7 +201,7 @@ def test_a_name_may_be_asked_for_while_what_a_crash_has_left_is_removed() -> Non
 
 
 def test_a_deletion_is_completed_by_the_next_zkserver() -> None:
-    """The deletion has not begun, or the next zkserver completes it without a request."""
+    """Either the deletion has not begun, or the next zkserver completes it without a request."""
     outcomes = []
     for cluster, zk, _ in crashed_at_each_commit(is_made=True):
         is_begun = "large" not in cluster.image.topics
@@ -219,8 +219,8 @@ def test_a_deletion_is_completed_by_the_next_zkserver() -> None:
 
 
 def test_a_disk_that_is_replaced_while_a_topic_is_made_takes_the_topic_with_it() -> None:
-    """A topic in creation fails if a disk is replaced, since its partitions would wait for that
-    disk.
+    """If a disk is replaced while a topic is created, the creation fails, since the topic's
+    partitions would wait for that disk.
     """
     cluster = Cluster()
     paused = Paused(cluster)

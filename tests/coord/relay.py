@@ -9,7 +9,10 @@ from types import TracebackType
 
 
 class Relay:
-    """Forwards the bytes of a server and its clients; :meth:`cut_after` ends the connection."""
+    """Forwards the bytes between a server and its clients.
+
+    :meth:`cut_after` ends the connection.
+    """
 
     def __init__(self, hosts: str) -> None:
         host, _, port = hosts.rpartition(":")

@@ -1,4 +1,4 @@
-"""The coordinator on a ZooKeeper that is killed, stopped or restarted, or that ends sessions."""
+"""The coordinator on a ZooKeeper that is killed, paused or restarted, or that ends sessions."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_no_request_of_one_session_is_sent_in_the_next(zookeeper: ZooKeeper) -> 
 def test_a_client_that_was_stopped_knows_that_its_session_may_be_gone(
     zookeeper: ZooKeeper,
 ) -> None:
-    """A stopped client reports its uncertain state first, before any answer."""
+    """A paused client first reports that its state is uncertain, before any answer."""
     script = """
         import sys, time
         from tests.coord.sessions import *
@@ -152,7 +152,10 @@ def test_a_client_that_was_stopped_knows_that_its_session_may_be_gone(
 
 
 def test_a_server_that_is_restarted(own: ZooKeeper) -> None:
-    """The session survives; waiting requests are carried out, and missed changes are reported."""
+    """The session survives a restart.
+
+    Waiting requests are carried out, and missed changes are reported.
+    """
     with own, session(own.hosts, "/x") as one:
         one.must(Create("/a", b""), Create("/mine", b"", ephemeral=True))
         one.load("/a")
@@ -216,7 +219,9 @@ def test_a_commit_without_an_answer_is_uncertain_and_settled(own: ZooKeeper) -> 
 
 
 def test_a_load_whose_connection_ends_tells_all_or_nothing(zookeeper: ZooKeeper) -> None:
-    """After a cut of a load at any point, an unanswered part is never reported as missing."""
+    """If the connection is cut at any point of a load, nodes without an answer are never reported
+    as missing.
+    """
     topics = [f"/a/{n}" for n in range(3)]
     nodes = ["/a", *(path for topic in topics for path in (topic, f"{topic}/b", f"{topic}/b/c"))]
     with (
@@ -233,7 +238,7 @@ def test_a_load_whose_connection_ends_tells_all_or_nothing(zookeeper: ZooKeeper)
 
 
 def test_a_server_that_hangs_is_noticed_before_the_session_ends(own: ZooKeeper) -> None:
-    """A hanging server is noticed, also during constant requests, which kazoo counts as signs of
+    """A hanging server is noticed even during constant requests, which kazoo counts as signs of
     life.
     """
     with own, session(own.hosts, "/x") as one:

@@ -130,8 +130,8 @@ def test_a_zkserver_whose_session_ends_is_followed_by_the_other(zookeeper: ZooKe
 
 
 def test_a_zkserver_that_was_replaced_unawares_can_change_nothing(zookeeper: ZooKeeper) -> None:
-    """The replaced zkserver's session lives, so only the version of the controller epoch refuses
-    it.
+    """The replaced zkserver's session is still alive, so only the version of the controller epoch
+    refuses its commit.
     """
     hosts, root = zookeeper.hosts, "/fenced"
     with pair(hosts, root) as two, kazoo(hosts) as raw:

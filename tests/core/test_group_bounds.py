@@ -1,5 +1,5 @@
-"""A coordinator keeps a bounded number of members, groups and offsets, and each member only its
-own.
+"""A coordinator stores a bounded number of members, groups and offsets, and each member has its own
+limit.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def test_a_coordinator_has_a_largest_number_of_groups() -> None:
     with pytest.raises(GroupLimitReached):
         commit(host, "c", "0")
     commit(host, "b", "1")
-    host.send("m1", Leave(host.id(), "a", "m1"))  # a group without offsets ends here
+    # a group without offsets ends when its last member leaves
+    host.send("m1", Leave(host.id(), "a", "m1"))
     commit(host, "c", "0")
 
 
@@ -148,7 +149,7 @@ def test_nobody_speaks_for_a_member_of_another_node(make: Callable[[], GroupRequ
         (answer,) = host.send(thief, make())
         assert isinstance(getattr(answer, "error", None), AuthorizationFailed)
     settle = Settle(3, "g", "m1", (("0", (0, 3)),))
-    assert host.send("client-good.another", settle) == []  # a part of the same node
+    assert host.send("client-good.another", settle) == []  # another machine of the same node
     host.settle_all()
     (done,) = host.take("client-good.another")
     assert isinstance(done, Settled)
@@ -207,7 +208,8 @@ def test_a_record_for_a_member_that_has_left_waits_for_the_next_assignment() -> 
     host.at(10)
     mine = host.join("m2", names)[0]
     host.send("m2", Leave(host.id(), "g", "m2"))
-    host.ask("m1", dict.fromkeys(names, 0) | {mine: 4})  # a report of partitions without an owner
+    # the member reports partitions that have no owner
+    host.ask("m1", dict.fromkeys(names, 0) | {mine: 4})
     host.at(100)
     assert host.beat("m1", names) == names
     assert host.poll("m1", {mine: 4}) == [(mine, 0, 4, 1)]
@@ -225,7 +227,7 @@ def test_a_deleted_group_and_its_offsets_are_gone_for_good() -> None:
     for partition in "01":
         commit(host, "g", partition)
     commit(host, "other", "0")
-    assert delete(host) == []  # answered once the write is durable
+    assert delete(host) == []  # the request is answered once the write is durable
     host.settle_all()
     (answer,) = host.take("admin")
     assert isinstance(answer, Settled)

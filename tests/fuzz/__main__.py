@@ -5,8 +5,8 @@
     python -m tests.fuzz --inputs 5000000               shared out among all targets
     python -m tests.fuzz --only packets --from 17 --inputs 1    one of them again
 
-Each input is made from its number, so a number is enough to reproduce a failure. A reader fails
-that does not return within a minute, with a traceback, or that makes the process grow.
+Each input is made from its number, so a number is enough to reproduce a failure. A reader fails if
+it does not return within a minute (with a traceback), or if it makes the process grow.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TARGETS: dict[str, tuple[type[Target], int]] = {
 }
 HANG_S = 60.0
 GROWTH_MAX = 32 << 20
-WARM = 300  # inputs that fill caches, which is no growth
+WARM = 300  # inputs at the start that fill caches, whose memory does not count as growth
 WATCH_S = 5.0  # interval at which the alarm is set again
 
 

@@ -1,4 +1,4 @@
-"""Damage to bytes: by accident, and by an attacker who knows the format."""
+"""Damage to bytes: random damage, and damage by an attacker who knows the format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.transport import cbor
 
-# Lengths, counts and offsets at which bugs are frequent.
+# Lengths, counts and offsets that often reveal bugs.
 NUMBERS = (
     *(0, 1, 2, 15, 16, 23, 24, 127, 128, 255, 256, 2_048, 2_049, 4_096, 65_535, 65_536),
     *(1 << 20, (1 << 24) + 1, 1 << 26, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 53),
@@ -30,7 +30,7 @@ RAW = (
     Raw(b"\xd8\x1c\x81\xd8\x1d\x00"),  # a list that contains itself, ...
     Raw(b"\xd8\x23\x68(a+)+$ab"),  # a regular expression, ...
     Raw(b"\xd9\x01\x02\x81\x00"),  # a set, ...
-    Raw(b"\xd9\x01\x00\x81\x61a"),  # ... and references to texts
+    Raw(b"\xd9\x01\x00\x81\x61a"),  # ... and references to earlier texts
     Raw(b"\x9f\x01\xff"),  # indefinite lengths
     Raw(b"\x5f\x41a\xff"),
     Raw(b"\xbf\x61a\x01\xff"),
@@ -117,7 +117,7 @@ def _distort(rng: Random, item: Any, others: Sequence[Any]) -> Any:
             case 1:
                 items.insert(at, _strange(rng, items[at], others))
             case 2:
-                # The damage itself must not take much memory.
+                # Creating the damage must not take much memory.
                 many = len(items) > 40 or any(type(part) is list for part in items)
                 items[at:] = items[at:] * rng.choice((2, 2 if many else 40))
             case 3:

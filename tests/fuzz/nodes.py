@@ -90,7 +90,7 @@ class Nodes:
             count = rng.choice((0, 1, 1, 2, 5)) if args[-1] is Ellipsis else len(args)
             kinds = (args[0],) * count if args[-1] is Ellipsis else args
             return tuple(self._value(rng, kind, name) for kind in kinds)
-        if isinstance(hint, type) and issubclass(hint, tuple):  # a named tuple
+        if isinstance(hint, type) and issubclass(hint, tuple):  # the type is a named tuple
             return hint(*[self._value(rng, kind, f) for f, kind in get_type_hints(hint).items()])
         if hint is int:
             return rng.choice((0, 1, 2, 5, 10, 100, -1, -2, rng.choice(_INT64)))
@@ -164,7 +164,7 @@ class _Node:
             self.heard.append(message)
 
     def tell(self, to: str, message: Message) -> None:
-        """Deliver a message to the node, and run all that follows."""
+        """Deliver a message to the node, and run everything that follows."""
         self.loop.take([(to, CLIENT, message)])
         self._pass(self._rng.choice((0, 1, 1, 20, 300)))
 

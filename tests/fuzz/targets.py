@@ -1,7 +1,7 @@
-"""Readers of foreign bytes, each with damaged input and a judgement of its result.
+"""Readers of foreign bytes, each with damaged input and a check of its result.
 
-Allowed results are the error that the caller expects, or sound data. Where the damage does not mend
-checksums, sound data is exactly the original.
+A reader may raise the error that its caller expects, or return sound data. If the damage does not
+correct the checksums, sound data must be exactly the original.
 """
 
 from __future__ import annotations

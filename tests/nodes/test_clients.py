@@ -37,8 +37,8 @@ def zkserver() -> Iterator[pymq.ZkServer]:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_is_told_to_open_its_own(zkserver: pymq.ZkServer) -> None:
-    """A forked child must open its own client: every inherited handle raises, and the parent
-    continues.
+    """A forked child must open its own client: every inherited handle raises, and the parent can
+    continue.
     """
     with (
         pymq.Broker("broker-0", zkservers=[zkserver.endpoint]).start(),
@@ -63,7 +63,7 @@ def _in_the_child(
             (
                 mq.topics,
                 lambda: producer.send("t", b"x").result(5),
-                # one record may be fetched already
+                # one record may have been fetched already
                 lambda: [consumer.poll(timeout=1) for _ in range(3)],
                 mq.close,
             )
@@ -228,7 +228,7 @@ def test_what_is_no_url(url: str) -> None:
 def test_a_brokers_identity(tmp_path: Path) -> None:
     """A disk keeps its broker's name and raises the incarnation.
 
-    Another broker's or a damaged one raises.
+    The identity of another broker, or a damaged one, raises.
     """
     first = next_identity(tmp_path, "broker-0")
     second = next_identity(tmp_path, "broker-0")

@@ -1,4 +1,4 @@
-"""Nodes over HTTP: metrics of each node, the page of a zkserver, and the usual policy."""
+"""HTTP of nodes: the metrics of each node, the page of a zkserver, and the usual policy."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_metric_is_told_by_somebody(tmp_path: Path) -> None:
             found = [names(text) for text in (*texts, ask(zkserver.http, "/metrics").text)]
             client = names(str(mq.metrics()))
         told = set().union(*found, client)
-        # Refusals need a policy.
+        # Metrics of refusals need a policy.
         assert set(METRICS) - told == {"pymq_refused_total"}
 
         def total(name: str) -> float:
@@ -253,7 +253,7 @@ def test_it_speaks_tls(tmp_path: Path) -> None:
         with urllib.request.urlopen(url, context=trust, timeout=60) as answer:
             assert b"pymq_active_controller 1" in answer.read()
         with pytest.raises(ConnectionError):
-            ask(zkserver.http, "/metrics")  # unencrypted
+            ask(zkserver.http, "/metrics")  # the node refuses unencrypted HTTP
         # Silent connections do not keep other clients out.
         port = int(zkserver.http.rstrip("/").rpartition(":")[2])
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * CONNECTIONS_MAX)]

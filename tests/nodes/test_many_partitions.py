@@ -85,7 +85,9 @@ class Others:
 def test_nobody_notices_that_very_many_partitions_are_made_and_deleted(
     count: int, tmp_path: Path
 ) -> None:
-    """Sends stay fast and brokers keep their sessions meanwhile; creating 20,000 once failed."""
+    """While a topic of 20,000 partitions is created, sends stay fast and brokers keep their
+    sessions.
+    """
     with processes(tmp_path) as cluster, pymq.open(cluster.url) as mq:
         mq.create_topic("small", replicas=3, acks="raft")
         with Others(cluster) as others:

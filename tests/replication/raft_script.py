@@ -1,8 +1,8 @@
 """The verbs of tests/data/raft/*.txt.
 
-A command prints the messages that it makes replicas send; ``settle`` and ``run`` run everything
-that can happen. A batch is written ``end/epoch``, with ``x3`` behind it for three records. A log is
-shown as its batches, with a bar before those that are not durable.
+A command prints the messages that it makes replicas send; ``settle`` and ``run`` run all steps that
+are possible. A batch is written as ``end/epoch``, followed by ``x3`` if it has three records. A log
+is shown as its batches; a bar separates the durable ones from the others.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class RaftScript:
         self._posted.append(letter)
 
     def do_node(self, name: str, *words: str) -> None:
-        """Make one replica again with its old disk: it starts as after a crash."""
+        """Create one replica again with its old disk, as after a crash."""
         options = dict(word.split("=") for word in words)
         node = self.node(name)
         if node.is_up:
@@ -144,7 +144,7 @@ class RaftScript:
         self.node(name).sync()
 
     def do_disk(self, *names: str) -> None:
-        """Write and sync, if there is anything to write."""
+        """Write and sync the data of replicas' pending writes, if there are any."""
         for name in names:
             if self.node(name).has_work:
                 self.node(name).write()
@@ -185,7 +185,10 @@ class RaftScript:
             self._all_notice()
 
     def do_cut(self, *words: str) -> None:
-        """Cut the links between the replicas on the two sides of a slash; all notice it."""
+        """Cut the links between the replicas on the two sides of a slash.
+
+        All of them notice the cut.
+        """
         slash = words.index("/")
         for a in words[:slash]:
             for b in words[slash + 1 :]:

@@ -1,4 +1,4 @@
-"""Each serializer of another library, and a serializer of one's own."""
+"""Serializers of other libraries, and a serializer that a user has written."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def avro(*more: dict[str, Any], count: str = "int") -> serde.Avro:
 
 
 def message(*more: tuple[str, int, int], count: int = 5, number: int = 2) -> Any:
-    """A message class with ``item`` and ``count``, and more fields: name, number, type."""
+    """A message class with ``item`` and ``count``, and further fields, each given by name, number
+    and type.
+    """
     file = descriptor_pb2.FileDescriptorProto(name="order.proto", package="shop", syntax="proto3")
     found = file.message_type.add(name="Order")
     for name, place, kind in (("item", 1, 9), ("count", number, count), *more):
@@ -138,7 +140,7 @@ def test_a_later_schema_reads_what_an_earlier_one_wrote(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "protobuf"])
 def test_bytes_that_are_no_value_are_refused(name: str) -> None:
-    """Protobuf takes nearly any bytes for a message."""
+    """Protobuf accepts nearly any bytes as a message, so it needs special input."""
     (serializer, kind), *_ = KINDS[name]
     codec = serializer.codec(kind)
     for data in (b"", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", b'{"item": 1}'):

@@ -21,7 +21,7 @@ def batch(
 ) -> EncodedBatch:
     """Return *count* records with keys and times.
 
-    All before them is durable unless given otherwise.
+    All records before the batch are durable unless given otherwise.
     """
     numbers = range(offset, offset + count)
     made = EncodedBatch.encode(

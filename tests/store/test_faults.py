@@ -49,7 +49,10 @@ def store(tmp_path: Path, files: FaultyFiles) -> Iterator[FileStore]:
 
 
 def test_a_full_disk(store: FileStore, files: FaultyFiles) -> None:
-    """The store undoes the write; the block stays usable, and other blocks continue."""
+    """The store undoes a write that does not fit.
+
+    The block stays usable, and other blocks continue.
+    """
     for room in (0, 1, 100, batch(3).size, 2 * batch(3).size - 1):
         files.room = room
         (failed,) = store.write([Append(BLOCK, [batch(3), batch(6)], sync=True)])
@@ -163,7 +166,9 @@ def test_a_failed_sync_of_a_new_file_is_fatal(
 
 
 def test_a_failed_sync_when_a_file_is_closed_is_not_forgotten(tmp_path: Path) -> None:
-    """If a sync fails when another file needs the handle, the next write raises the error."""
+    """A file is closed because another one needs the handle: if its sync fails, its next write
+    raises the error.
+    """
     files = FaultyFiles()
     store = FileStore(str(tmp_path), files=files, handles_max=1)
     for block in (BLOCK, OTHER):
@@ -284,7 +289,7 @@ def test_a_folder_that_cannot_be_written(mount: Path) -> None:
 
 
 def test_a_folder_of_someone_else() -> None:
-    """Root may write anywhere, so root becomes the user nobody.
+    """Root may write anywhere, so the test becomes the user nobody.
 
     Other users may not write anyway.
     """

@@ -1,4 +1,4 @@
-"""Leadership becomes evenly spread again, one partition at a time, and no send fails."""
+"""Leadership becomes evenly distributed again, one partition at a time, and no send fails."""
 
 from __future__ import annotations
 

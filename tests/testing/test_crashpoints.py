@@ -1,4 +1,4 @@
-"""A node dies at each of its effects, in turn: all ends healed and whole."""
+"""A node dies at each of its effects in turn, and the cluster is healthy in the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARE = 80  # one of SHARE points is tested, and at least one of each kind of ef
     ],
 )
 def test_a_crash_anywhere(name: str) -> None:
-    """A sample of all points, the same every time; ``make soak`` tries all of them."""
+    """A sample of all crash points, the same every time; ``make soak`` tries all of them."""
     scenario = SCENARIOS[name]
     found = Crashes()
     for point in sample(survey(scenario), SHARE):
@@ -67,7 +67,7 @@ def test_the_samples_of_all_shifts_are_everything() -> None:
 @pytest.mark.parametrize(
     ("name", "point"),
     [
-        # At the end, copies of a sealed block that is not read were still being completed.
+        # In the end, unread copies of a sealed block were still being completed.
         ("none_to_raft", "broker-0:28:state-0:50"),
         ("three_replicas_none", "broker-0:44:state-0:50:16"),
     ],

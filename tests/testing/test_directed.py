@@ -1,4 +1,7 @@
-"""Mistakes that take two things at once, made on purpose in a cluster and seen by its rules."""
+"""Bugs that need two events at once.
+
+Tests cause both events in a cluster, and a rule detects the bug.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def leader(mq: Client) -> str:
 
 
 def end(c: Cluster, name: str) -> int:
-    """How long a broker's copy of the open block is."""
+    """The end of a broker's copy of the open block."""
     broker = c.brokers[name].broker
     assert broker is not None
     (look,) = (probe.look(partition, None) for partition in probe.partitions(broker))
@@ -82,7 +85,7 @@ def test_who_takes_the_leadership_over_knows_its_term_after_a_crash(boundary: in
     """Otherwise the replica could lead the same term twice: only the old leader has the batches
     that it sent the first time.
 
-    The old leader fails, and the third replica gets no message before.
+    The old leader fails, and the third replica has received no message before that.
     """
     with Cluster(brokers=3, zkservers=1, seed=4) as c:
         mq = c.client()

@@ -1,4 +1,4 @@
-"""A topic may take longer to make than a request may take."""
+"""Creating a topic may take longer than the timeout of a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def small() -> Iterator[None]:
 
 @pytest.mark.usefixtures("small")
 def test_a_topic_that_takes_half_a_minute_is_made_and_deleted() -> None:
-    """The client gave up after ten seconds: "no zkserver is active".
+    """In an earlier version the client gave up after ten seconds: "no zkserver is active".
 
     Nevertheless the topic was created.
     """

@@ -1,4 +1,4 @@
-"""A topic that is deleted and created again while it is sent to and read."""
+"""A topic is deleted and created again while clients send to it and read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from pymq.testing import Cluster
 def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(
     count: int, reset: Reset
 ) -> None:
-    """Before, members reported the ends of the earlier topic, and the group began there."""
+    """In an earlier version members reported the ends of the earlier topic, and the group began
+    there.
+    """
     with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft", block_bytes=4096, retention_bytes=4096)
@@ -36,7 +38,7 @@ def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(
                         got.append(record.value)
                         member.ack(record)
                 except PymqError:
-                    cluster.run(seconds=0.3)  # the topic is being deleted, or was
+                    cluster.run(seconds=0.3)  # the topic is being deleted, or is already deleted
 
         for _ in range(3):
             poll()
@@ -82,8 +84,8 @@ def test_a_group_of_a_topic_that_was_made_again_breaks_no_rule(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_topic_that_was_made_again_is_not_waited_for(seed: int) -> None:
-    """Before, a request about the earlier topic kept its consumer from requesting for up to a
-    second.
+    """In an earlier version a request about the earlier topic kept the consumer from requesting
+    again for up to a second.
     """
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
@@ -132,7 +134,7 @@ def test_a_topic_that_is_made_again_while_its_groups_have_no_coordinator(*, stay
                         got.append(record.value)
                         member.ack(record)
                 except PymqError:
-                    cluster.run(seconds=0.3)  # the topic is being deleted, or was
+                    cluster.run(seconds=0.3)  # the topic is being deleted, or is already deleted
                 if len(got) >= wanted:
                     return
 
@@ -260,8 +262,8 @@ def test_a_named_producer_has_written_nothing_to_a_topic_that_was_made_again() -
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (3, 2)])
 def test_a_producer_sends_to_the_partitions_that_there_are_now(before: int, after: int) -> None:
-    """Before, records failed if their keys belonged to a partition that the new topic does not
-    have.
+    """In an earlier version records failed if their keys belonged to a partition that the new topic
+    does not have.
     """
     with Cluster(brokers=1, seed=0) as cluster:
         mq = cluster.client()

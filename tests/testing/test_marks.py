@@ -1,7 +1,7 @@
-"""The simulator takes the machines to the places that are marked as easily missed.
+"""Runs of the simulator reach the code paths that are marked as rarely reached.
 
 Two simulations are counted: that of a cluster, and that of the replicas of one block, which also
-uses features that a cluster has no use for yet (snapshots of the log, reads by index, transfers of
+uses features that a cluster does not use yet (snapshots of the log, reads by index, transfers of
 leadership). Marks that need several events within microseconds are reached by scripts and tests,
 which are run here, too.
 """
@@ -306,7 +306,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "raft.snapshot.missing": test_parts.test_a_snapshot_that_is_not_at_hand_is_waited_for,
     "raft.append.corrupt": test_parts.test_what_is_damaged_is_not_taken_in,
 }
-# Marks that nothing here passes, with the reason.
+# Marks that no run or test here passes, with the reason.
 SELDOM: dict[str, str] = {
     "balance.given_up": "a leader that is to hand over, and answers nothing until it is late",
     "balance.target_gone": "the next leader dies between the decision and the request",

@@ -1,4 +1,4 @@
-"""Planted bugs are found: the measure of the simulator, of its faults and of its rules."""
+"""Planted bugs are found: this measures the quality of the simulator, its faults and its rules."""
 
 from __future__ import annotations
 

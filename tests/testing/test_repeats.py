@@ -1,4 +1,6 @@
-"""A record is sent again after its block was ended by a recovery from the remaining copies."""
+"""A producer sends a record again after a recovery from the remaining copies has ended its
+block.
+"""
 
 from __future__ import annotations
 

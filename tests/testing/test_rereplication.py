@@ -43,7 +43,7 @@ def read(mq: Client, topic: str) -> list[bytes]:
 
 
 def begun(cluster: Cluster) -> list[str]:
-    """Hear of the moves that begin from now on: the paths of the blocks."""
+    """Record the moves that begin from now on, as the paths of their blocks."""
     found: list[str] = []
 
     def note(session: str, commit: object, plan: object) -> None:
@@ -187,7 +187,8 @@ def test_a_reassignment_moves_the_sealed_blocks_if_it_is_to() -> None:
         controller = cluster.zkservers["zkserver-0"].controller
         assert controller is not None
         assert not controller.image.sealed_to
-        # And the blocks alone, for who had moved the open one before.
+        # A move of the sealed blocks alone, for an administrator who has moved the open block
+        # before.
         wanted = ["broker-1", "broker-2"]
         mq.reassign("t", "0", replicas=wanted)
         cluster.run(5)

@@ -1,4 +1,4 @@
-"""A slow take-over of a fetch block: its leader is cut off from the zkserver, and goes on."""
+"""A slow take-over of a fetch block: the leader is cut off from the zkserver, and continues."""
 
 from __future__ import annotations
 

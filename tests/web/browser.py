@@ -1,4 +1,4 @@
-"""A real Chromium without a window, controlled over a pipe by its own protocol (CDP).
+"""A real Chromium without a window, controlled over a pipe by its protocol (CDP).
 
 This needs no driver and no port: messages are JSON, each followed by a zero byte.
 """
@@ -158,7 +158,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def run(self, script: str) -> Any:
-        """Return the value of an expression; of a promise, its result."""
+        """Return the value of an expression; if it is a promise, its result."""
         answer = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )

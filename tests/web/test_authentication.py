@@ -1,4 +1,7 @@
-"""Authentication over HTTP: who is admitted, for how long, and with bounded memory."""
+"""Authentication over HTTP: who is admitted and for how long.
+
+The memory that it needs is bounded.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +111,8 @@ def test_guesses_are_slowed_more_with_each_and_written_down() -> None:
 
 
 def test_guesses_from_many_addresses_are_slowed_together() -> None:
-    """Guesses from many addresses do not keep out a client that was admitted before, at its
-    address.
+    """Wrong tokens from many addresses do not keep out a client that was admitted before, at its
+    own address.
     """
     clock = Clock()
     gate = Authentication(OneToken(TOKEN, "alice"), clock)

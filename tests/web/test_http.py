@@ -1,4 +1,4 @@
-"""The answers of the HTTP server, to which clients, and its refusals."""
+"""The HTTP server's answers and refusals to several kinds of clients."""
 
 from __future__ import annotations
 
@@ -259,7 +259,9 @@ def test_the_network_is_not_listened_to_by_chance(mq: pymq.Client, server: web.S
 
 
 def test_the_page_needs_nothing_from_outside() -> None:
-    """The page uses no other host, no markup from text, and no exception from its policy."""
+    """The page loads nothing from other hosts, creates no markup from text, and its policy has no
+    exception.
+    """
     for path in sorted(PAGE.iterdir()):
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|//[a-z]+\.", text), path
@@ -284,7 +286,9 @@ def raw(server: web.Server, data: bytes) -> bytes:
 
 
 def test_what_is_no_text_is_no_token_and_no_record(mq: pymq.Client) -> None:
-    """Half a character in JSON is an error of the client, without a traceback in the log."""
+    """Half of a surrogate pair in JSON is an error of the client, without a traceback in the
+    log.
+    """
     with web.serve(mq, token=TOKEN, writable=True) as server:
         assert ask(server, "/login", "POST", token=None, body={"token": "\ud800"}).status == 401
         for record in ({"value": "\ud800"}, {"value": "x", "key": "\udfff"}):
@@ -311,7 +315,10 @@ def test_cookies_of_others_on_this_host_do_not_hide_ours(server: web.Server) -> 
     ],
 )
 def test_a_body_has_one_plain_length(server: web.Server, lengths: str) -> None:
-    """A request has one plain length; otherwise two servers may disagree on its end."""
+    """A request must have exactly one plain length.
+
+    Otherwise two servers may disagree on its end.
+    """
     head = f"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lengths}"
     found = raw(server, head.encode() + b"\r\n\r\n{}GET /health HTTP/1.1\r\n\r\n")
     assert found.count(b"HTTP/1.1 ") == found.count(b"HTTP/1.1 413 ") == 1
@@ -327,8 +334,8 @@ def test_the_body_of_a_request_without_one_is_no_request(server: web.Server) -> 
 def test_who_says_a_byte_now_and_then_is_let_go(
     mq: pymq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that sends a byte now and then is closed: some dozen would keep all
-    others out.
+    """A connection that sends a byte from time to time is closed: some dozen of these would keep
+    all other clients out.
     """
     monkeypatch.setattr("pymq.web.server.REQUEST_S", 0.5)
     with web.serve(mq, token=TOKEN) as server:
@@ -392,7 +399,7 @@ def test_a_large_batch_is_not_decoded_for_a_few_records(
 
 
 def test_brokers_are_shown_when_nobody_coordinates_groups() -> None:
-    """The page shows the present brokers, which an operator needs exactly then."""
+    """Without an active zkserver the page shows the brokers, which an operator needs just then."""
     with Cluster(brokers=3, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("orders", replicas=3, acks="raft")
@@ -448,7 +455,9 @@ def test_headers_are_bounded_together(server: web.Server) -> None:
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.0.0.2:0", "localhost:0"])
 def test_what_is_listened_to_here_is_answered_by_its_own_name(mq: pymq.Client, listen: str) -> None:
-    """A server on 127.0.0.2 accepts that name, and does not refuse it as a name of the network."""
+    """A server that listens on 127.0.0.2 accepts requests to that address, and does not refuse them
+    as requests to a foreign host name.
+    """
     with web.serve(mq, listen, token=TOKEN) as server:
         assert ask(server, "/health").status == 200
         for name in ("127.0.0.2.example", "127.1", "0.0.0.0", "192.0.2.1", "[::]", ""):

@@ -111,7 +111,7 @@ def test_it_says_what_its_sums_cover(browser: Browser) -> None:
 
 @pytest.mark.slow
 def test_it_lives(page: Page, mq: pymq.Client) -> None:
-    """Changes appear without a reload, and the focus stays."""
+    """Changes appear without a reload, and the focused element keeps the focus."""
     page.run("window.mark = document.querySelector('input[type=search]'); mark.focus()")
     mq.create_topic("appeared")
     page.wait("document.body.innerText.includes('appeared')")
@@ -243,7 +243,7 @@ CONTRAST = """(() => {
 
 @pytest.mark.slow
 def test_nothing_sticks_out_of_a_phone(page: Page) -> None:
-    """The page is as wide as the screen; wider parts scroll in their own place."""
+    """On a phone the page is as wide as the screen; wider elements scroll separately."""
     page.resize(360, 740, is_phone=True)
     for where, until in (
         ("#/", "Throughput"),
@@ -399,7 +399,9 @@ def without_holders(topic: TopicDescription) -> TopicDescription:
 
 @pytest.mark.slow
 def test_what_nobody_can_read_is_told(browser: Browser, mq: pymq.Client) -> None:
-    """The page reports lost records of a partition that is led, in sync and writable."""
+    """The page reports lost records even if their partition has a leader, is in sync and is
+    writable.
+    """
     app = WebApp(Authentication(None), mq.metrics, desks=OneDesk(HolderlessDesk(mq)))
     with web.Server("127.0.0.1:0", app) as server:
         page = browser.page(server.address)
@@ -419,7 +421,7 @@ EVIL = (
 
 
 class EvilDesk(ClusterSnapshot):
-    """Every text from the server is an attack."""
+    """A cluster whose names, keys and values all contain attacks."""
 
     def state(self) -> dict[str, Any]:
         return poisoned(super().state())

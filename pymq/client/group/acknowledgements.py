@@ -196,7 +196,9 @@ class Acknowledger:
         return found
 
     def leased(self, leases: Iterable[Lease]) -> None:
-        """Count the records of *leases* that were delivered before: that lease has run out."""
+        """Note the records of *leases* that were delivered before: the member's earlier lease of
+        them has expired.
+        """
         for lease in leases:
             for part in self.handed.take(lease.partition, (lease.start, lease.end)):
                 self._released.put(lease.partition, part)

@@ -82,7 +82,7 @@ class BrokerLiveness:
     def listened(self, now: int) -> int:
         """The pausable clock: for how long this zkserver has been listening.
 
-        All timeouts of other nodes are measured with it.
+        All timeouts of other nodes are measured with this clock.
         """
         return self._attention.look(now) if self._session_ms else now
 

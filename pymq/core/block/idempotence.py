@@ -110,7 +110,8 @@ class ProducerTable:
         self._seen: dict[int, int] = {}
         self._time = UNKNOWN_TIME  # wall clock of the write in progress
         self._told = UNKNOWN_TIME  # the last reading of the wall clock
-        self._writing: dict[int, ProducerState] = {}  # producers as after the write in progress ...
+        # the producers' state after the write in progress ...
+        self._writing: dict[int, ProducerState] = {}
         self._proposed: dict[int, ProducerState] = {}  # ... and after the next one
 
     def __len__(self) -> int:

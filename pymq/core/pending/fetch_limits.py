@@ -186,8 +186,8 @@ class Fetches:
         """
         account, connection = self._outbox.owner(source)
         # Fetches of one account are served in order. Waiting fetches of other accounts do not delay
-        # it. But a reader that sends its next fetch at once would then always pass waiting fetches
-        # of others, so half of the bytes is reserved for those.
+        # the new fetch. But a reader that sends its next fetch at once would then always pass
+        # waiting fetches of others, so half of the bytes is reserved for those.
         self._look(now)
         reserved = self.limits.turn_bytes // 2 if self._line else 0
         is_first = account not in self._line and self._left > reserved

@@ -138,15 +138,16 @@ class Known:
     block: BlockId
     start: int
     end: int  # the offset after the last record before position
-    position: int  # 0 if there was no file yet
+    position: int  # 0 if the file did not exist yet
     epoch: int  # epoch of the last batch
     last: int  # position of the last batch; -1 if there is none
-    last_crc: int  # CRC of that batch's header: proves that this belongs to that file
+    # CRC of that batch's header: it proves that this index or checkpoint belongs to the block file
+    last_crc: int
     index: Index
     snapshot: bytes | None
 
     def to_bytes(self) -> bytes:
-        """Encode this for a ``.ckpt`` or ``.index`` file."""
+        """Encode the mark as the content of a ``.ckpt`` or ``.index`` file."""
         return frame(
             KNOWN_MAGIC,
             [
@@ -305,7 +306,7 @@ def is_whole(head: memoryview) -> bool:
 
 @define
 class Behind:
-    """What follows the fault of a walk."""
+    """The bytes that follow the fault of a walk."""
 
     is_misplaced: bool = False  # whether a whole header at the fault does not belong there
     # position of a later batch whose *durable* covers the offset at the fault

@@ -29,7 +29,7 @@ class Cleaned:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Cleaned:
-        """Decode the content of its file.
+        """Decode the content of a ``.clean`` file.
 
         Raises:
             CorruptMetadata: it is damaged; the caller does without it.

@@ -293,7 +293,7 @@ class FileStore:
     # --- recovery -------------------------------------------------------------------------------
 
     def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
-        """Recover *block* and return its end. An open block without a file is empty."""
+        """Recover *block* and return its end. If an open block has no file, it is empty."""
         if self._closed:
             raise Closed(f"the store {self.path} was closed")
         with self._lock:

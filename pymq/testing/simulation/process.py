@@ -1,8 +1,8 @@
 """A simulated process: machines, a loop, perhaps a disk, and its own clock; it can die anywhere.
 
-The real :class:`~pymq.runtime.loop.Loop` turns it. Each effect of the loop passes a *boundary*: a
-message that is sent, an operation of the disk, a request to the coordinator backend. The process
-can be made to die at any of them: earlier effects are done, and later ones are not.
+The process runs the real :class:`~pymq.runtime.loop.Loop`. Each effect of the loop passes a
+*boundary*: a message that is sent, an operation of the disk, a request to the coordinator backend.
+The process can be made to die at any of them: earlier effects are done, and later ones are not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Consumers of a group: each record to one of them, until it is acknowledged."""
+"""Consumers of a group: each record is leased to one of them, until it is acknowledged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.client.helpers import places, polled, produce, values, wait_until
 
 @pytest.fixture
 def t(mq: pymq.Client) -> pymq.Client:
-    """A queue with a topic ``t`` of one partition that holds 0 to 9."""
+    """A queue with a topic ``t``, whose only partition holds the records 0 to 9."""
     mq.create_topic("t")
     produce(mq, "t", range(10))
     return mq
@@ -211,7 +211,7 @@ def test_a_record_that_was_given_back_comes_again(t: pymq.Client) -> None:
 
 
 def test_what_is_leased_in_pieces_comes_in_order(mq: pymq.Client) -> None:
-    """Several leases of a partition are fetched at a time, and end where blocks end."""
+    """Several leases of a partition are fetched at a time, and a lease ends where a block ends."""
     mq.create_topic("t", block_bytes=4096)
     with mq.producer(linger_ms=0) as producer:
         for _ in range(20):
@@ -224,7 +224,7 @@ def test_what_is_leased_in_pieces_comes_in_order(mq: pymq.Client) -> None:
 
 
 def test_a_list_that_was_given_back_comes_again_as_one(mq: pymq.Client) -> None:
-    """The cost of giving back is by run of offsets, not by record."""
+    """The cost of returning records depends on the number of runs of offsets, not of records."""
     mq.create_topic("t")
     with mq.producer() as producer:
         producer.send_many("t", [b"%d" % number for number in range(500)]).wait()
@@ -265,8 +265,8 @@ def test_what_is_not_acknowledged_in_time_comes_again(t: pymq.Client) -> None:
 
 
 def test_an_iteration_keeps_the_leases_of_what_it_has_not_shown_yet(t: pymq.Client) -> None:
-    """Buffered records do not mean that the consumer is abandoned, even if a single record takes
-    long.
+    """While records are buffered the consumer does not count as abandoned, even if a single record
+    takes long.
     """
     with t.consumer("t", group="g", ack_wait_s=600) as consumer:
         records = iter(consumer)
@@ -320,7 +320,7 @@ def test_what_was_delivered_too_often_goes_to_the_dead_letters(t: pymq.Client) -
 
 
 def test_dead_letters_are_moved_though_there_is_always_more_to_read(mq: pymq.Client) -> None:
-    """A full buffer must not keep them from being moved until their lease runs out."""
+    """If the buffer is full, dead letters must still be moved before their lease expires."""
     mq.create_topic("t")
     produce(mq, "t", range(10))
     with mq.consumer("t", group="g", max_deliver=1, dead_letter="letters") as consumer:
@@ -386,7 +386,7 @@ def test_until_end_ends_and_leaves_what_came_later(t: pymq.Client) -> None:
 
 
 def test_until_end_with_auto_ack_loses_nothing_that_came_later(mq: pymq.Client) -> None:
-    """Records that were not shown must not be acknowledged."""
+    """Records that the iteration has not shown must not be acknowledged."""
     mq.create_topic("t")
     produce(mq, "t", range(600))
     seen = []
@@ -631,7 +631,7 @@ def test_pushed_records_are_acknowledged_when_handled(t: pymq.Client) -> None:
 def test_a_handler_that_fails_gets_the_record_again_and_then_it_dies(
     t: pymq.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With and without auto_ack: a record on which a handler fails is not acknowledged."""
+    """With and without auto_ack: if a handler fails on a record, the record is not acknowledged."""
     seen: list[tuple[int, int]] = []
 
     def handle(record: pymq.Record) -> None:
@@ -733,7 +733,7 @@ def test_a_new_partition_is_consumed_from_its_first_record(
 
 
 def test_partitions_are_added_while_producing_and_consuming_with_keys(mq: pymq.Client) -> None:
-    """Nothing is lost; from one partition to the next the order of a key is the producer's."""
+    """No record is lost; over all partitions the records of a key keep the producer's order."""
     mq.create_topic("t", partitions=2)
     total, keys = 600, [b"%d" % key for key in range(20)]
     with mq.consumer("t", group="g") as consumer:
@@ -756,7 +756,7 @@ def test_partitions_are_added_while_producing_and_consuming_with_keys(mq: pymq.C
 
 
 def test_a_group_skips_what_retention_took(mq: pymq.Client) -> None:
-    """This includes leased records: removed records cannot be processed."""
+    """Removed records are skipped even if they are leased, because they cannot be processed."""
     mq.create_topic("t", block_bytes=4096)
     produce(mq, "t", [b"x" * 1000] * 8)
     with mq.consumer("t", group="g", ack_wait_s=60) as consumer:

@@ -35,7 +35,7 @@ def standing(intake: Reader) -> dict[str, int]:
 
 
 def test_all_is_shown_once_and_in_order_and_the_reader_stands_before_the_rest() -> None:
-    """This includes records that iterations up to an end have set aside."""
+    """This also holds for records that iterations up to an end have set aside."""
     dice = random.Random(1)
     intake = reader("a", "b")
     unread, ends = IterationBuffer(intake), {"a": 0, "b": 0}

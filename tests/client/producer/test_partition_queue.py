@@ -86,7 +86,7 @@ def test_numbers_that_were_refused_are_kept() -> None:
 
 
 def test_a_callback_of_a_record_that_comes_while_sealing_waits_for_the_next_seal() -> None:
-    """Sealing must not wait for that record, which is added to the queue only after sealing."""
+    """Sealing must not wait for a record that is added to the queue only after sealing."""
     queue, _, _ = sent(0)
     called: list[str] = []
     before, later = Delivery(), Delivery()

@@ -1,4 +1,4 @@
-"""When a producer's machine seals and sends, seen by its messages."""
+"""When a producer's machine seals and sends batches, tested by its messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Bench:
         self.queue.is_sure = True  # The queue need not wait for its first answer.
 
     def learn(self, topic_id: str) -> None:
-        """Give the sender the topic's metadata, as from the zkserver."""
+        """Give the sender the topic's metadata, as a zkserver would."""
         self.router.refresh("t")
         ready = self.router.ready(0)
         assert ready is not None
@@ -119,7 +119,7 @@ def test_what_gathers_is_sealed_when_nobody_answers() -> None:
 
 
 def test_flush_waits_for_what_gathers() -> None:
-    """flush waits also for batches that have not left yet."""
+    """flush also waits for batches that have not been sent yet."""
     bench = Bench()
     first, second = bench.send(b"1", 0), bench.send(b"2", 0)
     assert bench.send(b"3", 0) == []
@@ -170,8 +170,8 @@ def test_bulk_sends_with_and_without_keys_stay_apart() -> None:
 
 
 def test_what_comes_into_a_topic_that_was_made_again_is_no_repeat() -> None:
-    """The new topic's first batch gets new sequences, so a late duplicate for the old one cannot
-    pass.
+    """The new topic's first batch gets new sequences, so a late duplicate for the old topic cannot
+    be accepted.
     """
     bench = Bench()
     (old,) = bench.send(b"1", 0)

@@ -26,7 +26,7 @@ LETTERS = "t.dlq"
 
 
 def bury(mq: pymq.Client, numbers: range, partitions: int = 2, source: str = "t") -> None:
-    """Make letters of a topic; the key decides the partition, as for the records."""
+    """Make letters of a topic; the key decides the partition of a letter, as for the records."""
     mq.create_topic(source, partitions, exist_ok=True)
     mq.create_topic(LETTERS, partitions, exist_ok=True)
     with mq.producer() as producer:
@@ -242,7 +242,7 @@ class Dead(BaseException):
 
 
 def patch_append(patch: pytest.MonkeyPatch, append: Callable[..., Any]) -> None:
-    """Let a redrive append letters and records of its journal by another function."""
+    """Let a redrive use another function to append letters and records of its journal."""
     for each in (module, owned_topic):
         patch.setattr(each, "append", append)
 
@@ -268,7 +268,10 @@ def dies_at(number: int, *, is_sent: bool) -> Iterator[Counter[str]]:
 
 @pytest.mark.parametrize("is_sent", [False, True])
 def test_each_letter_goes_back_once_wherever_the_process_dies(is_sent: bool) -> None:
-    """The first append claims the journal; then a round is noted, sent, and the next one noted."""
+    """The first append claims the journal.
+
+    Then a round is written to the journal, sent, and the next one is written.
+    """
     deaths = 0
     for number in range(1, 100):
         with pymq.open("memory:") as mq, pytest.MonkeyPatch.context() as patch:
@@ -378,7 +381,9 @@ def test_a_batch_of_the_first_that_arrives_late_is_sent_once() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_leaders_die_meanwhile(seed: int) -> None:
-    """In virtual time, on three brokers: letters of a topic that is kept on a majority."""
+    """In virtual time, on three brokers: the letters come from a topic whose records are on a
+    majority.
+    """
     count, dead = 0, list[str]()
 
     def shaken(*arguments: Any, **options: Any) -> Any:

@@ -107,7 +107,7 @@ def test_a_delay_and_an_expiry_go_with_a_value(mq: pymq.Client) -> None:
 
 
 def test_a_value_that_cannot_be_decoded_becomes_a_dead_letter(mq: pymq.Client) -> None:
-    """The group goes on; the letter has the error and can be sent back."""
+    """The group continues; the letter has the error and can be sent back."""
     mq.create_topic("orders")
     bad: list[Bad] = []
     put(mq, b"nonsense", b'{"item": 5}')

@@ -1,4 +1,4 @@
-"""Blocks without a possible leader: disks were replaced, or no replica returns."""
+"""Blocks that cannot have a leader: disks were replaced, or no replica returns."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def recover(cluster: Cluster) -> Loss | None:
 def test_of_two_raft_replicas_either_has_all_that_was_committed() -> None:
     """In a block of two replicas the majority is both of them, so each has all committed records.
 
-    The leader's disk was replaced, so its follower has all committed records.
+    The leader's disk was replaced, but its follower has all committed records.
     """
     cluster = raft(2)
     leader, (one,) = cluster.leader(), cluster.followers()
@@ -106,7 +106,7 @@ def test_of_four_two_see_all_and_the_later_epoch_counts() -> None:
 
 
 def test_of_two_copies_that_are_as_long_only_the_later_epochs_one_is_whole() -> None:
-    """The other one holds records of a leader that was replaced."""
+    """The other copy contains records of a leader that was replaced."""
     cluster = raft(4)
     first, one, two, three = cluster.open().replicas
     for name, epoch in ((two, 3), (three, 2)):
@@ -173,7 +173,8 @@ def test_a_single_replica_whose_disk_was_replaced_waits_for_a_word(acks: AckMode
     cluster = Cluster(brokers=1)
     cluster.topic(acks, 1)
     cluster.write(5)
-    cluster.to_active("b0", Seal(0, *T0, 0, 0))  # ignored: a zkserver receives no Seal
+    # the zkserver ignores Seal, which it never receives normally
+    cluster.to_active("b0", Seal(0, *T0, 0, 0))
     cluster.restart("b0", "another disk")
     cluster.pass_ms(20_000)
     assert cluster.open().number == 0
@@ -269,7 +270,7 @@ def test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered() -> N
 
 
 def test_a_word_that_is_said_again_is_taken_once() -> None:
-    """Requests that wait behind a roll keep the order of their first arrival."""
+    """Requests that wait behind a roll stay in the order in which they first arrived."""
     cluster = Cluster(brokers=3)
     cluster.topic(AckMode.LEADER, 1)
     cluster.brokers[cluster.leader()].seals = False
@@ -285,7 +286,9 @@ def test_a_word_that_is_said_again_is_taken_once() -> None:
 
 
 def test_a_recovery_that_is_told_to_have_failed_does_not_come_about_later() -> None:
-    """A failed recovery is not carried out later, and does not undo an answer to another client."""
+    """A failed recovery is not carried out later, and does not undo the change for another
+    client.
+    """
     cluster = Cluster(brokers=2)
     cluster.topic(AckMode.RAFT, 1)
     cluster.write(5)
@@ -315,7 +318,7 @@ def test_a_recovery_that_is_told_to_have_failed_does_not_come_about_later() -> N
 
 
 def test_who_told_the_end_has_another_disk_before_that_is_committed() -> None:
-    """The best copy is lost and the next one counts; the block is not given up.
+    """The best copy is lost, and the next best one determines the end; the block is not abandoned.
 
     Simulated: tests/data/plans/sealed-after-its-disk-was-known-to-be-gone.json.
     """
@@ -372,8 +375,8 @@ def test_everybody_starts_anew_and_one_with_another_disk() -> None:
 
 
 def test_who_starts_anew_twice_has_what_it_had() -> None:
-    """After the first restart the replica has synced all that it found, so the second one loses
-    nothing.
+    """After the first restart the replica has synced all records that it found, so the second
+    restart loses none.
 
     Simulated: tests/data/plans/started-anew-twice.json.
     """
@@ -394,7 +397,7 @@ def test_who_starts_anew_twice_has_what_it_had() -> None:
 
 
 def gone_on_alone() -> tuple[Cluster, str, list[str]]:
-    """Return a leader that continues without its two followers, which have both restarted."""
+    """Return a leader that continues without its two followers, both of which have restarted."""
     cluster = Cluster()
     cluster.topic()
     cluster.write(5)

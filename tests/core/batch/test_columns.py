@@ -1,4 +1,4 @@
-"""Columns round-trip, are plain CBOR, and survive hostile input."""
+"""Columns can be encoded and decoded, are plain CBOR, and hostile input only raises an error."""
 
 from __future__ import annotations
 

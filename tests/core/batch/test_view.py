@@ -1,4 +1,4 @@
-"""Views of a batch behave like slices of its rows."""
+"""Views of a batch behave like slices of a list of its records."""
 
 from __future__ import annotations
 

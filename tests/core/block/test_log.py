@@ -1,4 +1,4 @@
-"""The log of one block on one broker, with a disk that obeys at once, or fails."""
+"""The log of one block on one broker, with a disk that carries out each write at once, or fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def batch(sequence: int = -1, size: int = 1) -> EncodedBatch:
 
 
 def run(*batches: tuple[int, int]) -> bytes:
-    """Return what a leader sends: batches of (offset, epoch)."""
+    """Return the batches that a leader sends, given as (offset, epoch)."""
 
     def parts() -> Iterator[bytes]:
         for offset, epoch in batches:
@@ -117,7 +117,7 @@ def test_a_seal_behind_the_cut_stays(log: BlockLog) -> None:
 
 
 def test_what_failed_to_be_written_never_was(log: BlockLog) -> None:
-    """A failed write leaves no offset, byte, epoch or producer sequence behind."""
+    """A failed write leaves no offset, byte, epoch or producer sequence in the log."""
     log.append(batch(0), 1)
     write(log)
     before = log.end, log.size, list(log.epochs), log.producers.next_sequence(7)
@@ -225,7 +225,7 @@ def test_what_is_released_is_read_from_the_disk() -> None:
 
 
 def test_a_follower_takes_no_damaged_body(log: BlockLog) -> None:
-    """A follower checks the body of each batch before it confirms it, also from its own leader."""
+    """A follower checks the body of each batch before it confirms it, even from its own leader."""
     sound = EncodedBatch.encode([b"value"], timestamp_ms=1).stamp(0, 1, 0)
     data = bytes(sound.head) + bytes(sound.body)
     for at in range(len(sound.head), len(data)):
@@ -297,7 +297,7 @@ def test_a_new_partition_waits_for_no_disk(number: int, count: int) -> None:
 
 
 def test_a_block_that_was_begun_after_all_is_not_begun_again(log: BlockLog) -> None:
-    """A late first checkpoint is not written, since it would hide later batches."""
+    """A first checkpoint that comes late is not written, since it would hide later batches."""
     (first,) = asked(log, Checkpoint)
     assert isinstance(first, Checkpoint)
     stamped = log.append(batch(0), 1)

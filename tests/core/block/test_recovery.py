@@ -1,4 +1,4 @@
-"""A partition during recovery, while rolls and other events happen."""
+"""A partition during its recovery, while rolls and other events happen."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def states() -> tuple[PartitionState, PartitionState]:
 
 
 def answer(partition: Partition, host: Host) -> None:
-    """Let the store complete all pending recoveries."""
+    """Let the store answer all pending recoveries."""
     while host.out.ask:
         ask = host.out.ask.pop(0)
         assert isinstance(ask, Recover)
@@ -65,8 +65,8 @@ def answer(partition: Partition, host: Host) -> None:
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["rolled before", "rolled meanwhile"])
 def test_a_roll_before_the_store_has_answered(*, is_asked: bool) -> None:
-    """A roll before recovery has ended waits for the block before, which alone knows the
-    producers.
+    """If a roll happens before recovery has ended, the next block waits for the previous one, which
+    alone contains the producers.
     """
     host = Host()
     before, after = states()
@@ -134,7 +134,8 @@ def test_a_roll_while_the_blocks_before_are_read() -> None:
 
 
 def test_what_was_durable_is_gone_when_the_log_is_read_again() -> None:
-    """Missing durable bytes are damage, though on the disk they look like a torn write.
+    """If durable bytes are missing, that is damage, although on the disk it looks like a torn
+    write.
 
     Simulated: seed 13060 of --profile all --seconds 4.
     """

@@ -1,4 +1,4 @@
-"""Members that were removed for good learn the reason, for a bounded number of members."""
+"""Members that were removed permanently get the reason, for a bounded number of members."""
 
 from __future__ import annotations
 

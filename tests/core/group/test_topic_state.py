@@ -14,7 +14,10 @@ PARTITIONS = ("0", "1", "2")
 
 
 def joined(topic: TopicState, topic_id: str, offsets: set[str]) -> bool:
-    """Do the same as a group when a member joins for that topic; returns whether the member may."""
+    """Do what a group does when a member joins for that topic.
+
+    Returns whether the member may join.
+    """
     try:
         topic.check(topic_id)
     except StaleEpoch:

@@ -96,7 +96,7 @@ class Bench:
         self.write()
 
     def wait(self) -> None:
-        """Let an answer time out, or a pause end."""
+        """Let the timeout of an answer pass, or a pause end."""
         slots = self.host.slots
         now = slots.deadline
         slots.tick(now)
@@ -316,7 +316,7 @@ def test_a_damaged_copy_that_nobody_else_holds_stays() -> None:
 
 
 def test_a_copy_that_cannot_be_read_now_is_read_again() -> None:
-    """The copy need not be damaged: the disk may have failed once."""
+    """The copy is perhaps not damaged: the disk may have failed once."""
     bench = Bench(end=5)
     bench.host.out.ask.clear()
     bench.log.recover()
@@ -342,7 +342,7 @@ def test_of_the_only_copy_nothing_is_cut() -> None:
 
 
 def removals(bench: Bench) -> list[object]:
-    """Return the writes that replace the copy."""
+    """Return the writes by which the repair replaces the copy."""
     return [w for w in bench.host.out.write if isinstance(w, RemoveBlock | CreateBlock)]
 
 

@@ -63,8 +63,8 @@ def test_the_others_wait_for_a_slot_in_their_order() -> None:
 
 
 def test_copies_that_move_here_are_asked_for_at_a_bounded_rate() -> None:
-    """Repairs of moved blocks are limited, and repairs of the broker's own copies do not wait for
-    them.
+    """The number of repairs of moved blocks is limited, and repairs of the broker's own copies do
+    not wait for them.
     """
     slots = RepairScheduler(ReplicationConfig(retry_ms=10, repairs=2, copy_bytes_s=1_000))
     moving, rolled = Repair("a"), Repair("a")
@@ -87,7 +87,9 @@ def test_copies_that_move_here_are_asked_for_at_a_bounded_rate() -> None:
 
 
 def test_what_was_begun_goes_first() -> None:
-    """A block that was just rolled does not wait for the repair of a whole lost disk."""
+    """The repair of a block that was just rolled does not wait for the repair of a whole lost
+    disk.
+    """
     slots = RepairScheduler(CONFIG)
     repairs = [*(Repair("a") for _ in range(3)),
                                              Repair("a", is_begun=True)]  # fmt: skip
@@ -117,7 +119,7 @@ def test_who_does_not_answer_is_asked_by_one_at_a_time_and_less_and_less_often()
     assert len(sound.asked) > 50  # this repair had a slot all the time
     between = [later - earlier for earlier, later in pairwise(at)]
     assert between == sorted(between)
-    assert max(between) == 2 * MOST_MS  # timeout, then a pause
+    assert max(between) == 2 * MOST_MS  # the timeout, then a pause
 
 
 def test_whoever_else_holds_it_is_asked_when_one_does_not_answer() -> None:
@@ -138,8 +140,8 @@ def test_whoever_else_holds_it_is_asked_when_one_does_not_answer() -> None:
 
 
 def test_who_is_slow_is_given_the_time_that_it_needs() -> None:
-    """The timeout grows with a slow broker's answers, so their parts are not requested again
-    forever.
+    """The timeout grows with the time of a slow broker's answers, so that the same parts are not
+    requested forever.
     """
     slots = RepairScheduler(CONFIG)
     repair = Repair("a")

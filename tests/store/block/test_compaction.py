@@ -1,4 +1,4 @@
-"""Key compaction compared with a dict, and its effect on files, readers and checkpoints."""
+"""Key compaction compared with a dict, and its effects on files, readers and checkpoints."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_a_disk_that_fails_meanwhile(tmp_path: Path, operation: str, seed: int) 
         store.compact(Compact("t", "p", BLOCKS, 0))
         files.faults.clear()
         for block, batches in zip(BLOCKS, blocks, strict=True):
-            for batch in reversed(batches):  # backwards, so that each needs a search
+            for batch in reversed(batches):  # backwards, so that each batch needs a new search
                 (one, *_) = split(store.read(block, batch.base_offset, batches[-1].end_offset, 1))
                 assert one.verify().base_offset <= batch.base_offset < one.end_offset
         found = records(store, blocks)
@@ -221,7 +221,7 @@ def test_a_disk_that_fails_meanwhile(tmp_path: Path, operation: str, seed: int) 
 
 
 def test_readers_see_either_version(tmp_path: Path) -> None:
-    """Readers, appends and a removal run beside a compaction, and see one of the two versions."""
+    """Readers, appends and a removal run during a compaction, and see one of the two versions."""
     blocks = random_blocks(random.Random(5))
     store = FileStore(str(tmp_path), handles_max=3)
     write(store, blocks)
@@ -265,7 +265,7 @@ def test_a_block_removed_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_block_cut_meanwhile(tmp_path: Path) -> None:
-    """A tail that is cut during a compaction does not come back."""
+    """A tail that is truncated during a compaction does not come back."""
     files = Meddling()
     store = FileStore(str(tmp_path), files=files)
     blocks = random_blocks(random.Random(5))
@@ -295,7 +295,9 @@ class CountingFiles(FaultyFiles):
 
 
 def test_a_growing_table_is_read_a_few_times_and_not_with_each_block(tmp_path: Path) -> None:
-    """The table is not read and written again for each sealed block, nor after a restart."""
+    """In a table that grows, compaction does not read and write all blocks again for each sealed
+    block, nor after a restart.
+    """
     files, memory, total = CountingFiles(), MemoryStore(), 0
     # blocks of each compaction, and how many of them were known to be clean
     done: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Known mistakes, to be planted in the code of a simulated cluster."""
+"""Known bugs, which tests plant in the code of a simulated cluster."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 A bug consists of a few small patches, each of an attribute that must exist, so that a renamed
 attribute is noticed when the tests are collected. A hunt is a family of swarm runs, seed after
-seed; no hunt is made for a bug, each bug names the few among all of them in which it can show. A
-bug is *killed* by the first seed whose run breaks a rule, if the same run without the bug breaks
-none, and if the run did not end just because the patch no longer fits the code.
+seed. Hunts are not made for single bugs: each bug names the few hunts in which it can show. A bug
+is *killed* by the first seed whose run breaks a rule, if the same run without the bug breaks none,
+and if the run did not end just because the patch no longer fits the code.
 
-If a bug needs several rare events at once, no run meets them in a reasonable time: then an ordinary
-test causes them and finds the bug, and the bug names this test.
+If a bug needs several rare events at once, random runs do not find it in reasonable time: then an
+ordinary test causes these events and finds the bug, and the bug names this test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pymq.core.values import Factory, define, value
 from pymq.testing.faults.plan import generate
 from pymq.testing.run import Result, run_plan
 
-# A patch that does not fit dies of one of these, which proves nothing.
+# A patch that does not fit the code any more raises one of these errors, which proves nothing.
 BLUNDERS = re.compile(r"^(TypeError|AttributeError|NameError|UnboundLocalError)\b", re.MULTILINE)
 
 
@@ -88,7 +88,7 @@ class Bug:
 
     name: str
     area: str
-    what: str  # goes wrong, in one line
+    what: str  # one line: what goes wrong
     source: str  # who made this mistake before, or which source warns of it
     hunts: tuple[str, ...]  # profiles in which to look for the bug, the most promising one first
     # whether a quick run has too few seeds for the bug, or its test takes long
@@ -128,7 +128,9 @@ def bug(
 
 
 def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Any]:
-    """Let the decorated function take the place of an attribute, which it is given first."""
+    """Replace an attribute by the decorated function, which gets the original as its first
+    argument.
+    """
     # a KeyError here means that the patched attribute has moved
     original = owner.__dict__[attribute]
 
@@ -166,12 +168,15 @@ def planted(name: str) -> Iterator[Bug]:
 
 @cache
 def is_clean(which: str, seed: int) -> bool:
-    """Whether a run breaks no rule as long as nothing is planted; found out once for all bugs."""
+    """Whether a run breaks no rule when no bug is planted; computed once for all bugs."""
     return HUNTS[which].run(seed).violation is None
 
 
 def hunt(name: str, seeds: int) -> Kill | None:
-    """Look for a bug in so many seeds of each of its hunts; they take turns after some seeds."""
+    """Look for a bug in a number of seeds of each of its hunts.
+
+    The hunts take turns after some seeds.
+    """
     runs = 0
     for first in range(0, seeds, TURN):
         for which in BUGS[name].hunts:

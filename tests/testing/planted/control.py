@@ -1,4 +1,4 @@
-"""Bugs of zkservers, of rolls, and of who is who."""
+"""Bugs of zkservers, of rolls, and of the identity of nodes and disks."""
 
 from __future__ import annotations
 

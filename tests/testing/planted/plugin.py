@@ -1,4 +1,6 @@
-"""For pytest's ``-p``: run some tests with a bug, ``--plant NAME``; as a program, many in a row.
+"""A plugin for pytest's ``-p`` that runs some tests with a planted bug (``--plant NAME``).
+
+Run as a program, it tests many bugs in a row.
 
 ``python -m tests.testing.planted.plugin NAME...`` runs the ordinary test that is to find each bug,
 all in one process, since to start one takes longer than most of the tests. The program prints a
@@ -24,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> object:
-    """Have the bug while a test runs."""
+    """Plant the bug while a test runs."""
     with planted(item.config.getoption("--plant")):
         return (yield)
 

@@ -1,4 +1,4 @@
-"""The common base of the scripts for crash tests: they work at a :class:`Desk`.
+"""The common base of the scripts for crash tests, which use a :class:`Desk`.
 
 A script acts as an application or an administrator while a node may die at any point: it repeats
 unanswered requests, and starts again where it was interrupted.
@@ -21,7 +21,7 @@ Place = tuple[str, str, int]  # topic, partition, offset
 
 
 class Desk:
-    """A client that records what it has sent, and which promises it got."""
+    """A client that records the records it has sent, and the acknowledgements it got."""
 
     def __init__(self, cluster: Cluster, may_lose: bool) -> None:
         self.cluster = cluster
@@ -80,12 +80,12 @@ class Desk:
     # --- administrating ---------------------------------------------------------------------------
 
     def insist(self, ask: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        """Repeat a request that was not answered, or that cannot be carried out yet."""
+        """Repeat a request until it is answered and can be carried out."""
         for _ in range(20):
             try:
                 ask(*arguments, **options)
             except NotEnoughBrokers:
-                self.cluster.run(0.5)  # the brokers will be back
+                self.cluster.run(0.5)  # the brokers restart within this time
             except PymqError as error:
                 if not error.retriable:
                     raise
@@ -104,7 +104,7 @@ class Desk:
         raise AssertionError(f"nobody leads {topic}/{partition}")
 
     def followers(self, topic: str = "t", partition: str = "0") -> list[str]:
-        """The other replicas of its open block."""
+        """The replicas of the open block except its leader."""
         leader = self.leader(topic, partition)
         for p in self.mq.describe_topic(topic).partitions:
             if p.name == partition:
@@ -120,7 +120,7 @@ class Desk:
         handle: Callable[[Consumer, Record], bool] | None = None,
         **options: Any,
     ) -> None:
-        """Process a topic as a member of a group; without an answer, join again."""
+        """Process a topic as a member of a group; if an answer is missing, join again."""
         done = self.groups.setdefault((group, topic), set())
         for _ in range(12):
             seen: list[Place] = []
@@ -202,7 +202,9 @@ Work = Callable[[Desk], None]
 
 
 def scenario(*, may_lose: bool = False, **options: Any) -> Callable[[Work], Work]:
-    """Make a scenario of a function: with three brokers and a zkserver unless *options* differ."""
+    """Turn a function into a scenario, with three brokers and a zkserver unless *options*
+    differ.
+    """
 
     def register(work: Work) -> Work:
         def script(cluster: Cluster) -> None:

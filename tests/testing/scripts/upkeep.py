@@ -18,7 +18,7 @@ def retention_by_bytes(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def retention_by_age(desk: Desk) -> None:
-    """Blocks go whose newest record is older than two seconds."""
+    """Blocks are removed if their newest record is older than two seconds."""
     desk.topic(replicas=1, block_bytes=4096, retention_ms=2000)
     desk.send(8, size=900)
     desk.settle()
@@ -28,7 +28,7 @@ def retention_by_age(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def compaction(desk: Desk) -> None:
-    """Sealed blocks are rewritten without records that later ones replace."""
+    """Compaction rewrites sealed blocks without the records that later ones replace."""
     desk.topic(replicas=1, block_bytes=4096, cleanup_policy="compact")
     desk.send(12, size=900, keys=3)
     desk.settle()

@@ -1,4 +1,4 @@
-"""The simulated disk loses only what a real disk may lose, and the same in each run."""
+"""The simulated disk loses only data that a real disk may lose, and the same data in each run."""
 
 from __future__ import annotations
 
@@ -174,7 +174,9 @@ def test_the_power_fails_at_any_operation() -> None:
 
 
 def test_a_failed_sync_lies_about_what_is_there() -> None:
-    """The pages count as clean: they are seen until forgotten, and no sync writes them again."""
+    """The pages count as clean: programs see them until they are evicted, and no sync writes them
+    again.
+    """
     disk = SimDisk()
     handle = made(disk, b"old")
     disk.pwritev(handle, [b"NEW, and more"], 0)

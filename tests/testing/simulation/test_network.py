@@ -350,7 +350,7 @@ def test_a_cut_is_noticed_late_and_what_is_sent_into_it_is_never_done() -> None:
 
 
 def test_of_commits_under_way_the_first_so_many_are_done() -> None:
-    """And not after the client is connected again, when it looks which those were."""
+    """No such commit is done after the client is connected again and reads which ones were done."""
     outcomes = set()
     for number in range(120):
         ensemble, a, one, _, _ = sessions()

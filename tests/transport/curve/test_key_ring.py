@@ -72,7 +72,7 @@ def client(
 
 
 def turn(*transports: ZmqTransport, until: Callable[[], object]) -> list[Arrival]:
-    """Turn transports until a condition is true; returns the messages that arrived."""
+    """Run transports until a condition is true; returns the messages that arrived."""
     arrivals: list[Arrival] = []
     deadline = time.monotonic() + WAIT_S
     while not until():
@@ -111,7 +111,8 @@ def test_the_contract(tmp_path: Path) -> None:
         if not (folder / f"{node}.pub").exists():
             make_keys(folder, node)
         for each in rings:
-            each._looked_at = 0.0  # New names are read at once, without the wait of a second.
+            # The key ring reads new names at once, without the wait of a second.
+            each._looked_at = 0.0
         rings.append(KeyRing(folder, node))
         return ZmqTransport(node, listen="tcp://127.0.0.1:0", keys=rings[-1])
 
@@ -275,7 +276,7 @@ def test_nobody_goes_by_the_name_of_another(tmp_path: Path) -> None:
 def test_a_client_is_given_no_more_room_for_calling_itself_by_its_own_name(
     principal: str, most: int, tmp_path: Path
 ) -> None:
-    """A client's headers are limited under any name: 16 MiB would be 1 GiB in memory."""
+    """The size of a client's headers is limited under any name: 16 MiB would be 1 GiB in memory."""
     make_keys(tmp_path, "server", "alice", nodes=("broker-0",))
     seen = Seen()
     with (
@@ -377,7 +378,9 @@ def test_a_node_that_lets_in_anybody_does_not_start(
 def test_only_keys_for_our_own_sockets_are_let_in(
     domain: bytes, mechanism: bytes, whose: str | None, status: bytes, tmp_path: Path
 ) -> None:
-    """The ZAP handler admits keys for the node's own sockets only, though it gets all requests."""
+    """The ZAP handler admits keys only for the node's own sockets, although it gets all requests of
+    the process.
+    """
     keys = {**make_keys(tmp_path, "alice"), "nobody": make_pair("nobody")}
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -411,7 +414,7 @@ def test_without_a_handler_nobody_is_let_in(tmp_path: Path) -> None:
         while (problem := watch.problem()) is None:
             assert time.monotonic() < until
             watch.socket.poll(100)
-        assert problem  # instead of reporting a connection
+        assert problem  # the self-test reports the problem instead of a connection
         watch.close()
     finally:
         context.destroy(linger=0)
@@ -494,7 +497,7 @@ def test_keys_that_could_not_be_read_once_are_read_again(tmp_path: Path) -> None
     """A revocation counts as soon as it can be read, after a half-written file or without a free
     descriptor.
 
-    The folder's times may be the same once the file is complete.
+    The folder's times may be unchanged once the file is complete.
     """
     pairs = make_keys(tmp_path, "alice", "bob")
     keys = KeyRing(tmp_path, "alice")
@@ -542,7 +545,7 @@ def test_a_secret_that_is_damaged_is_not_shown(tmp_path: Path, ending: str) -> N
     with pytest.raises(ConfigError, match=r"is no key file$") as found:
         KeyRing(tmp_path)
     assert secret not in repr(found.value) + str(found.value.__cause__)
-    assert found.value.__suppress_context__  # the parser's error, which quotes the line
+    assert found.value.__suppress_context__  # hides the parser's error, which quotes the line
 
 
 def test_what_is_wrong_with_keys_is_complained_of_once(
@@ -587,7 +590,9 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
 
 
 def test_a_stranger_cannot_send_parts_without_end(tmp_path: Path) -> None:
-    """Parts without end need a proved key, since libzmq bounds a frame and not their number."""
+    """Only a client with a proved key may send many parts, since libzmq limits the size of a frame
+    but not the number.
+    """
     make_keys(tmp_path, "server")
     seen = Seen()
     with server(tmp_path, seen) as there, client(None, None, there) as plain:
