@@ -280,7 +280,7 @@ class Driver:
     def _turns(self, is_enough: Callable[[], bool] | None) -> None:
         """Turn the loop until *is_enough* returns True.
 
-        Without it, this method returns only when another thread wants the lock.
+        Without *is_enough*, this method returns only when another thread wants the lock.
         """
         if self._errands:
             # Errands that these add run after the turns below.

@@ -158,8 +158,8 @@ class Loop:
     def add(self, name: str, machine: Machine, *, tells: bool = False) -> None:
         r"""Drive *machine*; messages to *name* are for it.
 
-        If it *tells*, the loop asks for its deadline only after driving it, or after :meth:`rearm`\
-        ; the deadline must not change otherwise.
+        If the machine *tells*, the loop asks for its deadline only after driving it, or after
+        :meth:`rearm`\ ; the deadline must not change otherwise.
         """
         self.machines[name] = machine
         self._timers.add(name, machine, tells=tells)

@@ -59,7 +59,7 @@ class NodeThread:
                     loop.take(arrivals)
                 if arrivals or is_woken or loop.has_work or loop.deadline <= clock():
                     is_woken = False
-                    # If its coordinator backend answers at once, a zkserver with a large change has
+                    # If the coordinator backend answers at once, a zkserver with a large change has
                     # work in each turn. Heartbeats are handled only between two runs.
                     loop.run(within_ms=RUN_MS)
                     if loop.jobs.waiting:

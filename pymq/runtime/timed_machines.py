@@ -1,8 +1,8 @@
 """Times the requests of a node's machine, and its store, for metrics.
 
 The loop shows a :class:`Meter` the messages that a machine gets and sends. The machine does not
-know about the meter, and the simulator uses none. It costs about 1 us per request; the broker takes
-20.
+know about the meter, and the simulator uses none. A meter costs about 1 us per request; the broker
+takes 20.
 """
 
 from __future__ import annotations

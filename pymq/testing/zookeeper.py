@@ -1,7 +1,8 @@
 """A real ZooKeeper on this machine, from the jars that come with pyspark; it needs Java 17.
 
 There may be one server or an ensemble, on free ports of 127.0.0.1, with sessions as short as tests
-need. Its data does not survive a power failure (``forceSync=no``), because it is for tests.
+need. The servers' data does not survive a power failure (``forceSync=no``), because it is for
+tests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Summaries of each topic and group, for sums over all of them on the page.
 
-A snapshot describes only the first topics and groups in full, because the page shows these. It
-describes some of the others in turn, and keeps a summary of each until its next turn. So the sums
-cover everything after a few snapshots, at a cost that does not grow with their number. Each sum
-shows how many topics or groups it covers.
+A snapshot describes only the first topics and groups in full, because the page shows these. The
+snapshot describes some of the others in turn, and keeps a summary of each until its next turn. So
+the sums cover everything after a few snapshots, at a cost that does not grow with their number.
+Each sum shows how many topics or groups it covers.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def test_a_named_producer_is_everybodys_who_may_use_the_name_and_nobody_elses() 
 def test_no_epoch_is_used_that_was_not_given_out() -> None:
     """A producer cannot use a higher epoch than granted.
 
-    Otherwise it could fence all later producers forever.
+    Otherwise a producer could fence all later producers forever.
     """
     node, given = Node(), named(3)
     assert node.refusal("good", given.first, given.grant, 3) is None

@@ -486,7 +486,7 @@ def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:
 def test_groups_go_with_the_leadership_of_their_partition(is_stopped: bool, bench: Bench) -> None:
     """A leader loads the groups of its partition.
 
-    When it is replaced, it answers their waiting requests.
+    When a leader is replaced, it answers the waiting requests of the groups.
     """
     found = state("b0", "b1", topic=OFFSETS_TOPIC)
     bench.step("c", Join(1, "g", "m", "t", ("0",), "sticky", 10_000, 1_000, 0, BEGIN))

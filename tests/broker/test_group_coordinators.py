@@ -69,7 +69,7 @@ class Host:
 def test_a_turn_takes_in_one_part_of_what_all_coordinators_read() -> None:
     """A broker handles one part in each turn.
 
-    Otherwise its pings would be late and the others would elect another leader.
+    Otherwise the broker's pings would be late, and the others would elect another leader.
     """
     host = Host()
     host.take_over()

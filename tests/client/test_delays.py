@@ -433,7 +433,7 @@ def test_a_note_leaves_out_no_record_that_is_not_committed(
 def test_years_of_delay() -> None:
     """The delay is measured by the leader's clock.
 
-    Here that clock and its successor's are set three years ahead.
+    In this test the clocks of that leader and its successor are set three years ahead.
     """
     with Cluster(brokers=3) as cluster:
         mq = cluster.client()

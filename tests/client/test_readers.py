@@ -33,7 +33,7 @@ def numbers(consumer: pymq.Consumer) -> list[int]:
 def test_each_reads_on_its_own(mq: pymq.Client) -> None:
     """Readers can start at the beginning, an offset or the end.
 
-    They do not take records from each other.
+    Readers do not take records from each other.
     """
     fill(mq, 0, 100)
     with (
@@ -165,7 +165,7 @@ def test_pausing(mq: pymq.Client) -> None:
 
 
 def test_a_deleted_topic_is_told(mq: pymq.Client) -> None:
-    """If its topic is deleted, a reader's poll raises."""
+    """If the topic is deleted, a reader's poll raises."""
     with mq.consumer("t", mode="psb") as consumer:
         mq.delete_topic("t")
         with pytest.raises(pymq.errors.UnknownTopic):

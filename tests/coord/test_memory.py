@@ -97,7 +97,7 @@ def test_suspended_session_survives() -> None:
 def test_suspended_session_expires() -> None:
     """The suspended session is expired when it returns.
 
-    Its commits are uncertain, and its loads are answered.
+    The commits of the session are uncertain, and its loads are answered.
     """
     hub = MemoryTree()
     one, two = MemoryCoordinator(hub, session="one"), MemoryCoordinator(hub, session="two")

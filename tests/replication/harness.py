@@ -273,7 +273,7 @@ MakeRaft = Callable[[Replica, int, tuple[str, ...]], Raft]
 
 
 class Node:
-    """One replica: its broker (as the replicator sees it), its log and its disk."""
+    """A replica: its broker (as the replicator sees it), its log and its disk."""
 
     def __init__(self, name: str, cluster: Cluster) -> None:
         self.me = name

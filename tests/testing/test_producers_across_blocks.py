@@ -34,7 +34,7 @@ class Sender:
         self._last = -1  # the offset that the last answer contained
 
     def send(self, producer: int) -> None:
-        """The next batch of a producer is new."""
+        """Send the next batch of a producer, which must count as new."""
         offsets = self._offsets.setdefault(producer, [])
         answer = self._ask(producer, len(offsets))
         assert answer.error is None, answer.error

@@ -285,7 +285,7 @@ class Acknowledger:
             self.refused += m.refused
         if self._was_fenced:
             self._forfeited += m.refused
-        elif m.lapsed:  # Their leases expired; an earlier try would have reported the same.
+        elif m.lapsed:  # The leases expired; an earlier try would have reported the same records.
             self._lapse(m.lapsed, settlement.message.acks)
         if error is None and any(done.is_durable for done in settlement.waits):
             error = self._commit_failed()

@@ -1,18 +1,18 @@
 """Idempotence: the producer table of a partition, by which duplicate batches are recognised.
 
-A producer numbers its records in each partition, from 0 on. Its next batch must begin where the
-last one ended. A batch that begins earlier is a duplicate; the answer names the offset of the first
-copy. A batch that begins later shows that an earlier one was lost on the way. A higher producer
-epoch fences lower ones and continues their numbers (in Kafka it begins at 0; here the number also
-tells a restarted producer how far it got).
+A producer numbers its records in each partition, from 0 on. The producer's next batch must begin
+where the last one ended. A batch that begins earlier is a duplicate; the answer names the offset of
+the first copy. A batch that begins later shows that an earlier one was lost on the way. A higher
+producer epoch fences lower ones and continues their numbers (in Kafka it begins at 0; here the
+number also tells a restarted producer how far it got).
 
 The table is part of the log's state: replaying headers rebuilds it, and checkpoints hold a
 snapshot.
 
-A roll hands the table on to the next block. It leaves out producers that were silent for too long
-(Kafka's ``producer.id.expiration.ms``), unless they have a name, and those that were silent longest
-if the table is too large for a roll. The replica that seals the block decides that by its own
-clock, and all replicas of the next block begin with the same table. Wall clocks may be set, and
+A roll hands the table on to the next block. The roll leaves out producers that were silent for too
+long (Kafka's ``producer.id.expiration.ms``), unless they have a name, and those that were silent
+longest if the table is too large for a roll. The replica that seals the block decides that by its
+own clock, and all replicas of the next block begin with the same table. Wall clocks may be set, and
 those of brokers differ. So silence is summed up between two readings of the clock, and each step
 counts for a minute at most.
 """
@@ -50,7 +50,10 @@ PRODUCERS_MAX = 10_000  # producers of a partition; beyond that the longest sile
 
 
 class ProducerState(NamedTuple):
-    """One producer's state in one partition; a named tuple, since each batch makes a new one."""
+    """The state of one producer in one partition.
+
+    A named tuple, since each batch makes a new one.
+    """
 
     epoch: int
     next_sequence: int

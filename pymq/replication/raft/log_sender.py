@@ -18,8 +18,8 @@ from pymq.replication.raft.quorum_features.snapshots import send_snapshot
 class LogSender:
     """Decides what each follower is sent, and when it is sent again; :class:`Mode` says how.
 
-    When the commit index advances, it waits ``tell_ms`` for data to travel with. Then it is sent
-    alone.
+    When the commit index advances, it waits ``tell_ms`` for data to travel with. After that time
+    the commit index is sent alone.
     """
 
     def __init__(

@@ -318,8 +318,8 @@ class Behind:
 def look_behind(window: Window, found: Walk) -> Behind:
     """Search behind the fault of *found* for signs that it is damage or a torn write.
 
-    The search ends at the first batch whose *durable* covers the offset at the fault. It reads each
-    byte once, and the bodies until a whole batch is found.
+    The search ends at the first batch whose *durable* covers the offset at the fault. The search
+    reads each byte once, and the bodies until a whole batch is found.
     """
     behind, position = Behind(), found.position
     if is_whole(window.piece(position, HEADER_SIZE, HEADER_SIZE)):

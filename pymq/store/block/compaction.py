@@ -1,7 +1,7 @@
 """Key compaction: keeps only the last record of each key.
 
-* A tombstone is a record with the header ``("pymq.tombstone", b"")``; it deletes its key. It is
-  kept for some time, so that all consumers see it, and then removed, too.
+* A tombstone is a record with the header ``("pymq.tombstone", b"")``; it deletes its key. A
+  tombstone is kept for some time, so that all consumers see it, and then removed, too.
 * Records without a key and control batches are kept.
 * Offsets never change: a batch still covers the offsets of its removed records.
 """

@@ -31,7 +31,7 @@ assert _HEAD.size == HEADER_SIZE
 
 
 class StoredBlock:
-    """One block: its offsets, and the positions of its batches in its file.
+    """A block: its offsets, and the positions of its batches in its file.
 
     Ten thousand idle blocks must fit in memory: unused parts are None, and paths are not stored.
     """
@@ -313,8 +313,8 @@ def head_at(
 ) -> tuple[int, int, int, int]:
     """Check the batch header in *data* and return (base offset, length, span, max timestamp).
 
-    It makes the same checks as :func:`pymq.core.batch.header.parse_header`, but creates no object:
-    a read of 1 MiB may walk over thousands of headers.
+    This function makes the same checks as :func:`pymq.core.batch.header.parse_header`, but creates
+    no object: a read of 1 MiB may walk over thousands of headers.
 
     Raises:
         CorruptBlock: it is damaged.

@@ -70,8 +70,8 @@ class FileStore:
         self._blocks: dict[BlockId, StoredBlock] = {}
         self._handles = Handles(self._folder, handles_max)
         self._appending = Appending(self._folder, self._handles)
-        # Compaction may run in its own thread. It holds this lock only while it opens or swaps a
-        # file, so that another thread's handle stays valid from its lookup to its use.
+        # Compaction may run in its own thread. Compaction holds this lock only while it opens or
+        # swaps a file, so that another thread's handle stays valid from its lookup to its use.
         self._lock = threading.RLock()
         self._closed = False
         self._folder.open()

@@ -41,7 +41,7 @@ def verify(
     last batches may look torn because they are being written; the report says so.
 
     Other files of a broker, such as its metadata, are not checked. *known* checks the metadata: it
-    returns the blocks there, or raises a :class:`StoreError` that is reported as damage. It is
+    returns the blocks there, or raises a :class:`StoreError` that is reported as damage. *known* is
     called only if the verifier holds the store's lock.
 
     *on_read* is called after each block file with its size in bytes.

@@ -22,7 +22,8 @@ def check_watches(suite: CoordinatorSuite) -> None:
         for root in ("/a", "/later", "/a"):  # loading the same root twice must be harmless
             reader.load(root)
         stranger.load("/b")
-        # If these were reported, then before all events for which the check waits below.
+        # If changes outside the roots were reported, they would come before the events for which
+        # the check waits below.
         writer.must(Create("/ab/x", b""), Put("/b", b"", 0), Check("/a", 0))
         steps: list[tuple[Op, ...]] = [
             (Create("/a/x", b""),),

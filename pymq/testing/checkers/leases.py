@@ -139,7 +139,8 @@ class LeaseRules(Checker):
     def on_append(self, log: ReplicaLog, header: Header) -> None:
         """Note that a coordinator writes all that it knows, except ranges beyond the limit.
 
-        When it answers, it may know fewer ranges, because retention has removed some records.
+        When the coordinator answers, it may know fewer ranges, because retention has removed some
+        records.
         """
         block, broker = log.block, self.watch.cluster.brokers[log.node].broker
         name = self.watch.names.get((block.topic_id, block.partition))

@@ -44,7 +44,7 @@ def chain(before: int, header: Header) -> int:
 
 @define
 class ReplicaLog:
-    """One broker's copy of one block."""
+    """The copy of a block on one broker, as a log."""
 
     node: str
     block: BlockId
@@ -117,7 +117,7 @@ class Ledger:
         self.fail = fail
 
     def log(self, node: str, block: BlockId) -> ReplicaLog | None:
-        """One replica's log."""
+        """The log of one replica."""
         return self.logs.get((node, block))
 
     def holding(self, node: str, topic_id: str, partition: int, offset: int) -> ReplicaLog | None:

@@ -38,7 +38,7 @@ SCRATCH = "scratch"  # a topic that is created, deleted and created again
 
 @define
 class Plan:
-    """One run."""
+    """The plan of one run."""
 
     seed: int
     brokers: int = 3

@@ -145,7 +145,7 @@ class Ensemble:
 
 
 class CoordinatorSession:
-    """One zkserver's connection; a :class:`pymq.coord.base.Coordinator`."""
+    """The connection of one zkserver; a :class:`pymq.coord.base.Coordinator`."""
 
     def __init__(self, ensemble: Ensemble, process: Process) -> None:
         self.process = process

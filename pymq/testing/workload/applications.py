@@ -1,7 +1,7 @@
 """Simulated applications: they send, consume, administrate, and record the outcomes.
 
-They use the machines of the real client, not its handles, because code inside the simulation must
-not wait. Each sent value is unique, and its number can be read from it.
+The applications use the machines of the real client, not its handles, because code inside the
+simulation must not wait. Each sent value is unique, and its number can be read from it.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class KeyRing:
                 if seen == self._seen:
                     return
                 # After an error the node retries each second, because a revocation must not wait
-                # for another change. It logs the error once.
+                # for another change. The node logs the error once.
                 self._load(seen)
         except (ConfigError, OSError) as error:
             if str(error) != self._complaint:

@@ -18,8 +18,8 @@ Limits:
   limit is exceeded, the oldest new connection is closed. By then a proper client has sent a packet,
   and a client that connects again and again only replaces its own connections.
 * Silent connections count for no principal, because libzmq does not report to whom they belong.
-  They may use half of the total. If the total is used up and they have more than half, the one that
-  was silent for longest is closed; its client may connect again.
+  Silent connections may use half of the total. If the total is used up and they have more than
+  half, the one that was silent for longest is closed; its client may connect again.
 * The known connections of one principal may use at most half of the total.
 """
 
@@ -249,7 +249,7 @@ def address_of(descriptor: int) -> str:
 def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
     """The socket of a descriptor, which stays libzmq's; None if there is none.
 
-    It needs no new descriptor, because perhaps no descriptor is free.
+    The function needs no new descriptor, because perhaps no descriptor is free.
     """
     try:
         found = socket.socket(fileno=descriptor)

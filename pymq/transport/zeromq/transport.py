@@ -1,8 +1,8 @@
 """The transport between processes over ZeroMQ: one bound ROUTER, and a DEALER for each peer.
 
-It starts no thread and never waits: the thread that turns the node's loop polls. All messages for a
-peer between two flushes share a packet. Payload goes from the file, or from the producer's batch,
-to the socket without a copy.
+The transport starts no thread and never waits: the thread that turns the node's loop polls. All
+messages for a peer between two flushes share a packet. Payload goes from the file, or from the
+producer's batch, to the socket without a copy.
 
 ========================================  ==========================================================
 a peer that has connected to this node    is answered over that connection

@@ -193,8 +193,8 @@ def test_files_of_a_deleted_topic_are_a_note(
 def test_files_of_a_deleted_topic_are_removed(
     folder: Path, left: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only those files are removed, only with --yes, and only while no process has the folder
-    open.
+    """The command removes only those files, only with --yes, and only while no process has the
+    folder open.
     """
     before = blocks(folder)
     with pymq.open(folder):

@@ -104,7 +104,7 @@ def test_nack_comes_again_and_ends_as_a_dead_letter(mq: pymq.Client) -> None:
 def test_the_largest_record_can_be_a_dead_letter(mq: pymq.Client, limit: int) -> None:
     """The headers with its origin make a dead letter larger than the record.
 
-    Its topic still accepts it.
+    The dead-letter topic still accepts such a letter.
     """
     mq.create_topic("jobs", max_record_bytes=limit)
     with mq.producer() as producer:

@@ -147,7 +147,7 @@ def test_a_killed_process_leaves_everything_but_it_is_not_durable() -> None:
 def test_the_power_fails_at_any_operation() -> None:
     """Operations are counted in the same way with and without a power cut.
 
-    After it the disk does not work until the crash.
+    After the cut the disk does not work until the crash.
     """
 
     def work(disk: SimDisk) -> None:
