@@ -30,7 +30,8 @@ H = TypeVar("H", bound="Callable[[Request], Any]")
 class Layers(Admin):
     """Dead letters, typed topics, request and reply: the part of :class:`Client` above others.
 
-    Their modules are imported at the first use: most clients use few of them.
+    The modules for these methods are imported at the first use, because most clients use few of
+    them.
     """
 
     _schemas: SchemaRegistry | None = None
@@ -58,9 +59,9 @@ class Layers(Admin):
         """Send dead letters back to their topics, each exactly once, even if the caller crashes.
 
         A record keeps its key, value and headers, and gets a header ``pymq.redriven``, which counts
-        how often it was sent back. It goes to its former partition, in the order of the letters.
-        The letters stay in their topic until retention removes them; the compacted topic *topic*
-        with ``.redriven`` records which of them were sent back.
+        how often it was sent back. A letter goes to its former partition, in the order of the
+        letters. The letters stay in their topic until retention removes them; the compacted topic
+        *topic* with ``.redriven`` records which of them were sent back.
 
         Args:
             topic: the dead-letter topic, as ``orders.dlq``.

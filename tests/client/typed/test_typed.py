@@ -108,7 +108,7 @@ def test_a_delay_and_an_expiry_go_with_a_value(mq: pymq.Client) -> None:
 
 
 def test_a_value_that_cannot_be_decoded_becomes_a_dead_letter(mq: pymq.Client) -> None:
-    """The group goes on; the letter has the error and can be sent back."""
+    """The group continues; the letter has the error and can be sent back."""
     mq.create_topic("orders")
     bad: list[Bad] = []
     put(mq, b"nonsense", b'{"item": 5}')
@@ -316,7 +316,7 @@ def test_nonsense_in_the_registry_harms_nobody(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_brokers_that_crash_lose_no_schema(seed: int) -> None:
-    """In a simulation: a leader dies between two registrations, and its successor knows them."""
+    """In a simulation a leader dies between two registrations; its successor knows both schemas."""
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("orders", replicas=3, acks="raft")
