@@ -175,11 +175,15 @@ def queues(found: Found) -> str:
         name: {side["name"]: side for side in part["sides"]} for name, part in measured.items()
     }
     names = dict.fromkeys(name for each in sides.values() for name in each)
-    kept = [column for column in QUEUES if column[1] in measured]
+    kept = [
+        (head, name, measure)
+        for head, name, measure in QUEUES
+        if any(measure in side["median"] for side in sides.get(name, {}).values())
+    ]
     rows = [
         (
             f"**{name}**" if name.startswith("pymq") else name,
-            *(_best(sides[part], (name,), measure) for _, part, measure in kept),
+            *(_best(sides[of], (name,), measure) for _, of, measure in kept),
         )
         for name in names
     ]
