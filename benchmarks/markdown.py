@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.report import compact, figure, share, split
 
-Found = dict[str, Any]  # as made by ``benchmarks.report.as_json``
+Found = dict[str, Any]  # the result of ``benchmarks.report.as_json``
 # The facts shown of parts that were measured later than the others.
 AGAIN = ("pymq", "date", "cpu", "runs", "scale", "cores", "load", "load_after")
 
@@ -78,7 +78,7 @@ def headlines(found: Found) -> str:
     return table(("work", "pymq", "best peer", "ratio", "goal"), rows)
 
 
-# The README's rows: the work, the part, pymq's side and its measure, which the peers have too.
+# The README's rows: the work, the part, pymq's side, and the measure, which the peers have too.
 FRONT = (
     ("put, synced every 1,000 records, one process", "E1-put-durable", "pymq send_many", "put"),
     ("put, synced each record, one process", "E4-one-durable", "pymq", "put"),
@@ -87,7 +87,7 @@ FRONT = (
     ("from producer to consumer, median", "N5-latency", "pymq", "p50"),
     ("no-op tasks, 4 workers, acknowledgements synced", "Q1-noop", "pymq", "4 workers"),
 )
-# The peers, each with its sides; of several the best counts. Without a Kafka, its C client is
+# The peers, each with its sides; of several sides the best counts. Without a Kafka, its C client is
 # measured on its own test broker, in memory.
 PEERS = (
     ("Kafka", ("kafka",)),

@@ -79,7 +79,7 @@ def _make_topic(mq: pymq.Client, acks: Acks, replicas: int, fsync: str | None) -
     wait_for_brokers(mq, replicas)
     mq.create_topic(TOPIC, partitions=1, replicas=replicas, acks=acks, **settings)
     with mq.producer() as producer:
-        producer.send(TOPIC, b"").result(timeout=30)  # from here on it has a leader
+        producer.send(TOPIC, b"").result(timeout=30)  # from now on the partition has a leader
 
 
 def wait_for_brokers(mq: pymq.Client, count: int) -> None:
@@ -211,7 +211,7 @@ def produce_each(url: str, count: int, window: int) -> Generator[None, None, Non
 
     values = random_values(count, 100)
     settings: dict[str, Any] = {"linger_ms": 0, "batch_bytes": 1, "max_in_flight": window}
-    settings["idempotent"] = False  # it allows no more than five in flight
+    settings["idempotent"] = False  # an idempotent producer allows at most five in flight
     with pymq.open(url) as mq, mq.producer(**settings) as producer:
         producer.send(TOPIC, b"").result(timeout=30)
         yield
@@ -221,7 +221,7 @@ def produce_each(url: str, count: int, window: int) -> Generator[None, None, Non
 
 
 def produce_paced(url: str, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One record at a time; returns the time of each answer."""
+    """Send one record at a time; returns the time of each answer."""
     import pymq
 
     with pymq.open(url) as mq, mq.producer(linger_ms=0) as producer:

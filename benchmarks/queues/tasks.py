@@ -28,7 +28,6 @@ CREWS = {"1 worker": 1, "4 workers": 4, "16 workers": 16}
 FEW = 4  # workers of Q3 and Q4
 SHORT_S, LONG_S = 0.001, 0.02  # lengths of tasks
 LONG_TASKS = 200
-IDEAL_S = LONG_TASKS * LONG_S / FEW
 SPEED_TASKS = 2000  # tasks that show what 4 workers can do
 PACED_S = 3.0  # seconds of tasks at half of that
 

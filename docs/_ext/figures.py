@@ -26,7 +26,7 @@ class Figures(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Make it."""
+        """Make the figure's nodes."""
         self.env.note_dependency(str(FILE))
         text = SHOWN[self.arguments[0]](markdown.load(FILE))
         return self.parse_text_to_nodes(text, allow_section_headings=True)

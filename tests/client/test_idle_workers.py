@@ -187,5 +187,5 @@ def test_what_comes_while_its_consumer_is_at_work_goes_to_another(mq: pymq.Clien
             found = two.poll(timeout=30)
             assert [r.value for r in found] == [value], "the first one is not done yet"
             two.ack(found)
-        # The first member's heartbeats would tell it too, but only every 3 s.
+        # The first member's heartbeats would report it too, but only every 3 s.
         assert time.monotonic() - begun < 6

@@ -1,7 +1,7 @@
-"""What taskiq asks of a broker: tasks arrive once, wait, expire and are acknowledged.
+"""The requirements of taskiq for a broker: tasks arrive once, wait, expire and are acknowledged.
 
-taskiq ships no suite for the brokers of others. These are the behaviours that the suites of its own
-brokers test, and those that its documentation promises (decision 164).
+taskiq ships no suite for the brokers of others. The suites of taskiq's own brokers test these
+behaviours, and its documentation promises them (decision 164).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_tasks_that_were_sent_before_there_was_a_worker_wait() -> None:
 
 
 def test_workers_share_the_tasks() -> None:
-    """A worker that is busy leases nothing else, so an idle one gets the rest."""
+    """A busy worker leases no further task, so an idle one gets the rest."""
 
     async def script() -> None:
         release, started = asyncio.Event(), asyncio.Event()
@@ -226,7 +226,7 @@ def test_urgent_tasks_run_first() -> None:
         sent = [await send("later") for _ in range(10)]
         sent += [await send("urgent", priority=9), await send("soon", priority=1), due]
         lag = 0
-        while lag < len(sent):  # the delayed one counts when it is due
+        while lag < len(sent):  # a delayed record counts only when it is due
             await asyncio.sleep(0.01)
             lag = await waiting(broker)
         async with working(broker, max_async_tasks=1):
@@ -414,7 +414,7 @@ def test_a_folder_is_opened_once_and_closed_at_last(tmp_path: Path) -> None:
         await brokers[0].shutdown()
         await brokers[1].kick(message())
         await brokers[1].shutdown()
-        async with pymq.aio.open(tmp_path) as mq:  # it is free
+        async with pymq.aio.open(tmp_path) as mq:  # the folder is not locked
             assert await mq.topics() == ["taskiq", "taskiq.results"]
 
     play(script)
@@ -438,7 +438,7 @@ def test_a_queue_that_cannot_be_opened(tmp_path: Path) -> None:
             broker = make(tmp_path)
             with pytest.raises(pymq.errors.StoreLocked):
                 await broker.startup()
-        await broker.startup()  # now it is free
+        await broker.startup()  # now the folder is not locked
         await broker.shutdown()
 
     play(script)
