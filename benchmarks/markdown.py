@@ -51,7 +51,7 @@ def _runs(machine: Found) -> str:
     # The benchmark has up to five processes: the load at its end may be its own.
     is_busy = machine["load"] > machine["cores"] or machine["load_after"] > 2 * machine["cores"]
     busy = (
-        " The machine was busy with other work: only the ratios say something." if is_busy else ""
+        " The machine was busy with other work: only the ratios are meaningful." if is_busy else ""
     )
     return (
         f"Medians of {machine['runs']} runs in turn, {scale.get(machine['scale'], '')}"
