@@ -85,7 +85,12 @@ FRONT = (
     ("produce and consume at the same time, one broker", "N1-end-to-end", "pymq", "both"),
     ("produce to three replicas, pymq synced on a majority", "R1-put-durable", "pymq", "put"),
     ("from producer to consumer, median", "N5-latency", "pymq", "p50"),
-    ("no-op tasks, 4 workers, acknowledgements synced", "Q1-noop", "pymq", "4 workers"),
+    (
+        "no-op tasks, 4 workers; acknowledgements synced, pymq's by the poll",
+        "Q1-noop",
+        "pymq",
+        "4 workers",
+    ),
 )
 # The peers, each with its sides; of several sides the best counts. Without a Kafka, its C client is
 # measured on its own test broker, in memory.

@@ -228,9 +228,21 @@ QUEUES = (
 )
 
 
-def _sides(run: Callable[[Queue, Job], Measures]) -> tuple[Side, ...]:
+EACH = Queue(
+    "pymq each",
+    'one broker, fsync="always"; poll, then ack and commit of each task by itself',
+    Needs(("zmq",)),
+    "pymq",
+    _pymq,
+    1000,
+    variant="commit each",
+)
+
+
+def _sides(run: Callable[[Queue, Job], Measures], *more: Queue) -> tuple[Side, ...]:
     return tuple(
-        Side(queue.name, queue.setting, partial(run, queue), queue.needs) for queue in QUEUES
+        Side(queue.name, queue.setting, partial(run, queue), queue.needs)
+        for queue in (*QUEUES, *more)
     )
 
 
@@ -247,7 +259,7 @@ PARTS = (
     Part(
         "Q1-noop",
         "tasks that do nothing, sent first, then run by 1, 4 and 16 workers",
-        _sides(lambda queue, job: _rates(queue, 0.0, job)),
+        _sides(lambda queue, job: _rates(queue, 0.0, job), EACH),
         _rate_goals("pymq", CELERY, 5),
         units=dict.fromkeys(("send", *CREWS), TASKS),
         runs_max=2,
