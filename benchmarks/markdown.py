@@ -232,7 +232,9 @@ def part_table(part: Found) -> str:
 
 
 def curve_table(part: Found) -> str:
-    """Return a part along an axis: a row a side and measure, a column a step of the axis."""
+    """Return a part along an axis as a table, with a row for each side and measure and a column for
+    each step of the axis.
+    """
     steps = sorted({split(m)[1] for side in part["sides"] for m in side["median"]})
     rows: list[tuple[str, ...]] = []
     for side in part["sides"]:

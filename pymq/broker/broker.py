@@ -21,10 +21,13 @@ from pymq.core.group.consumer_group import Assignors
 from pymq.core.message import (
     Acquire,
     Answer,
+    BeatClassic,
     CancelDelayed,
+    CommitClassic,
     CommitOffset,
     Copy,
     DeleteGroup,
+    DescribeClassic,
     DescribePartitions,
     Fetch,
     Fetched,
@@ -34,8 +37,10 @@ from pymq.core.message import (
     GetSequence,
     Heartbeat,
     Join,
+    JoinClassic,
     LeaderAndIsr,
     Leave,
+    LeaveClassic,
     ListGroups,
     Message,
     PartitionReports,
@@ -52,6 +57,7 @@ from pymq.core.message import (
     Seal,
     Settle,
     StopReplica,
+    SyncClassic,
     TransferLeader,
     Unsubscribe,
 )
@@ -77,7 +83,7 @@ from pymq.errors import (
 
 
 class BrokerMachine:
-    """One broker, as a machine."""
+    """The machine of one broker, with all of its partitions and coordinators."""
 
     def __init__(
         self,
@@ -186,6 +192,12 @@ class BrokerMachine:
                 | GetGroup()
                 | GetLeases()
                 | Unsubscribe()
+                | JoinClassic()
+                | SyncClassic()
+                | BeatClassic()
+                | LeaveClassic()
+                | CommitClassic()
+                | DescribeClassic()
             ):
                 self._coordinators.step(source, message, now)
             case Copy():
