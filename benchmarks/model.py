@@ -178,7 +178,7 @@ NS = Unit("ns/record", False)
 
 @dataclass(frozen=True)
 class Part:
-    """One comparison."""
+    """One comparison of a benchmark: its sides, measures and goals."""
 
     name: str
     title: str

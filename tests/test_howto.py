@@ -1,4 +1,4 @@
-"""The programs of how-to pages that need a separate file or another package."""
+"""Programs of how-to pages that need a separate file or another package."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_table_of_kafkas_apis() -> None:
 
 
 def test_what_an_operator_should_look_at() -> None:
-    """The page's function, on a cluster that loses a broker and gets it back."""
+    """Runs the page's function on a cluster that loses a broker and gets it back."""
     names: dict[str, Any] = {}
     exec(blocks("cluster.md", "python")[0], names)
     with Cluster(brokers=3, seed=3) as cluster:
@@ -160,7 +160,7 @@ def test_the_settings_of_nodes(script: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 @pytest.mark.parametrize("node", ["broker", "zkserver"])
 def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
-    """Only the path of pymq and the user are of another machine."""
+    """Only the path of pymq and the user differ from those on a real machine."""
     (text,) = [text for text in blocks("cluster.md", "ini") if f"pymq {node} --config" in text]
     command = str(Path(sys.executable).with_name("pymq"))
     unit = tmp_path / f"pymq-{node}.service"
@@ -184,8 +184,8 @@ OF_EXTRAS = (
 
 
 def test_the_same_program_needs_no_extra(tmp_path: Path) -> None:
-    """Users who come from Kafka install pymq as the README says, without the package of any
-    extra.
+    """The same program runs for users who install pymq as the README says, without the package of
+    any extra.
     """
     (program,) = blocks("from-kafka.md", "python")
     hide = f"import sys\nfor name in {OF_EXTRAS}:\n    sys.modules[name] = None\n"
@@ -215,7 +215,7 @@ def test_what_is_hidden_is_what_extras_bring() -> None:
 
 
 def test_settings_of_kafka_and_ours() -> None:
-    """Each setting that the page names as ours exists, with that default."""
+    """Each setting that the page gives for pymq exists, with the given default."""
     page = (HOWTO / "from-kafka.md").read_text(encoding="utf-8")
     known: dict[str, dict[str, object]] = {
         "producer": defaults(pymq.Client.producer),
@@ -237,7 +237,7 @@ def defaults(function: Callable[..., object]) -> dict[str, object]:
     return {name: p.default for name, p in inspect.signature(function).parameters.items()}
 
 
-METHODS = {"poll", "next_sequence"}  # named by the page beside settings
+METHODS = {"poll", "next_sequence"}  # methods that the page names beside settings
 
 
 def pairs(names: str, values: str) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pymq
 
-# Each takes milliseconds, and imports others.
+# Each of these modules takes milliseconds to import, and imports others.
 NOT_BY_ANY_RECORD = set(
     """asyncio concurrent.futures email hashlib http logging pathlib shutil socket subprocess
     tempfile urllib.parse

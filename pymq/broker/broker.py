@@ -83,7 +83,7 @@ from pymq.errors import (
 
 
 class BrokerMachine:
-    """One broker, as a machine."""
+    """The machine of one broker, with all of its partitions and coordinators."""
 
     def __init__(
         self,

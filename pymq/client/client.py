@@ -181,8 +181,8 @@ class Client(Layers):
 
         In a group each record of the topic goes to one consumer. These options are for groups:
 
-        * ``ack_wait_s`` (30): how long a record is leased to a consumer. It is delivered again if
-          it is not acknowledged by then. ``auto_ack`` (False): the next poll acknowledges.
+        * ``ack_wait_s`` (30): how long a record is leased to a consumer. A record that is not
+          acknowledged by then is delivered again. ``auto_ack`` (False): the next poll acknowledges.
         * ``max_deliver`` (5): after so many deliveries a record goes to the topic ``dead_letter``,
           by default the topic's name with ``.dlq``. ``expired`` ("drop"): with ``"dead_letter"``
           records that expire before the application gets them go there, too.

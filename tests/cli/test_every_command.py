@@ -26,7 +26,7 @@ NUMBERS = itertools.count(1)
 
 
 class Row(NamedTuple):
-    """Arguments of a command, a part of its output, and arguments that fail with the expected
+    """A command's arguments and a part of its output, and arguments that fail, with the expected
     error.
     """
 
@@ -36,10 +36,10 @@ class Row(NamedTuple):
     code: str
 
 
-# {it} is a topic and {who} a group that are there, {fresh} a new topic, {free} a name of nothing;
-# {nowhere} is a folder that holds no queue.
+# {it} is an existing topic and {who} an existing group, {fresh} the name of a new topic, {free} an
+# unused name, and {nowhere} a folder without a queue.
 ROWS = {
-    # Before a group exists, because the offsets topic needs three brokers.
+    # This must run before a group exists, because the offsets topic needs three brokers.
     "cluster decommission": Row("broker-2", "broker-2", "nobody", "INVALID_REQUEST"),
     "cluster recommission": Row("broker-2", "broker-2", "nobody", "INVALID_REQUEST"),
     "topic create": Row("{free}", "{free} is created", "{it}", "TOPIC_EXISTS"),
@@ -152,7 +152,7 @@ def test_a_command(name: str, world: World) -> None:
         assert "next: " in told.out
         assert json.loads(told_json.out)["ok"] is False
         return
-    # these report the finished part even if the rest fails
+    # these commands report the finished part even if the rest fails
     if name not in ("keys revoke", "topic delete"):
         assert (told.out, told_json.out) == ("", "")
     error = json.loads(told_json.err)["error"]
@@ -161,5 +161,7 @@ def test_a_command(name: str, world: World) -> None:
 
 
 def documents(name: str, out: str) -> list[str]:
-    """The JSON documents of an output: one, but for ``consume``, which prints one a record."""
+    """The JSON documents of an output: ``consume`` prints one for each record, all other commands
+    print one.
+    """
     return out.splitlines() if name == "consume" else [out]

@@ -1,6 +1,6 @@
 """A stranger with write permission sends batches whose content differs from their headers.
 
-The promise is to other clients: their acknowledged records stay and can be read.
+The promise to other clients: their acknowledged records stay, and can be read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> Enco
 
 
 def strange(batch: EncodedBatch) -> EncodedBatch:
-    """Return the batch as it comes from the network, unchecked."""
+    """Parse the batch as if it came from the network, so that it was not validated."""
     return EncodedBatch(bytes(batch.head), bytes(batch.body), batch.header)
 
 
@@ -112,7 +112,9 @@ def test_a_topic_says_how_far_ahead_a_time_may_be() -> None:
 
 
 def test_a_wall_clock_that_is_set_right_is_believed_at_once() -> None:
-    """Also by a broker that runs: its machine was suspended, or had a wrong time at the start."""
+    """A running broker also gets rid of a wrong time: its machine was suspended, or had a wrong
+    time at the start.
+    """
     with Cluster(brokers=1, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("t")

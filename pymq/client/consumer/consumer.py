@@ -212,8 +212,9 @@ class Consumer(Handle):
     def until_end(self) -> Iterator[Record]:
         """Iterate up to the current end of the topic; for tests and batch jobs.
 
-        In a group the iteration ends when no records are left for this consumer. It waits for
-        records that it returned with ``nack``, and not for those leased to other consumers.
+        In a group the iteration ends when no records are left for this consumer. The iteration
+        waits for records that this consumer has returned with ``nack``, and not for those leased to
+        other consumers.
 
         Raises:
             RequestTimeout: no progress for half a minute; the message says why.
@@ -301,8 +302,8 @@ class Consumer(Handle):
     def commit(self, *nothing: Never, timeout: float | None = REQUEST_S) -> None:
         """Wait until all acknowledgements so far are durable: a power cut does not undo them.
 
-        It costs a sync, which simultaneous commits share. Without it acknowledgements are sent
-        after some milliseconds and synced within a second.
+        A commit costs a sync, which simultaneous commits share. Without a commit, acknowledgements
+        are sent after some milliseconds and synced within a second.
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.

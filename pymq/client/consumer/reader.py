@@ -315,8 +315,8 @@ class Reader(ConsumerMachine):
         pause = cursor.route.refused(self._router, error)
         is_short = isinstance(error, OffsetOutOfRange) and is_leader and cursor.is_reached
         if is_short and m.log_start <= cursor.position and cursor.route.tries < CONFIRMED:
-            # The broker says that the log never reached this position. It may be a former leader
-            # that does not know its successor.
+            # The broker says that the log never reached this position. That broker may be a former
+            # leader that does not know its successor.
             self._router.refresh(self.topic)
             pause = cursor.route.patience_ms // 2
         if pause is not None:

@@ -196,7 +196,9 @@ class Acknowledger:
         return found
 
     def leased(self, leases: Iterable[Lease]) -> None:
-        """Count the records of *leases* that were delivered before: that lease has run out."""
+        """Note the records of *leases* that were delivered before: the member's earlier lease of
+        them has expired.
+        """
         for lease in leases:
             for part in self.handed.take(lease.partition, (lease.start, lease.end)):
                 self._released.put(lease.partition, part)
@@ -283,7 +285,7 @@ class Acknowledger:
             self.refused += m.refused
         if self._was_fenced:
             self._forfeited += m.refused
-        elif m.lapsed:  # Their leases expired; an earlier try would have reported the same.
+        elif m.lapsed:  # The leases expired; an earlier try would have reported the same records.
             self._lapse(m.lapsed, settlement.message.acks)
         if error is None and any(done.is_durable for done in settlement.waits):
             error = self._commit_failed()

@@ -1,10 +1,10 @@
 """The machine of a consumer of a group: leases records, fetches and acknowledges them.
 
-1. It watches the end of each assigned partition (:mod:`pymq.client.group.watches`).
+1. The member watches the end of each assigned partition (:mod:`pymq.client.group.watches`).
 2. When the application polls, it leases records from the group coordinator
    (:mod:`pymq.client.group.lease_requests`).
-3. It fetches these records (:mod:`pymq.client.group.leased_fetches`).
-4. It sends acknowledgements (:mod:`pymq.client.group.acknowledgements`).
+3. The member fetches these records (:mod:`pymq.client.group.leased_fetches`).
+4. The member sends acknowledgements (:mod:`pymq.client.group.acknowledgements`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A producer's queue for one partition: records, closed into batches, with sequences.
 
-``send`` runs in the user's threads without a lock. It appends to the queue's open batch, which only
-the producer's machine empties, under the driver's lock. The order of the steps makes that safe:
+``send`` runs in the user's threads without a lock. The thread appends to the queue's open batch,
+which only the producer's machine empties, under the driver's lock. The order of the steps makes
+that safe:
 
 | | user's thread | machine |
 |---|---|---|
@@ -476,7 +477,8 @@ class PartitionQueue:
         self.target, self.is_sure = None, False
         if self.must_ask:
             self.must_ask = False
-            self.forget_sequence()  # It is unknown whether an abandoned batch was written.
+            # The producer does not know whether an abandoned batch was written.
+            self.forget_sequence()
         self.is_renumbering = False
         self.sealed.extendleft(reversed(again))
         return True

@@ -115,7 +115,7 @@ class Producer(Handle):
             BufferFull: the buffer stayed full for ``delivery_timeout_s``.
             Closed: the producer was closed.
 
-        If it raises, the record was not sent and will not be sent.
+        If ``send`` raises, the record was not sent and will not be sent.
         """
         if type(value) is not bytes:
             value = _bytes(value, "value")

@@ -1,7 +1,7 @@
 """Sends partition states and removals to brokers until they confirm.
 
 - After each change of a partition, the zkserver sends the new state to the live brokers concerned.
-  It repeats the latest state until the broker answers without an error.
+  The zkserver repeats the latest state until the broker answers without an error.
 - A broker that registers gets the states of all its partitions and the replicas to remove.
 - A broker has one thread: heartbeats and elections wait while it handles a message. So a message
   has few states. If many states changed at once, the next message is sent when the previous one is

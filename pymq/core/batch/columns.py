@@ -24,9 +24,9 @@ a column with cbor2             55      46
 byte strings of one length      11      14
 ==============================  ======  ======
 
-In most streams all byte strings have the same length. Their array is ``head + prefix +
-prefix.join(values)``, and one struct format reads it back. The bytes are the same CBOR, so a reader
-in any language needs no special case.
+In most streams all byte strings have the same length. The array of such strings is ``head + prefix
++ prefix.join(values)``, and one struct format reads it back. The bytes are the same CBOR, so a
+reader in any language needs no special case.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _UNSTAMPED_CRC = crc32(_UNSTAMPED)
 
 
 class Record(NamedTuple):
-    """One record, as delivered to a consumer."""
+    """A record, as delivered to a consumer."""
 
     topic: str
     partition: str

@@ -13,10 +13,10 @@ any number.
 The table is part of the log's state: replaying headers rebuilds it, and checkpoints hold a
 snapshot.
 
-A roll hands the table on to the next block. It leaves out producers that were silent for too long
-(Kafka's ``producer.id.expiration.ms``), unless they have a name, and those that were silent longest
-if the table is too large for a roll. The replica that seals the block decides that by its own
-clock, and all replicas of the next block begin with the same table. Wall clocks may be set, and
+A roll hands the table on to the next block. The roll leaves out producers that were silent for too
+long (Kafka's ``producer.id.expiration.ms``), unless they have a name, and those that were silent
+longest if the table is too large for a roll. The replica that seals the block decides that by its
+own clock, and all replicas of the next block begin with the same table. Wall clocks may be set, and
 those of brokers differ. So silence is summed up between two readings of the clock, and each step
 counts for a minute at most.
 """
@@ -55,7 +55,10 @@ PRODUCERS_MAX = 10_000  # producers of a partition; beyond that the longest sile
 
 
 class ProducerState(NamedTuple):
-    """One producer's state in one partition; a named tuple, since each batch makes a new one."""
+    """The state of one producer in one partition.
+
+    A named tuple, since each batch makes a new one.
+    """
 
     epoch: int
     next_sequence: int
@@ -167,7 +170,8 @@ class ProducerTable:
         self._seen: dict[int, int] = {}
         self._time = UNKNOWN_TIME  # wall clock of the write in progress
         self._told = UNKNOWN_TIME  # the last reading of the wall clock
-        self._writing: dict[int, ProducerState] = {}  # producers as after the write in progress ...
+        # the producers' state after the write in progress ...
+        self._writing: dict[int, ProducerState] = {}
         self._proposed: dict[int, ProducerState] = {}  # ... and after the next one
 
     def __len__(self) -> int:

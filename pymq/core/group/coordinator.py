@@ -6,10 +6,10 @@ outlive the coordinator: they are records of that partition. A new coordinator r
 newest record of each key counts. Membership and leases are not stored: members join a new
 coordinator again, and records that were leased are delivered again.
 
-A member may hold leases on any records of its partitions. It loses them when it settles them, when
-its session or the lease runs out, or when it leaves. When a partition is assigned to another
-member, that member gets none of its records before the former member's leases have ended. So two
-consumers never work on records of one key at the same time.
+A member may hold leases on any records of its partitions. A member loses leases when it settles
+them, when its session or the lease runs out, or when it leaves. When a partition is assigned to
+another member, that member gets none of its records before the former member's leases have ended.
+So two consumers never work on records of one key at the same time.
 
 The numbers of members, groups and offsets are bounded (:mod:`pymq.core.group.group_limits`), and so
 is the time that assignments take
@@ -210,6 +210,9 @@ class GroupCoordinator:
         group = self.groups.setdefault(m.group, ConsumerGroup(m.group))
         _check_closed(group)
         group.offsets.set_offset(m.topic, m.partition, Leases(m.offset))
+        if m.end is not None:
+            # The log start is unknown: the report of a member that joins has to count as new.
+            group.offsets.topic(m.topic).learn(m.partition, -1, m.end)
         self.offsets.changed(m.group, m.topic, m.partition)
         self.offsets.answer(source, Settled(m.id), durable=True)
 

@@ -154,6 +154,7 @@ class CommitOffset:
     topic: str
     partition: str
     offset: int
+    end: int | None = None  # the high watermark as the client knows it, for the lag in metrics
 
 
 @value

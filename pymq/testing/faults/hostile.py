@@ -2,9 +2,9 @@
 
 Brokers must refuse all its batches: some have a sound header and a bad body, some a false header,
 and some the id and sequences of another producer, read from the log. The client also requests more
-than it receives, fills a group with members, and settles records of other members. It knows only
-what any client can know, and where a log ends. It has its own random numbers, so runs without it
-stay the same.
+than it receives, fills a group with members, and settles records of other members. The hostile
+client knows only what any client can know, and where a log ends. The hostile client has its own
+random numbers, so runs without it stay the same.
 """
 
 from __future__ import annotations

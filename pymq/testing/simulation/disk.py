@@ -1,6 +1,6 @@
 """A disk in memory with the faults of real disks: lost and torn writes, no space, errors.
 
-It replaces :class:`pymq.store.file.os_files.OsFiles` under a
+The disk replaces :class:`pymq.store.file.os_files.OsFiles` under a
 :class:`pymq.store.file.file_store.FileStore`::
 
     disk = SimDisk()
