@@ -58,6 +58,10 @@ def check_form(batch: EncodedBatch) -> None:
     """
     header = batch.header
     count = header.count
+    if header.body_format == KAFKA_FORMAT:
+        from pymq.core.batch.kafka.batch import check_kafka_crc  # lazy: few queues need it
+
+        check_kafka_crc(batch.body)
     values = batch.column(columns.VALUES)
     if values is None:
         raise CorruptBatch("the batch has no values")

@@ -168,6 +168,20 @@ def _wrapped(
     return batch
 
 
+def check_kafka_crc(body: Buffer) -> None:
+    """Check Kafka's own CRC in a body that did not come through :func:`wrap`.
+
+    Raises:
+        CorruptBatch: it does not hold, so Kafka's clients could not read the batch.
+        MissingExtra: crc32c is not installed.
+    """
+    if len(body) < KAFKA_HEADER_SIZE:
+        raise CorruptBatch("the Kafka batch is cut short")
+    found = KafkaHeader._make(KAFKA_HEADER.unpack_from(body))
+    if crc32c_function()(memoryview(body)[SIGNED_FROM:]) != found.crc:
+        raise CorruptBatch("the CRC of the Kafka batch does not hold")
+
+
 # --- reading ------------------------------------------------------------------------------------
 
 
@@ -195,7 +209,11 @@ def encoded_columns(header: Header, body: Buffer) -> dict[int, memoryview]:
         encoded[columns.KEYS] = columns.encode_bytes(found.keys)
     if kafka.first_ms >= 0 and any(found.times):
         shift = kafka.first_ms - header.first_timestamp
-        encoded[columns.TIMESTAMPS] = columns.encode_numbers([time + shift for time in found.times])
+        try:
+            times = columns.encode_numbers([time + shift for time in found.times])
+        except OverflowError:
+            raise CorruptBatch("a record's time has more than 64 bits") from None
+        encoded[columns.TIMESTAMPS] = times
     if any(found.headers):
         encoded[columns.HEADERS] = columns.encode_headers(found.headers)
     return {bit: memoryview(column) for bit, column in encoded.items()}

@@ -101,7 +101,7 @@ def _decode(data: bytes, count: int) -> tuple[KafkaRecords, int]:
         length = data[position]
         if length < 128:
             position += 1
-            length >>= 1
+            length = (length >> 1) ^ -(length & 1)
         else:
             length, position = _number(data, position)
         end = position + length

@@ -191,6 +191,46 @@ def test_a_body_that_was_packed_wrongly_is_found_by_the_reader() -> None:
         assert len(found) == len(ROWS)  # only a value, a key, or a time has changed
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_any_damaged_body_is_corrupt_or_other_records(seed: int) -> None:
+    """Whatever a producer packs, a reader raises CorruptBatch or gets records."""
+    rng = random.Random(seed)
+    data = packed(ROWS * 5, rng.choice(CODECS))
+    for _ in range(200):
+        bad = bytearray(data)
+        for _ in range(rng.choice((1, 2, 8))):
+            bad[rng.randrange(KAFKA_HEADER_SIZE, len(bad))] = rng.randrange(256)
+        struct.pack_into(">I", bad, 17, CRC(bytes(bad[21:])))
+        batch = wrap(bytes(bad), CRC, NOW)
+        try:
+            assert len(batch.records()) == len(ROWS) * 5
+        except CorruptBatch:
+            pass
+
+
+def test_a_time_of_more_than_64_bits_is_corrupt() -> None:
+    body = records.encode([0], [1 << 66], [None], [b"v"], [()])
+    data = bytearray(packed(ROWS)[:KAFKA_HEADER_SIZE] + body)
+    struct.pack_into(">i", data, 8, len(data) - 12)
+    struct.pack_into(">i", data, 23, 0)
+    struct.pack_into(">i", data, 57, 1)
+    struct.pack_into(">I", data, 17, CRC(bytes(data[21:])))
+    batch = wrap(bytes(data), CRC, NOW)
+    with pytest.raises(CorruptBatch):
+        batch.records()
+
+
+def test_a_batch_of_another_way_in_needs_a_sound_crc() -> None:
+    """A client of pymq's own protocol may send body format 2, too."""
+    sound = sent(ROWS)
+    check(EncodedBatch.parse(bytes(sound.head) + bytes(sound.body)))
+    body = bytearray(sound.body)
+    body[18] ^= 1  # a byte of Kafka's CRC
+    bad = EncodedBatch.sealed(sound.header, bytes(body))
+    with pytest.raises(CorruptBatch, match="CRC"):
+        check(EncodedBatch.parse(bytes(bad.head) + bytes(bad.body)))
+
+
 def test_a_body_that_unpacks_to_too_much_is_refused() -> None:
     import zlib
 
