@@ -67,7 +67,9 @@ IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "op
 # One owner each: only users of a package need it, and replacing it is a local change.
 OWNERS = {
     "cbor2": "core/cbor.py",
+    "fast_depends": "contrib/faststream/",
     "fastavro": "serde/",
+    "faststream": "contrib/faststream/",
     "google": "serde/",
     "kazoo": "coord/",
     "msgspec": "serde/",
@@ -82,8 +84,8 @@ OWNERS = {
 LAZY_UNLESS = {"pyarrow": "spark/"}
 
 NOT_AT_IMPORT = set(
-    """asyncio fastavro google.protobuf http.server kazoo msgspec opentelemetry prometheus_client
-    pyarrow pydantic pyspark taskiq zmq""".split()
+    """asyncio fast_depends fastavro faststream google.protobuf http.server kazoo msgspec opentelemetry
+    prometheus_client pyarrow pydantic pyspark taskiq zmq""".split()
 )
 
 
