@@ -14,16 +14,16 @@ import pymq.aio
 from pymq.contrib.faststream import PymqBroker
 from pymq.core.batch.record import Record
 
-SECONDS = 20.0  # on a busy machine
+SECONDS = 60.0  # on a busy machine
 SOON = pymq.Backoff(first_s=0.01, factor=2, max_s=0.1)
 QUIET = logging.CRITICAL + 1
 
 T = TypeVar("T")
 
 
-def play(script: Callable[[], Awaitable[None]]) -> None:
+def play(script: Callable[[], Awaitable[None]], timeout: float = SECONDS) -> None:
     """Run a script in an event loop of its own, and so on a queue of its own in memory."""
-    asyncio.run(asyncio.wait_for(script(), SECONDS))
+    asyncio.run(asyncio.wait_for(script(), timeout))
 
 
 def make(url: str | Path | pymq.aio.AsyncClient = "memory:", **options: Any) -> PymqBroker:

@@ -309,6 +309,39 @@ def test_members_share_and_groups_copy() -> None:
     play(script)
 
 
+@pytest.mark.parametrize("quick_first", [0, 20])
+def test_with_prefetch_1_a_busy_member_keeps_hardly_anything(quick_first: int) -> None:
+    """Also one that was quick so far, and is stuck now; its next message may be on its way."""
+
+    async def script() -> None:
+        stuck, release = asyncio.Event(), asyncio.Event()
+        brokers, ran, seen = [make(), make()], [], Seen()
+
+        def define(member: int) -> Any:
+            async def work(number: int) -> None:
+                ran.append((member, number))
+                if number == 0:
+                    stuck.set()
+                    await release.wait()
+                await seen.put(number)
+
+            return brokers[member].subscriber("work", ack_wait_s=600, prefetch=1)(work)
+
+        handlers = [define(member) for member in range(2)]
+        async with started(*brokers):
+            if quick_first:
+                await brokers[0].publish_batch(*[-1] * quick_first, topic="work")
+                await seen.several(quick_first)
+            await brokers[0].publish_batch(*range(100), topic="work")
+            await stuck.wait()
+            others = await seen.several(97)
+            release.set()
+            assert sorted(others + await seen.several(3)) == list(range(100))
+        assert len(handlers) == 2
+
+    play(script)
+
+
 def test_readers_get_everything_and_acknowledge_nothing() -> None:
     async def script() -> None:
         broker, seen = make(partitions=1), Seen()

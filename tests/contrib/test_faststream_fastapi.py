@@ -1,4 +1,4 @@
-"""FastStream with pymq in a FastAPI application: the package faststream_fastapi takes any broker."""
+"""FastStream in a FastAPI application: the package faststream_fastapi takes any broker."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ def test_in_a_fastapi_application() -> None:
     @api.post("/orders")
     async def buy(order: Order) -> float:
         reply = await broker.request(order, "orders", timeout=SECONDS)
-        price: float = await reply.decode()
-        return price
+        return float(await reply.decode() or 0)
 
     application = FastStreamAPI(broker, application=api, asyncapi_path="/asyncapi")
     with TestClient(application) as client:

@@ -155,7 +155,7 @@ def test_the_example_on_brokers(url: str, tmp_path: Path) -> None:
 
 def test_the_program_of_the_page_for_celery_users(url: str, tmp_path: Path) -> None:
     """In a folder, where a second start finds the first one's; then on brokers, by the URL."""
-    (program,) = blocks("from-celery.md", "python")
+    (program,) = (text for text in blocks("from-celery.md", "python") if "taskiq" in text)
     (told,) = blocks("from-celery.md", "text")
     (tmp_path / "app.py").write_text(program)
     assert run(tmp_path / "app.py", tmp_path, "shop/") == told

@@ -61,8 +61,9 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
         dependencies, middlewares, routers, parser, decoder, codec, id_generator: as for
             FastStream's other brokers.
         specification_url, protocol_version, description, tags: of the server in AsyncAPI.
-        logger, log_level, apply_types, provider, serializer, context,
-            underlying_driver_annotations: as for FastStream's other brokers.
+        logger, log_level, apply_types, provider, serializer, context: as for FastStream's other
+            brokers.
+        underlying_driver_annotations: as for FastStream's other brokers.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
 
     @property
     def client(self) -> AsyncClient:
-        """The client of pymq, between :meth:`connect` and :meth:`stop`.
+        """The client of pymq, between :meth:`start` and :meth:`stop`.
 
         Raises:
             Closed: the broker is not connected.
@@ -214,8 +215,9 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
                 which no group gets it, ``expires_s`` after which none does, ``priority`` from 0,
                 the default, to 9, the most urgent.
 
+        Before the broker is started it raises FastStream's ``IncorrectState``.
+
         Raises:
-            IncorrectState: the broker is not connected.
             ConfigError: an option is unknown, negative or too large.
             PymqError: it could not be sent; see :meth:`pymq.Producer.send`.
         """
@@ -277,8 +279,9 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
         program that uses :meth:`pymq.Client.reply`. After *timeout* seconds no handler begins
         with it.
 
+        Before the broker is started it raises FastStream's ``IncorrectState``.
+
         Raises:
-            IncorrectState: the broker is not connected.
             NoResponders: nobody answers requests of this topic now; this is known at once.
             RequestFailed: the handler has raised, and the message was not returned for a retry.
             RequestTimeout: there was no reply in time; the request may still be carried out.

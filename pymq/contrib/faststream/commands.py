@@ -40,14 +40,14 @@ def check_send_options(options: SendOptions) -> None:
 
 
 class PymqResponse(Response):
-    """What a handler returns to say more than a body: headers, and options of :class:`SendOptions`.
+    """What a handler returns to say more than a body: headers, and options of the record.
 
     Args:
         body: the message.
         headers: its headers, beside those of the publisher.
         correlation_id: the id of the conversation; by default that of the message it answers.
         options: ``key``, ``partition``, ``timestamp_ms``, ``delay_s``, ``deliver_at``,
-            ``expires_s``, ``priority``, as for :meth:`PymqBroker.publish`.
+            ``expires_s``, ``priority``, as for :meth:`~pymq.contrib.faststream.PymqBroker.publish`.
 
     Raises:
         ConfigError: an option is unknown.
@@ -87,8 +87,8 @@ class PymqPublishCommand(BatchPublishCommand):
     Args:
         message, messages: the bodies.
         topic: where they go.
-        headers, correlation_id, reply_to: as for :meth:`PymqBroker.publish`.
-        options: what :class:`SendOptions` has.
+        headers, correlation_id, reply_to, options: as for
+            :meth:`~pymq.contrib.faststream.PymqBroker.publish`.
         timeout: how many seconds a request waits.
     """
 

@@ -58,7 +58,7 @@ class TopicPublisherSpecification(PublisherSpecification[Any, Any]):
 
 
 class TopicPublisher(PublisherUsecase):
-    """Publishes to one topic; made by :meth:`PymqBroker.publisher`."""
+    """Publishes to one topic; made by :meth:`~pymq.contrib.faststream.PymqBroker.publisher`."""
 
     specification: TopicPublisherSpecification
 
@@ -97,9 +97,10 @@ class TopicPublisher(PublisherUsecase):
         reply_to: str = "",
         **options: Unpack[SendOptions],
     ) -> RecordMetadata:
-        """Send a message to the publisher's topic, or to another; see :meth:`PymqBroker.publish`.
+        """Send a message to the publisher's topic, or to another.
 
-        Its headers and options add to those of the publisher.
+        Its headers and options add to those of the publisher. See
+        :meth:`~pymq.contrib.faststream.PymqBroker.publish`.
         """
         cmd = self._command((message,), topic, headers, correlation_id, reply_to, options)
         sent: RecordMetadata = await self._basic_publish(
@@ -117,7 +118,10 @@ class TopicPublisher(PublisherUsecase):
         key: bytes | str | None = None,
         timeout: float = REQUEST_S,
     ) -> PymqMessage:
-        """Send a request, and return its reply; see :meth:`PymqBroker.request`."""
+        """Send a request, and return its reply.
+
+        See :meth:`~pymq.contrib.faststream.PymqBroker.request`.
+        """
         cmd = PymqPublishCommand(
             message,
             topic=topic or self.topic,
@@ -182,7 +186,7 @@ class TopicBatchPublisher(TopicPublisher):
         reply_to: str = "",
         **options: Unpack[SendOptions],
     ) -> list[RecordMetadata]:
-        """Send messages together; see :meth:`PymqBroker.publish_batch`."""
+        """Send messages together; see :meth:`~pymq.contrib.faststream.PymqBroker.publish_batch`."""
         cmd = self._command(messages, topic, headers, correlation_id, reply_to, options)
         sent: list[RecordMetadata] = await self._basic_publish_batch(
             cmd, producer=self._outer_config.producer, _extra_middlewares=()

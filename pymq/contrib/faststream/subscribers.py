@@ -1,7 +1,7 @@
 """Subscribers: a consumer of pymq whose records are handed to handlers.
 
-1. A task of the event loop polls the consumer when one of ``max_workers`` places is free.
-2. A task of its own hands the record, or the batch, to FastStream, which calls the handler.
+1. A task of the event loop takes a record, or a batch, when one of ``max_workers`` places is free.
+2. A task of its own hands it to FastStream, which calls the handler.
 3. FastStream acknowledges, returns or rejects the message, as its ack policy says.
 
 When the subscriber stops, it waits for handlers at work, up to the broker's ``graceful_timeout``.
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ from pymq.errors import Closed, CommitFailed, OffsetOutOfRange, PymqError
 if TYPE_CHECKING:
     from faststream.response import Response
 
-WAKE_S = 0.5  # how often an idle subscriber looks whether it should stop
+WAKE_S = 0.5  # how often a subscriber that polls looks whether it should stop
 PAUSE_S = 1.0  # before the next poll, after one that has failed
 
 
@@ -104,7 +105,7 @@ class TopicSubscriberSpecification(SubscriberSpecification[Any, Any]):
 
 
 class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
-    """Consumes one topic; made by :meth:`PymqBroker.subscriber`."""
+    """Consumes one topic; made by :meth:`~pymq.contrib.faststream.PymqBroker.subscriber`."""
 
     specification: TopicSubscriberSpecification
 
@@ -137,11 +138,7 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
 
     @property
     def consumer(self) -> AsyncConsumer:
-        """The consumer of pymq.
-
-        Raises:
-            IncorrectState: the subscriber was not started.
-        """
+        """The consumer of pymq; before the start there is FastStream's ``IncorrectState``."""
         if self._consumer is None:
             raise IncorrectState("the subscriber is not started; 'await broker.start()' starts it")
         return self._consumer
@@ -162,6 +159,8 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
             **self._config.place,
             **self._config.options,
         )
+        if self._consumer is not None and self._config.place.get("offset") == "end":
+            await _seek_to_end(self._consumer)
         parser = self._topic_parser
         parser.consumer = None if self.is_reader else self._consumer
         # Requests go to the group that is named as their topic, and to no other.
@@ -201,41 +200,47 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
             self._working.discard(task)
             room.release()
 
-        while self.running:
-            await room.acquire()
-            try:
-                records = await self._poll(consumer, self._config.max_records)
-            except BaseException:
-                room.release()
-                raise
-            if records:
-                task = asyncio.create_task(self._hand_over(consumer, records))
+        async with aclosing(self._received(consumer)) as received:
+            while True:
+                # First a place, then a message: an idle member could handle one that waits here.
+                await room.acquire()
+                message = await anext(received, None)
+                if message is None:
+                    return
+                task = asyncio.create_task(self._hand_over(consumer, message))
                 self._working.add(task)
                 task.add_done_callback(done)
-            else:
-                room.release()
 
-    async def _hand_over(self, consumer: AsyncConsumer, records: list[Record]) -> None:
-        if self.batch:
-            await self.consume(tuple(records))
-        elif self._topic_parser.answers and _is_late(records[0]):
-            consumer.ack(records[0])  # Its requester has given up.
+    async def _hand_over(self, consumer: AsyncConsumer, message: Raw) -> None:
+        if self._topic_parser.answers and isinstance(message, Record) and _is_late(message):
+            consumer.ack(message)  # Its requester has given up.
         else:
-            await self.consume(records[0])
+            await self.consume(message)
 
-    async def _poll(
-        self, consumer: AsyncConsumer, max_records: int, timeout: float = WAKE_S
-    ) -> list[Record]:
-        """Wait a while for records. Those that cannot be read are passed over."""
-        try:
-            return await consumer.poll(max_records, timeout)
-        except Closed:
+    async def _received(self, consumer: AsyncConsumer) -> AsyncGenerator[Raw, None]:
+        """Yield records, or batches, until the end; go past what cannot be read."""
+        # An iteration leases ahead, a few also with ``prefetch=1``, which an idle member misses.
+        is_polled = self.batch or self._config.options.get("prefetch") == 1
+        while self.running:
+            try:
+                if is_polled:
+                    if records := await consumer.poll(self._config.max_records, WAKE_S):
+                        yield tuple(records) if self.batch else records[0]
+                else:
+                    # The client leases as many as are handled in about 20 ms (``prefetch``).
+                    async for record in consumer:
+                        yield record
+                    self._end()
+            except Closed:
+                self._end()
+            except PymqError as error:
+                self._log(logging.ERROR, f"cannot read {self.topic}: {error}", exc_info=error)
+                await self._go_past(consumer, error)
+
+    def _end(self) -> None:
+        if self.running:
             self.running = False
             self._log(logging.WARNING, f"the subscriber of {self.topic} ends: it was closed")
-        except PymqError as error:
-            self._log(logging.ERROR, f"cannot read {self.topic}: {error}", exc_info=error)
-            await self._go_past(consumer, error)
-        return []
 
     async def _go_past(self, consumer: AsyncConsumer, error: PymqError) -> None:
         """Go past what cannot be read; after another error wait a moment."""
@@ -273,26 +278,26 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
     async def get_one(self, *, timeout: float = 5.0) -> PymqMessage | None:
         """Return the next message of a subscriber without handlers; None after *timeout* seconds.
 
-        The caller acknowledges it.
+        The caller acknowledges it. It raises as :meth:`pymq.Consumer.poll`.
         """
         self._check_no_handler()
-        records = await self._poll(self.consumer, self._config.max_records, timeout)
-        return await self._message(records) if records else None
+        records = await self.consumer.poll(self._config.max_records, timeout)
+        if not records:
+            return None
+        return await self._message(tuple(records) if self.batch else records[0])
 
     async def __aiter__(self) -> AsyncIterator[PymqMessage]:
         """Iterate over the messages of a subscriber without handlers, until it stops."""
         self._check_no_handler()
-        consumer = self.consumer
-        while self.running:
-            if records := await self._poll(consumer, self._config.max_records):
-                yield await self._message(records)
+        async with aclosing(self._received(self.consumer)) as received:
+            async for message in received:
+                yield await self._message(message)
 
     def _check_no_handler(self) -> None:
         if self.calls:
             raise IncorrectState("the subscriber has a handler, which gets its messages")
 
-    async def _message(self, records: list[Record]) -> PymqMessage:
-        raw: Raw = tuple(records) if self.batch else records[0]
+    async def _message(self, raw: Raw) -> PymqMessage:
         context = self._outer_config.context
         parser, decoder = self._get_parser_and_decoder()
         message = await process_msg(
@@ -311,6 +316,13 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
             "group": self.group or "",
             "message_id": getattr(message, "message_id", ""),
         }
+
+
+async def _seek_to_end(consumer: AsyncConsumer) -> None:
+    """Let a reader begin where the log ends now, not where it ends at the reader's first fetch."""
+    ends = await consumer.end_offsets()
+    for partition in consumer.assignment():
+        await consumer.seek(partition, ends[partition])
 
 
 def _is_late(record: Record) -> bool:
