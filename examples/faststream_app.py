@@ -1,6 +1,6 @@
 """A shop with FastStream: retries with back-off, a delay, requests and replies, typed messages.
 
-    python examples/faststream_app.py  # in this folder's shop-data, with the handlers in this process
+    python examples/faststream_app.py  # in this folder's shop-data, with handlers in this process
 
 On brokers the handlers may also be processes of their own, as many as you like:
 

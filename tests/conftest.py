@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give all tests of Spark to one worker, and those of ZooKeeper to another: a JVM each.
 
-    They come first with the tests that take longest, so that no worker is left with them at last.
+    The tests that take longest run first, so that at the end no worker is left with one of them.
     """
     for item in items:
         for kind in ("spark", "zookeeper"):
@@ -65,7 +65,7 @@ class Failures:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)  # a bare text has none
+            crash = getattr(report.longrepr, "reprcrash", None)  # a plain text has none
             why = report.longreprtext if crash is None else crash.message
             why = why.strip().partition("\n")[0]
             self.terminalreporter.write_line(f"\nfailed: {report.nodeid} ({report.when}): {why}")
@@ -137,7 +137,8 @@ def needs_zookeeper() -> None:
 def leaves_nothing_running() -> Iterator[None]:
     """Fail a test that leaves a thread or a child process behind.
 
-    A fixture shared by several tests is allowed if all that it starts is running when it yields.
+    A fixture shared by several tests is allowed if all its processes and threads are running when
+    it yields.
     """
     before = running()
     yield
@@ -160,8 +161,9 @@ def running() -> set[str]:
 
 
 def is_of_spark(thread: threading.Thread) -> bool:
-    """Return whether *thread* is a connection of the JVM; such a connection stays for the next
-    call.
+    """Return whether *thread* is a connection of the JVM.
+
+    Such a connection stays for the next call.
     """
     target = getattr(thread, "_target", None)  # the only difference to other threads
     owner = getattr(target, "__self__", None)
@@ -173,7 +175,7 @@ def children() -> set[int]:
     process.
     """
     tasks = Path("/proc/self/task")
-    if not tasks.exists():  # not Linux: at least those that multiprocessing knows
+    if not tasks.exists():  # not Linux: check at least the processes that multiprocessing knows
         return {child.pid for child in multiprocessing.active_children() if child.pid}
     found = set()
     for task in tasks.iterdir():
@@ -189,7 +191,7 @@ def is_helper(pid: int) -> bool:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return True  # it has ended
+        return True  # the process has ended
     return (
         b"multiprocessing.resource_tracker" in command or b"multiprocessing.forkserver" in command
     )

@@ -5,8 +5,8 @@ probably belongs elsewhere. Before you change a table below, discuss it, and rec
 docs/decisions why the new shape is better. (Kafka guards its import rules with a warning of the
 same kind.)
 
-The simulator replays the pure packages, so their results must follow from their arguments. What
-`ast` cannot see here (a set in a variable, say) is left to the runs under two hash seeds.
+The simulator replays the pure packages, so their results must follow from their arguments. Sets
+that `ast` cannot see here (for example in a variable) are found by the runs under two hash seeds.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PURE_LAZY = {"backports", "compression", "lz4", "pyarrow"}
 # Two runs, or two processes, get different answers from these.
 IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "open", "print"}
 
-# One owner each: only users of a package need it, and replacing it is a local change.
+# Each of these has one owner: only users of a package need it, and replacing it is a local change.
 OWNERS = {
     "cbor2": "core/cbor.py",
     "fast_depends": "contrib/faststream/",
@@ -84,8 +84,8 @@ OWNERS = {
 LAZY_UNLESS = {"pyarrow": "spark/"}
 
 NOT_AT_IMPORT = set(
-    """asyncio fast_depends fastavro faststream google.protobuf http.server kazoo msgspec opentelemetry
-    prometheus_client pyarrow pydantic pyspark taskiq zmq""".split()
+    """asyncio fast_depends fastavro faststream google.protobuf http.server kazoo msgspec
+    opentelemetry prometheus_client pyarrow pydantic pyspark taskiq zmq""".split()
 )
 
 
@@ -93,7 +93,7 @@ class Import(NamedTuple):
     """One imported module, by its absolute name."""
 
     module: str
-    name: str | None  # of `from module import name`
+    name: str | None  # the name in `from module import name`
     line: int
     at_top: bool  # runs when the importing module is loaded
 
@@ -239,8 +239,9 @@ def is_set(node: ast.expr) -> bool:
 
 
 def packages(package: Path) -> dict[str, set[str]]:
-    """Return the folders that each folder imports when it is loaded; a front stands for
-    its folder.
+    """Return the folders that each folder imports when it is loaded.
+
+    An ``__init__`` stands for its folder.
     """
     homes: dict[str, str] = {}
     for path in package.rglob("*.py"):

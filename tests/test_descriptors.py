@@ -8,7 +8,7 @@ import textwrap
 
 
 def run(program: str) -> str:
-    """Run code in a process of its own, since limits are those of a process."""
+    """Run code in a separate process, since limits belong to a process."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,

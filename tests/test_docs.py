@@ -25,7 +25,7 @@ SECONDS = 300  # for a build, on a busy machine
 
 
 def test_the_site_builds(tmp_path: Path) -> None:
-    """Warnings are errors, and so is an unknown name in a docstring."""
+    """Warnings are errors, and so are unknown names in docstrings."""
     pytest.importorskip("sphinx")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "dummy", str(DOCS), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -37,7 +37,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_everything_public_is_in_the_reference(module: str) -> None:
-    """Each name has a directive of its own; modules have pages."""
+    """Each name has its own directive; modules have pages."""
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").iterdir())
     kinds = r"(?:auto(?!module)\w+|data)"
     told = set(re.findall(rf"^\.\. {kinds}:: {module}\.(\w+)$", pages, re.MULTILINE))
@@ -69,7 +69,7 @@ def test_tables_are_read_from_the_code() -> None:
     rows = field_rows(pymq.TopicConfig)
     assert [name for name, *_ in rows] == [f"``{f.name}``" for f in attrs.fields(pymq.TopicConfig)]
     assert rows[2][:3] == ("``retention_bytes``", "``int | None``", "``None``")
-    assert rows[2][3].startswith("of one partition")
+    assert rows[2][3].startswith("limit for each partition")
     offset = field_rows(pymq.RecordMetadata)[2]
     assert offset[:3] == ("``offset``", "``int``", "")
 

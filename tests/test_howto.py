@@ -1,4 +1,4 @@
-"""The programs of the how-to pages that need a file of their own, or another package."""
+"""The programs of how-to pages that need a separate file or another package."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
     assert unit.name not in done.stderr
 
 
-# The packages of all extras, as they are imported; pymq's own two dependencies are not among them.
+# The modules of all extras' packages; pymq's own two dependencies are not among them.
 OF_EXTRAS = (
     "backports fastavro faststream google kazoo lz4 msgspec numpy opentelemetry pandas "
     "prometheus_client pyarrow pydantic pyspark rich shtab taskiq zmq"
@@ -154,7 +154,9 @@ OF_EXTRAS = (
 
 
 def test_the_same_program_needs_no_extra(tmp_path: Path) -> None:
-    """Coming from Kafka, one installs as the README says: no package of an extra is there."""
+    """Users who come from Kafka install pymq as the README says, without the package of any
+    extra.
+    """
     (program,) = blocks("from-kafka.md", "python")
     hide = f"import sys\nfor name in {OF_EXTRAS}:\n    sys.modules[name] = None\n"
     done = subprocess.run(

@@ -1,6 +1,7 @@
-"""What `import pymq` loads and what it defers, without a visible difference.
+"""The modules that `import pymq` loads, and those that it defers without a visible difference.
 
-It loads at once whatever a folder and the first record need, so that neither waits for an import.
+All modules that a folder and the first record need are loaded at once, so that neither waits for an
+import.
 """
 
 from __future__ import annotations

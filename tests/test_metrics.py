@@ -1,4 +1,4 @@
-"""Metrics for a user: in a registry of their own, and as documented."""
+"""A user's metrics: in their own registry, and as documented."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_asyncio_carries_it_by_hand(spans: Spans) -> None:
 
 
 def test_so_many_links_has_a_poll() -> None:
-    """Each link costs some 20 us; an SDK that keeps more of them still gets no more."""
+    """A link costs some 20 us, so their number is limited even if an SDK would keep more."""
     kept = InMemorySpanExporter()
     provider = TracerProvider(span_limits=SpanLimits(max_links=10_000))
     provider.add_span_processor(SimpleSpanProcessor(kept))

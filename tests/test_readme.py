@@ -66,7 +66,7 @@ def test_a_block_runs(
     """In an empty folder, from its first line to its last, and without the blocks before it."""
     monkeypatch.chdir(tmp_path)
     document = Document.parse(str(page), PythonCodeBlockParser())
-    document.namespace["__name__"] = "__main__"  # as of a program that is run
+    document.namespace["__name__"] = "__main__"  # as in a program that is run
     list(document.examples())[number].evaluate()
 
 

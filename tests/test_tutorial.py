@@ -21,7 +21,7 @@ from pymq.testing.child import free_ports
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIAL = ROOT / "docs/tutorial"
 SECONDS = 120
-PORT = "7878"  # in the page; the test uses a free one
+PORT = "7878"  # the port in the page; the test uses a free one
 
 
 class Step(NamedTuple):

@@ -1,1 +1,1 @@
-"""One process, one folder: pymq beside sqlite3 and the queues built on it."""
+"""One process, one folder: pymq compared with sqlite3 and the queues built on it."""

@@ -1,13 +1,12 @@
-"""Refuses messages that a node may not send: orders not of a zkserver, reports about others.
+"""Refuses messages that a node may not send: requests not from a zkserver, reports about others.
 
-A connection has proved the name of the node at its other end. The rules here compare that name
-with what a message says, so that the key of one broker is worth no more than the partitions of
-that broker:
+The name of the node at the other end of a connection is proved by its key. The rules here compare
+that name with the message, so that the key of a broker only gives access to the partitions of that
+broker:
 
-* A broker follows orders (:class:`LeaderAndIsr`, :class:`Seal`, :class:`StopReplica`,
-  :class:`TransferLeader`, :class:`DescribePartitions`) only of the zkservers that it was
-  configured with.
-* A zkserver takes a report only from the broker that the report is about. A report about a whole
+* A broker obeys requests (:class:`LeaderAndIsr`, :class:`Seal`, :class:`StopReplica`,
+  :class:`TransferLeader`, :class:`DescribePartitions`) only from its configured zkservers.
+* A zkserver accepts a report only from the broker that the report is about. A report about a whole
   partition (:class:`RollWanted`, :class:`RetireBlocks`, :class:`BlockSizes`) must come from a
   broker that hosts the partition.
 
@@ -28,8 +27,8 @@ from pymq.core.message import (
 from pymq.core.observe.events import EventLog
 from pymq.errors import ClusterAuthorizationFailed
 
-NOTED_MS = 60_000  # between two events about one sender
-NOTED_MAX = 100  # remembered senders
+NOTED_MS = 60_000  # pause between two events about one sender
+NOTED_MAX = 100  # senders that are remembered
 
 
 class Refusals:
@@ -40,7 +39,9 @@ class Refusals:
         self._noted: dict[str, int] = {}  # time of the last event, by sender
 
     def refuse(self, me: str, source: str, message: Message, now: int) -> Message | None:
-        """Note the refusal, and return the answer for *source* if the message has one."""
+        """Note the refusal, and return the answer for *source* if this kind of message has an
+        answer.
+        """
         request = type(message).__name__
         if now - self._noted.get(source, -NOTED_MS) >= NOTED_MS:
             self._noted.pop(source, None)

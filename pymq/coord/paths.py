@@ -127,7 +127,7 @@ class BlockPath:
 
     topic: str
     partition: str
-    block: int  # its number within the partition, from 0 up
+    block: int  # number of the block within the partition, from 0 up
 
 
 @value

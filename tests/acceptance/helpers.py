@@ -34,7 +34,7 @@ def run(program: str, *arguments: object, timeout: float = 110) -> str:
 
 
 def python(code: str, *arguments: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run *code* in a Python process of its own."""
+    """Run *code* in a separate Python process."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,
@@ -68,7 +68,8 @@ class Nursery:
     def life(self, program: str, folder: Path, dice: random.Random, lines: int) -> list[list[str]]:
         """Let a child live until it has printed about so many lines; return its output.
 
-        It is killed at a random moment after that, or before it has even opened the folder.
+        The process is killed at a random moment after that, or before it has even opened the
+        folder.
         """
         process = self._process
         assert process.stdin

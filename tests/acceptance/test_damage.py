@@ -22,7 +22,7 @@ RECORDS = [b"%03d " % number + b"x" * 400 for number in range(40)]
 def make(folder: Path, *, blocks: bool) -> None:
     """Make two topics; the partition t/0 has several blocks, or a single one of many batches."""
     with pymq.open(folder) as mq:
-        # In an open block only synced data can be told from a torn write.
+        # In an open block only synced data can be distinguished from a torn write.
         fsync: Fsync | None = None if blocks else "always"
         mq.create_topic("t", partitions=2, block_bytes=4096 if blocks else 1 << 20, fsync=fsync)
         mq.create_topic("other")
@@ -186,7 +186,7 @@ def test_damage_of_the_open_block_is_nobody_elses(tmp_path: Path, is_clean: bool
         ):
             list(consumer.until_end())
         assert len(mq.describe_topic("t").partitions) == 2
-    shutil.rmtree(path.parent)  # as an unwise user does
+    shutil.rmtree(path.parent)  # as a careless user may do
     with pymq.open(tmp_path) as mq:
         check_others(mq)
 
@@ -204,7 +204,8 @@ def test_a_torn_tail_is_cut(tmp_path: Path, is_clean: bool) -> None:
                 before = sum(path.stat().st_size for path in made.glob("blocks/*/0/*.block"))
                 producer.send("t", value).result()
         if not is_clean:
-            made = shutil.copytree(made, tmp_path / "killed")  # as a killed process leaves it
+            # as a killed process leaves the folder
+            made = shutil.copytree(made, tmp_path / "killed")
     size = next(made.glob("blocks/*/0/*.block")).stat().st_size
     assert before < size
     for cut in range(before, size):
@@ -224,7 +225,7 @@ def test_a_torn_tail_is_cut(tmp_path: Path, is_clean: bool) -> None:
 
 @pytest.mark.parametrize("suffixes", [["index"], ["ckpt"], ["index", "ckpt"]])
 def test_missing_indexes_and_checkpoints_are_made_again(folder: Path, suffixes: list[str]) -> None:
-    """Missing or damaged indexes and checkpoints are made again, since they only save time."""
+    """Missing or damaged indexes and checkpoints are rebuilt, since they only save time."""
     paths = [path for suffix in suffixes for path in folder.rglob(f"*.{suffix}")]
     assert paths
     for path in paths[::2]:

@@ -17,7 +17,7 @@ from tests.acceptance.children import PARTITIONS, payload
 from tests.acceptance.helpers import Nursery, contents
 from tests.seeds import seeds
 
-LIVES = 10  # for each folder
+LIVES = 10  # processes for each folder
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,15 @@ def produce_and_die(
 
 @pytest.mark.parametrize("seed", seeds(2, 6))
 def test_produce(tmp_path: Path, nursery: Nursery, seed: int) -> None:
-    """No acknowledged record is missing, none is there twice, offsets are dense."""
+    """No acknowledged record is missing or duplicated, and offsets are dense."""
     produce_and_die(nursery, tmp_path, seed, "produce")
 
 
 @pytest.mark.parametrize("seed", seeds(1, 2))
 def test_produce_to_three_brokers(tmp_path: Path, nursery: Nursery, seed: int) -> None:
-    """Three brokers in the killed process lose and double nothing either; new leaders take
-    offsets.
+    """Three brokers in the killed process lose and double nothing either.
+
+    New leaders take offsets.
     """
     dice = random.Random(seed)
     with pymq.open(tmp_path, brokers=3) as mq:
@@ -110,9 +111,9 @@ def test_change_mode(tmp_path: Path, nursery: Nursery, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(1, 3))
 def test_create_and_delete_topics(tmp_path: Path, nursery: Nursery, seed: int) -> None:
-    """A topic is there or not, as it was answered, and the rest can be used."""
+    """A topic exists or not, as the answers said, and the rest is usable."""
     dice = random.Random(seed)
-    there: dict[str, bool | None] = {}  # None: it may be there
+    there: dict[str, bool | None] = {}  # None: the topic may exist
     with_record = set()
     for _ in range(LIVES):
         for word, *names in nursery.life("create", tmp_path, dice, 30):

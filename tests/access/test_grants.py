@@ -1,4 +1,4 @@
-"""Producer ids have an owner: a principal, or those who may use a name."""
+"""Producer ids have an owner: a principal, or the principals that may use a name."""
 
 from __future__ import annotations
 
@@ -127,7 +127,9 @@ def test_a_named_producer_is_everybodys_who_may_use_the_name_and_nobody_elses() 
 
 
 def test_no_epoch_is_used_that_was_not_given_out() -> None:
-    """A producer cannot use a higher epoch, with which it would fence all later ones forever."""
+    """A producer cannot use a higher epoch than granted, with which it would fence all later ones
+    forever.
+    """
     node, given = Node(), named(3)
     assert node.refusal("good", given.first, given.grant, 3) is None
     assert node.refusal("good", given.first, given.grant, 2) is None
@@ -176,7 +178,7 @@ def test_what_has_no_number_needs_no_grant() -> None:
 
 
 class Tree:
-    """The tree as a zkserver changes it."""
+    """Image and grants, changed by the same plans as in a zkserver."""
 
     def __init__(self) -> None:
         self.image = Image()

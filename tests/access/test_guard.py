@@ -41,7 +41,7 @@ UNANSWERED = {
 
 
 # The permission of each client request, as in docs/security.md: an operation, its resource, and the
-# field with the name. It is written a second time here, so that the test finds a slip.
+# field with the name. The list is written a second time here, so that the test finds a slip.
 NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.Produce: {("Write", "topic", "topic")},
     msg.GetSequence: {("Write", "topic", "topic")},
@@ -110,7 +110,7 @@ def test_every_message_is_declared() -> None:
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_a_message_needs_what_is_written_down(cls: type) -> None:
-    """Requirements equal a second list, since a wrong one could let a reader delete."""
+    """The requirements equal a second list, since a wrong one could let a reader delete."""
     for seed in range(20):
         message = sample(cls, Random(seed))
         wanted = {
@@ -118,9 +118,10 @@ def test_a_message_needs_what_is_written_down(cls: type) -> None:
             for operation, kind, field in NEEDED.get(cls, {("ClusterAction", "cluster", "")})
         }
         if isinstance(message, msg.InitProducer) and not message.name:
-            wanted = set()  # an id of its own principal
+            wanted = set()  # an id of the principal itself
         found = {(n.operation.value, n.kind.value, n.name) for n in requirements(message)}
-        assert found == {need for need in wanted if need[2] is not None}  # without a group
+        # requirements without a group
+        assert found == {need for need in wanted if need[2] is not None}
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
@@ -139,7 +140,7 @@ def test_who_has_no_rule_can_do_nothing(cls: type, principal: str) -> None:
         assert answers is not None
         for answer in answers:
             is_answered = True
-            assert type(answer).__name__ in UNANSWERED  # It is an answer, not another request.
+            assert type(answer).__name__ in UNANSWERED  # the message is an answer, not a request
             assert isinstance(answer.error, AuthorizationFailed)
             assert answer.id == message.id
         door.now += 1000
@@ -272,7 +273,8 @@ def test_requests_over_the_quota_are_told_when_to_come_again() -> None:
     wait_ms = answer.error.details["retry_ms"]
     assert isinstance(wait_ms, int)
     assert 0 < wait_ms <= 500
-    assert door.ask(msg.Heartbeat(1, "g", "m", ())) is None  # Otherwise it would lose its leases.
+    # otherwise the member would lose its leases
+    assert door.ask(msg.Heartbeat(1, "g", "m", ())) is None
     door.now += 3_600_000
     assert [door.ask(fetch) is None for _ in range(3)] == [True, True, False]
 
@@ -341,7 +343,7 @@ def test_a_member_that_has_sent_much_says_all_the_same_that_it_is_alive() -> Non
 
 
 def test_nobody_pays_for_what_another_has_used_up() -> None:
-    """A quota for everybody counts for each principal alone."""
+    """A quota for "*" counts separately for each principal."""
     quota = {"*": {"requests_per_second": 1}}
     door = Door(parse_policy({"superusers": ["p", "q"], "quota": quota}))
     fetch = msg.Fetch(1, "orders", "0", 0, 1000, 0)
@@ -364,7 +366,7 @@ def test_what_was_let_in_is_written_down_if_the_policy_says_so() -> None:
     assert door.lines == []
     assert door.ask(msg.DeleteTopic(1, "orders")) is None
     assert door.ask(msg.Reassign(2, "orders", "0", ("b1",))) is None
-    assert door.ask(msg.DeleteTopic(3, "others"))  # refused
+    assert door.ask(msg.DeleteTopic(3, "others"))  # the request is refused
     told = [(one["event"], one["request"], one["resource"]) for one in door.lines]
     assert told == [
         ("allowed", "DeleteTopic", "topic:orders"),

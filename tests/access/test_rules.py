@@ -100,7 +100,7 @@ def test_many_rules_at_once(seed: int) -> None:
 
 
 def test_nobody_is_nobody() -> None:
-    """A rule for everybody covers every principal with a proved identity."""
+    """A rule for "*" covers every principal with a proved identity."""
     open_to_all = rule(principal="*", operations=["All"], resources=["topic:*", "cluster"])
     policy = parse_policy({"rule": [open_to_all]})
     assert policy.allows("anyone", Operation.READ, Kind.TOPIC, "orders")

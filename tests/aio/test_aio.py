@@ -120,7 +120,7 @@ def test_a_cancelled_opening_lets_go_of_the_folder(tmp_path: Path) -> None:
     async def main() -> None:
         opening = asyncio.ensure_future(pymq.aio.open(tmp_path))
         await asyncio.sleep(0)  # it has begun ...
-        opening.cancel()  # ... and nobody will have what it makes
+        opening.cancel()  # ... and no caller is left for its result
         with pytest.raises(asyncio.CancelledError):
             await opening
 
@@ -206,7 +206,7 @@ def test_callbacks_come_in_the_event_loop() -> None:
             later = producer.send("t", b"1")
             later.add_done_callback(note)
             await until(lambda: len(seen) == 2)
-            later.add_done_callback(note)  # done already
+            later.add_done_callback(note)  # already done
             await until(lambda: len(seen) == 3)
         assert seen == [(d, threading.current_thread()) for d in (early, later, later)]
 
@@ -311,7 +311,7 @@ def test_waiting_may_end_before_the_record_is_written() -> None:
 
 
 def test_the_event_loop_runs_while_pymq_is_busy(tmp_path: Path) -> None:
-    """Whatever the disk does to the thread that turns pymq's loop: sending does not wait for it."""
+    """Sending does not wait, even if the disk blocks the thread that turns pymq's loop."""
 
     async def script(mq: AsyncClient) -> None:
         async with mq.producer(batch_bytes=100) as producer, mq.consumer("t") as consumer:
@@ -638,7 +638,9 @@ def test_push(is_async: bool) -> None:
 def test_a_push_that_fails_gets_the_record_again_and_then_it_dies(
     is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a thread: what a handler fails on is given back to the group, and the rest goes on."""
+    """As with a thread: if a handler fails on a record, the record is returned to the group, and
+    the others go on.
+    """
 
     async def script(mq: AsyncClient) -> None:
         await fill(mq, 10)
@@ -686,7 +688,7 @@ def test_a_push_can_be_closed_by_its_own_handler() -> None:
             "t", group="g", delivery="push", on_record=handle, credit=5, auto_ack=True
         )
         await closed.wait()
-        # It got five and was shown one; the rest was never delivered.
+        # The consumer got five records and showed one; the rest was never delivered.
         async with mq.consumer("t", group="g") as again:
             counts = [record.delivery_count async for record in again.until_end()]
         assert counts == [2] + [1] * 9
@@ -752,7 +754,7 @@ def test_closing_the_client_closes_everything() -> None:
 
 @pytest.mark.parametrize("credit", [1, 100])
 def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> None:
-    """The first fetch of each partition brought up to a MiB, whatever the credit was."""
+    """Before, the first fetch of each partition brought up to a MiB, regardless of the credit."""
     batch, is_called, may_go_on = 50, asyncio.Event(), asyncio.Event()
 
     async def handle(record: Record) -> None:
@@ -769,7 +771,7 @@ def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> Non
         )
         try:
             await is_called.wait()
-            await reader.begin_offsets()  # What was asked for before this has been answered.
+            await reader.begin_offsets()  # requests that were sent before have been answered now
             assert (await reader.status()).buffered <= 2 * credit + batch
         finally:
             may_go_on.set()

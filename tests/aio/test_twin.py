@@ -23,12 +23,12 @@ PAIRS = [
     (Delivery, AsyncDelivery),
     (Deliveries, AsyncDeliveries),
 ]
-# What is public for pymq's own use.
+# Public names that only pymq itself uses.
 OWN: dict[type, set[str]] = {
     Client: {"forget"},
     Consumer: {"start_push"},
 }
-# What waits for nothing stays a plain call.
+# Methods that never wait stay plain calls.
 PLAIN: dict[type, set[str]] = {
     Client: {"closed", "consumer", "producer", "reply", "topic"},
     Producer: {"send"},

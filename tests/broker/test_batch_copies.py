@@ -347,7 +347,7 @@ def test_what_makes_no_sense_is_refused(copy: Copy, error: type[PymqError]) -> N
 
 
 def test_there_are_only_so_many_copies() -> None:
-    """The first copy gets half of the room, and each later one half of the rest."""
+    """The first principal gets at most half of the copies, and each later one half of the rest."""
     host = Host()
     for number in range(3 * COPIES_MAX):
         copy = attrs.evolve(COPY, id=number, producer_id=number)

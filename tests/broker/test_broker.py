@@ -88,7 +88,7 @@ class Bench:
         self.broker = BrokerMachine(config, replicator, assignor, random.Random(0), (), (), 0)
         self.syncs: list[BlockId] = []
         self.reads: list[int] = []
-        self.disk_answers = True  # to recoveries
+        self.disk_answers = True  # whether it answers recoveries
         self.pump()
 
     def step(self, source: str, message: Message) -> None:
@@ -367,10 +367,10 @@ def test_followers_are_sent_all_of_a_turn_at_once(bench: Bench) -> None:
 
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_what_is_kept_no_more_is_nobodys_to_serve(bench: Bench, is_settled: bool) -> None:
-    """A leader answers that records are gone, even if only others have the first retained block.
+    """A leader answers that records are removed, even if only others have the first retained block.
 
-    It sent readers to those brokers, which sent them back, since only a leader may say that records
-    are gone. Simulated: --profile all --seconds 4 --seeds 1413.
+    Before, it sent readers to those brokers, which sent them back, since only a leader may say that
+    records are removed. Simulated: --profile all --seconds 4 --seeds 1413.
     """
     found = state("b0", "b1", epoch=2)
     opened = attrs.evolve(found.blocks[0], number=7, start=400)
@@ -422,7 +422,8 @@ def test_another_is_elected_before_the_appointed_leader_has_begun(bench: Bench) 
     block = found.block_id(found.blocks[-1])
     bench.disk_answers = False
     bench.step("zk", tell(10, found))
-    bench.broker.stored(bench.store.recover(block, 0, True), bench.now)  # It is yet to be saved.
+    # the state is yet to be saved
+    bench.broker.stored(bench.store.recover(block, 0, True), bench.now)
     bench.broker.step("p", attrs.evolve(PRODUCE, acks=AckMode.RAFT), bench.now)
     bench.broker.step("b1", RaftVote(block, 2, 0, 0, pre=False), bench.now)
     bench.pump()
@@ -450,7 +451,8 @@ def test_another_zkserver_may_leave_a_block_to_its_leader(bench: Bench) -> None:
 def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:
     """A restarted broker ignores late answers to requests of its earlier incarnation.
 
-    It would read the offsets of groups from another place of the log, and skip those before.
+    Otherwise it would read the offsets of groups from a later place of the log, and skip those
+    before.
     """
     found = state("b0", topic=OFFSETS_TOPIC, epoch=2)
     opened = attrs.evolve(found.blocks[0], number=1, start=400)
@@ -464,7 +466,8 @@ def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:
             bench.step("zk", order)
             gone = StopReplica(10 * epoch + 1, 1, OFFSETS_TOPIC, "id-1", "0", epoch, False, 0)
             bench.step("zk", gone)
-            bench.tick(1)  # A broker takes in one part of the coordinators' reads each millisecond.
+            # in each millisecond a broker handles one part of the coordinators' reads
+            bench.tick(1)
         asked.append([fetch.id for fetch in bench.sent_to("b1", Fetch)])
     first, second = asked
     assert len(first) == len(second) == 2
@@ -531,8 +534,8 @@ def test_a_checkpoint_of_another_version_fails_one_partition_and_not_the_broker(
 def test_a_checkpoint_of_another_version_in_a_sealed_copy_fails_its_readers_alone(
     bench: Bench,
 ) -> None:
-    """A bad checkpoint of a sealed copy does not stop the open block, and the copy is
-    fetched anew.
+    """A bad checkpoint of a sealed copy does not stop the open block, and the copy is fetched
+    again.
     """
     block = BlockId("id-1", 0, 0)
     bench.store.write([CreateBlock(block, 0, "t", "0"), Checkpoint(block, b"of the future")])
@@ -581,7 +584,7 @@ def test_what_waits_for_the_next_block_is_bounded(bench: Bench) -> None:
 
 
 def test_no_fetch_waits_for_ever(bench: Bench) -> None:
-    """A fetch ends by itself, since a broker does not learn that its client has died."""
+    """A fetch ends after a time, since a broker does not learn that its client has died."""
     bench.step("zk", tell(10, state("b0")))
     for request in range(3):
         bench.step("c", Fetch(request, "t", "0", 0, 1, 1 << 62))
@@ -610,8 +613,9 @@ def test_a_fetch_that_waited_for_room_is_served_by_what_the_partition_is_then() 
 
 
 def test_a_client_has_so_many_fetches_waiting_and_no_more() -> None:
-    """A client's waiting fetches are bounded and it may retry; coordinators and brokers do not
-    count.
+    """A client's waiting fetches are bounded and it may retry.
+
+    Coordinators and brokers do not count.
     """
     bench = Bench(fetches=FetchLimits(turn_bytes=100, waiting=2))
     bench.step("zk", tell(10, state("b0")))
@@ -723,7 +727,7 @@ def test_what_is_said_of_another_topic_of_that_name_is_refused(bench: Bench) -> 
             if isinstance(answer, Produced):
                 told["is_written"] = False
             assert answer.error.details == told
-    for number, topic_id in enumerate(("id-2", "")):  # or names none
+    for number, topic_id in enumerate(("id-2", "")):  # or with no id
         batch = EncodedBatch.encode([b"x"], timestamp_ms=0)
         bench.step("p", Produce(5, "t", "0", AckMode.LEADER, batch, topic_id=topic_id))
         assert (bench.last(Produced).base_offset, bench.last(Produced).error) == (number, None)

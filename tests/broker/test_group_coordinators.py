@@ -58,7 +58,7 @@ class Host:
             self.coordinators.leadership_changed(cast("Partition", partition), self.now)
 
     def turn(self) -> int:
-        """Let time pass until the next part is due; returns how many were taken in."""
+        """Let time pass until the next part is due; returns how many parts were handled."""
         assert self.now < self.coordinators.deadline < NEVER
         self.now = self.coordinators.deadline
         before = len(self.taken)
@@ -67,7 +67,7 @@ class Host:
 
 
 def test_a_turn_takes_in_one_part_of_what_all_coordinators_read() -> None:
-    """A broker takes in one part each turn; otherwise others would elect another leader."""
+    """A broker handles one part each turn; otherwise other brokers would elect another leader."""
     host = Host()
     host.take_over()
     asked = len(host.taken)

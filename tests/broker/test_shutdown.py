@@ -1,4 +1,4 @@
-"""A stopping broker asks the zkserver to move its leaderships until none is left."""
+"""A stopping broker asks the zkserver to move its leaderships, until none is left."""
 
 from __future__ import annotations
 

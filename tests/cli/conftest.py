@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 
 class Told(NamedTuple):
-    """What a command has said."""
+    """The output of a command."""
 
     code: int
     out: str
@@ -44,7 +44,7 @@ class Queue:
         return told
 
     def call(self, *argv: object) -> Told:
-        """Run a command, whatever comes of it."""
+        """Run a command; return its output and exit code."""
         return self.plain(*argv, "--url", self.url)
 
     def plain(self, *argv: object) -> Told:
@@ -60,7 +60,7 @@ class Queue:
         return json.loads(told.out)
 
     def fails(self, *argv: object) -> dict[str, Any]:
-        """Run a command that fails, both ways; what it says to programs."""
+        """Run a command that fails, with and without --json; return its JSON output."""
         told = self.call(*argv)
         as_json = self.call(*argv, "--json")
         assert told.code == as_json.code != 0
@@ -113,7 +113,7 @@ def queue(
 
 @pytest.fixture
 def remote(cluster: str, capsys: pytest.CaptureFixture[str]) -> Queue:
-    """A cluster, for what a folder cannot do."""
+    """A cluster, for commands that do not work on a folder."""
     return Queue(cluster, capsys)
 
 

@@ -185,7 +185,7 @@ class Screen(io.StringIO):
 def test_a_narrow_terminal_shows_everything(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text is wrapped, and where that does not do, a row becomes a paragraph; nothing is cut."""
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("TERM", "xterm")  # of a dumb one rich takes the width for granted
+    monkeypatch.setenv("TERM", "xterm")  # of a dumb terminal rich does not ask for the width
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)
     show = Show(is_json=False)

@@ -1,4 +1,4 @@
-"""What an acknowledgement guarantees by ack mode, and what not: the table in docs/guarantees.md.
+"""What an acknowledgement guarantees in each ack mode: the table in docs/guarantees.md.
 
 Three replicas in the simulator. The client sends a record while all is well; then a fault hits the
 replicas that have it.
@@ -203,8 +203,9 @@ def test_min_in_sync_counts_for_what_was_sent_while_there_were_enough(world: Mak
 
 
 def test_who_waits_for_less_gets_less(world: Make) -> None:
-    """On a partition of mode ``raft`` the leader alone may acknowledge; the record is lost
-    with it.
+    """On a partition of mode ``raft`` the leader alone may acknowledge.
+
+    The record is lost with it.
     """
     here = world("raft")
     first, others = here.leader, here.others
@@ -222,7 +223,7 @@ def test_who_waits_for_less_gets_less(world: Make) -> None:
 
 
 def test_what_is_not_answered_has_no_offset() -> None:
-    """A delivery of acks="none" has no offset, and does not report the record's fate."""
+    """A delivery of acks="none" has no offset, and does not report failures."""
     with pymq.open("memory:") as mq:
         mq.create_topic("t", acks="none")
         with mq.producer() as producer:

@@ -320,8 +320,9 @@ def test_a_partition_that_comes_back_is_watched_at_once() -> None:
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_news_of_many_partitions_comes_at_once(is_early: bool) -> None:
-    """Lost partitions are reported one by one, long before the coordinator answers; no lease is
-    lost.
+    """Lost partitions are reported one by one, long before the coordinator answers.
+
+    No lease is lost.
     """
     with Cluster(brokers=3, seed=21, delay_us=20_000, jitter_us=20_000) as cluster:
         mq, other = cluster.client(), cluster.client()
@@ -344,8 +345,9 @@ def test_news_of_many_partitions_comes_at_once(is_early: bool) -> None:
 
 @pytest.mark.parametrize("is_patient", [True, False])
 def test_records_that_cannot_be_had_do_not_keep_others_away(is_patient: bool) -> None:
-    """The only holder of a partition is cut off. Records of other partitions are delivered; its own
-    follow in their order when it is back.
+    """The only holder of a partition is cut off.
+
+    Records of other partitions are delivered; its own follow in their order when it is back.
     """
     with Cluster(brokers=3, seed=22) as cluster:
         mq, other = cluster.client(), cluster.client()
@@ -393,7 +395,7 @@ def test_an_answer_to_a_commit_is_lost() -> None:
 
 
 def test_nobody_coordinates() -> None:
-    """A commit fails in time with the reason; later the group continues."""
+    """A commit fails after its timeout with the reason; later the group continues."""
     with Cluster(brokers=3, seed=14) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -548,8 +550,9 @@ def test_until_end_goes_on_over_a_move() -> None:
 
 
 def test_a_group_keeps_its_offsets_when_a_partition_leaves_the_coordinator() -> None:
-    """The coordinator's broker gives a partition away completely; this does not delete the
-    topic.
+    """The coordinator's broker gives a partition away completely.
+
+    This does not delete the topic.
     """
     with Cluster(brokers=4, seed=32) as cluster:
         mq = cluster.client()
@@ -631,7 +634,7 @@ def test_a_poison_record_does_not_outlive_its_coordinators(seed: int) -> None:
                 cluster.run(seconds=1)
                 cluster.restart(coordinator)
                 cluster.run(seconds=2)
-        # A delivery may be under way when the coordinator changes; it adds no count and removes
+        # A delivery may be in progress when the coordinator changes; it adds no count and removes
         # none.
         assert counts == sorted(counts)
         assert counts[-1] == 3

@@ -17,7 +17,7 @@ BOUND_MS = 1_150  # a perfect division takes 1,000
 
 
 class Hand:
-    """A worker that starts a task when it is free, and polls when it has none."""
+    """A worker that starts a task when it is idle, and polls when it has none."""
 
     def __init__(self, consumer: pymq.Consumer) -> None:
         self.consumer = consumer
@@ -40,7 +40,7 @@ class Hand:
 
     @property
     def has_spare(self) -> bool:
-        """Whether it holds more than its current and its next task."""
+        """Whether the worker holds more than its current and its next task."""
         return len(self.waiting) > 1
 
 
@@ -119,7 +119,7 @@ def test_a_few_long_tasks_are_divided_among_those_that_wait(partitions: int) -> 
 
 
 def test_records_that_come_one_by_one_go_to_one_partition_after_the_other() -> None:
-    """Each record is a batch of its own, and the next batch goes to another partition (KIP-480)."""
+    """Each record is a separate batch, and the next batch goes to another partition (KIP-480)."""
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=4)
@@ -134,7 +134,7 @@ def test_records_that_come_one_by_one_go_to_one_partition_after_the_other() -> N
 def test_what_comes_for_a_worker_beyond_its_task_is_soon_another_s(
     gap_ms: int, delay_ms: int
 ) -> None:
-    """The record goes to another worker soon, although the first one's request is in flight."""
+    """Another worker gets the record soon, although the first one's request is in flight."""
     with Cluster(brokers=3) as cluster:
         cluster.network.set_faults(LinkFaults(delay_us=1_000 * delay_ms))
         mq = cluster.client()

@@ -48,7 +48,7 @@ class Live:
         self.answers[number] = done.result()
 
     def go_on(self, records: int = 100) -> None:
-        """Send so many more records, and read all that there are."""
+        """Send so many more records, and read all records."""
         goal = self.sent + records
         self.cluster.run_until(lambda: self.sent >= goal, seconds=30)
         self.read += self.reader.poll(1 << 20, timeout=0.05)
@@ -76,7 +76,7 @@ class Live:
         """Check that no record is doubled or out of order, and that each acknowledged one is at its
         offset.
 
-        A record of ``acks="none"`` may be lost on its way to a broker that leads no more.
+        A record of ``acks="none"`` may be lost on its way to a former leader.
         """
         assert sorted(self.answers) == list(range(self.sent))
         told = {number: found.offset for number, found in self.answers.items() if found.offset >= 0}

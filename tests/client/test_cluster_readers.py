@@ -239,7 +239,7 @@ def test_a_reader_does_not_get_behind_the_end_of_a_sealed_block() -> None:
             assert poll(reader, 3) == [0, 1, 2]
             cut = cluster.cut("zkserver-0", rest)
             assert mq.reassign("t", "0", sorted(rest, key=old.replicas.__contains__))
-            cluster.run(1.0)  # They elect one of them, in the sealed block.
+            cluster.run(1.0)  # the brokers elect a leader in the sealed block
             deliveries = [producer.send("t", b"%d" % number) for number in (3, 4)]
             assert poll(reader, 0) == []
             cluster.heal(cut)

@@ -81,7 +81,7 @@ def test_what_is_committed_is_read_without_a_leader(acks: str) -> None:
         put(mq, *range(10, 20))
         cluster.run(seconds=2)
         leader, others = place(mq)
-        # The leader does not count on one of the two that go, so no replica may take over.
+        # The leader does not count on one of the two that fail, so no replica may take over.
         for name in (leader, others[0]):
             cluster.crash(name)
         cluster.run(seconds=0.2)
@@ -264,8 +264,8 @@ def test_a_follower_shows_what_is_committed_only() -> None:
 
 
 def test_the_last_replica_is_read_though_it_led_before() -> None:
-    """The last replica serves reads, although the zkserver still names it as leader and it leads no
-    more.
+    """The last replica serves reads, although it no longer leads and the zkserver still names it as
+    leader.
     """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
@@ -273,7 +273,7 @@ def test_the_last_replica_is_read_though_it_led_before() -> None:
         put(mq, 1, 2, 3)
         for name in place(mq)[1]:
             cluster.crash(name)
-        cluster.run(seconds=2)  # It has no majority, and no longer leads.
+        cluster.run(seconds=2)  # it has no majority, and no longer leads
         with cluster.client().consumer("t", mode="psb", offset="begin") as reader:
             assert poll(reader, 3) == [1, 2, 3]
 

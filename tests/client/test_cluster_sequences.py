@@ -49,7 +49,7 @@ def test_what_a_failing_disk_leaves_open_is_written_once(seed: int, lost: int) -
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_not_committed_is_not_told_of(seed: int) -> None:
-    """The next sequence covers committed records only: later ones would never be sent again."""
+    """The next sequence counts only committed records: later ones would never be sent again."""
     with Cluster(brokers=3, seed=seed) as cluster:
         first, mq = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")

@@ -1,4 +1,4 @@
-"""Delayed and expiring records: in their time, once, whatever happens to their leader."""
+"""Delayed and expiring records are delivered in their time, once, even if their leader changes."""
 
 from __future__ import annotations
 
@@ -171,6 +171,23 @@ def test_expired_records_are_skipped_and_counted(mq: pymq.Client) -> None:
         assert len(list(reader.until_end())) == 4
 
 
+def test_an_expired_record_counts_once_for_the_group_that_would_have_got_it() -> None:
+    """Where it was sent, a delayed record does not count; nor does one of another group's route."""
+    with Cluster(brokers=1, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", route="canary:key=c")
+        with mq.producer() as producer:
+            producer.send("t", b"gone", delay_s=0.1, expires_s=0.1).result(30)
+            producer.send("t", b"the canary's", key=b"c", expires_s=0.1).result(30)
+            producer.send("t", b"stays").result(30)
+        cluster.run(10)  # all of it is long over when the group reads it
+        assert values(drain(mq, 1)) == [b"stays"]
+        assert is_quiet(mq)
+        assert mq.metrics().value("pymq_consumer_expired_total") == 1
+        assert is_quiet(mq, "canary")
+        assert mq.metrics().value("pymq_consumer_expired_total") == 2
+
+
 def test_records_that_expire_before_they_are_polled() -> None:
     """In virtual time: half of them were sent with five seconds to live."""
     with Cluster(brokers=1) as cluster:
@@ -192,7 +209,7 @@ def test_records_that_expire_before_they_are_polled() -> None:
 
 
 def expiring(mq: pymq.Client) -> None:
-    """Send ten records; the even ones live five seconds."""
+    """Send ten records; the even ones expire after five seconds."""
     mq.create_topic("t")
     with mq.producer() as producer:
         for number in range(10):
@@ -271,6 +288,25 @@ def test_a_delayed_record_is_cancelled(mq: pymq.Client) -> None:
     assert values(drain(mq, 1)) == [b"kept"]
     assert is_quiet(mq)
     assert mq.cancel("t", kept.partition, kept.offset) is False
+    assert mq.cancel("t", dropped.partition, dropped.offset) is True  # as it was told before
+
+
+def test_a_cancel_that_is_repeated_says_the_same_though_another_leads() -> None:
+    """The answer is lost with the leader, and the record is due when the client asks again."""
+    with Cluster(brokers=3, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", 1, 3, acks="raft")
+        sent = list[int]()
+        with mq.producer() as producer:
+            for _ in range(3):  # each note says where the next leader begins to read
+                sent.append(producer.send("t", b"x", delay_s=5).result(30).offset)
+                assert mq.cancel("t", "0", sent[-1]) is True
+        leader = mq.describe_topic("t").partitions[0].leader
+        assert leader is not None
+        cluster.crash(leader)
+        cluster.run(10)
+        assert [mq.cancel("t", "0", offset) for offset in sent] == [True] * 3
+        assert is_quiet(mq)
 
 
 def test_what_cannot_be_cancelled(mq: pymq.Client) -> None:
@@ -367,7 +403,7 @@ def test_they_outlive_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_a_leader_that_takes_over_delivers_each_once(acks: Acks) -> None:
-    """The leader crashes while some are delivered, some are due and some are not."""
+    """The leader crashes while some records are delivered, some are due and others are not."""
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", 1, 3, acks)
@@ -396,7 +432,9 @@ def test_a_leader_that_takes_over_delivers_each_once(acks: Acks) -> None:
 def test_a_note_leaves_out_no_record_that_is_not_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next leader reads from where the note says, and delivers what was sent before it."""
+    """The next leader reads from the offset in the note, and delivers the records that were sent
+    before.
+    """
     monkeypatch.setattr(delay_scheduler, "NOTE_OFFSETS", 1)
     with Cluster(brokers=3) as cluster:
         mq = cluster.client()

@@ -117,7 +117,7 @@ def test_blocks_tell_who_holds_them(mq: pymq.Client) -> None:
         producer.send_many("t", [bytes(1000)] * 10).wait()
         producer.send("t", b"after").result(20)
     while len(mq.describe_topic("t").partitions[0].blocks) < 2:
-        put(mq, 1)  # The roll starts.
+        put(mq, 1)  # this starts the roll
     sealed, *_, last = mq.describe_topic("t").partitions[0].blocks
     assert (sealed.number, sealed.end_offset is None, sealed.in_sync) == (0, False, ("broker-0",))
     assert sealed.max_timestamp_ms > began

@@ -94,6 +94,24 @@ def test_a_consumer_gets_no_more_at_a_time_than_it_prefetches(mq: pymq.Client) -
         assert [len(consumer.poll(timeout=30)) for _ in range(4)] == [3, 3, 3, 1]
 
 
+def test_a_consumer_that_takes_one_record_at_a_time_leases_as_many_as_it_prefetches(
+    mq: pymq.Client,
+) -> None:
+    mq.create_topic("t")
+    with mq.producer() as producer:
+        producer.send_many("t", [b"x"] * 10).wait()
+    with mq.consumer("t", group="g", prefetch=3) as consumer:
+        assert [record.offset for record in consumer.poll(1, timeout=30)] == [0]
+        assert mq.describe_group("g").delivered == {("t", "0"): 3}
+        assert [record.offset for record in consumer.poll(1, timeout=30)] == [1]
+        assert mq.describe_group("g").delivered == {("t", "0"): 3}
+        consumer.commit()
+    with mq.consumer("t", group="g", prefetch=1) as consumer:
+        again = [consumer.poll(1, timeout=30)[0] for _ in range(3)]
+    # The third record was leased to the first consumer, which never returned it.
+    assert [(record.offset, record.delivery_count) for record in again] == [(0, 2), (1, 2), (2, 1)]
+
+
 def test_a_paused_consumer_takes_nothing_of_others(mq: pymq.Client) -> None:
     mq.create_topic("t")
     with mq.producer() as producer:
@@ -169,5 +187,5 @@ def test_what_comes_while_its_consumer_is_at_work_goes_to_another(mq: pymq.Clien
             found = two.poll(timeout=30)
             assert [r.value for r in found] == [value], "the first one is not done yet"
             two.ack(found)
-        # The first member's heartbeats would tell it too, but only every 3 s.
+        # The first member's heartbeats would report it too, but only every 3 s.
         assert time.monotonic() - begun < 6

@@ -1,4 +1,4 @@
-"""Calls that would do nothing, or not what they say, raise at once."""
+"""Calls that would have no effect, or a wrong one, raise at once."""
 
 from __future__ import annotations
 

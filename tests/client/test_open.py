@@ -1,4 +1,4 @@
-"""Opening, closing and reopening: what is kept, what is not, and what keeps running."""
+"""Opening, closing and reopening: what is kept, what is lost, and what keeps running."""
 
 from __future__ import annotations
 
@@ -107,8 +107,9 @@ def test_a_failed_opening_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_opening_needs_no_thread() -> None:
-    """Opening and requests need no thread; one starts when work is due and no caller waits
-    for it.
+    """Opening and requests need no thread.
+
+    One starts when work is due and no caller waits for it.
     """
     before = threading.active_count()
     with pymq.open("memory:") as mq:

@@ -40,7 +40,10 @@ def told_by_mypy(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def told_by_pyright(path: Path) -> Iterator[tuple[int, str]]:
-    """What pyright says; basedpyright is the same checker with its Node.js in the package."""
+    """Run pyright and return its errors.
+
+    Basedpyright is the same checker with Node.js in its package.
+    """
     config = {"typeCheckingMode": "standard", "include": [path.name], "extraPaths": [str(ROOT)]}
     path.with_name("pyrightconfig.json").write_text(json.dumps(config))
     run = subprocess.run(

@@ -40,7 +40,7 @@ class Machine:
         """Cut the power now, and start again."""
         with self.mq.driver:
             images = [disk.fork() for disk in self.disks]
-        self.mq.close()  # on disks that are not used any more
+        self.mq.close()  # the old disks are no longer used
         self.disks = images
         for disk in images:
             disk.crash(self.dice)
@@ -112,8 +112,8 @@ def test_a_group_that_was_reset_is_so_after_a_power_cut(seed: int) -> None:
 
 @pytest.mark.parametrize("boundary", range(4, 24))
 def test_what_is_known_of_producers_outlives_the_blocks_that_it_came_from(boundary: int) -> None:
-    """The producer table survives a crash that takes a new block, and retention of the one before
-    it.
+    """The producer table survives a crash that loses a new block, and retention of the previous
+    block.
     """
     with Cluster(brokers=1, seed=0, restart_ms=50) as cluster:
         mq = cluster.client()

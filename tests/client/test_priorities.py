@@ -1,4 +1,4 @@
-"""Priorities: of the records that are available, a group gets the most urgent ones first."""
+"""Priorities: of the available records, a group gets those with the highest priority first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 30.0
 def send(mq: pymq.Client, levels: list[int], topic: str = "t", linger_ms: int = 5) -> None:
     """Send a record for each priority; its value is the priority and its number.
 
-    Without a linger each is written before the next one is sent.
+    Without a linger each record is written before the next one is sent.
     """
     with mq.producer(linger_ms=linger_ms) as producer:
         for number, level in enumerate(levels):
@@ -110,7 +110,7 @@ def test_readers_and_headers(mq: pymq.Client) -> None:
 
 
 def test_records_of_a_named_producer_stay_in_order(mq: pymq.Client) -> None:
-    """It counts on their order when it goes on after a crash."""
+    """A named producer relies on their order when it resumes after a crash."""
     mq.create_topic("t")
     with mq.producer(producer_id="named", linger_ms=50) as producer:
         sent = [
@@ -231,7 +231,7 @@ def test_priorities_survive_a_crash(seed: int, dies: str) -> None:
                 records = consumer.poll(1, 60)
                 assert records
                 consumer.ack(records)
-                consumer.commit(10)
+                consumer.commit(timeout=10)
                 found += numbered(records)
         assert sorted(set(found)) == sorted(order)
         once = list(dict.fromkeys(found))
@@ -239,7 +239,9 @@ def test_priorities_survive_a_crash(seed: int, dies: str) -> None:
 
 
 def test_an_idle_member_gets_urgent_records_of_other_partitions() -> None:
-    """One member works; the other one gets what is urgent, also from a partition of the first."""
+    """While one member works, the other one gets urgent records, also from a partition of the
+    first.
+    """
     with Cluster(brokers=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", 2)

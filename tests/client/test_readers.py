@@ -91,7 +91,7 @@ def test_blocks_do_not_show(mq: pymq.Client) -> None:
 
 
 def test_retention_by_size(mq: pymq.Client) -> None:
-    """Retention removes old blocks, and a reader whose position is gone gets an error."""
+    """Retention removes old blocks, and a reader whose position was removed gets an error."""
     mq.create_topic("short", block_bytes=4096, retention_bytes=20_000)
     with mq.consumer("short", mode="psb") as behind:
         fill(mq, 0, 2_000, "short")

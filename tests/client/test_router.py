@@ -77,7 +77,8 @@ def test_what_is_under_way_is_waited_for() -> None:
         bench.router.step("zk", UnderWay(1), now)
         assert bench.sent(now + 2_499) == []
         now += 2_500
-        ((again, _),) = bench.sent(now)  # The router asks whether the request is still under way.
+        # the router asks whether a zkserver still works on the request
+        ((again, _),) = bench.sent(now)
         assert again == "zk"
     assert not call.is_done
     bench.router.step("zk", Answer(1, True), now)

@@ -54,7 +54,7 @@ def test_groups(tmp_path: Path) -> None:
     with pymq.open(tmp_path, brokers=3) as mq:
         put(mq)
         with mq.consumer("orders", group="billing") as consumer:
-            records = consumer.poll(max_records=60, timeout=10)  # or fewer
+            records = consumer.poll(max_records=60, timeout=10)  # possibly fewer
             consumer.ack(records)
             consumer.commit()
             done = [int(record.value) for record in records]
@@ -103,7 +103,7 @@ def test_one_and_several_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_metadata_that_is_missing(tmp_path: Path) -> None:
-    """Blocks are worthless without their metadata; opening raises and makes no new metadata."""
+    """Blocks are useless without their metadata; opening raises and creates no new metadata."""
     with pymq.open(tmp_path, brokers=3) as mq:
         put(mq)
     for file in tmp_path.glob("metadata.db*"):

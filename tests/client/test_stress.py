@@ -29,7 +29,7 @@ class Ledger:
         self.lock = threading.Lock()
         self.values: dict[Place, bytes] = {}
         self.holders: dict[Place, str] = {}
-        self.done: set[Place] = set()  # committed
+        self.done: set[Place] = set()  # records whose acknowledgement is committed
         self.problems: list[str] = []
         self.is_over = threading.Event()
 
@@ -39,7 +39,7 @@ class Ledger:
 
 
 class Shopper:
-    """One thread of the group: consumers in sequence that act at random."""
+    """One thread of the group: it opens one consumer after the other, and acts at random."""
 
     def __init__(
         self, mq: pymq.Client, ledger: Ledger, name: str, seed: int, rule: Assignor, in_order: bool
@@ -86,8 +86,8 @@ class Shopper:
             done = set(self.ledger.done)
         records: list[pymq.Record] = []
         if not self.held and self.dice.random() < 0.2:
-            # Only without records of its own: the iteration waits for leases of others, which may
-            # wait for these.
+            # Only without own records: the iteration waits for leases of others, which may wait for
+            # these records.
             for record in consumer.until_end():
                 records.append(record)
                 if len(records) == 3 or self.dice.random() < 0.5:
@@ -122,7 +122,7 @@ class Shopper:
         consumer.nack(chosen, self.dice.choice([0, 0.01]))
 
     def commit(self, consumer: pymq.Consumer, records: list[pymq.Record]) -> None:
-        # before the coordinator knows, so that the order of threads does not matter
+        # Before the coordinator knows, so that the order of threads does not matter.
         with self.ledger.lock:
             self.let_go(records)
         consumer.ack(records)

@@ -109,7 +109,7 @@ def taskiq(what: str, app: str, folder: Path, url: str) -> Iterator[Path]:
         assert process.wait(SECONDS) == 0, log.read_text()
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # its children, too
+            os.killpg(process.pid, signal.SIGKILL)  # its child processes, too
             process.wait()
 
 
@@ -147,14 +147,16 @@ def test_the_example_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_example_on_brokers(url: str, tmp_path: Path) -> None:
-    """Its own worker and those of the command share the tasks."""
+    """The program's own worker and those of the command share the tasks."""
     example = ROOT / "examples/taskiq_app.py"
     with taskiq("worker", "examples.taskiq_app:broker", tmp_path, url):
         assert run(example, tmp_path, url).splitlines() == SHOP
 
 
 def test_the_program_of_the_page_for_celery_users(url: str, tmp_path: Path) -> None:
-    """In a folder, where a second start finds the first one's; then on brokers, by the URL."""
+    """Run the program twice in a folder, where the second run finds the first one's data, then
+    twice with brokers.
+    """
     (program,) = (text for text in blocks("from-celery.md", "python") if "taskiq" in text)
     (told,) = blocks("from-celery.md", "text")
     (tmp_path / "app.py").write_text(program)

@@ -1,4 +1,4 @@
-"""Results and progress in a compacted topic: who sees what, until when, and what it costs."""
+"""Results and progress in a compacted topic: who sees them, until when, at what cost."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_the_retention_of_the_topic_is_the_expiry() -> None:
         ):
             config = (await mq.describe_topic("taskiq.results")).config
             assert (config.cleanup_policy, config.retention_ms) == ("compact", 3_600_000)
-            assert config.block_ms == 900_000  # else the last block would stay for a week
+            assert config.block_ms == 900_000  # otherwise the last block would stay for a week
             config = (await mq.describe_topic("kept")).config
             assert (config.cleanup_policy, config.retention_ms) == ("compact", None)
 
@@ -176,7 +176,7 @@ def test_nobody_waits_for_a_result_that_cannot_be_stored(found: object) -> None:
     async def script() -> None:
         async with started() as backend:
             await backend.set_result("1", result(found))
-            if isinstance(found, set):  # JSON has lists
+            if isinstance(found, set):  # JSON has only lists
                 assert sorted((await backend.get_result("1")).return_value) == [1, 2]
                 return
             back = await backend.get_result("1")

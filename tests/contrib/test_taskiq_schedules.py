@@ -52,7 +52,7 @@ def test_a_task_comes_at_its_time_without_a_scheduler() -> None:
 
 
 def test_an_unscheduled_task_does_not_come(tmp_path: Path) -> None:
-    """The id of a schedule says where the record is, so another process can cancel it, too."""
+    """A schedule's id contains the place of its record, so other processes can cancel it."""
 
     async def script() -> None:
         broker = make(tmp_path, partitions=1)

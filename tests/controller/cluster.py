@@ -35,7 +35,7 @@ SESSION_MS = 1_000
 
 
 class Zk:
-    """One zkserver process."""
+    """A process of a zkserver."""
 
     def __init__(self, cluster: Cluster, name: str, config: dict[str, Any]) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class Zk:
 
 
 class Broker:
-    """A broker that confirms what it receives, unless its test says otherwise."""
+    """A broker that confirms all requests, unless a test changes that."""
 
     def __init__(self, name: str, incarnation: int = 1, storage: str = "") -> None:
         self.name = name

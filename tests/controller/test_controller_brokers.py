@@ -680,7 +680,7 @@ def test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before(
             before = len(broker.heard)
         errors = tuple((state.topic, state.partition, None) for state in new[0].partitions)
         cluster.to_active("b0", LeaderAndIsrAnswer(new[0].id, "b0", errors))
-        cluster.now += 400  # A broker that makes progress is not told again.
+        cluster.now += 400  # The zkserver does not repeat requests to a broker that makes progress.
         cluster.to_active("b0", BrokerHeartbeat("b0", broker.incarnation))
         cluster.active.machine.tick(cluster.now)
     assert not untold

@@ -336,8 +336,9 @@ def test_a_commit_of_which_nobody_knows_is_looked_up(was_done: bool) -> None:
 
 
 def loses_answers(zk: Zk, count: int, *, is_done: bool = True) -> list[Load]:
-    """Carry out the next *count* commits of *zk*, or not, without an answer; then return
-    its reads.
+    """Carry out the next *count* commits of *zk*, or not, without an answer.
+
+    Then return its reads.
     """
     read: list[Load] = []
     left = count
@@ -363,7 +364,7 @@ def loses_answers(zk: Zk, count: int, *, is_done: bool = True) -> list[Load]:
 
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_commit_whose_answer_is_lost_costs_no_reading_of_the_tree(is_done: bool) -> None:
-    """After a lost answer the zkserver does not read the tree again, at 3,000 nodes a second."""
+    """If the answer to a commit is lost, the zkserver does not read the whole tree again."""
     cluster = Cluster()
     names = tuple(str(index) for index in range(1_000))
     assert cluster.ask(lambda i: CreateTopic(i, "large", names, 3, AckMode.LEADER, {})) is True
@@ -469,8 +470,9 @@ def test_a_claim_of_which_nobody_knows_is_looked_up() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_claim_that_is_made_in_the_next_session(times: int) -> None:
-    """The session ends, unknown to the zkserver, before its claim leaves; the new session owns the
-    claim.
+    """The session ends, unknown to the zkserver, before its claim leaves.
+
+    The new session owns the claim.
 
     No other zkserver could be elected while that session lasts. Simulated: seed 10969 of --profile
     all --seconds 4.

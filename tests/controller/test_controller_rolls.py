@@ -169,9 +169,7 @@ def test_a_full_coordinator_leaves_the_roll_going_on() -> None:
 
 
 def test_an_answer_to_an_earlier_roll_does_not_end_this_one() -> None:
-    """An answer to an earlier roll does not count, since the block took in more records
-    after it.
-    """
+    """The answer belongs to an earlier roll; the block has taken more records since."""
     cluster = led()
     leader = cluster.leader()
     cluster.brokers[leader].seals = False
@@ -301,7 +299,7 @@ def test_a_leader_that_comes_back_during_its_take_over_is_asked_too() -> None:
         cluster.brokers[name].seals = False
     cluster.kill(leader)
     cluster.brokers[leader].is_up = True
-    cluster.pass_ms(200)  # the same process, which was only cut off
+    cluster.pass_ms(200)  # the same incarnation, which was only cut off
     assert cluster.brokers[leader].last(Seal).takeover
     for name in (one, two):
         cluster.brokers[name].seals = True
@@ -400,7 +398,9 @@ def test_a_dead_broker_is_not_taken_in() -> None:
 
 
 def test_what_was_asked_for_is_void_once_it_was_refused() -> None:
-    """A leader learns that its refused request is void, since it counts on the replicas in it."""
+    """The leader has to learn that a refused request is void, because it counts on the replicas in
+    it.
+    """
     cluster = led()
     leader, (one, two) = cluster.leader(), cluster.followers()
     cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, two)))
@@ -425,7 +425,7 @@ def test_a_wish_that_is_taken_back_voids_the_one_on_its_way() -> None:
     assert told.states[T0].version > version
     cluster.to_active(
         leader, AlterIsr(*T0, 0, 1, leader, (leader,), version=version)
-    )  # It is late.
+    )  # the report arrives late
     assert cluster.open() == before
 
 
@@ -487,7 +487,8 @@ def test_progress_is_one_commit_a_message() -> None:
         assert cluster.part(name).replicas[0, "b0"].end == 5
     cluster.to_active("b0", Progress("b0", whole, 1))
     assert len(cluster.active.commits) == before + 1
-    # It lost a part; the zkserver ignores blocks that are open, unknown or of others.
+    # The copy has lost a part; the zkserver ignores blocks that are open, unknown or of other
+    # brokers.
     lost = ((*names[0], 0, 4), (*names[1], 1, 9), ("gone", "0", 0, 1), (*names[1], 7, 1))
     cluster.to_active("b0", Progress("b0", lost, 1))
     cluster.to_active("b9", Progress("b9", whole))

@@ -115,7 +115,7 @@ def test_a_report_on_the_old_topic_changes_nothing(
     before = topic_id(cluster)
     cluster.ask(lambda i: DeleteTopic(i, "t"))
     cluster.topic(acks)
-    if report in (complete, retire, resize):  # They concern a sealed block.
+    if report in (complete, retire, resize):  # these reports concern a sealed block
         cluster.write(3)
         leader = cluster.leader()
         cluster.brokers[leader].holders[T0] = (leader, cluster.followers()[0])

@@ -150,7 +150,7 @@ def test_a_broker_of_many_partitions_stops_some_in_each_turn(
 def test_replicas_on_a_failed_disk_leave_the_in_sync_sets_some_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Replicas on a failed disk leave the in-sync sets slice by slice, each visited once."""
+    """Replicas on a failed disk leave the in-sync sets slice by slice; each set is visited once."""
     cluster = large()
     names = cluster.image.hosting.opened("b1")
     topic = cluster.image.topics["t"].node.id
@@ -279,7 +279,7 @@ def test_a_partition_that_is_given_back_before_its_removal_was_told_is_not_remov
     cluster = emptied()
     cluster.dropped = lambda source, peer, m: isinstance(m, StopReplica)
     broker = cluster.restart("b1")
-    name = cluster.image.hosting.leaving("b1")[-1]  # of the waiting ones
+    name = cluster.image.hosting.leaving("b1")[-1]  # one of the waiting partitions
     replicas = ["b1", *cluster.part(name).open_block.replicas[:2]]
     cluster.ask(lambda i: Reassign(i, *name, tuple(replicas)))
     assert "b1" in cluster.part(name).open_block.replicas

@@ -30,7 +30,7 @@ from pymq.store.memory import MemoryStore
 
 CONFIG = ReplicationConfig()
 PARTITIONS = 2
-BLOCKS = 1_000  # of each partition, sealed
+BLOCKS = 1_000  # sealed blocks of each partition
 ZK = "zk"
 TELL_MS = 100  # so late do the other nodes learn of complete copies
 
@@ -51,7 +51,8 @@ class World:
         self.most_out = 0
         self.asks = 0
         self.most_read = 0  # bytes of sealed blocks, in one turn
-        self.whole: dict[tuple[str, int], int] = {}  # as reported to the zkserver, with the end
+        # complete blocks as reported to the zkserver, each with its end
+        self.whole: dict[tuple[str, int], int] = {}
         self.tell_at: int | None = None
         self.states = [self.state(index) for index in range(PARTITIONS)]
         for name in ("b1", "b2"):
@@ -187,7 +188,7 @@ def test_a_broker_with_an_empty_disk_asks_for_a_few_blocks_at_a_time(world: Worl
     world.check()
     assert world.most_out == CONFIG.repairs
     assert world.most_read <= CONFIG.repairs * CONFIG.append_bytes
-    assert world.asks == PARTITIONS * BLOCKS  # each once
+    assert world.asks == PARTITIONS * BLOCKS  # each part once
 
 
 def test_who_holds_the_blocks_dies_meanwhile(world: World) -> None:

@@ -21,8 +21,9 @@ PAGE = 100  # partitions created at a time
 
 
 def hosting(partitions: int, acks: AckMode = AckMode.LEADER, zks: int = 1) -> Cluster:
-    """Return a cluster of three brokers that all host so many partitions; a commit may
-    have 1 MiB.
+    """Return a cluster of three brokers that all host so many partitions.
+
+    A commit may have 1 MiB.
     """
     cluster = Cluster(zks=zks)
     cluster.tree.request_bytes = REQUEST_BYTES
@@ -53,7 +54,7 @@ def check_restarted(cluster: Cluster, broker: Broker) -> None:
     assert broker.name in cluster.active.machine.members
     for name in image.hosting.hosted(broker.name):
         if name.topic == "between":
-            continue  # It was created while the broker registered.
+            continue  # the partition was created while the broker registered
         block = image.partition(*name).open_block
         # The partition that it led was rolled, and it has lost nothing of the next block.
         assert broker.name not in block.in_sync or (block.number, block.start) == (1, 0)
@@ -109,7 +110,7 @@ def test_a_broker_that_hosts_very_many_partitions_is_registered_again() -> None:
 
 
 def test_a_broker_with_a_new_disk_is_registered_whatever_it_held() -> None:
-    """A broker with a new disk is registered in slices, also if one ends within a partition."""
+    """A broker with a new disk is registered in slices, even if one ends within a partition."""
     cluster = rebuild(20, 600)
     broker = cluster.restart("b1", storage="other")
     check_sizes(cluster)

@@ -32,7 +32,7 @@ class Relay:
             return self._left is None
 
     def cut_after(self, answers: int) -> None:
-        """Forward so many more answers, then end the connection, once."""
+        """Forward *answers* more answers, then end the connection once."""
         with self._lock:
             self._left = answers
 

@@ -24,13 +24,13 @@ from pymq.core.metadata.coordination import (
 )
 
 WAIT_S = 20.0
-SESSION_MS = 1_000  # for tests of expiry; in others no slow machine may end a session
+SESSION_MS = 1_000  # for tests of expiry; in other tests a slow machine must not end a session
 
 E = TypeVar("E")
 
 
 class Session:
-    """One coordinator, and all its events so far."""
+    """One session of a coordinator backend, and all its events so far."""
 
     def __init__(self, backend: ZookeeperCoordinator) -> None:
         self.backend = backend

@@ -41,7 +41,7 @@ from tests.seeds import seeds
 
 
 def script(body: str, *args: object) -> list[str]:
-    """Return a command that runs *body* in a process of its own, with its imports."""
+    """Return a command that runs *body* in a separate process, with its imports."""
     head = """
         import os, signal, sys
         from pymq.coord.sqlite import *
@@ -145,7 +145,7 @@ def test_session_names_are_not_used_again(tmp_path: Path) -> None:
 
 
 def test_ephemeral_nodes_are_never_in_the_file(tmp_path: Path) -> None:
-    """Ephemeral nodes are gone after a crash, as are the values they replaced."""
+    """Ephemeral nodes do not exist after a crash, nor do the values that they replaced."""
     one = SqliteCoordinator.open(tmp_path / "db")
     do(one, Create("/a", b""), Create("/b", b""), Create("/e", b"", ephemeral=True))
     do(one, Put("/e", b"", 0), Put("/a", b"1", 0))
@@ -162,8 +162,9 @@ def test_ephemeral_nodes_are_never_in_the_file(tmp_path: Path) -> None:
 
 
 def crash_copy(source: Path, target: Path) -> None:
-    """Copy file and journal as a crash would leave them. This runs in a process of its own: closing
-    a file that SQLite has open would release its lock.
+    """Copy file and journal as a crash would leave them.
+
+    This runs in a separate process: closing a file that SQLite has open would release its lock.
     """
     for end in ("", "-wal"):
         subprocess.run(["cp", f"{source}{end}", f"{target}{end}"], check=True)
@@ -370,8 +371,9 @@ def test_fork(tmp_path: Path) -> None:
 
 
 def test_fork_in_the_middle_of_a_commit(tmp_path: Path) -> None:
-    """A child may inherit the lock of a thread that it lacks; it can still close everything and
-    exit.
+    """A child may inherit a lock whose thread it does not have.
+
+    It can still close everything and exit.
     """
     body = """
         import threading, warnings
@@ -441,7 +443,7 @@ def test_full_disk(mount: Callable[[str], Path]) -> None:
     with pytest.raises(StoreFull, match=str(folder)):
         one.submit(Commit(1, (Create("/again", bytes(20_000)),)))
     one.poll()
-    do(one, Create("/alive", b"", ephemeral=True))  # needs no space
+    do(one, Create("/alive", b"", ephemeral=True))  # an ephemeral node needs no space
     subprocess.run(["mount", "-o", "remount,size=8m", str(folder)], check=True)
     do(one, Create("/b", bytes(20_000)))
     after = tuple(entry for entry in tree.entries() if entry.owner is None)

@@ -100,7 +100,7 @@ def test_nodes_that_go_and_come_within_one_commit(ops: tuple[Op, ...]) -> None:
 
 
 def test_expiry_takes_the_ephemeral_nodes_of_one_session() -> None:
-    """A Put by another session changes no owner; a deleted node has none."""
+    """A Put by another session does not change a node's owner; deleted nodes have none."""
     tree = Tree()
     commit(tree, Create("/a", b"", ephemeral=True), Create("/b", b"", ephemeral=True), session="1")
     commit(tree, Create("/c", b"", ephemeral=True), session="2")
@@ -112,8 +112,9 @@ def test_expiry_takes_the_ephemeral_nodes_of_one_session() -> None:
 
 
 def test_load_is_ordered_by_path() -> None:
-    """A load is ordered as plain text, ``/a-b`` before ``/a/b``; a root is no prefix of its
-    neighbour.
+    """A load is ordered as plain text, ``/a-b`` before ``/a/b``.
+
+    A root is no prefix of its neighbour.
     """
     tree = Tree()
     paths = ["/a", "/a/b", "/a-b", "/ab", "/a/b/c", "/B"]

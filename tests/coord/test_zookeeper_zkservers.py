@@ -39,7 +39,7 @@ class Zkserver:
         self.loop = Loop(clock, self._far)
         self.loop.add_zkserver(name, self.machine, one.backend)
         self.name = name
-        self.turns = True  # False: it stands still
+        self.turns = True  # False: its loop stands still
 
     def _far(self, peer: str, source: str, message: Message) -> None:
         if isinstance(message, Answer):

@@ -1,4 +1,7 @@
-"""Records without an order go to any free member; records with keys stay with their owner."""
+"""Unordered records go to any idle member.
+
+Records with keys stay with the owner of their partition.
+"""
 
 from __future__ import annotations
 

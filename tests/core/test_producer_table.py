@@ -127,8 +127,8 @@ def test_no_table_is_larger_than_a_roll_can_take(bytes_max: int) -> None:
 
 
 def test_of_those_that_are_long_silent_only_the_last_batch_goes_along() -> None:
-    """Of a long silent producer only the next sequence is kept, since it waits for no answer any
-    more.
+    """Of producers that were silent for long only the next sequence is kept, since they wait for no
+    answer.
     """
     late, busy = table_of(5_000, 5, 0), table_of(1_000, 5, UNDER_WAY_MS, first=1)
     table = ProducerTable.restore(
@@ -211,7 +211,7 @@ def test_a_clock_that_is_set_makes_nobody_silent(set_by: int, moved: bool) -> No
     now = began + 30 + set_by
     table.expire(now, DAY_MS)
     assert known(table) == {0, 1}
-    for minute in range(1, 24 * 60 + 2):  # and the silence counts on from there
+    for minute in range(1, 24 * 60 + 2):  # from then on the silence counts
         table.tell(now + minute * 60_000)
         if minute == 24 * 60 - 2:
             table.expire(now + minute * 60_000, DAY_MS)

@@ -51,7 +51,7 @@ class Host(test_recovery.Host):
         self.replies: list[Message] = []
         self.told: list[Message] = []
         self.led: list[bool] = []
-        self.unable: list[bool] = []  # as reported to its peers
+        self.unable: list[bool] = []  # whether it cannot act, as reported to its peers
         self.peers: tuple[str, ...] = ()
 
     def reply(self, source: str, message: Message, now: int) -> None:
@@ -210,8 +210,9 @@ def test_it_is_tried_again_soon_when_it_was_readable_meanwhile() -> None:
 
 @pytest.mark.parametrize("acks", [AckMode.LEADER, AckMode.RAFT])
 def test_a_replica_that_waits_takes_no_part(acks: AckMode) -> None:
-    """A waiting replica neither votes nor follows nor seals, and its peers know; later it starts
-    anew.
+    """A waiting replica neither votes nor follows nor seals, and its peers know that.
+
+    Later it recovers.
     """
     bench = Bench(shared(acks))
     partition, host = bench.partition, bench.host
@@ -417,8 +418,9 @@ def test_damage_outlasts_rolls() -> None:
 
 
 def after_a_roll() -> Bench:
-    """Return a bench after a roll; the open block is empty, so only the block before knows
-    producers.
+    """Return a bench after a roll.
+
+    The open block is empty, so only the block before knows producers.
     """
     _, state = states()
     return Bench(state)

@@ -241,7 +241,7 @@ def test_keep_is_not_quadratic() -> None:
         keys=[b"k%d" % i for i in range(20_000)],
         timestamp_ms=0,
     )
-    assert len(batch.keep(range(0, 20_000, 2))) == 10_000  # took minutes once
+    assert len(batch.keep(range(0, 20_000, 2))) == 10_000  # once this took minutes
 
 
 def test_a_gap_covers_offsets_and_holds_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Producers and consumers that work through all faults, and record what they see."""
+"""Producers and consumers that work during all faults, and record what they see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulator.history import Delivered, Part, RecordedHistory, RecordedSe
 
 GROUP = "workers"
 EVERY_S = 0.02  # a record to each partition
-DRAIN_S = 120.0  # for the last records, on a machine that others use too
+DRAIN_S = 120.0  # time for the last records, on a machine that is used otherwise, too
 COMMIT_S = 60.0
 
 
@@ -35,7 +35,7 @@ class Load:
         self._shared = next(iter(topics))
         self._is_sending = threading.Event()
         self._is_sending.set()
-        # of the shared topic, once no record is sent any more
+        # the ends of the shared topic, once no more records are sent
         self._ends: dict[str, int] | None = None
         self._is_over = threading.Event()
         self._threads = [
@@ -129,7 +129,7 @@ class Load:
         try:
             records = consumer.poll(timeout=0.25)
         except StoreFull:
-            return  # The disk of a new coordinator is full, so it could not save its members.
+            return  # the disk of a new coordinator is full, so it could not save its members
         at = time.monotonic()
         for r in records:
             part = (r.topic, r.partition)
@@ -140,7 +140,7 @@ class Load:
         refused = consumer.status().unacknowledged_refused
         try:
             consumer.ack(records)
-            consumer.commit(COMMIT_S)
+            consumer.commit(timeout=COMMIT_S)
         except FencedMember:
             # A new coordinator knows no members: they join again, and get all records again.
             return

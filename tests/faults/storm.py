@@ -20,8 +20,8 @@ from tests.simulator.processes import NodeFailed, NodeProcess, ProcessCluster
 SAFE, QUICK = "safe", "quick"  # topics with ack mode raft and leader
 TOPICS: dict[str, Sequence[str]] = {SAFE: ("0", "1", "2"), QUICK: ("0", "1")}
 SCRIPTS = ROOT / "examples"
-WHOLE_S = 180.0  # for repairs; reading the records of a hundred rounds takes a while, too
-AFTER_S = 1.0  # of load after each round, so that the next one starts without faults
+WHOLE_S = 180.0  # time for repairs, and for reading the records of a hundred rounds
+AFTER_S = 1.0  # load after each round, so that the next one starts without faults
 DISK = 64 << 20  # bytes, of the broker whose disk is filled up
 FULL = "broker-2"
 

@@ -70,7 +70,7 @@ def test_everything_for_long(tmp_path: Path, tell: Tell) -> None:
 
 
 def test_the_judge_sees_what_is_wrong() -> None:
-    """The checker finds each kind of mistake in a history, and none in a correct one."""
+    """The checker of histories finds each kind of mistake, and none in a correct history."""
     part = ("t", "0")
     sent = [RecordedSend("p", part, n, 0.1 * n, 0.1 * n + 0.05, n) for n in range(3)]
     log = [Record("t", "0", each.offset, 0, None, each.payload, (), 1) for each in sent]

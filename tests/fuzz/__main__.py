@@ -5,9 +5,8 @@
     python -m tests.fuzz --inputs 5000000               shared out among all targets
     python -m tests.fuzz --only packets --from 17 --inputs 1    one of them again
 
-Each input is made from its number, so a number is enough to reproduce a failure. A reader that does
-not return within a minute fails, with a traceback of its position; so does one that lets the
-process grow.
+Each input is made from its number, so a number is enough to reproduce a failure. A reader fails
+that does not return within a minute, with a traceback, or that makes the process grow.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tests.fuzz.entry import Entry
 from tests.fuzz.nodes import Nodes
 from tests.fuzz.targets import Batches, Packets, Runs, Target
 
-TARGETS: dict[str, tuple[type[Target], int]] = {  # with the share in a hundred that each gets
+TARGETS: dict[str, tuple[type[Target], int]] = {  # with the share of each in percent
     "packets": (Packets, 43),
     "batches": (Batches, 20),
     "runs": (Runs, 10),
@@ -37,7 +36,7 @@ TARGETS: dict[str, tuple[type[Target], int]] = {  # with the share in a hundred 
 HANG_S = 60.0
 GROWTH_MAX = 32 << 20
 WARM = 300  # inputs that fill caches, which is no growth
-WATCH_S = 5.0  # after which the alarm is set again
+WATCH_S = 5.0  # interval at which the alarm is set again
 
 
 def main() -> int:

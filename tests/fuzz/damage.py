@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.transport import cbor
 
-# Lengths, counts and offsets at which bugs often lie.
+# Lengths, counts and offsets at which bugs are frequent.
 NUMBERS = (
     *(0, 1, 2, 15, 16, 23, 24, 127, 128, 255, 256, 2_048, 2_049, 4_096, 65_535, 65_536),
     *(1 << 20, (1 << 24) + 1, 1 << 26, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 53),
@@ -30,7 +30,7 @@ RAW = (
     Raw(b"\xd8\x1c\x81\xd8\x1d\x00"),  # a list that contains itself, ...
     Raw(b"\xd8\x23\x68(a+)+$ab"),  # a regular expression, ...
     Raw(b"\xd9\x01\x02\x81\x00"),  # a set, ...
-    Raw(b"\xd9\x01\x00\x81\x61a"),  # and references to texts
+    Raw(b"\xd9\x01\x00\x81\x61a"),  # ... and references to texts
     Raw(b"\x9f\x01\xff"),  # indefinite lengths
     Raw(b"\x5f\x41a\xff"),
     Raw(b"\xbf\x61a\x01\xff"),
@@ -46,7 +46,7 @@ RAW = (
     Raw(b"\x7a\xff\xff\xff\xff"),
     Raw(b"\x1b" + bytes(7) + b"\x01"),  # not the shortest form
     Raw(b"\x61\xff"),  # not UTF-8
-    Raw(b"\xa2\x61a\x01\x61a\x02"),  # a key twice
+    Raw(b"\xa2\x61a\x01\x61a\x02"),  # a repeated key
     Raw(b"\xa1\x80\x01"),  # a key that is a list
 )
 
@@ -151,7 +151,7 @@ def _strange(rng: Random, item: Any, others: Sequence[Any]) -> Any:
             return rng.choice((None, True, False, "", b"", [], {}))
         case 5:
             return rng.choice(("x" * 300, "\0", "ä" * 200, "../..", b"x" * 3_000, "__consumer"))
-        case 6:  # deep
+        case 6:  # deep nesting
             around = rng.choice((b"\x81", b"\xa1\x61a"))
             return Raw(around * rng.choice((1, 3, 15, 17, 400)) + write(item))
         case 7 if type(item) is int:

@@ -13,7 +13,7 @@ from pymq.testing.simulation.world import WALL_MS
 from tests.fuzz.damage import scramble
 from tests.fuzz.targets import forged, sound_batches
 
-BATCHES = 12  # of the hostile client
+BATCHES = 12  # batches of the hostile client
 
 
 class Entry:
@@ -41,7 +41,7 @@ class Entry:
                     append(mq.questions, topic, {"0": self._batch(rng)}, 10.0)
                     taken += 1
                 except PymqError:
-                    pass  # It is refused for any reason.
+                    pass  # refused for any reason
                 mine = EncodedBatch.encode([b"mine %d" % number], timestamp_ms=WALL_MS)
                 told[append(mq.questions, topic, {"0": mine}, 10.0)["0"]] = b"mine %d" % number
             cluster.crash("broker-0")

@@ -1,4 +1,4 @@
-"""A broker and a zkserver get well-typed requests that make no sense."""
+"""A broker and a zkserver get requests with the right types and nonsensical values."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from pymq.store.memory import MemoryStore
 from tests.fuzz.damage import INTEGERS
 from tests.fuzz.targets import forged, sound_batches
 
-MESSAGES = 25  # for one node
+MESSAGES = 25  # messages for one node
 BROKER, ZKSERVER, CLIENT = "broker-0", "zkserver-0", "client-1"
-TURNS = 5  # of 200 each, in which all requests must come to rest
+TURNS = 5  # turns of 200 messages each, after which all requests must be finished
 CLASSES = [  # all requests of clients; a message with an error field is an answer
     cls
     for cls in get_args(Message)
@@ -61,7 +61,9 @@ class Nodes:
         self.batches = sound_batches()
 
     def attempt(self, rng: Random) -> bool:
-        """Send what an authenticated client may send, with any values of the right types."""
+        """Send messages that an authenticated client may send, with random values of the right
+        types.
+        """
         node = _Node(rng)
         for _ in range(MESSAGES):
             message = self._message(rng)
@@ -123,7 +125,7 @@ class Nodes:
 
 
 class _Node:
-    """One broker and one zkserver in a loop of their own, in virtual time."""
+    """One broker and one zkserver in one loop, in virtual time."""
 
     def __init__(self, rng: Random) -> None:
         self.now = 1_000
@@ -140,7 +142,7 @@ class _Node:
         self.loop.add_zkserver(ZKSERVER, zkserver, MemoryCoordinator())
         self.loop.add_broker(BROKER, broker, store)
         for _ in range(20):
-            self._pass(100)  # They find each other.
+            self._pass(100)  # the nodes find each other
         for topic, acks in (("t", AckMode.LEADER), ("u", AckMode.RAFT)):
             self.tell(ZKSERVER, msg.CreateTopic(1, topic, ("0", "1"), 1, acks, {}))
         self.tell(ZKSERVER, msg.GetMetadata(1, OFFSETS_TOPIC))  # Now there are coordinators.

@@ -28,7 +28,7 @@ class Target(Protocol):
     """A reader of bytes."""
 
     def attempt(self, rng: Random) -> bool:
-        """Feed it damaged bytes; returns whether it accepted them.
+        """Feed the target damaged bytes; returns whether it accepted them.
 
         Raises:
             Exception: anything at all; the reader was harmed.

@@ -41,7 +41,7 @@ def run(*arguments: str, timeout: float) -> str:
 
 
 def test_malformed_inputs_do_no_harm(record_property: Callable[[str, object], None]) -> None:
-    """As many inputs as a few seconds allow, in a process of its own whose memory is watched."""
+    """Runs as many inputs as a few seconds allow, in a separate process whose memory is watched."""
     told = run("--inputs", "5000", timeout=110)
     record_property("fuzz", told.splitlines()[-1])
 
@@ -59,7 +59,9 @@ def test_each_target_takes_some_and_refuses_some(make: type) -> None:
 
 @pytest.mark.parametrize("bug", ["produced-body-unchecked", "produced-form-unchecked"])
 def test_a_broker_that_takes_anything_harms_others(bug: str) -> None:
-    """The oracle of :class:`Entry` detects what one forged batch does to the records of others."""
+    """The check in :class:`Entry` detects the damage that one forged batch does to the records of
+    others.
+    """
     target = Entry()
     with planted(bug), pytest.raises((PymqError, AssertionError)):
         all(target.attempt(Random(number)) or True for number in range(30))

@@ -30,7 +30,7 @@ def test_h1_too_few_brokers_is_an_error_not_a_crash(count: int) -> None:
 
 
 def test_h2_no_replica_has_an_empty_name() -> None:
-    """No replica has an empty name (two unfilled slots stood for a broker called '')."""
+    """Before, two unfilled slots stood for a broker with the name ""."""
     brokers = ["x", "y", "z"]
     assert {name for key in KEYS for name in place(key, brokers, 3)} == set(brokers)
     with pytest.raises(InvalidName):
@@ -45,7 +45,7 @@ def test_h3_the_successor_is_right_at_both_ends() -> None:
         point = key_point(key)
         following = next((name for p, name in points if p >= point), points[0][1])
         assert ring.owner(key) == following
-    # Some keys lie beyond the last point and some before the first: the test covers both.
+    # Some keys lie after the last point and some before the first, so both cases are tested.
     assert any(key_point(f"end/{i}") > points[-1][0] for i in range(20_000))
     for i in range(20_000):
         if not points[0][0] <= key_point(f"end/{i}") <= points[-1][0]:

@@ -114,7 +114,8 @@ def test_subscriptions_are_kept(
     for p, q in product(shared, shared):
         if able[p] == able[q]:
             assert len(shared[p]) - len(shared[q]) <= 1
-    # A member that shares a partition would have none otherwise, except for one owner.
+    # A member shares a partition only if it would have none otherwise; each partition has one
+    # owner.
     for who in shared.values():
         assert sum(len(result[member]) > 1 for member in who) <= 1
 
@@ -131,7 +132,7 @@ def test_nothing_to_do(assign: Assignor) -> None:
 
 @every_assignor
 def test_members_of_few_topics_are_thought_of_first(assign: Assignor) -> None:
-    """Where different limits leave room for balance, the assignor finds it."""
+    """If members with different limits can be balanced, the assignor finds a way."""
     both = [("a", i) for i in range(20)] + [("z", i) for i in range(20)]
     if assign is not assignor("range"):  # which treats one set of topics at a time
         result = assign(["m", "n"], both, {}, subscriptions={"m": ["a"]})
@@ -154,10 +155,10 @@ def moved(before: Mapping[str, Sequence[Partition]], after: Assignment) -> int:
 
 
 def least_moves(kept: Sequence[int], total: int) -> int:
-    """Return the fewest moves after which *total* items lie level in bins holding *kept*.
+    """Return the fewest moves that distribute *total* items evenly over bins that hold *kept*.
 
-    The remainder of one each goes to the fullest bins. Items above a bin's share must move, and
-    unplaced items must be placed.
+    If the items cannot be divided evenly, the fullest bins keep one more. Items above a bin's share
+    must move, and unplaced items must be placed.
     """
     each, extra = divmod(total, len(kept))
     parts = [each + (i < extra) for i in range(len(kept))]
@@ -187,8 +188,8 @@ def test_sticky_moves_the_least_there_is(had: list[int], alive: set[int]) -> Non
     st.integers(1, 6),
 )
 def test_sticky_sharers_move_the_least_there_is(sits: list[int], count: int) -> None:
-    """With more members than partitions the fewest move (member i is at sits[i], which may be
-    gone).
+    """With more members than partitions as few as possible move (member i sits at partition
+    sits[i], which may be gone).
     """
     before = {f"m{i:02}": [("t", seat)] for i, seat in enumerate(sits)}
     after = assignor("sticky")(list(before), topic(count), before)

@@ -1,6 +1,4 @@
-"""A hostile client with a key, in a process of its own so that its work does not delay the
-others.
-"""
+"""A hostile client with a key, in a separate process so that its work does not delay the others."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ SEED = 7
 def connect(
     context: zmq.Context[Any], endpoint: str, mallory: Pair, broker: str
 ) -> zmq.Socket[Any]:
-    """Open a connection of mallory, which takes one answer and no more."""
+    """Open a connection of mallory that takes only one answer."""
     socket: zmq.Socket[Any] = context.socket(zmq.DEALER)
     socket.set(zmq.ROUTING_ID, b"client-evil/0123456789abcdef")
     socket.set(zmq.CURVE_PUBLICKEY, mallory.public.encode())
@@ -68,7 +66,7 @@ def main(endpoint: str, public: str, secret: str, broker: str, count: str) -> No
             socket.close(0)
             socket = connect(context, endpoint, mallory, broker)
             cuts += 1
-    time.sleep(1.0)  # for messages in flight
+    time.sleep(1.0)  # messages in flight have to arrive
     context.destroy(linger=0)
     sys.stdout.write(f"{cuts}\n")
 

@@ -1,4 +1,4 @@
-"""A controlled shutdown: other brokers lead a broker's partitions before it is gone."""
+"""A controlled shutdown: other brokers lead a broker's partitions before it ends."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pymq.nodes.service import JsonLines, write_event
 
 
 class Lines(logging.Handler):
-    """A stream that keeps what is written to stderr."""
+    """A logging handler that keeps the lines written to stderr."""
 
     def __init__(self) -> None:
         super().__init__()

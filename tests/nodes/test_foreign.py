@@ -1,6 +1,6 @@
 """A client without pymq: docs/protocol.md, a socket, and a second reader and writer of CBOR.
 
-Its code shares nothing with that of the nodes whose messages it decodes.
+The test's code shares nothing with that of the nodes whose messages it decodes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Foreign:
             row, frames = self.exchange([kind, "", "", self.number, *fields], *payload)
             number, to, source, request, *found = row
             assert (to, source, request) == ("", "", self.number)
-            error = found[{75: 1, 15: 6}.get(number, -1)]  # an Answer's, a Fetched's; else the last
+            # of an Answer, of a Fetched, otherwise the last field
+            error = found[{75: 1, 15: 6}.get(number, -1)]
             if error is None:
                 return found, frames
             assert error[0] in ("NOT_CONTROLLER", "NOT_LEADER", "NO_BROKERS"), error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# The collector belongs to the whole process, so each test has a process of its own.
+# The collector belongs to the whole process, so each test runs in a separate process.
 BEGIN = """
 import gc, weakref
 from pymq.nodes.garbage import Freezer

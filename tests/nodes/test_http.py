@@ -85,9 +85,7 @@ def test_every_metric_is_told_by_somebody(tmp_path: Path) -> None:
             return sum(each.get(name, 0) for each in found[:-1])
 
         assert total("pymq_messages_in_total") == 20
-        assert (
-            total("pymq_log_end_offset") >= 20
-        )  # a Raft leader may begin with an entry of its own
+        assert total("pymq_log_end_offset") >= 20  # a Raft leader may begin with its own entry
         assert total("pymq_active_controller") == 1
         assert total("pymq_group_members") == 1
         assert total("pymq_replication_bytes_out_total") > 0
@@ -215,7 +213,8 @@ def test_a_token_ends_with_the_key_of_its_principal(
     keys = tmp_path / "keys"
     assert ask(zkserver.http, "/api/state", token="the token of root").status == 200
     key = read_public(keys / "root.pub").key
-    (keys / "root.revoked").write_text(f"public = ['{key}']\n")  # as it is copied to a node
+    # as an administrator copies it to a node
+    (keys / "root.revoked").write_text(f"public = ['{key}']\n")
     until = time.monotonic() + 60
     while ask(zkserver.http, "/api/state", token="the token of root").status != 401:
         assert time.monotonic() < until

@@ -15,7 +15,7 @@ from pymq.testing.child import environment
 from tests.nodes.processes import processes
 from tests.simulator.processes import ProcessCluster
 
-# A process of its own, since its work would delay the other threads here.
+# A separate process, since its work would delay the other threads here.
 LARGE = """
 import sys
 import pymq
@@ -28,7 +28,7 @@ with pymq.open(sys.argv[1]) as mq:
         producer.send("large", b"x", partition=count - 1).result(60)
     mq.delete_topic("large")
 """
-SEND_MAX_S = 1.0  # for a record to another topic; the session of brokers is 2 s
+SEND_MAX_S = 1.0  # longest time for a record to another topic; the session of brokers is 2 s
 
 
 class Others:

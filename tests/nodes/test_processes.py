@@ -140,7 +140,7 @@ def test_options_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_nobody_answers() -> None:
-    """Without an answer the error names the nodes, and comes in time."""
+    """Without an answer the error names the nodes, and is raised after the timeout."""
     with (
         pymq.open("zmq+tcp://127.0.0.1:1,127.0.0.1:2") as mq,
         pytest.raises(pymq.errors.RequestTimeout, match=r"no answer from tcp://127.0.0.1:1, "),

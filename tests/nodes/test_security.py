@@ -96,7 +96,7 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
 
 
 class Talker:
-    """A principal with a socket of its own that sends any message."""
+    """A principal with a raw socket that can send any message."""
 
     def __init__(self, to: Node, keys: KeyRing | None, node: str = "client-1") -> None:
         self.to = to
@@ -448,7 +448,7 @@ def test_a_node_without_a_policy_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text("")
     with pytest.raises(ConfigError, match="there are those of broker-0, zkserver"):
         pymq.Broker("broker-1", zkservers=["tcp://127.0.0.1:1"], curve_dir=tmp_path)
-    (tmp_path / "zkserver.secret").unlink()  # As it is on the machine of one broker.
+    (tmp_path / "zkserver.secret").unlink()  # as on the machine of a broker
     with pytest.raises(ConfigError, match=r"broker-1 at .* a key that is missing"):
         pymq.Broker("broker-1", zkservers=["tcp://127.0.0.1:1"], curve_dir=tmp_path)
 
@@ -506,8 +506,8 @@ def test_urls_name_keys(secured: Secured) -> None:
 
 
 def test_a_frame_that_is_too_large_ends_the_connection_and_nothing_else(secured: Secured) -> None:
-    """A frame that is too large ends its connection before the node reads the body, and nothing
-    else.
+    """A frame that is too large ends its connection before the node reads the body, and has no
+    other effect.
     """
     node = secured.brokers[0]
     lost: list[bool] = []

@@ -3,7 +3,7 @@
 Checked throughout: Raft's promises (one leader in a term, log matching, leader completeness,
 committed entries never change); the high watermark never decreases; no message leaves before its
 data is durable; reads see all earlier commits. At the end all faults are healed; then all replicas
-must agree and come to rest.
+must agree, and become idle.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Chaos:
             make_raft=make_raft,
         )
         self.cluster.on_post = self.posted
-        self.loss = rng.choice([0, 0, 10, 30])  # per cent
+        self.loss = rng.choice([0, 0, 10, 30])  # percent
         self.copies = rng.choice([0, 0, 10, 40])
         self.reorder = rng.choice([True, True, False])
         weights = {
@@ -81,13 +81,14 @@ class Chaos:
         self.weights = [rng.choice(chances) for chances in weights.values()]
         self.slow = rng.choice(["", *names])  # the node with a slow disk
         self.evicts = rng.choice([0, 0, 3])
-        self.committed: list[Batch] = []  # as the first replica had it
-        self.known: dict[int, Batch] = {}  # the same, by end
+        self.committed: list[Batch] = []  # the committed batches, as the first replica had them
+        self.known: dict[int, Batch] = {}  # the same batches by their end
         self.leaders: dict[int, tuple[str, int]] = {}  # term -> (node, its incarnation)
         self.led: dict[str, int] = {}  # the last term in which a node led
         self.senders: dict[int, str] = {}  # term -> the sender of its appends
         self.marks: dict[str, int] = {}  # the last high watermark of this incarnation
-        self.incarnations: dict[tuple[str, str], int] = {}  # as (me, peer) knows
+        # incarnations by (node, peer), as the node knows them
+        self.incarnations: dict[tuple[str, str], int] = {}
         self.lives = dict.fromkeys(names, 0)
         self.asked: dict[tuple[str, int], int] = {}  # (node, token) -> committed at the request
         self.token = 0
@@ -125,9 +126,9 @@ class Chaos:
             self.check()
 
     def depose(self, node: Node) -> None:
-        """Cut off a leader, alone or with a few, possibly just after it has taken in a record.
+        """Cut off a leader, alone or with a few, possibly just after it has taken a record.
 
-        It may lead for a while without noticing.
+        The leader may go on for a while without noticing.
         """
         cluster, rng = self.cluster, self.rng
         if not cluster.leaders:
@@ -230,7 +231,7 @@ class Chaos:
         if kind == 0:  # one link, one way
             a, b = rng.choice(names), rng.choice(names)
             cluster.cuts.add((a, b))
-        elif kind == 1:  # one link
+        elif kind == 1:  # a single link
             a, b = rng.choice(names), rng.choice(names)
             cluster.cuts |= {(a, b), (b, a)}
         else:
@@ -359,7 +360,7 @@ class Chaos:
     # --- afterwards
 
     def heal(self) -> None:
-        """End all faults, and check that the replicas agree and come to rest."""
+        """End all faults, and check that the replicas agree and become idle."""
         self.check_matching()
         cluster = self.cluster
         self.loss = self.copies = 0

@@ -202,7 +202,7 @@ class FetchScript:
         self.nodes[name].crash()
 
     def do_start(self, name: str, *words: str) -> None:
-        """Restart it with its disk; ``log=1,2`` replaces the disk's log."""
+        """Restart a node with its disk; ``log=1,2`` replaces the disk's log."""
         node = self.nodes[name]
         for word in words:
             node.disk.batches = batches(word.removeprefix("log="), "old")

@@ -1,6 +1,6 @@
 """Replicas of one block on crashing disks, and a bag of messages between them.
 
-Nothing happens by itself: every delivery, write and tick is a call of the test.
+Nothing happens automatically: each delivery, write and tick is a call of the test.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class Node:
         self.reads: list[tuple[str, RaftAppend, int, int]] = []
         self.is_up = False
         self.state_first = True  # whether the hard state is written before the log
-        self.dead: set[str] = set()  # brokers that seem gone
+        self.dead: set[str] = set()  # brokers that seem dead
 
     # --- what the replicator sees
 
@@ -404,7 +404,7 @@ class Cluster:
         self.make_log: Callable[[Node], FakeLog] = SnapshotFakeLog if snapshots else FakeLog
         self.state = partition_state(names, epoch, leader or names[0])
         self.bag: list[Letter] = []
-        self.cuts: set[tuple[str, str]] = set()  # (from, to)
+        self.cuts: set[tuple[str, str]] = set()  # cut links, as (from, to)
         self.sent = 0
         self.on_post: Callable[[Letter], None] = lambda letter: None
         self.nodes = {name: Node(name, self) for name in names}

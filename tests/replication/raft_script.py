@@ -2,7 +2,7 @@
 
 A command prints the messages that it makes replicas send; ``settle`` and ``run`` run everything
 that can happen. A batch is written ``end/epoch``, with ``x3`` behind it for three records. A log is
-its batches, with a bar before those that are not durable.
+shown as its batches, with a bar before those that are not durable.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class RaftScript:
                 node.hears(name, False)
 
     def do_start(self, name: str, *words: str) -> None:
-        """Restart it with its disk."""
+        """Restart a node with its disk."""
         self.node(name).start(is_new=False)
         if "quietly" not in words:
             self._all_notice()
@@ -207,7 +207,7 @@ class RaftScript:
                     node.hears(peer, is_alive)
 
     def do_suspect(self, name: str, *peers: str) -> None:
-        """Make a replica's broker believe that others are gone."""
+        """Make a replica's broker believe that others are dead."""
         for peer in peers:
             self.node(name).hears(peer, False)
 

@@ -1,9 +1,9 @@
 """The tests of other Raft implementations exist here, or the reason why not.
 
 The scenarios are those of etcd-io/raft (raft_test, raft_paper_test, raft_snap_test, rawnode_test,
-node_test and the tests of its tracker), what raft-rs adds, the labs of MIT 6.824, the fuzzy tests
-of hashicorp/raft and the simulation of Kafka's KRaft. A script in ``tests/data/raft`` has the name
-of its source; scenarios in ``ELSEWHERE`` have another name here, or are tests.
+node_test and the tests of its tracker), additional ones of raft-rs, the labs of MIT 6.824, the
+fuzzy tests of hashicorp/raft and the simulation of Kafka's KRaft. A script in ``tests/data/raft``
+has the name of its source; scenarios in ``ELSEWHERE`` have another name here, or are tests.
 """
 
 from __future__ import annotations

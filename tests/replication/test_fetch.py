@@ -64,7 +64,7 @@ def leader(host: Host, log: FakeLog) -> FetchReplicator:
 def test_who_is_only_wanted_cannot_fall_back() -> None:
     """A leader with an unanswered request for a larger in-sync set has no deadline in the past.
 
-    Each tick left the deadline where it was, so its broker never rested.
+    Before, each tick left the deadline where it was, so the broker never slept.
     """
     host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
     fetch = leader(host, log)
@@ -137,7 +137,7 @@ def test_what_a_follower_had_before_it_was_started_anew_counts_no_more() -> None
     assert (fetch.high_watermark, fetch.holders(2)) == (1, ("A", "C"))
     fetch.step("B", late, 30)
     assert (fetch.high_watermark, fetch.holders(2)) == (1, ("A", "C"))
-    # It does not send its incarnation any more.
+    # The follower does not send its incarnation any more.
     fetch.step("B", attrs.evolve(late, incarnation=0), 40)
     assert (fetch.high_watermark, fetch.holders(2)) == (2, ("A", "B", "C"))
 

@@ -139,7 +139,7 @@ def log_of(batches: list[Batch]) -> FakeLog:
 
 
 def test_back_off_finds_where_logs_part() -> None:
-    """Each probe is at a batch's end in the leader's log, and never above the one before."""
+    """Each probe is at the end of a batch in the leader's log, and never above the previous one."""
     rng = random.Random(2)
     longest = 0
     for _ in range(1_500):
@@ -164,7 +164,7 @@ def test_back_off_finds_where_logs_part() -> None:
         assert end == same
         assert end_of_data(at, data) == leader.end
         assert end_of_data(end, data[position:]) == leader.end
-    assert longest <= 6  # no more than epochs
+    assert longest <= 6  # no more than the number of epochs
 
 
 # --- reads
@@ -218,8 +218,8 @@ def test_election_timeouts_are_random() -> None:
 def test_what_could_not_be_saved_is_saved_before_anything_is_taken_in(name: str) -> None:
     """The disk is full when the block begins, and the replica starts over.
 
-    It saves its term before it takes in records; without one, recovery would refuse the block.
-    Simulated: --profile all --seconds 4 --seeds 7383.
+    A replica saves its term before it appends records; without a term, recovery would refuse the
+    block. Simulated: --profile all --seconds 4 --seeds 7383.
     """
     cluster = Cluster(("A", "B"), seed=0)
     node = cluster.nodes[name]

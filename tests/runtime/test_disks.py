@@ -74,8 +74,9 @@ def test_a_leaders_disk_works_while_its_followers_do(brokers: Brokers) -> None:
 
 
 def test_a_disk_that_fails_is_its_own_brokers_affair(brokers: Brokers) -> None:
-    """After a failed write the other brokers continue; of the failed one no later message
-    leaves.
+    """After a failed write the other brokers continue.
+
+    Of the failed one no later message leaves.
     """
     brokers.lead()
     brokers.machines["a"].out.write = [append(7)]  # a block that does not exist
@@ -115,7 +116,7 @@ def test_who_writes_is_given_nothing(brokers: Brokers) -> None:
     brokers.stores["a"].__class__ = Noting
     brokers.lead()
     before = len(machine.heard), len(machine.events), len(machine.ticks)
-    brokers.loop.turn()  # Its write waits for the followers'.
+    brokers.loop.turn()  # its write waits for those of the followers
     assert not at_write
     brokers.now += 1
     machine.deadline = brokers.now

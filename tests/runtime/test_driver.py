@@ -82,7 +82,7 @@ def test_an_idle_thread_sleeps() -> None:
     driver.arm(machine.deadline)
     until = time.monotonic() + 10
     before = -1
-    while turns[0] != before:  # as soon as it sleeps
+    while turns[0] != before:  # until the thread sleeps
         assert time.monotonic() < until
         before = turns[0]
         threading.Event().wait(0.05)
@@ -141,8 +141,9 @@ def broken() -> tuple[Driver, Scripted]:
 
 
 def test_an_exception_is_told_to_everybody() -> None:
-    """The turning thread gets an exception with its traceback; later callers get an error naming
-    it.
+    """The turning thread gets an exception with its traceback.
+
+    Later callers get an error naming it.
     """
     driver, _ = broken()
     with pytest.raises(ZeroDivisionError) as caught, driver as loop:
@@ -306,7 +307,7 @@ def test_many_threads_at_once() -> None:
 
 
 def test_one_busy_thread_does_not_keep_others_out() -> None:
-    """A thread that needs the loop gets it, though another thread turns it all the time."""
+    """A thread that needs the loop gets it, even if another thread turns it all the time."""
     driver, _, _ = make()
     stop = threading.Event()
 
@@ -334,8 +335,8 @@ def test_one_busy_thread_does_not_keep_others_out() -> None:
 class Interrupt:
     """Raises KeyboardInterrupt in the driver's code, at the *after*-th point where Python could.
 
-    Such points are the start of a Python function, and the return from a C function (as of Python
-    3.11).
+    An interrupt can come at the start of a Python function, and at the return from a C function (as
+    of Python 3.11).
     """
 
     def __init__(self, after: int) -> None:

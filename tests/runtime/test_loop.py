@@ -1,4 +1,4 @@
-"""The loop: what it merges, the order of its actions, and its handling of failures."""
+"""The loop: how it merges work, the order of its actions, and its handling of failures."""
 
 from __future__ import annotations
 
@@ -175,8 +175,9 @@ def test_enough(loop: Loop) -> None:
 
 
 def test_a_run_ends_after_a_while_though_there_is_work(loop: Loop, clock: Clock) -> None:
-    """The loop reads heartbeats between slices; a zkserver that made 20,000 partitions
-    read none.
+    """The loop reads heartbeats between slices.
+
+    A zkserver that made 20,000 partitions read none.
     """
     a, b = Scripted(), Scripted()
     loop.add("a", a)
@@ -184,7 +185,7 @@ def test_a_run_ends_after_a_while_though_there_is_work(loop: Loop, clock: Clock)
 
     def echo(machine: Scripted, peer: str) -> None:
         def answer(source: str, message: Message) -> None:
-            clock.now += 7  # as long as a slice of a large change takes
+            clock.now += 7  # the time that a slice of a large change takes
             machine.out.send.append((peer, message))
 
         machine.on_step = answer
@@ -204,7 +205,7 @@ def test_a_turn_recovers_few_blocks_if_they_are_large(loop: Loop, clock: Clock) 
 
     class Slow(CountingStore):
         def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
-            clock.now += 6  # as long as some hundred batches take
+            clock.now += 6  # the time that some hundred batches take
             return super().recover(block, start, is_open)
 
     broker = Scripted()

@@ -1,4 +1,4 @@
-"""Threads that share a client over a network: none sleeps while it has an answer to take."""
+"""Threads that share a client over a network: no thread sleeps while there is an answer for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clock() -> int:
 
 
 class Echo(Outbox):
-    """A machine that sends back what it receives."""
+    """A machine that sends each message back."""
 
     def step(self, source: str, message: Message, now: int) -> None:
         self.out.send.append((source, message))

@@ -104,7 +104,7 @@ def test_errors_are_counted_by_their_code() -> None:
 
 
 def test_what_nobody_answers_is_not_waited_for() -> None:
-    """With acks=none there is no answer to wait for; the request counts all the same."""
+    """With acks=none there is no answer to wait for; the request is counted nevertheless."""
     with pymq.open("memory:") as mq:
         mq.create_topic("t")
         before = mq.metrics()

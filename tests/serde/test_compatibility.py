@@ -1,4 +1,4 @@
-"""The registry's verdict on two schemas, beside what reading really does."""
+"""The registry's verdict on two schemas, compared with actual reading."""
 
 from __future__ import annotations
 
@@ -150,7 +150,9 @@ def example(kind: Any) -> Any:
 @settings(max_examples=300, deadline=None)
 @given(FIELDS, FIELDS)
 def test_avro_reads_what_is_said_to_be_readable(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """If nothing is said against it, fastavro reads a value of the old schema with the new one."""
+    """If the registry finds no problem, fastavro reads a value of the old schema with the new
+    one.
+    """
     writer, reader = (record(*fields.items()) for fields in (old, new))
     if unreadable(avro(reader), avro(writer)):
         return
@@ -181,7 +183,7 @@ SAMPLES: list[Any] = [
 @settings(max_examples=500, deadline=None)
 @given(KINDS, KINDS)
 def test_json_reads_what_is_said_to_be_readable(old: Any, new: Any) -> None:
-    """If nothing is said against it, each value of the old type can be read with the new one."""
+    """If the registry finds no problem, each value of the old type can be read with the new one."""
     writer, reader = Json().codec(old), Json().codec(new)
     if unreadable(reader.schema, writer.schema):
         return

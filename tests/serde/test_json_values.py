@@ -1,4 +1,4 @@
-"""Which values JSON keeps, which it refuses, and what its errors say."""
+"""The values that JSON keeps, those that it refuses, and its errors."""
 
 from __future__ import annotations
 

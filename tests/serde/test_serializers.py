@@ -71,7 +71,7 @@ def message(*more: tuple[str, int, int], count: int = 5, number: int = 2) -> Any
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
 
 
-ANYTHING = Exception  # each library has errors of its own
+ANYTHING = Exception  # each library has its own errors
 Order, OrderNext = message(), message(("note", 3, 9))
 
 # the serializer and type of a codec, of a later version that reads it, and of one that does not;

@@ -1,4 +1,6 @@
-"""``python -m tests.simulator.crashes``: crashes the scripts of a module everywhere, and tells."""
+"""``python -m tests.simulator.crashes``: runs the scripts of a module with all crash points, and
+reports.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ CHUNK = 8  # runs that a worker is given at a time
 
 @define
 class Row:
-    """What came of the crashes of one script."""
+    """The results of the crashes of one script."""
 
     name: str
     boundaries: int = 0
@@ -41,7 +43,7 @@ class Row:
     failed: list[CrashRun] = Factory(list)
 
     def add(self, runs: Iterable[CrashRun]) -> None:
-        """Take in what came of some crashes."""
+        """Add the results of some crashes."""
         for run in runs:
             self.runs += 1
             if run.problem:
@@ -121,7 +123,7 @@ def enumerate_all(
             yield row
 
 
-Where = tuple[CrashPoint, str]  # and what the effect is
+Where = tuple[CrashPoint, str]  # a crash point, and the effect there
 
 
 def _plan(module: str, share: int, shift: int, name: str) -> tuple[Row, list[Where]]:
@@ -161,7 +163,7 @@ def _summarize(rows: Sequence[Row], module: str, out: TextIO) -> None:
 
 
 def command(module: str, name: str, point: CrashPoint) -> str:
-    """What repeats one crash, exactly."""
+    """The command that repeats one crash exactly."""
     return f"python -m tests.simulator.crashes {module} --only {name} --at {point}"
 
 

@@ -1,8 +1,8 @@
-"""What was sent, answered, delivered and settled, and what must be true of it in the end.
+"""The history of a run (sent, answered, delivered, settled), and the check of it at the end.
 
-A history is written down by threads as things happen, with times of one monotonic clock in seconds,
-and judged when all is over, beside what the log then holds. It knows nothing of how the cluster
-works, so it does for one of processes, machines or simulated brokers alike.
+Threads write a history while things happen, with times of one monotonic clock in seconds; the check
+runs at the end, and compares it with the content of the log. A history knows nothing about how the
+cluster works, so it is used for processes, machines and simulated brokers alike.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHOWN = 5  # examples of a kind in a message
 
 @define
 class RecordedSend:
-    """One record, and what became of it; its payload is told from all others by *producer*."""
+    """One record and its outcome; *producer* and number make its payload unique."""
 
     producer: str
     part: Part
@@ -40,11 +40,12 @@ class RecordedSend:
     sent_at: float
     answered_at: float | None = None
     offset: int = -1
-    error: str | None = None  # of a delivery that failed; it may be in the log all the same
+    # the error of a failed delivery; the record may nevertheless be in the log
+    error: str | None = None
 
     @property
     def payload(self) -> bytes:
-        """What stands in the record."""
+        """The record's value."""
         return f"{self.producer}/{self.part[1]}/{self.number}".encode()
 
 
@@ -65,22 +66,24 @@ class RecordedHistory:
     """Lists that threads append to, which needs no lock in Python."""
 
     sent: list[RecordedSend] = Factory(list)
-    delivered: list[Delivered] = Factory(list)  # to members of the group
+    delivered: list[Delivered] = Factory(list)  # deliveries to members of the group
     settled: list[tuple[Part, int, float]] = Factory(
         list
     )  # a commit of its acknowledgement is back
-    read: dict[Part, list[tuple[int, bytes]]] = Factory(dict)  # by a reader that followed
-    errors: list[str] = Factory(list)  # of consumers, and of `send` itself
+    # records seen by a reader that followed the log
+    read: dict[Part, list[tuple[int, bytes]]] = Factory(dict)
+    errors: list[str] = Factory(list)  # errors of consumers, and of `send` itself
 
     def problems(
         self,
         log: Mapping[Part, Sequence[Record]],
         may_lose: Iterable[str] = (),
     ) -> list[str]:
-        """What is wrong, beside *log*: all records of each partition, as read from the beginning.
+        """Return all problems, compared with *log*: all records of each partition, read from the
+        beginning.
 
-        Of the topics *may_lose*, records that were acknowledged may be missing, as ack modes
-        ``leader`` and ``none`` allow; all else holds there too.
+        In the topics *may_lose*, acknowledged records may be missing, as ack modes ``leader`` and
+        ``none`` allow; all other rules hold there too.
         """
         allowed = frozenset(may_lose)
         found: list[str] = []
@@ -111,7 +114,7 @@ class RecordedHistory:
         ]
 
     def _missed(self, part: Part, records: Sequence[Record]) -> list[str]:
-        """What the group did not get, and what the reader saw otherwise than it is."""
+        """Records that the group did not get, and those that the reader saw differently."""
         whole = [(record.offset, bytes(record.value)) for record in records]
         given = {(d.offset, d.payload) for d in self.delivered if d.part == part}
         found = _told(f"{part}: never delivered to the group", [w for w in whole if w not in given])
@@ -123,7 +126,9 @@ class RecordedHistory:
         return found
 
     def again(self) -> list[str]:
-        """What a poll gave out that began after a commit of its acknowledgement was back."""
+        """Records that were delivered in a poll that began after the commit of their
+        acknowledgement had returned.
+        """
         settled: dict[tuple[Part, int], float] = {}
         for part, offset, at in self.settled:
             settled[part, offset] = min(at, settled.get((part, offset), at))
@@ -153,7 +158,8 @@ def outages(
 ) -> list[Outage]:
     """Of each partition the longest pause in each of *rounds*: cause, beginning and end.
 
-    Whoever sends must do so all the time. A partition that answered nothing was away all along.
+    This requires that producers send all the time. A partition that answered nothing was away all
+    along.
     """
     answers: dict[Part, list[float]] = defaultdict(list)
     for each in sent:
@@ -169,7 +175,7 @@ def outages(
 
 
 def percentile(numbers: Iterable[float], percent: float) -> float:
-    """The smallest of *numbers* that as many percent of them do not exceed; 0 of none."""
+    """The smallest of *numbers* that *percent* percent of them do not exceed; 0 without numbers."""
     ordered = sorted(numbers)
     if not ordered:
         return 0.0
@@ -177,7 +183,7 @@ def percentile(numbers: Iterable[float], percent: float) -> float:
 
 
 def _out_of_order(payloads: Sequence[bytes]) -> list[str]:
-    """Records that stand after a later one of the same producer."""
+    """Records that come after a later one of the same producer."""
     last: dict[bytes, int] = {}
     found = []
     for payload in payloads:

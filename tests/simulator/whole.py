@@ -14,16 +14,16 @@ from pymq.testing.simulation import probe
 from pymq.testing.simulation.world import Violation
 
 PROBE = b"is it whole?"  # the value, and the key, of the records that are written to find out
-BOUND_S = 30.0  # of virtual time, for each thing that must come about
+BOUND_S = 30.0  # virtual time within which each condition must hold
 
 
 def check_whole(cluster: Cluster, *, seconds: float = BOUND_S) -> None:
     """End all faults; then demand that everything works again, and look at every disk.
 
-    A zkserver is active and knows all brokers; each partition takes a record (:data:`PROBE`) and
-    gives it back; the replicas of each open block become the same, and the copies of each sealed
-    one whole; ``pymq verify`` finds nothing wrong on any disk, nor on what would be left of it if
-    the power failed now.
+    A zkserver is active and knows all brokers. Each partition takes a record (:data:`PROBE`) and
+    returns it. The replicas of each open block become equal, and the copies of each sealed block
+    complete. ``pymq verify`` finds no damage on any disk, nor on what a power failure now would
+    leave of it.
 
     Raises:
         Violation, NotReached, PymqError: it is not so, within *seconds* of virtual time for each.
@@ -52,7 +52,7 @@ def _use(mq: Client, seconds: float) -> None:
 
 
 def _behind(cluster: Cluster, watch: StoreWatch) -> Iterator[str]:
-    """Replicas of open blocks that lack something of what is visible."""
+    """Replicas of open blocks that lack some visible records."""
     for key, history in watch.histories.items():
         number = max(history.blocks, default=None)
         if number is None:

@@ -36,7 +36,7 @@ BLOCKS = [BlockId("cd" * 16, i // 2, i % 2) for i in range(4)]
 
 
 class Life:
-    """One broker's store over many power cuts; it knows which data must and which may be there."""
+    """The life of one store over many power cuts, with the data that must and may be there."""
 
     def __init__(
         self,
@@ -126,8 +126,9 @@ class Life:
             self.disk.fail(operation, path=self.dice.choice(("/cd", "states", "")), rng=rng)
 
     def fail(self, store: FileStore, failed: list[WriteFailed]) -> None:
-        """Recover each block after a disk failure; it may be as before or as after the
-        operation.
+        """Recover each block after a disk failure.
+
+        It may be as before or as after the operation.
         """
         self.failures += 1
         errors = {one.block: one for one in failed}

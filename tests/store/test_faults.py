@@ -185,7 +185,7 @@ def test_closing_reports_a_failed_sync(tmp_path: Path) -> None:
     files.faults["sync"] = [errno.EIO]
     with pytest.raises(StoreError, match="sync"):
         store.close()
-    FileStore(str(tmp_path)).close()  # the lock was released all the same
+    FileStore(str(tmp_path)).close()  # the lock was released nevertheless
 
 
 def test_an_unreadable_block(store: FileStore, files: FaultyFiles) -> None:

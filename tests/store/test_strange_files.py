@@ -1,4 +1,4 @@
-"""A hostile folder: its files need not be what a store has written."""
+"""A hostile folder, with files that no store has written."""
 
 from __future__ import annotations
 

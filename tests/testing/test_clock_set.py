@@ -15,7 +15,7 @@ DAYS_S = 3 * 24 * 3600
 def test_a_producer_whose_broker_is_set_ahead_goes_on_where_it_was(
     acks: Acks, brokers: int
 ) -> None:
-    """A leader whose clock is set ahead has heard the producer just now, and not days ago.
+    """For a leader whose clock is set ahead, the producer has written just now, not days ago.
 
     Found by seed 984 of ``all`` (5 s): the roll forgot the producer, whose next batch began at 0.
     """

@@ -1,6 +1,7 @@
-"""A clock that jumps forward, and a process that did not run for a while, tell of nobody's death.
+"""A clock that jumps forward, or a process that did not run for a while, makes no other node count
+as dead.
 
-Whoever judges others by their silence must have listened meanwhile.
+A node that judges others by their silence must have listened meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Work:
             self.cluster.run(seconds=0.05)
 
     def state(self) -> object:
-        """Who leads and keeps up, in which epoch, and whom the group consists of."""
+        """The leader, the in-sync set, the epoch, and the members of the group."""
         topics = [self.mq.describe_topic(topic) for topic in ("leader", "raft")]
         parts = [part for topic in topics for part in topic.partitions]
         leads = [(part.leader, sorted(part.in_sync), part.epoch) for part in parts]
@@ -77,7 +78,10 @@ def test_a_clock_that_jumps_makes_nobody_dead(name: str) -> None:
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_zkserver_that_did_not_run_listens_before_it_judges(is_cut: bool) -> None:
-    """What was sent to it meanwhile may be lost; what it finds is the past either way."""
+    """Messages to the paused zkserver may be lost.
+
+    In either case it only sees the past at first.
+    """
     with the_cluster() as cluster:
         work = Work(cluster)
         before = work.state()
@@ -93,7 +97,7 @@ def test_a_zkserver_that_did_not_run_listens_before_it_judges(is_cut: bool) -> N
 
 
 def test_who_is_dead_is_found_out_all_the_same() -> None:
-    """Also if the clock jumps again and again: each time tells as much as it was listened."""
+    """This also holds if the clock jumps repeatedly: only the time of listening counts."""
     with the_cluster() as cluster:
         work = Work(cluster)
         leader = cluster.client().describe_topic("leader").partitions[0].leader

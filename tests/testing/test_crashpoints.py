@@ -20,7 +20,7 @@ from tests.simulator.crashes import command, main
 from tests.testing.scripts import SCENARIOS
 
 MODULE = "tests.testing.scripts"
-SHARE = 80  # of all points one in so many, and of each kind of effect at least one
+SHARE = 80  # one in so many of all points, and at least one of each kind of effect
 
 
 @pytest.mark.timeout(600)
@@ -67,7 +67,7 @@ def test_the_samples_of_all_shifts_are_everything() -> None:
 @pytest.mark.parametrize(
     ("name", "point"),
     [
-        # Copies of a sealed block that nobody reads were still being completed at the end.
+        # At the end, copies of a sealed block that is not read were still being completed.
         ("none_to_raft", "broker-0:28:state-0:50"),
         ("three_replicas_none", "broker-0:44:state-0:50:16"),
     ],
@@ -95,7 +95,7 @@ def test_a_crash_anywhere_and_another_one(name: str, again: int) -> None:
 
 
 def test_a_point_is_run_again_exactly() -> None:
-    """By its name alone, as it is printed when it fails."""
+    """The printed name of a point is enough to repeat its run."""
     scenario = SCENARIOS["roll_by_size"]
     boundaries = survey(scenario)
     for point in points(boundaries)[11::97]:
@@ -129,10 +129,12 @@ def believing(cluster: Cluster) -> None:
 
 
 def test_a_lie_is_found() -> None:
-    """What is not synced is missing after a crash, whatever its producer was told."""
+    """Data that was not synced is missing after a crash, even if its producer got an
+    acknowledgement.
+    """
     crashes = enumerate_crashes(lying, then=believing, brokers=1, states=["none"])
     assert "were acknowledged" in crashes.failed[0].problem
     assert enumerate_crashes(lying, then=believing, brokers=1, states=["all"]).failed == []
     every = enumerate_crashes(lying, then=believing, brokers=1, states=None)
     assert {run.disk for run in every.failed} > {"state-0"}
-    assert "state-1" not in {run.disk for run in every.failed}  # That is everything.
+    assert "state-1" not in {run.disk for run in every.failed}  # in state 1 everything survives

@@ -10,7 +10,7 @@ from pymq.testing.simulation import probe
 
 
 def leader(mq: Client) -> str | None:
-    """Who leads the partition."""
+    """The leader of the partition."""
     return mq.describe_topic("t").partitions[0].leader
 
 
@@ -30,8 +30,8 @@ def ends(c: Cluster) -> dict[str, int]:
 def test_the_copy_of_a_leader_that_was_replaced_is_no_copy(seed: int) -> None:
     """Half of the voters is lost with the disks; of the rest one has all, and one has not.
 
-    A leader that is cut off has appended what nobody else has. The next one's log has the same
-    length by then, with a later epoch at its end, and that was committed.
+    A leader that is cut off has appended records that no other replica has. The next one's log has
+    the same length by then, with a later epoch at its end, and that was committed.
     """
     with Cluster(brokers=4, zkservers=1, seed=seed) as c:
         mq, other = c.client(), c.client("other")

@@ -1,4 +1,4 @@
-"""What partitions keep in memory that nobody uses."""
+"""The memory that idle partitions take."""
 
 from __future__ import annotations
 

@@ -22,7 +22,10 @@ def small() -> Iterator[None]:
 
 @pytest.mark.usefixtures("small")
 def test_a_topic_that_takes_half_a_minute_is_made_and_deleted() -> None:
-    """The client gave up after ten seconds: "no zkserver is active". It was made all the same."""
+    """The client gave up after ten seconds: "no zkserver is active".
+
+    Nevertheless the topic was created.
+    """
     with Cluster(brokers=3, zkservers=2, seed=3, coordinator_us=150_000) as cluster:
         mq = cluster.client()
         before = cluster.now

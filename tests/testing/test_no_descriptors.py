@@ -1,4 +1,4 @@
-"""A broker that is out of descriptors while a block is begun: it goes on when there are some."""
+"""If a broker has no descriptors when a block begins, the block begins once there are some."""
 
 from __future__ import annotations
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.testing.planted import AREAS, BUGS, HUNTS, hunt, planted
+from tests.testing.planted.bug import check_fit
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = 12  # seeds of each hunt
 SOAK = 400
-PARTS = 4  # of the bugs that ordinary tests find, so that workers share them
+PARTS = 4  # the bugs that ordinary tests find are divided, so that workers share them
 BY_TEST = [name for name in BUGS if BUGS[name].test]
 AT_ONCE = [name for name in BY_TEST if not BUGS[name].is_slow]
 FOUND = [name for name in BUGS if BUGS[name].hunts]
@@ -50,7 +51,9 @@ def test_a_planted_bug_is_found(name: str, record_property: Property) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_ordinary_tests_find_the_others(part: int, record_property: Property) -> None:
-    """What no run comes by in a reasonable time, a test that makes it happen finds at once."""
+    """If no run finds a bug in a reasonable time, a test that causes its conditions finds it at
+    once.
+    """
     find_by_tests(AT_ONCE[part::PARTS], record_property)
 
 
@@ -77,7 +80,8 @@ def find_by_tests(names: list[str], record_property: Property) -> None:
     for name, (status, said) in found.items():
         bug = BUGS[name]
         assert status == pytest.ExitCode.TESTS_FAILED, f"{name}: {said}"
-        # Broken, and not merely unable to run: a promise, or what a client was told.
+        # The bug must break a promise or an answer to a client, not merely stop the test from
+        # running.
         how = r"^E  .*(assert|DID NOT RAISE|Violation|pymq\.errors\.)"
         assert re.search(how, said, re.MULTILINE), said
         where = bug.test.rpartition("/")[2].partition("[")[0]
@@ -101,6 +105,20 @@ def test_a_bug_is_gone_when_it_is_not_planted(name: str) -> None:
         now = [owner.__dict__[key] for owner, key in places]
         assert all(old is not new for old, new in zip(before, now, strict=True))
     assert [owner.__dict__[key] for owner, key in places] == before
+
+
+def test_a_patch_takes_the_arguments_of_its_original() -> None:
+    """A patch that cannot be called would only ever trip, and no hunt would say so."""
+
+    def original(self: object, batch: object, now: int, *, durable: bool) -> None: ...
+
+    def fits(original: object, self: object, *arguments: object, durable: bool) -> None: ...
+
+    def is_outdated(original: object, self: object, batch: object, *, durable: bool) -> None: ...
+
+    check_fit("one", original, fits)
+    with pytest.raises(TypeError, match="planted bug one: is_outdated: too many positional"):
+        check_fit("one", original, is_outdated)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The offsets of groups go over to Raft as soon as there are brokers enough for it."""
+"""The offsets topic changes to Raft as soon as there are enough brokers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_offsets_topic_goes_to_raft_when_the_third_broker_comes(seed: int) -
     with Cluster(brokers=3, seed=seed) as cluster:
         cluster.crash("broker-1")
         cluster.crash("broker-2")
-        cluster.run(seconds=15)  # They are given up.
+        cluster.run(seconds=15)  # the dead brokers are given up
         mq = cluster.client()
         mq.create_topic("t")
         values = [b"%d" % number for number in range(40)]
@@ -32,7 +32,7 @@ def test_the_offsets_topic_goes_to_raft_when_the_third_broker_comes(seed: int) -
         assert {len(part.replicas) for part in found.partitions} == {3}
         with mq.producer() as producer:
             producer.send_many("t", values[20:]).result()
-        assert consume(mq, 20) == values[20:]  # What was committed before is not forgotten.
+        assert consume(mq, 20) == values[20:]  # earlier commits are not forgotten
         cluster.check()
 
 

@@ -1,4 +1,4 @@
-"""Sealed blocks keep their number of copies, and move only when somebody asks for it.
+"""Sealed blocks keep their number of copies, and move only on request.
 
 The rules ``moves-are-asked-for`` and ``never-fewer-copies`` look at every commit of these runs.
 """
@@ -84,7 +84,7 @@ def test_what_a_lost_broker_held_is_copied_and_not_before(acks: Acks) -> None:
         cluster.run(5)
         host = cluster.brokers[lost]
         assert host.store is not None
-        # What was moved away meanwhile is removed when it comes back.
+        # Blocks that were moved away meanwhile are removed when the broker is back.
         assert {block.number for block in host.store.blocks()} <= {
             block.number for block in mq.describe_topic("t").partitions[0].blocks[-1:]
         }
@@ -230,7 +230,7 @@ def test_at_most_so_many_are_copied_at_once() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_crashes_meanwhile_no_copy_is_lost(seed: int) -> None:
-    """Sources, targets, zkservers, all at once; with what their disks had not synced."""
+    """Sources, targets and zkservers crash at the same time, and lose unsynced data."""
     dice = Random(seed)
     with Cluster(
         brokers=5,

@@ -22,12 +22,15 @@ from pymq.testing.workload.liveness import Waived
 from tests.testing.planted import planted
 
 CHUNK, CHUNKS = 10, 8  # seeds in a test, so that workers share them; and such tests
-SECONDS = 3.0  # of faults in each run: some 5,000 events
+SECONDS = 3.0  # seconds of faults in each run: some 5,000 events
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 
 
 def broken(seeds: Iterable[int]) -> list[str]:
-    """Run each seed, of all profiles in turn; returns what failed, with how to see it again."""
+    """Run each seed, with all profiles in turn.
+
+    Returns the failures, each with the command to repeat it.
+    """
     found = []
     for seed in seeds:
         plan = generate(
@@ -57,7 +60,7 @@ def test_what_failed_once(name: str) -> None:
 
 
 def test_what_is_waived_is_told() -> None:
-    """A rule that nobody insists on does not fail a run, and is not passed over in silence."""
+    """A broken rule that a run waives does not fail it, but is reported."""
     plan = generate(0, brokers=1, profile="calm", seconds=2)
     run = SimulationRun(plan, ["sends-are-answered"])
     with pytest.raises(Waived, match="sends-are-answered"):
@@ -67,7 +70,10 @@ def test_what_is_waived_is_told() -> None:
 
 
 def test_what_is_only_slow_is_waited_for() -> None:
-    """A group that takes one record at a time; what does not get on fails as soon as before."""
+    """A group that takes one record at a time passes.
+
+    Without progress a run fails as soon as before.
+    """
     run = SimulationRun(generate(0, brokers=1, profile="calm", seconds=2))
     begun = run.world.now
 
@@ -83,13 +89,13 @@ def test_what_is_only_slow_is_waited_for() -> None:
 
 
 def test_disks_that_failed_are_left_as_they_are_in_half_of_the_runs() -> None:
-    """An operator who restarts each hides what nobody else mends."""
+    """An operator who restarts each broker would hide errors that only a restart repairs."""
     plans = [generate(seed, seconds=1) for seed in range(400)]
     assert 160 < sum(plan.operator for plan in plans) < 240
 
 
 def test_not_everything_is_restarted_when_the_faults_end() -> None:
-    """What a restart mends would not be missed: a replica that is stuck, a client that waits."""
+    """A restart would hide errors such as a stuck replica or a client that waits forever."""
     kinds = Counter(generate(seed, seconds=1, restart="any").restart for seed in range(400))
     assert set(kinds) == {"all", "apps", "none"}
     assert min(kinds.values()) > 60
@@ -102,7 +108,7 @@ def test_brokers_whose_disk_failed_are_looked_after_before_everything_is_to_work
 ) -> None:
     """The faults end between a sync that fails, and a restart.
 
-    In two of them a block could not be read, which needs none: it is read again.
+    In two of them a block could not be read, which needs no restart: it is read again.
     """
     plan = generate(
         seed, brokers=None, zkservers=None, profile="all", seconds=seconds, restart="none"
@@ -112,7 +118,10 @@ def test_brokers_whose_disk_failed_are_looked_after_before_everything_is_to_work
 
 
 def test_no_broker_beats_so_slowly_that_it_is_taken_for_dead() -> None:
-    """However far apart the clocks are; once it was registered and dead in turn, for ever."""
+    """This holds however different the clocks are.
+
+    Once a broker was registered and declared dead in turn.
+    """
     plans = [generate(101_812, brokers=None, zkservers=None, profile="all", seconds=4)]
     plans += [generate(seed, brokers=3, zkservers=2, profile="swarm") for seed in range(100)]
     for plan in plans:
@@ -139,7 +148,7 @@ def test_every_kind_of_fault_is_planned_for() -> None:
     """Within a few seeds each kind is in, and each is left out."""
     plans = [generate(seed, brokers=3, profile="swarm") for seed in range(40)]
     kinds = [{str(step[1]) for step in plan.faults} | set(plan.link) for plan in plans]
-    # What happens as cut, as crash and as isolation; and what has a rate of its own.
+    # Some are carried out as cut, crash or isolate; others have a rate.
     known = set(FAULTS) - {"one_way", "crash_zk", "uncertain"}
     for kind in known:
         assert any(kind in found for found in kinds), kind
@@ -148,7 +157,7 @@ def test_every_kind_of_fault_is_planned_for() -> None:
 
 
 def run(hash_seed: int) -> list[list[str]]:
-    """Runs of several profiles and sizes: one broker alone has nobody to put in order."""
+    """Runs of several profiles and sizes; a single broker has no other to be ordered with."""
     command = "-m pymq.testing --seeds 0:10 --profile all --seconds 3".split()
     done = subprocess.run(
         [sys.executable, *command],
@@ -210,7 +219,7 @@ def test_sizes_are_drawn() -> None:
 
 
 def test_limits_are_put_back() -> None:
-    """Constants are small during a run only, and none of them is but a name."""
+    """Constants are small only during a run, and each name exists."""
     before = log.CHECKPOINT_BYTES, recent_batches.RECENT_BYTES
     with limited({name: choices[0] for name, (_, choices) in LIMITS.items()}):
         assert LIMITS["CHECKPOINT_BYTES"][1][0] == log.CHECKPOINT_BYTES

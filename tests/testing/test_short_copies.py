@@ -50,7 +50,9 @@ def test_it_is_told_and_completed() -> None:
 
 
 def test_it_is_not_taken_for_whole_when_it_is_the_last_one() -> None:
-    """It was for ever, and whoever looked who has the records was told that they are there."""
+    """Before, such a copy counted as complete forever, and its records were reported as
+    available.
+    """
     with Cluster(brokers=2, seed=3) as cluster:
         leader, follower = sealed_without_a_sync(cluster)
         cluster.wipe(leader)

@@ -1,6 +1,6 @@
-"""A stranger who may write sends batches that are not what their headers say.
+"""A stranger with write permission sends batches whose content differs from their headers.
 
-The promise is to the others: what they were told is written stays, and can be read.
+The promise is to other clients: their acknowledged records stay and can be read.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ HOUR = 3_600_000
 
 
 def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> EncodedBatch:
-    """Under CRCs that hold, whatever it says."""
+    """Give a batch valid CRCs, whatever its content."""
     body = batch.body if raw is None else raw
     header = batch.header._replace(length=HEADER_SIZE + len(body), raw_length=len(body), **fields)
     return strange(EncodedBatch._seal(header, body))
 
 
 def strange(batch: EncodedBatch) -> EncodedBatch:
-    """As it comes from the network: nobody in the broker's process vouches for it."""
+    """Return the batch as it comes from the network, unchecked."""
     return EncodedBatch(bytes(batch.head), bytes(batch.body), batch.header)
 
 

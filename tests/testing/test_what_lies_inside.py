@@ -1,6 +1,7 @@
-"""Batches that no reader can decode lie in a log, from before brokers refused them.
+"""A log contains batches that no reader can decode, from before brokers refused them.
 
-Consumers say where, hand out everything else, and go past them when the application says so.
+Consumers report the place, return all other records, and skip it when the application requests
+that.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def wrong_body() -> EncodedBatch:
 
 
 def wrong_times() -> EncodedBatch:
-    """Its CRC holds, and it has three records but one time."""
+    """The CRC is valid, but there are three records and only one time."""
     encoded = {VALUES: encode_bytes([b"x"] * 3), TIMESTAMPS: encode_numbers([0])}
     return EncodedBatch.of_columns(3, encoded, WALL_MS + 5_000, WALL_MS + 5_000)
 
@@ -218,7 +219,7 @@ def restamped(data: bytes, durable: int) -> list[EncodedBatch]:
 def test_what_every_copy_has_wrong_was_so_when_it_came(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is no disk's fault, and nobody has to look for another copy."""
+    """No disk is at fault, and looking for another copy is useless."""
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=1, replicas=3, acks="raft")

@@ -1,4 +1,4 @@
-"""Whether a cluster is whole: a sound one is, and what is wrong with others is found."""
+"""The final check of a cluster accepts a sound one, and finds what is wrong with others."""
 
 from __future__ import annotations
 

@@ -79,7 +79,9 @@ _MAKERS: dict[Any, Any] = {
 
 
 def plain(item: Any) -> Any:
-    """Return an item in a form in which equal ones compare equal; batches and errors do not."""
+    """Return an item in a form in which equal ones compare equal, which batches and errors do
+    not.
+    """
     if isinstance(item, EncodedBatch):
         return bytes(item.head), bytes(item.body), item.header
     if isinstance(item, PymqError):

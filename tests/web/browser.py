@@ -20,7 +20,7 @@ from typing import Any
 from pymq.client.base import Handle
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
-WAIT_S = 60.0  # for any wait, on a machine that others use too
+WAIT_S = 60.0  # for any wait, on a machine that is used otherwise, too
 
 
 def find() -> str | None:
@@ -116,7 +116,7 @@ class Browser(Handle):
         return page
 
     def close(self) -> None:
-        """End it, and all processes that it has started."""
+        """End the browser and all its processes."""
         try:
             self.call("Browser.close")
         except (AssertionError, OSError):

@@ -98,7 +98,7 @@ def test_guesses_are_slowed_more_with_each_and_written_down() -> None:
     assert tried <= FREE + 10
     assert len(told) == 60_000
     with pytest.raises(QuotaExceeded):
-        gate.sign_in(TOKEN, "10.0.0.1")  # It is not even checked ...
+        gate.sign_in(TOKEN, "10.0.0.1")  # the token is not even checked ...
     assert gate.principal(TOKEN, None, "10.0.0.2") == "alice"  # ... but elsewhere it is.
     clock.now += 900 + 300
     assert gate.sign_in(TOKEN, "10.0.0.1") is not None

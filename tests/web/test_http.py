@@ -1,4 +1,4 @@
-"""What the server serves over HTTP, to which clients, and what it refuses."""
+"""The answers of the HTTP server, to which clients, and its refusals."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_connections_are_bounded_and_end_with_the_server(mq: pymq.Client) -> Non
             try:
                 assert ask(server, "/health").status == 200
                 break
-            except (ConnectionError, OSError):  # until its thread notices the end
+            except (ConnectionError, OSError):  # until the server's thread notices the end
                 assert time.monotonic() < until
         server.close()
         server.close()
@@ -389,7 +389,7 @@ def test_a_large_batch_is_not_decoded_for_a_few_records(
 
 
 def test_brokers_are_shown_when_nobody_coordinates_groups() -> None:
-    """The page shows the present brokers, just when an operator needs to see what is missing."""
+    """The page shows the present brokers, which an operator needs exactly then."""
     with Cluster(brokers=3, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("orders", replicas=3, acks="raft")

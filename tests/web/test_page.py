@@ -5,6 +5,7 @@ Without Chromium these tests are skipped, and the run's summary says so.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -289,7 +290,7 @@ def test_it_changes_what_it_may(page: Page, mq: pymq.Client) -> None:
     page.wait(refused)
     mq.create_topic("meanwhile")
     page.wait("document.body.innerText.includes('meanwhile')")
-    assert page.run(refused)  # It stays while the page is brought up to date.
+    assert page.run(refused)  # the message stays while the page is updated
     go(page, "#/records/by-hand/0", "There is no record here")
     page.run(
         """(() => { const f = [...document.querySelectorAll('details')]
@@ -334,6 +335,11 @@ def test_dead_letters_are_sent_back(
     assert found == [1, 2, 4, 5, 7, 8]
     page.run("document.querySelector('input[name=error]').value = ''")
     press("Show", "\n3 letters\n")
+    press("Dry run", "3 letters would be sent back")
+    page.run("document.querySelector('input[name=rate]').value = '5'")
+    began = time.monotonic()
+    press("Send 3 letters back", "3 letters sent back.")
+    assert time.monotonic() - began > 0.4  # two of the three, and then the third
     assert page.complaints() == []
 
 

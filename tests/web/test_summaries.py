@@ -84,7 +84,7 @@ def test_records_sent_to_a_topic_that_is_not_shown_count(many: pymq.Client) -> N
     with many.producer() as producer:
         producer.send_many("t449", [b"x"] * 1_000).wait()
     rates = [look(desk, clock)["rates"][-1][1] for _ in range(4)]
-    # It is visited every 25 s, each third snapshot or so; then the rate holds until the next visit.
+    # It is described every 25 s, about in each third snapshot; until then the rate stays.
     assert {0.0, max(rates)} >= set(rates)
     assert 1_000 / 50 <= max(rates) <= 1_000 / 20
 

@@ -15,7 +15,8 @@ class RecentBatches:
     __slots__ = ("_batches", "_bytes", "joined")
 
     def __init__(self) -> None:
-        # The last answer to a follower, by (offset, most bytes): the others need the same.
+        # The last answer to a follower, by (offset, most bytes), because the other followers
+        # request the same.
         self.joined: tuple[tuple[int, int], bytes] | None = None
         self._batches: deque[EncodedBatch] = deque()
         self._bytes = 0
@@ -36,7 +37,7 @@ class RecentBatches:
         recent = self._batches
         if not recent or offset < recent[0].header.base_offset:
             return None
-        index = len(recent) - 1  # Most followers need only the last few.
+        index = len(recent) - 1  # Most followers need only the last few batches.
         while index and recent[index].header.base_offset > offset:
             index -= 1
         if recent[index].header.base_offset != offset:

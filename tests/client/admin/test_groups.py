@@ -33,8 +33,9 @@ def numbers(records: Iterator[pymq.Record] | list[pymq.Record]) -> list[int]:
 
 
 def test_what_is_acknowledged_is_done(mq: pymq.Client) -> None:
-    """An acknowledged record is not delivered again, to any consumer; unacknowledged
-    records are.
+    """An acknowledged record is not delivered again, to any consumer.
+
+    Unacknowledged records are.
     """
     fill(mq, 100)
     with mq.consumer("t", group="g") as first:
@@ -99,7 +100,7 @@ def test_nack_comes_again_and_ends_as_a_dead_letter(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("limit", [1_000, 1 << 20, 2 << 20])
 def test_the_largest_record_can_be_a_dead_letter(mq: pymq.Client, limit: int) -> None:
-    """The headers with its origin make a dead letter larger; its topic accepts it all the same."""
+    """The headers with its origin make a dead letter larger; its topic accepts it nevertheless."""
     mq.create_topic("jobs", max_record_bytes=limit)
     with mq.producer() as producer:
         producer.send("jobs", bytes(limit))
@@ -168,8 +169,9 @@ def test_a_group_shares_a_topic(mq: pymq.Client, workers: int) -> None:
 
 
 def test_partitions_go_over_when_a_consumer_leaves(mq: pymq.Client) -> None:
-    """Both consumers are notified; the other one gets the records that the first had not
-    settled.
+    """Both consumers are notified.
+
+    The other one gets the records that the first had not settled.
     """
     fill(mq, 40)
     gained: list[tuple[str, ...]] = []
@@ -186,7 +188,7 @@ def test_partitions_go_over_when_a_consumer_leaves(mq: pymq.Client) -> None:
 
 
 def test_auto_ack_acknowledges_by_going_on(mq: pymq.Client) -> None:
-    """Asking for the next record acknowledges the one before, not the one in hand."""
+    """Asking for the next record acknowledges the previous one, not the current one."""
     mq.create_topic("jobs")
     fill(mq, 5, "jobs")
     with mq.consumer("jobs", group="g", auto_ack=True) as consumer:
@@ -198,7 +200,7 @@ def test_auto_ack_acknowledges_by_going_on(mq: pymq.Client) -> None:
 
 def test_going_on_does_not_acknowledge_what_was_given_back(mq: pymq.Client) -> None:
     """With auto_ack a poll acknowledges the records of the last poll, except those that were
-    nacked.
+    returned by nack.
     """
     mq.create_topic("jobs")
     fill(mq, 3, "jobs")
@@ -247,8 +249,9 @@ def test_push_gives_back_what_the_application_fails_on(mq: pymq.Client) -> None:
 
 
 def test_a_group_is_described_and_reset(mq: pymq.Client) -> None:
-    """The description has members, assignment, offsets and lag; a group without members can be
-    reset.
+    """The description has members, assignment, offsets and lag.
+
+    A group without members can be reset.
     """
     fill(mq, 12)
     with mq.consumer("t", group="g") as consumer:

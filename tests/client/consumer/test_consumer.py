@@ -65,7 +65,7 @@ def test_what_is_acknowledged_is_done(t: pymq.Client, how: str) -> None:
 def test_a_list_may_have_gaps_and_partitions_and_batches(mq: pymq.Client) -> None:
     mq.create_topic("t", partitions=2)
     for number in range(20):
-        produce(mq, "t", [number], partition=number % 2)  # each is a batch of its own
+        produce(mq, "t", [number], partition=number % 2)  # each is a separate batch
     with mq.consumer("t", group="g") as consumer:
         views = consumer.poll_batches()
         while sum(map(len, views)) < 20:
@@ -191,7 +191,7 @@ def test_committed_offsets_survive_reopening(tmp_path: Path) -> None:
         assert mq.groups() == ["g"]
         assert mq.describe_group("g").committed == {("t", "0"): 4}
         with mq.consumer("t", group="g") as consumer:
-            # What was acknowledged above the committed offset is kept, too.
+            # Acknowledgements above the committed offset are kept, too.
             assert values(polled(consumer, 5)) == [4, 5, 7, 8, 9]
 
 
@@ -231,7 +231,8 @@ def test_a_list_that_was_given_back_comes_again_as_one(mq: pymq.Client) -> None:
     with mq.consumer("t", group="g") as consumer:
         consumer.nack(polled(consumer, 500))
         consumer.commit()
-        again = polled(consumer, 500)  # how many come at once goes by how long they took before
+        # the number of records per poll depends on how long earlier ones took
+        again = polled(consumer, 500)
         assert [(r.offset, r.delivery_count) for r in again] == [(n, 2) for n in range(500)]
 
 
@@ -264,14 +265,16 @@ def test_what_is_not_acknowledged_in_time_comes_again(t: pymq.Client) -> None:
 
 
 def test_an_iteration_keeps_the_leases_of_what_it_has_not_shown_yet(t: pymq.Client) -> None:
-    """Its buffer is no sign of being abandoned, however long a single record takes."""
+    """Buffered records do not mean that the consumer is abandoned, even if a single record takes
+    long.
+    """
     with t.consumer("t", group="g", ack_wait_s=600) as consumer:
         records = iter(consumer)
         assert [next(records).offset for _ in range(3)] == [0, 1, 2]
         worker = consumer._worker
         assert worker is not None
         with t.driver as loop:
-            worker.tick(loop.clock() + 300_000)  # when half of the time is over
+            worker.tick(loop.clock() + 300_000)  # after half of the time
             ready = worker.ready(loop.clock())
         assert ready is not None
         found = [m.renewals for _, m in ready.send if isinstance(m, Settle) and m.renewals]
@@ -353,7 +356,7 @@ def test_a_consumer_that_closes_gives_back_what_it_has(t: pymq.Client) -> None:
 
 
 def test_an_abandoned_consumer_does_not_keep_its_partitions(t: pymq.Client) -> None:
-    """Dropped without close: its group goes on as if it had been closed."""
+    """If a consumer is dropped without close, its group goes on as if it had been closed."""
     consumer = t.consumer("t", group="g")
     assert len(polled(consumer, 10)) == 10
     consumer.ack([])
@@ -382,7 +385,7 @@ def test_until_end_ends_and_leaves_what_came_later(t: pymq.Client) -> None:
 
 
 def test_until_end_with_auto_ack_loses_nothing_that_came_later(mq: pymq.Client) -> None:
-    """What is not shown must not be acknowledged."""
+    """Records that were not shown must not be acknowledged."""
     mq.create_topic("t")
     produce(mq, "t", range(600))
     seen = []
@@ -494,7 +497,7 @@ def test_closing_twice_is_allowed_and_using_it_afterwards_is_not(t: pymq.Client)
 
 
 def test_a_new_group_begins_where_it_was_told_to(t: pymq.Client) -> None:
-    """At the end means: at what was the end when the consumer was made."""
+    """With "end" it is the end of the log when the consumer was created."""
     with (
         t.consumer("t", group="old") as old,
         t.consumer("t", group="new", auto_offset_reset="end") as new,
@@ -626,7 +629,7 @@ def test_pushed_records_are_acknowledged_when_handled(t: pymq.Client) -> None:
 def test_a_handler_that_fails_gets_the_record_again_and_then_it_dies(
     t: pymq.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """auto_ack or not: what a handler fails on is not done."""
+    """With and without auto_ack: a record on which a handler fails is not acknowledged."""
     seen: list[tuple[int, int]] = []
 
     def handle(record: pymq.Record) -> None:
@@ -658,7 +661,7 @@ def test_a_push_consumer_can_be_closed_by_its_own_handler(t: pymq.Client) -> Non
 
     made.append(t.consumer("t", group="g", delivery="push", on_record=handle, credit=5))
     assert closed.wait(5)
-    # It got five and was shown one; the rest was never delivered.
+    # The consumer got five records and showed one; the rest was never delivered.
     with t.consumer("t", group="g") as consumer:
         counts = [record.delivery_count for record in polled(consumer, 10)]
     assert counts == [2] + [1] * 9
@@ -751,7 +754,7 @@ def test_partitions_are_added_while_producing_and_consuming_with_keys(mq: pymq.C
 
 
 def test_a_group_skips_what_retention_took(mq: pymq.Client) -> None:
-    """Even what was leased already: what is gone cannot be worked on."""
+    """This includes leased records: removed records cannot be processed."""
     mq.create_topic("t", block_bytes=4096)
     produce(mq, "t", [b"x" * 1000] * 8)
     with mq.consumer("t", group="g", ack_wait_s=60) as consumer:

@@ -86,7 +86,7 @@ def test_what_expires_while_it_waits_is_acknowledged_and_not_delivered() -> None
 
 
 def test_what_expires_while_it_waits_is_not_acknowledged_with_its_batch() -> None:
-    """It is to become a dead letter, and is acknowledged once that is written."""
+    """Such a record will become a dead letter, and is acknowledged once that is written."""
     member = worker(lambda: 100)
     member.config.buries_expired = True
     assert take_three(member) == [b"b", b"c"]

@@ -1,4 +1,4 @@
-"""What was handed out and is not settled: ranges do what a set of offsets would."""
+"""Delivered records that are not settled: ranges behave like a set of offsets."""
 
 from __future__ import annotations
 

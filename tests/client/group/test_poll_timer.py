@@ -7,7 +7,7 @@ from pymq.core.types import NEVER
 
 
 def over_at(timer: PollTimer, now: int) -> int:
-    """Look when it says so, until its time is over; returns when that is."""
+    """Call look at the times that it requests, until the poll is late; returns that time."""
     while not timer.look(now, is_awaited=False):
         now = timer.look_at
     return now

@@ -55,7 +55,7 @@ def test_what_was_refused_each_time_was_not_written() -> None:
 
 @pytest.mark.parametrize("certain", [True, False])
 def test_a_refusal_says_whether_the_record_was_written(certain: bool) -> None:
-    """The error of a refusal by a resigned leader says that the record may have been written."""
+    """If a leader has resigned, its refusal says that the record may have been written."""
     bench = Waiting()
     (sent,) = bench.send(b"1", 0)
     error: PymqError = ReplicaNotAvailable("its disk fails")

@@ -92,7 +92,7 @@ def test_many_and_single_sends_agree(mq: pymq.Client) -> None:
 
 
 def test_records_without_a_key_stick_for_a_batch(mq: pymq.Client) -> None:
-    """One partition takes the records until a batch is full; then the next partition does."""
+    """One partition gets records until a batch is full, then the next partition does."""
     with mq.producer(batch_bytes=1_000, linger_ms=LONG_MS) as producer:
         deliveries = [producer.send("t", bytes(100)) for _ in range(80)]
         producer.flush()
@@ -404,7 +404,7 @@ def drops_produce(message: Message) -> bool:
 
 
 def test_flush_with_a_timeout(mq: pymq.Client) -> None:
-    """flush raises a timeout; the records are sent all the same."""
+    """flush raises a timeout; the records are sent nevertheless."""
     deaf = Deaf(mq)
     with mq.producer(linger_ms=LONG_MS) as producer:
         producer.send("one", b"0").result()
@@ -451,8 +451,9 @@ def test_delivery_timeout(mq: pymq.Client) -> None:
 
 
 def test_unseen_failures_are_raised_by_flush(mq: pymq.Client) -> None:
-    """The error has the failed records; failures that the application has read are not raised
-    again.
+    """The error has the failed records.
+
+    Failures that the application has read are not raised again.
     """
     Deaf(mq).drops = drops_produce
     with mq.producer(linger_ms=LONG_MS, delivery_timeout_s=0.03) as producer:
@@ -469,7 +470,7 @@ def test_unseen_failures_are_raised_by_flush(mq: pymq.Client) -> None:
         assert (failed.value, failed.key) == (b"unseen", b"k")
         assert isinstance(failed.exception(), DeliveryTimeout)
         assert isinstance(caught.value.__cause__, DeliveryTimeout)
-        producer.flush()  # The failure was raised before, so it counts as seen.
+        producer.flush()  # the failure was raised before, so it counts as reported
 
 
 def test_failures_that_nobody_looks_at_are_not_kept_without_end(mq: pymq.Client) -> None:
@@ -630,7 +631,7 @@ def test_what_a_full_buffer_refuses_is_not_sent(mq: pymq.Client) -> None:
 
 
 def test_the_buffer_is_bounded_over_all_partitions(mq: pymq.Client) -> None:
-    """The buffer's limit holds for the sum of many partitions with a little each."""
+    """The limit of the buffer applies to the sum over many partitions with few records each."""
     mq.create_topic("wide", partitions=200)
     Deaf(mq).drops = drops_produce
     producer = mq.producer(buffer_bytes=10_000, linger_ms=LONG_MS, delivery_timeout_s=0.05)
@@ -819,7 +820,7 @@ def test_a_named_producer_goes_on_where_it_stood(tmp_path: Path) -> None:
 
 
 def test_a_newer_instance_fences_the_older(mq: pymq.Client) -> None:
-    """Of two producers of one name, only the one opened last may write."""
+    """Of two producers with one name, only the one opened last may write."""
     older = mq.producer(producer_id="me", linger_ms=0)
     older.send("one", b"1").result()
     newer = mq.producer(producer_id="me", linger_ms=0)
@@ -839,8 +840,8 @@ def test_a_newer_instance_fences_the_older(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("opened", [65_535, 65_536, (1 << 32) - 2])
 def test_a_name_is_opened_for_ever(tmp_path: Path, opened: int) -> None:
-    """After any number of openings of a name the next producer resumes and fences the one
-    before.
+    """After any number of openings of a name, the next producer resumes and fences the previous
+    one.
     """
     with pymq.open(tmp_path) as mq:
         mq.create_topic("one")
@@ -870,7 +871,7 @@ def test_a_producer_that_lost_much_is_fenced_too(mq: pymq.Client) -> None:
     """Each given-up batch raises its producer's own epoch, but never to the next producer's."""
     older = mq.producer(producer_id="me", linger_ms=0)
     older.send("one", b"1").result()
-    # as if the producer had given up so many batches
+    # As if the producer had given up so many batches.
     older._topics["one"].queues[0].epoch += 100_000
     older.send("one", b"2").result()
     newer = mq.producer(producer_id="me", linger_ms=0)
@@ -982,7 +983,7 @@ def test_many_topics(tmp_path: Path, topics: int) -> None:
     if topics == 100:  # only in the small run, since it slows everything down
         tracemalloc.start()
     with pymq.open(tmp_path) as mq:
-        mq.create_topic("first")  # loads what topics need, once
+        mq.create_topic("first")  # loads the modules that topics need
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         for number in range(topics):

@@ -1,4 +1,4 @@
-"""Dead letters go back once, whatever happens in between."""
+"""Dead letters are sent back exactly once, even after crashes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pymq import aio
 from pymq.client.admin import owned_topic
 from pymq.client.admin.appends import append
 from pymq.client.redrive import redrive as module
-from pymq.client.redrive.journal import Entry
+from pymq.client.redrive.journal import JournalEntry
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import ConfigError, CorruptMetadata, ProducerFenced, RecordTooLarge, UnknownTopic
@@ -81,7 +81,7 @@ def test_so_many_go_back_at_a_time(mq: pymq.Client) -> None:
     of_each = [[int(r.value) for r in found if r.partition == name] for name in "01"]
     assert of_each == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
     bury(mq, range(10, 16))
-    # Of 10, 12 and 14 it looks at the first alone; 12 is the first that it may send.
+    # Of the letters 10, 12 and 14 it reads only the first; 12 is the first that it may send.
     chosen = mq.redrive(LETTERS, where=lambda letter: letter.value != b"10", limit=1)
     assert chosen == pymq.Redriven(1, 1)
     assert numbers(sent_back(mq)) == [*range(10), 12]
@@ -136,7 +136,7 @@ def test_letters_of_several_topics_and_of_none(mq: pymq.Client) -> None:
     bury(mq, range(4, 8), source="u")
     bury(mq, range(8, 9), source="deleted")
     mq.delete_topic("deleted")
-    produce(mq, LETTERS, [9])  # it does not say where it comes from
+    produce(mq, LETTERS, [9])  # a letter without headers about its origin
     assert mq.redrive(LETTERS) == pymq.Redriven(8, 2)
     assert numbers(sent_back(mq)) == [0, 1, 2, 3]
     assert numbers(sent_back(mq, "u")) == [4, 5, 6, 7]
@@ -230,7 +230,7 @@ def test_a_letter_that_is_too_large_goes_back_once_the_limit_is_raised(mq: pymq.
 @pytest.mark.parametrize("data", [b"", b"x", b"\x82\x01\x02", b"\x83\x02\x61x\x80"])
 def test_a_journal_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptMetadata):
-        Entry.decode(data, "x")
+        JournalEntry.decode(data, "x")
 
 
 # --- crashes ------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_it_may_die_again_and_again() -> None:
 
 
 def test_half_a_round_is_there() -> None:
-    """One partition has got its letters when the process dies, the other one has not."""
+    """The process dies when one partition has got its letters and another one has not."""
 
     def half(
         questions: Any,
@@ -348,7 +348,9 @@ def test_the_second_redrive_takes_over_from_the_first(held: int) -> None:
 
 
 def test_a_batch_of_the_first_that_arrives_late_is_sent_once() -> None:
-    """It arrives after the second has asked how much is there, and before it sends the rest."""
+    """The batch arrives after the second redrive has asked for the sequence, and before it sends
+    the rest.
+    """
     late = list[Callable[[], object]]()
 
     def held_up(questions: Any, topic: TopicMetadata, *rest: Any, **options: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 
 import pymq
 from pymq import aio
-from pymq.client.rpc.mailbox import REPLIES, REPLY_TO, REQUEST_ID, Mailbox, Pending
+from pymq.client.rpc.mailbox import REPLIES, REPLY_TO, REQUEST_ID, Pending, ReplyMailbox
 from pymq.client.rpc.responder import Responder
 from pymq.core.batch.record import Record
 from pymq.errors import (
@@ -115,8 +115,8 @@ def test_what_a_handler_may_return(mq: pymq.Client) -> None:
 
 
 def test_a_request_that_is_late(mq: pymq.Client) -> None:
-    """It is given up, its late reply goes to nobody, and requests that have expired are not
-    carried out.
+    """A late request is given up, its reply is ignored, and expired requests are not carried
+    out.
     """
     may_go_on, has_begun = threading.Event(), threading.Event()
     done: list[bytes] = []
@@ -139,7 +139,7 @@ def test_a_request_that_is_late(mq: pymq.Client) -> None:
 
 
 def test_an_ordinary_record_is_worked_on_too(mq: pymq.Client) -> None:
-    """What is sent without a wish for a reply gets none."""
+    """A record without headers of a request gets no reply."""
     done = threading.Event()
     mq.create_topic("jobs")
     produce(mq, "jobs", [b"x"])
@@ -161,7 +161,7 @@ def test_a_request_chooses_no_topic_for_its_reply(mq: pymq.Client) -> None:
 
 
 def test_replies_of_others_are_left_out() -> None:
-    mailbox = Mailbox(b"me", "0")
+    mailbox = ReplyMailbox(b"me", "0")
     pending = Pending()
     id = mailbox.add(pending)
     other = Record(REPLIES, "0", 0, 0, None, b"other", ((REQUEST_ID, b"you-1"),))
@@ -249,7 +249,7 @@ def worker(url: str, kind: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_responder_that_is_killed_is_replaced(tmp_path: Path) -> None:
-    """Over three brokers: the request goes to another process, with its second delivery."""
+    """On three brokers: another process gets the request, with delivery count 2."""
     with pymq.ZkServer(offsets_partitions=1).start() as zkserver:
         brokers = [
             pymq.Broker(f"broker-{i}", zkservers=[zkserver.endpoint], data=tmp_path / str(i))
@@ -311,12 +311,31 @@ def test_leaders_that_crash_lose_no_request(seed: int) -> None:
         responder.close()
 
 
+def test_a_responder_that_has_just_left_is_missed_at_once() -> None:
+    """Also by a client that asked it less than a second ago."""
+    with Cluster(brokers=3) as cluster:
+        asking, answering = cluster.client(), cluster.client()
+        asking.create_topic("upper", replicas=3, acks="raft")
+        responder = Responder(answering, "upper", upper, 1, {})
+        requester = asking._requests()
+        id, pending, until = requester.submit("upper", b"x", None, None, 60.0)
+        while pending.reply is None:
+            responder.serve(0.05)
+            requester.read(pending, 0.05)
+        assert requester.wait("upper", id, pending, until).value == b"X"
+        responder.close()
+        began = cluster.now
+        with pytest.raises(NoResponders):
+            asking.request("upper", b"x", timeout=60)
+        assert cluster.now - began < 0.2
+
+
 class Died(BaseException):
     """Ends a process in the middle of a handler."""
 
 
 def test_a_responder_that_dies_at_work_is_replaced() -> None:
-    """Its request was not acknowledged, so that another responder answers it."""
+    """The request was not acknowledged, so another responder answers it."""
 
     def dies(request: pymq.Request) -> bytes:
         raise Died

@@ -97,7 +97,7 @@ def test_what_changes_again_and_again_is_left_to_do_once(monkeypatch: pytest.Mon
     assert swept.plan()
     assert swept.seen == NAMES[8:]
     for _ in range(3):
-        swept.change(NAMES[9])  # It is still to be visited anyway.
+        swept.change(NAMES[9])  # the partition still has to be visited anyway
         swept.change(NAMES[0])
     assert swept.plan()
     assert swept.seen == [NAMES[8], NAMES[9], NAMES[0]]

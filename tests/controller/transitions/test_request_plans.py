@@ -38,7 +38,7 @@ def test_a_topic_has_so_many_subscriptions_of_groups_and_as_many_of_readers(
 
 
 def test_a_cluster_has_so_many_named_producers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Existing ones continue; producers without a name do not count."""
+    """Producers whose names exist continue; producers without a name do not count."""
     monkeypatch.setattr(f"{MODULE}.NAMES_MAX", 2)
     cluster = Cluster()
     cluster.topic()

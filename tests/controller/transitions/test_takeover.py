@@ -51,8 +51,9 @@ def recover(cluster: Cluster) -> Loss | None:
 
 
 def test_of_two_raft_replicas_either_has_all_that_was_committed() -> None:
-    """A majority of two is both. The leader's disk was replaced, so its follower has all committed
-    records.
+    """A majority of two is both.
+
+    The leader's disk was replaced, so its follower has all committed records.
     """
     cluster = raft(2)
     leader, (one,) = cluster.leader(), cluster.followers()
@@ -230,7 +231,7 @@ def test_recovery_does_not_wait_for_a_broker_that_stays_away() -> None:
     assert loss is not None
     assert loss.holder is None
     assert cluster.leader() != gone
-    back = cluster.restart(gone)  # It gets the order to remove its files.
+    back = cluster.restart(gone)  # the broker is told to remove its files
     assert T0 not in back.states
     assert cluster.part().node.leaving == ()
 
@@ -313,7 +314,7 @@ def test_a_recovery_that_is_told_to_have_failed_does_not_come_about_later() -> N
 
 
 def test_who_told_the_end_has_another_disk_before_that_is_committed() -> None:
-    """The best copy is gone and the next one counts; the block is not given up.
+    """The best copy is lost and the next one counts; the block is not given up.
 
     Simulated: tests/data/plans/sealed-after-its-disk-was-known-to-be-gone.json.
     """
@@ -330,7 +331,7 @@ def test_who_told_the_end_has_another_disk_before_that_is_committed() -> None:
     (answer,) = late.sealed(late.last(Seal))
     cluster.brokers[one] = again
     machine.step(one, again.registration(), cluster.now)
-    # Now it is, and the other disk is about to be committed.
+    # Now two answers are enough, and the new disk is about to be committed.
     machine.step(two, answer, cluster.now)
     cluster.run()
     cluster.pass_ms(1_000)
@@ -370,7 +371,8 @@ def test_everybody_starts_anew_and_one_with_another_disk() -> None:
 
 
 def test_who_starts_anew_twice_has_what_it_had() -> None:
-    """After the first start it has synced all that it found, so the second start loses nothing.
+    """After the first restart the replica has synced all that it found, so the second one loses
+    nothing.
 
     Simulated: tests/data/plans/started-anew-twice.json.
     """
@@ -404,7 +406,7 @@ def gone_on_alone() -> tuple[Cluster, str, list[str]]:
 
 
 def test_a_leader_that_goes_on_may_do_so_without_who_started_anew_twice() -> None:
-    """The leader may have gone on without them since the first of their restarts."""
+    """The leader may have continued without these replicas since the first of their restarts."""
     cluster, leader, (one, two) = gone_on_alone()
     cluster.brokers[leader].is_up = False
     for name in (one, two):

@@ -103,7 +103,7 @@ def test_with_credentials_every_node_is_the_creators_alone(
             ):
                 pass
     with session(zookeeper.hosts, "/own/ed", f"&auth_file={auth}") as owner:
-        assert owner.paths("/") == ["/a"]  # the same credentials, another session
+        assert owner.paths("/") == ["/a"]  # the same credentials, in another session
 
 
 def _other(tmp_path: Path) -> Path:
@@ -207,7 +207,7 @@ def test_a_storm_of_changes_takes_no_more_room_than_there_are_nodes(zookeeper: Z
         reader.load("/")
         for version in range(rounds):
             writer.must(*(Put(path, b"x", version) for path in paths))
-        tag = reader.start_load("/")  # Its answer comes after all the events.
+        tag = reader.start_load("/")  # the answer to this load comes after all events
         events: list[CoordEvent] = []
         end = time.monotonic() + 20
         while not [event for event in events if isinstance(event, Loaded)]:

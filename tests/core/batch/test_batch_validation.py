@@ -1,4 +1,4 @@
-"""A log takes in sound batches only: every reader decodes each accepted batch."""
+"""Only sound batches are appended: every reader can decode each accepted batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> Enco
     if raw is not None and not (fields.get("attributes", 0) & COMPRESSION_MASK):
         lengths["raw_length"] = len(raw)
     made = EncodedBatch._seal(batch.header._replace(**{**lengths, **fields}), body)
-    # Through the bytes, since a broker parses what it receives and trusts no object.
+    # Encoded and parsed again, because a broker parses what it receives.
     return EncodedBatch.parse(bytes(made.head) + bytes(made.body))
 
 
@@ -138,7 +138,7 @@ def test_accepted_is_what_every_reader_decodes(batch: EncodedBatch, data: st.Dat
     present = header.columns ^ data.draw(st.sampled_from([0, 0, 0, 1, 2, 4, 8, 16]))
     first = data.draw(st.sampled_from([header.first_timestamp, -(1 << 63), (1 << 63) - 1]))
     if count > len(body):
-        return  # The header does not show it; the check refuses it before it reads the body.
+        return  # the header does not show it; the check refuses it before it reads the body
     packed = compression.compress(codec, bytes(body)) if codec else bytes(body)
     agree(
         sealed(
@@ -287,8 +287,9 @@ def test_times_are_neither_before_1970_nor_too_far_ahead() -> None:
 
 
 def test_times_are_checked_where_their_deltas_could_reach_a_bound() -> None:
-    """The check reads all deltas of a batch near a bound; elsewhere the end of the sum is
-    enough.
+    """The check reads all deltas of a batch near a bound.
+
+    Elsewhere the end of the sum is enough.
     """
     ends = (1 << 63) - 1
     for first, deltas in ((ends, (0, 1)), (ends - (1 << 33), (0, 1 + (1 << 33)))):

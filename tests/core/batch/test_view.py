@@ -1,4 +1,4 @@
-"""Views of a batch do what slices of its rows do."""
+"""Views of a batch behave like slices of its rows."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def seal(log: BlockLog) -> int | None:
 
 
 def test_a_seal_goes_with_the_tail_that_held_it(log: BlockLog) -> None:
-    """Another leader may lack the seal, so the replica drops it with the tail and takes in records
-    again.
+    """Another leader may lack the seal, so the replica drops it together with the tail and takes
+    records again.
     """
     log.append(batch(), 1)
     write(log)

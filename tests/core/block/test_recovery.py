@@ -157,7 +157,8 @@ def test_what_was_durable_is_gone_when_the_log_is_read_again() -> None:
 def test_records_without_votes_are_not_believed(saved: bytes | None, why: str) -> None:
     """A replica that has lost its votes fails alone and with an error (thesis 3.8).
 
-    It was neither hosted nor given up, and votes of another version stopped the whole broker.
+    Before, the block was neither hosted nor given up, and a vote of another version stopped the
+    whole broker.
     """
     host = Host()
     before, _ = states()

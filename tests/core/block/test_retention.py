@@ -49,7 +49,7 @@ def test_by_age_a_block_goes_once_its_newest_record_is_too_old() -> None:
 
 
 def test_what_is_younger_keeps_what_comes_behind_it() -> None:
-    """The retained offsets have no gaps, whatever times the records have."""
+    """The retained offsets have no gaps, regardless of the records' times."""
     assert kept([(1, 99), (1, 0)], retention_ms=10) == 3
 
 

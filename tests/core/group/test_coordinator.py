@@ -64,7 +64,7 @@ ACK_WAIT = 100
 
 
 class Host:
-    """An offsets partition that answers when the test says so, and a mailbox for each member."""
+    """An offsets partition that answers when the test wants, and a mailbox for each member."""
 
     def __init__(self, log: Sequence[EncodedBatch] = (), *, loads: bool = True) -> None:
         self.log = list(log)
@@ -107,7 +107,7 @@ class Host:
     # --- steering -------------------------------------------------------------------------------
 
     def load(self, batches_at_a_time: int = 1) -> None:
-        """Answer fetches until there are none."""
+        """Answer fetches until no more come."""
         while self.fetches:
             fetch = self.fetches.pop(0)
             high = self.log[-1].end_offset if self.log else 0
@@ -118,8 +118,9 @@ class Host:
             self.coordinator.step("", answer, self.now)
 
     def flush(self) -> int:
-        """Flush as the broker does at the end of a turn; returns how many records are to be
-        written.
+        """Flush as the broker does at the end of a turn.
+
+        Returns how many records are to be written.
         """
         if not self.coordinator.offsets.is_dirty:
             return 0
@@ -238,7 +239,7 @@ class Host:
 
 
 def leases(answers: list[Message]) -> list[tuple[str, int, int, int]] | None:
-    """Return what an answer to Acquire leases: (partition, start, end, delivery count)."""
+    """Return the leases in an answer to Acquire: (partition, start, end, delivery count)."""
     if not answers:
         return None
     (answer,) = answers
@@ -314,7 +315,8 @@ def test_a_member_that_was_given_up_is_told_whatever_it_asks(host: Host) -> None
         (answer,) = host.send("m1", request)
         assert isinstance(getattr(answer, "error", None), FencedMember)
     assert host.join("m2") == ("0",)
-    assert host.poll("m2", {"0": 3}) == [("0", 0, 3, 2)]  # none of it counted as done
+    # none of the records counts as acknowledged
+    assert host.poll("m2", {"0": 3}) == [("0", 0, 3, 2)]
 
 
 def test_joining_again_keeps_what_is_held(host: Host) -> None:
@@ -423,8 +425,8 @@ def test_groups_know_nothing_of_each_other(host: Host) -> None:
 def test_a_full_partition_goes_on_when_its_oldest_records_are_done(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full partition hands out no new records until its oldest are done, and members
-    learn why.
+    """A full partition leases no new records until its oldest are acknowledged, and members learn
+    why.
     """
     monkeypatch.setattr("pymq.core.group.leases.SPANS_OPEN", 4)
     host.join("m1")
@@ -554,8 +556,8 @@ def test_only_the_holder_can_settle(host: Host) -> None:
 
 
 def test_a_partition_goes_over_once_its_leases_are_settled(host: Host) -> None:
-    """A partition moves once its leases are settled: a key's records go to one consumer at
-    a time.
+    """A partition moves once its leases are settled: a key's records go to one consumer at a
+    time.
     """
     names = ("0", "1")
     host.join("m1", names)
@@ -685,8 +687,8 @@ def test_where_retention_has_left_a_group_is_written() -> None:
 
 
 def test_ranges_that_had_no_room_are_written_when_there_is_some(host: Host) -> None:
-    """Acknowledged ranges without room are written later, after retention has removed the lowest
-    ones.
+    """Acknowledged ranges beyond the limit are written later, after retention has removed the
+    lowest ones.
     """
     end = 2 * RANGES_MAX + 2
     host.join("m1")
@@ -739,7 +741,7 @@ def test_a_commit_is_synced_and_an_acknowledgement_is_not(host: Host) -> None:
 
     assert synced(1, False, ("0", (0, 1))) == [False]
     assert synced(2, True, ("0", (1, 2))) == [True]
-    assert synced(3, True) == []  # Everything is durable.
+    assert synced(3, True) == []  # all is durable already
     assert synced(4, False, ("0", (2, 3))) == [False]
     assert synced(5, True) == [True]  # This includes earlier acknowledgements.
     assert synced(6, True) == []
@@ -1204,7 +1206,7 @@ def test_who_joins_tells_of_a_topic_that_was_made_again(host: Host) -> None:
             log.beat("m1")
         with pytest.raises(StaleEpoch):
             log.join("m3", topic_id="a1")  # The join is late.
-        log.coordinator.forget_topic("t", log.now, "a1")  # So is this.
+        log.coordinator.forget_topic("t", log.now, "a1")  # and so is this deletion
         log.settle_all()
         for offsets in (log.offsets(), Host(log.log).offsets()):
             assert {name: found[0] for name, found in offsets.items()} == {"0": 1}
@@ -1248,7 +1250,7 @@ def test_every_record_is_done_once_and_held_by_one(seed: int) -> None:
     partitions = [str(index) for index in range(dice.randrange(1, 4))]
     ends = {partition: dice.randrange(5, 40) for partition in partitions}
     held: dict[tuple[str, int], tuple[str, int]] = {}  # holder and expiry of each lease
-    done: set[tuple[str, int]] = set()  # acknowledged as done
+    done: set[tuple[str, int]] = set()  # acknowledged records
     members: dict[str, bool] = {}
     made = 0
 
@@ -1386,7 +1388,7 @@ def test_an_acknowledgement_costs_the_same_however_many_members_wait() -> None:
         ids = [f"m{number}" for number in range(members)]
         for member in ids:
             host.join(member, names)
-            host.at(host.now + 15)  # for the assignment of a large group
+            host.at(host.now + 15)  # the assignment of a large group is delayed
         for member in ids:
             mine = host.beat(member, names)
             assert len(mine) == 4

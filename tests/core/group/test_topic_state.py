@@ -14,7 +14,7 @@ PARTITIONS = ("0", "1", "2")
 
 
 def joined(topic: TopicState, topic_id: str, offsets: set[str]) -> bool:
-    """Do what a group does when a member joins for that topic; returns whether it may."""
+    """Do the same as a group when a member joins for that topic; returns whether the member may."""
     try:
         topic.check(topic_id)
     except StaleEpoch:
@@ -58,7 +58,7 @@ def test_once_a_member_has_joined_all_of_it_is_about_one_topic(seed: int) -> Non
 
 def test_who_means_an_earlier_one_has_to_ask_anew() -> None:
     topic = TopicState("t")
-    topic.begin_anew("0", "b2")  # as it was read
+    topic.begin_anew("0", "b2")  # the offset as it was read
     topic.check("b2")
     with pytest.raises(StaleEpoch):
         topic.check("a1")

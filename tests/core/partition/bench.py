@@ -24,14 +24,14 @@ BROKEN = StoreError("cannot write")
 
 
 class Host(test_maintenance.Host):
-    """A broker that keeps what its partition sends."""
+    """A broker that records the messages of its partition."""
 
     def __init__(self) -> None:
         super().__init__()
         self.replies: list[Message] = []
-        self.reports: list[Message] = []  # to the controller
-        self.sent: list[tuple[str, Message]] = []  # to other brokers
-        self.led: list[bool] = []  # at each change of its role
+        self.reports: list[Message] = []  # messages to the controller
+        self.sent: list[tuple[str, Message]] = []  # messages to other brokers
+        self.led: list[bool] = []  # whether it leads, at each change of its role
 
     def reply(self, source: str, message: Message, now: int) -> None:
         self.replies.append(message)

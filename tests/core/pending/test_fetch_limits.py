@@ -115,7 +115,7 @@ def test_who_takes_nothing_holds_his_share_and_no_more() -> None:
 
 
 def test_newcomers_find_room_beside_those_who_take_nothing() -> None:
-    """New connections always get a share: each further one may hold half of the room left."""
+    """New connections always get a share: each further one may hold half of the free room."""
     bench = Bench()
     for account in range(6):
         for connection in range(20):
@@ -242,7 +242,7 @@ def test_what_was_asked_by_who_has_gone_is_not_read() -> None:
 
 
 def test_no_fetch_waits_for_room_for_ever() -> None:
-    """A fetch without room is answered with no records after its wait, and the client fetches
+    """A fetch that waits too long for room is answered without records, and the client fetches
     again.
     """
     bench = Bench()

@@ -128,7 +128,11 @@ def test_a_holder_has_compacted_what_this_copy_has_half_of() -> None:
 
 
 def test_a_damaged_batch_is_asked_of_another() -> None:
-    """A damaged batch is fetched from another broker, also one that would have been cut to size."""
+    """If the body of a fetched batch is damaged, the repair asks another broker.
+
+    This also holds for a batch that reaches beyond the requested range, which would otherwise be
+    cut.
+    """
     for bad in (EncodedBatch.gap(3, 6, EPOCH), EncodedBatch.gap(5, 5, EPOCH)):
         bench = Bench(end=5)
         first = bench.host.asked[-1][0]
@@ -141,8 +145,9 @@ def test_a_damaged_batch_is_asked_of_another() -> None:
 
 
 def test_records_that_begin_too_early_are_refused() -> None:
-    """A batch with records keeps its end after compaction; one with another end is not of
-    this log.
+    """A batch with records keeps its end after compaction.
+
+    One with another end is not of this log.
     """
     bench = Bench(end=5)
     odd = EncodedBatch.encode([b"x", b"y"], timestamp_ms=0).stamp(4, EPOCH, 0)
@@ -168,7 +173,7 @@ def test_a_write_that_fails_is_tried_again_later_and_not_at_once() -> None:
 
 
 def test_a_store_that_failed_for_good_is_tried_ever_less_often() -> None:
-    """The pause grows, so it does not fetch and lose the same part each second."""
+    """The pause grows, so that the repair does not fetch and lose the same part each second."""
     bench = Bench(end=5)
     repair, host = bench.repair, bench.host
     pauses = []

@@ -45,7 +45,7 @@ def test_the_others_wait_for_a_slot_in_their_order() -> None:
     assert [len(r.asked) for r in repairs] == [1, 1, 0, 0]
     slots.answered(one, "a", 1)
     slots.fill(1)
-    assert [len(r.asked) for r in repairs] == [1, 1, 0, 0]  # It is writing the answer.
+    assert [len(r.asked) for r in repairs] == [1, 1, 0, 0]  # it is still writing the answer
     slots.want(one)
     slots.fill(1)
     assert [len(r.asked) for r in repairs] == [2, 1, 0, 0]
@@ -82,7 +82,7 @@ def test_copies_that_move_here_are_asked_for_at_a_bounded_rate() -> None:
         assert bool(rolled.asked) is (now >= 500)
         if rolled.asked and now == 500:
             slots.leave(rolled)
-    assert 19 <= len(asked_at) <= 21  # of 50 bytes each, in a second
+    assert 19 <= len(asked_at) <= 21  # 50 bytes each, in one second
     assert all(later - one >= 49 for one, later in pairwise(asked_at))
 
 
@@ -114,7 +114,7 @@ def test_who_does_not_answer_is_asked_by_one_at_a_time_and_less_and_less_often()
             slots.answered(sound, "b", now)
             slots.want(sound)
     assert sound.asked[0] == "b"
-    assert len(sound.asked) > 50  # It had a slot all the time.
+    assert len(sound.asked) > 50  # it had a slot all the time
     between = [later - earlier for earlier, later in pairwise(at)]
     assert between == sorted(between)
     assert max(between) == 2 * MOST_MS  # timeout, then a pause
@@ -128,8 +128,8 @@ def test_whoever_else_holds_it_is_asked_when_one_does_not_answer() -> None:
     assert repair.asked == ["a", "b"]
     slots.want(other)
     slots.fill(PATIENCE_MS)
-    assert other.asked == ["b"]  # and need not detect it by its own timeout
-    slots.answered(repair, "a", PATIENCE_MS)  # late
+    assert other.asked == ["b"]  # and need not wait for its own timeout
+    slots.answered(repair, "a", PATIENCE_MS)  # a late answer
     third = Repair("a", "b")
     slots.leave(other)
     slots.want(third)

@@ -294,7 +294,8 @@ class CountingFiles(FaultyFiles):
 def test_a_growing_table_is_read_a_few_times_and_not_with_each_block(tmp_path: Path) -> None:
     """The table is not read and written again for each sealed block, nor after a restart."""
     files, memory, total = CountingFiles(), MemoryStore(), 0
-    done: list[tuple[int, int]] = []  # of compactions: blocks, and their known keys
+    # blocks of each compaction, and how many of them were known to be clean
+    done: list[tuple[int, int]] = []
     for number in range(40):
         store = FileStore(str(tmp_path), files=files)
         for one in (store, memory):

@@ -1,4 +1,4 @@
-"""Each checker finds what it is there for, and nothing in what is allowed."""
+"""Each checker finds its violations, and reports nothing in legal behaviour."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from pymq.core.ready import (
     Write,
     WriteFailed,
 )
-from pymq.core.types import OFFSETS_TOPIC, AckMode, BlockId, TopicPartition
+from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode, BlockId, TopicPartition
 from pymq.errors import StoreError
 from pymq.testing import Cluster, Violation
 from pymq.testing.checkers.base import StoreWatch
@@ -80,7 +80,7 @@ def batch(
     fence: int = 0,
     key: bytes | None = None,
 ) -> EncodedBatch:
-    """One record; with a sequence it is of producer 7, at epoch *fence*."""
+    """Return a batch of one record; with a sequence it belongs to producer 7, at epoch *fence*."""
     made = EncodedBatch.encode(
         [value],
         timestamp_ms=0,
@@ -93,7 +93,10 @@ def batch(
 
 
 class Scene:
-    """Two brokers that nobody starts, and a client; what they do is told to the checkers."""
+    """Two brokers that are not started, and a client.
+
+    The test reports their events to the checkers.
+    """
 
     def __init__(self) -> None:
         self.cluster = Cluster(brokers=2, seed=0)
@@ -240,7 +243,7 @@ def visible_on_a_minority(s: Scene) -> None:
 
 
 def a_replaced_disk_counts_on(s: Scene) -> None:
-    """What was on it counts, and not what came after."""
+    """The content of the old disk counts, and later records do not."""
     tree(s)
     s.append(0, batch(0, b"a"))
     s.append(1, batch(0, b"a"))
@@ -381,7 +384,10 @@ class Group:
         group = SimpleNamespace(
             name="g",
             generation=1,
-            members={name: SimpleNamespace(topic="t", generation=1) for name in ("m1", "m2")},
+            members={
+                name: SimpleNamespace(topic="t", generation=1, gone_at=NEVER, source=name)
+                for name in ("m1", "m2")
+            },
             offsets=SimpleNamespace(
                 topic=lambda name: SimpleNamespace(reach={"0": (0, 1)}),
                 leases={("t", "0"): self.leases},
@@ -399,10 +405,18 @@ class Group:
         for checker in self.s.watch.checkers:
             checker.on_send(self.host, peer, "broker-0", message)
 
+    def returns(self, count: int, delay_ms: int) -> None:
+        """Lease the record at 0 for the *count*-th time, return it, and confirm that."""
+        (lease,) = self.leases.acquire("m1", 1, 1, 1_000, 0, 0)
+        self.gives("m1", lease.start, lease.end, 1, count)
+        self.gets(Settle(2, "g", "m1", nacks=(("0", (0, 1), delay_ms),)), "m1")
+        self.leases.reject("m1", [(0, 1)], 0)
+        self.says(Settled(2), "m1")
+
     def settles(self, *offsets: int, overtaken: int = 0) -> None:
         """*offsets* are leased, acknowledged, written and confirmed.
 
-        Before that is confirmed retention takes what is before *overtaken*.
+        Before the confirmation, retention removes the records before *overtaken*.
         """
         end = offsets[-1] + 1
         for lease in self.leases.acquire("m1", end, end, 1_000, 0, 0):
@@ -414,7 +428,7 @@ class Group:
         self.says(Settled(2), "m1")
 
     def writes(self) -> None:
-        """What has changed is written."""
+        """The coordinator writes its changes."""
         self.s.watch._meet((OFFSETS_TOPIC, "0"), OFFSETS_BLOCK)
         ledger, node = self.s.watch.ledger, self.host.name
         log = ledger.log(node, OFFSETS_BLOCK)
@@ -422,9 +436,9 @@ class Group:
         ledger.begin(node, writes)
         ledger.done(node, writes, [])
 
-    def gives(self, member: str, start: int, end: int, request: int) -> None:
+    def gives(self, member: str, start: int, end: int, request: int, count: int = 1) -> None:
         self.gets(Acquire(request, "g", member, (), 10, 0), member)
-        self.says(Acquired(request, (Lease("0", start, end, 1),), 1), member)
+        self.says(Acquired(request, (Lease("0", start, end, count),), 1), member)
 
 
 def leased_twice(s: Scene) -> None:
@@ -451,7 +465,7 @@ def acked_and_given_again(s: Scene) -> None:
 
 
 def known_and_given_again(s: Scene) -> None:
-    """The group comes back to a broker that has confirmed what its next coordinator must know."""
+    """The group returns to a broker; its coordinator must know what was confirmed."""
     group = Group(s)
     group.begin(0)
     group.settles(*range(0, 20, 2))
@@ -474,7 +488,7 @@ class Coordinator:
 
     index = 0
     offsets = SimpleNamespace(is_loaded=True)
-    clock = SimpleNamespace(ms=0)
+    clock = SimpleNamespace(ms=0, at=lambda now: 0)
 
     def __init__(self, groups: dict[str, Any]) -> None:
         self.groups = groups
@@ -516,6 +530,35 @@ def nobody_serves_a_member_that_is_free(s: Scene) -> None:
     group.says(Acquired(1, (), 1), "m1")
 
 
+def returned_and_given_too_early(s: Scene) -> None:
+    group = Group(s)
+    group.begin(0)
+    group.returns(1, 500)
+    s.cluster.world.now += 500_000
+    (lease,) = group.leases.acquire("m1", 1, 1, 1_000, 0, 0)
+    group.gives("m1", lease.start, lease.end, 3, 2)  # its delay is over
+    group.leases.reject("m1", [(0, 1)], 0)
+    group.returns(3, 500)
+    s.cluster.world.now += 400_000
+    group.gives("m2", 0, 1, 4, 4)
+
+
+def returned_and_given_too_early_elsewhere(s: Scene) -> None:
+    group = Group(s)
+    group.begin(0)
+    group.returns(1, 500)
+    group.begin(0)
+    s.cluster.world.now += 400_000
+    group.gives("m2", 0, 1, 3, 2)
+
+
+def returned_and_not_counted(s: Scene) -> None:
+    group = Group(s)
+    group.begin(0)
+    group.returns(1, 0)
+    group.gives("m2", 0, 1, 3, 1)
+
+
 def settled_by_another(s: Scene) -> None:
     group = Group(s)
     group.gives("m1", 0, 10, 1)
@@ -541,7 +584,7 @@ def group_forgets_what_was_confirmed(s: Scene) -> None:
 
 
 def group_forgets_what_was_confirmed_after_a_loss(s: Scene) -> None:
-    """What was lost with the disks' caches is no excuse for what was confirmed since."""
+    """A loss from the disks' caches does not excuse the loss of later acknowledgements."""
     group = Group(s)
     group.writes()
     s.look(0, 0)
@@ -595,7 +638,10 @@ def sealed_on_a_minority(s: Scene) -> None:
 
 
 def sealed_on_one(s: Scene, made_on: str, sealed_on: str) -> None:
-    """A block of so many replicas, each on the disk of one letter, which only the first one has."""
+    """Seal a block whose data is only on the first replica.
+
+    *made_on* and *sealed_on* give the disk of each replica, at creation and at the seal.
+    """
     tree(s)
     path = paths.block("t", "0", 0)
     replicas = tuple(f"broker-{index}" for index in range(len(made_on)))
@@ -684,7 +730,7 @@ def an_empty_block_gives_way_elsewhere(s: Scene) -> None:
 
 
 def sealed_over_another_log(s: Scene) -> None:
-    """What a seal makes visible counts: nobody may show another record there."""
+    """A seal makes records visible: no broker may show another record at these offsets."""
     tree(s)
     s.append(0, batch(0, b"a"), batch(1, b"b"))
     s.commit("s1", Put(paths.block("t", "0", 0), node(0, 0, 2), 0))
@@ -723,7 +769,7 @@ def of_two(end: int | None, holders: tuple[str, ...] = ("broker-0", "broker-1"))
 
 
 def one_of_two_has_lost(s: Scene) -> None:
-    """What was visible, and what the other one has."""
+    """One of two replicas loses visible records that the other one has."""
     tree(s)
     s.commit("s1", Put(paths.block("t", "0", 0), of_two(None), 0))
     for index in (0, 1):
@@ -774,7 +820,7 @@ def one_copy_fewer(s: Scene) -> None:
 
 
 def sent_before_it_is_committed(s: Scene) -> None:
-    """A follower gives what it does not know to be committed."""
+    """A follower serves records that it does not know to be committed."""
     opened = SimpleNamespace(offsets=SimpleNamespace(high_watermark=1))
     partition = SimpleNamespace(opened=opened)
     s.host(0).broker = cast(Any, SimpleNamespace(_partitions={TopicPartition(*NAME): partition}))
@@ -851,6 +897,9 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     keys_go_to_a_member_that_is_free: "keys-to-their-owner",
     nobody_serves_a_member_that_is_free: "idle-is-served",
     settled_by_another: "settled-by-its-holder",
+    returned_and_given_too_early: "backoff-is-waited",
+    returned_and_given_too_early_elsewhere: "backoff-is-waited",
+    returned_and_not_counted: "deliveries-are-counted",
     group_goes_back: "group-offset-monotone",
     group_skips_records: "offset-covers-acks",
     group_forgets_what_was_confirmed: "confirmed-offset-survives",
@@ -887,7 +936,7 @@ def test_an_anomaly_is_found(anomaly: Callable[[Scene], None]) -> None:
     with pytest.raises(Violation) as caught:
         anomaly(scene)
     assert caught.value.name == ANOMALIES[anomaly]
-    with pytest.raises(Violation):  # and it is not forgotten
+    with pytest.raises(Violation):  # the violation is raised again
         scene.cluster.check()
 
 
@@ -916,7 +965,7 @@ def test_a_move_is_judged_by_what_was_known_when_it_was_planned(
     for now_ms in sorted({0, planned_ms, 700_000, 702_000}):
         world.now = now_ms * 1_000
         if now_ms == planned_ms:
-            for tag in range(asked):  # what is asked for once more was planned the first time
+            for tag in range(asked):  # a repeated request was planned the first time
                 for submitted in ensemble.on_submit:
                     submitted(zkserver.name, Commit(tag, (move,)))
                 world.now += 2_000_000 * tag
@@ -934,7 +983,7 @@ def test_a_move_is_judged_by_what_was_known_when_it_was_planned(
 
 
 def test_what_is_allowed_is_not_found() -> None:
-    """Replicas that lag, a lost tail that nobody relied on, leases one after the other."""
+    """Legal are replicas that lag, a lost tail that was never confirmed, and successive leases."""
     s = Scene()
     one, two = batch(0, b"a", sequence=0), batch(1, b"b", sequence=1)
     s.append(0, one, two)
@@ -962,7 +1011,9 @@ def test_what_is_allowed_is_not_found() -> None:
 
 
 def test_what_a_disk_held_counts_though_it_was_replaced_since() -> None:
-    """It has said so before that, and the leader hears of it afterwards."""
+    """The broker reported its end before its disk was replaced, and the leader gets the report
+    later.
+    """
     s = Scene()
     s.append(0, batch(0, b"a"))
     s.append(1, batch(0, b"a"))
@@ -973,7 +1024,7 @@ def test_what_a_disk_held_counts_though_it_was_replaced_since() -> None:
 
 @pytest.mark.parametrize(("made_on", "sealed_on"), [("ab", "ax"), ("abc", "axy")])
 def test_what_is_left_of_a_block_may_be_on_one_disk(made_on: str, sealed_on: str) -> None:
-    """There is no majority any more that could elect a leader: the best copy is the end.
+    """No majority can elect a leader any more, so the best copy determines the end.
 
     Simulated: --profile all --seconds 4 --seeds 6666.
     """
@@ -992,7 +1043,7 @@ def test_an_administrator_may_go_on_with_one_disk() -> None:
 
 
 def test_a_producer_that_retention_has_forgotten_begins_anew() -> None:
-    """Its records are gone, and with a restart what was known of it."""
+    """Retention has removed its records, and a restart the producer table's entry."""
     s = Scene()
     tree(s)
     s.append(0, batch(0, b"a", sequence=0))
@@ -1009,7 +1060,7 @@ def test_a_producer_that_retention_has_forgotten_begins_anew() -> None:
 
 
 def test_a_loss_that_is_allowed_is_counted() -> None:
-    """Without a sync nobody is promised that a record survives; others take its offset."""
+    """Without a sync no record is promised to survive; others may take its offset."""
     s = Scene()
     s.append(0, batch(0, b"a"), sync=False)
     s.look(0, 1, strict=False)
@@ -1021,7 +1072,7 @@ def test_a_loss_that_is_allowed_is_counted() -> None:
 
 
 def test_what_a_disks_cache_has_lost_may_be_missing_behind_a_roll() -> None:
-    """A follower has seen more than what the next block begins behind."""
+    """A follower has seen more records than there are before the next block."""
     s = Scene()
     s.append(0, batch(0, b"a"), sync=False)
     s.append(1, batch(0, b"a"), sync=False)
@@ -1033,7 +1084,7 @@ def test_what_a_disks_cache_has_lost_may_be_missing_behind_a_roll() -> None:
 
 
 def test_a_lease_that_has_run_out_cannot_be_renewed() -> None:
-    """Its broker has taken the records back, and gives them to others.
+    """The broker has taken the records back, and leases them to other members.
 
     Simulated: --profile all --seconds 4 --seeds 1659.
     """
@@ -1047,7 +1098,8 @@ def test_a_lease_that_has_run_out_cannot_be_renewed() -> None:
 
 
 def test_who_was_elected_behind_a_seal_is_nobodys_leader() -> None:
-    """The roll was committed before, and is heard of later: the next block is of an earlier epoch.
+    """The roll was committed before, and the broker learns that later: the next block has an
+    earlier epoch.
 
     Simulated: --profile all --seconds 4 --seeds 970.
     """
@@ -1059,7 +1111,7 @@ def test_who_was_elected_behind_a_seal_is_nobodys_leader() -> None:
 
 
 def test_no_more_ranges_are_remembered_than_are_written() -> None:
-    """Of what is done above a group's offset, the next coordinator knows so many ranges."""
+    """The next coordinator knows only a limited number of ranges above a group's offset."""
     s = Scene()
     group = Group(s)
     group.begin(0)
@@ -1097,13 +1149,15 @@ def test_ranges_that_had_no_room_may_be_forgotten_though_there_are_fewer_by_now(
 
 
 def test_where_a_group_had_got_to_before_a_loss_is_not_where_it_is() -> None:
-    """It has to do it all again; of that, too, the next coordinator knows so many ranges."""
+    """The group has to do the work again, and the next coordinator again knows only a limited
+    number of ranges.
+    """
     s = Scene()
     group = Group(s)
     far = 4 * RANGES_MAX
     group.begin(far)
     group.settles(far)
-    group.settles(far + 1)  # which says that the offset before it is written
+    group.settles(far + 1)  # this proves that the offset before is written
     s.watch.history(OFFSETS_BLOCK).losses += 1
     group.begin(0)
     group.settles(*range(1, 2 * RANGES_MAX + 3, 2))
@@ -1129,7 +1183,7 @@ def test_a_block_is_there_though_a_part_of_the_write_that_began_it_failed() -> N
 
 
 def test_what_is_asked_again_is_confirmed_as_it_was_asked_first() -> None:
-    """What the coordinator has come to meanwhile may not be written yet.
+    """Later changes of the coordinator may not be written yet.
 
     Simulated: --profile swarm --brokers 3 --zkservers 2 --seconds 6 --seeds 30001.
     """

@@ -1,21 +1,24 @@
 """Bugs that can be switched on, and hunts for them.
 
-A bug is a few small patches, each of an attribute that must exist: whoever renames it hears of it
-when the tests are collected. A hunt is a family of swarm runs, seed after seed; no hunt is made for
-a bug, each bug names the few among all of them in which it can show. A bug is *killed* by the first
-seed of which a rule is broken, if the same run without the bug breaks none, and if what ended the
-run was not just the patch tripping over the code it patches.
+A bug is a few small patches, each of an attribute that must exist and takes the same arguments: a
+change of its name or of its arguments fails when the tests are collected. A hunt is a family of
+swarm runs, seed after seed; no hunt is made for a bug, each bug names the few among all of them in
+which it can show. A bug is *killed* by the first seed of which a rule is broken, if the same run
+without the bug breaks none, and if what ended the run was not just the patch tripping over the code
+it patches.
 
-What takes several rare things at once is met by no run in a reasonable time: an ordinary test that
-makes them happen finds such a bug instead, and is named with it.
+If a bug needs several rare events at once, no run meets them in a reasonable time: then an ordinary
+test causes them and finds the bug, and the bug names this test.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 from pymq.core.values import Factory, define, value
@@ -34,8 +37,8 @@ class Hunt:
     zkservers: int
     profile: str
     seconds: float
-    knobs: dict[str, Any] = Factory(dict)  # of the cluster, in place of the plan's own
-    acks: str | None = None  # of all topics, in place of the plan's own
+    knobs: dict[str, Any] = Factory(dict)  # settings of the cluster, instead of the plan's own
+    acks: str | None = None  # ack mode of all topics, instead of the plan's own
 
     def run(self, seed: int) -> Result:
         """Carry out one of them."""
@@ -89,11 +92,11 @@ class Bug:
     name: str
     area: str
     what: str  # goes wrong, in one line
-    source: str  # who has made it before, or what warns of it
-    hunts: tuple[str, ...]  # where it is looked for, the most promising one first
+    source: str  # who made this mistake before, or which source warns of it
+    hunts: tuple[str, ...]  # profiles in which to look for the bug, the most promising one first
     is_slow: bool = False  # a quick run has too few seeds for it, or its test takes long
-    test: str = ""  # an ordinary test that finds it, where no run does
-    patches: list[tuple[Any, str, Any]] = Factory(list)  # where, which name, what takes its place
+    test: str = ""  # an ordinary test that finds this bug, if no profile does
+    patches: list[tuple[Any, str, Any]] = Factory(list)  # (owner, name, replacement)
 
 
 @value
@@ -102,7 +105,7 @@ class Kill:
 
     hunt: str
     seed: int
-    runs: int  # that it took, this one included
+    runs: int  # number of runs that it took, this one included
     rule: str
 
 
@@ -128,7 +131,8 @@ def bug(
 
 def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Any]:
     """Let the decorated function take the place of an attribute, which it is given first."""
-    original = owner.__dict__[attribute]  # a KeyError here: what was patched is elsewhere now
+    # a KeyError here means that the patched attribute has moved
+    original = owner.__dict__[attribute]
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         inner = original
@@ -136,6 +140,8 @@ def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]
             inner = original.fget
         elif isinstance(original, classmethod | staticmethod):
             inner = original.__func__
+
+        check_fit(name, inner, function)
 
         def patched(*arguments: Any, **named: Any) -> Any:
             return function(inner, *arguments, **named)
@@ -146,6 +152,23 @@ def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]
         return function
 
     return add
+
+
+def check_fit(name: str, original: Any, function: Callable[..., Any]) -> None:
+    """Raise where a patch cannot be called the way its original is."""
+    if not isinstance(original, FunctionType):
+        return  # a number takes the place of a number
+    positional: list[Any] = [original]
+    named: dict[str, Any] = {}
+    for key, parameter in inspect.signature(original).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            named[key] = None
+        elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            positional.append(None)
+    try:
+        inspect.signature(function).bind(*positional, **named)
+    except TypeError as error:
+        raise TypeError(f"planted bug {name}: {function.__name__}: {error}") from None
 
 
 @contextmanager

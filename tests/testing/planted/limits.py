@@ -1,4 +1,4 @@
-"""Bugs of bounds: what one client takes up, and whether it is given back."""
+"""Bugs of limits: what a single client uses up, and whether it is freed."""
 
 from __future__ import annotations
 

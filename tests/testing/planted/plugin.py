@@ -1,8 +1,8 @@
 """For pytest's ``-p``: run some tests with a bug, ``--plant NAME``; as a program, many in a row.
 
 ``python -m tests.testing.planted.plugin NAME...`` runs the ordinary test that is to find each bug,
-all in one process, since to start one takes longer than most of the tests. Prints a line of JSON
-for each: its name, pytest's exit status and what pytest said.
+all in one process, since to start one takes longer than most of the tests. It prints a line of JSON
+for each bug: its name, pytest's exit status and pytest's output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bugs of stores: what is on the disk after a crash."""
+"""Bugs of stores: the content of the disk after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaders die, are replaced, and hand over."""
+"""Leaders die, are replaced, and hand over leadership."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def the_fetch_leader_dies(desk: Desk) -> None:
 
 @scenario(may_lose=True, session_ms=600, heartbeat_ms=100)
 def a_follower_truncates(desk: Desk) -> None:
-    """A fetch leader writes what nobody fetches, and comes back as a follower (KIP-101, 279)."""
+    """A fetch leader writes records that no follower fetches, and comes back as a follower
+    (KIP-101, 279).
+    """
     desk.topic(acks="leader")
     desk.send(2)
     desk.settle()
@@ -92,7 +94,7 @@ def a_follower_truncates(desk: Desk) -> None:
 
 @scenario(zkservers=2)
 def the_controller_dies(desk: Desk) -> None:
-    """The other zkserver takes over; sending goes on meanwhile."""
+    """The other zkserver takes over, while a producer goes on sending."""
     desk.topic()
     desk.send(2)
     active = _active(desk)
@@ -105,7 +107,7 @@ def the_controller_dies(desk: Desk) -> None:
 
 @scenario(zkservers=2)
 def the_controller_dies_amid_a_roll(desk: Desk) -> None:
-    """Whoever takes over finishes the roll (Kafka: KAFKA-6082 is what happens else)."""
+    """The zkserver that takes over finishes the roll (KAFKA-6082 shows the alternative)."""
     desk.topic(block_bytes=4096)
     desk.send(4, size=900)
     desk.settle()
@@ -121,7 +123,7 @@ def the_controller_dies_amid_a_roll(desk: Desk) -> None:
 
 @scenario(zkservers=2)
 def the_session_of_the_controller_expires(desk: Desk) -> None:
-    """It finds itself replaced, and stands by (ZOOKEEPER: session expiry)."""
+    """The controller finds itself replaced, and stands by (ZooKeeper's session expiry)."""
     desk.topic()
     desk.send(1)
     desk.cluster.expire_session(_active(desk))

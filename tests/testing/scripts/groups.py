@@ -1,4 +1,4 @@
-"""Groups: what was acknowledged stays so, wherever their coordinator is."""
+"""Groups: acknowledgements stay valid wherever the coordinator is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def commit(desk: Desk) -> None:
 
 @scenario()
 def commit_with_replicas(desk: Desk) -> None:
-    """The same with three brokers, twice."""
+    """Twice with three brokers: send, receive, acknowledge and commit."""
     desk.topic()
     desk.send(3)
     desk.settle()
@@ -30,7 +30,7 @@ def commit_with_replicas(desk: Desk) -> None:
 
 @scenario()
 def give_back_and_bury(desk: Desk) -> None:
-    """What is given back comes again; after two deliveries it is a dead letter."""
+    """A returned record is delivered again; after two deliveries it is a dead letter."""
     desk.topic()
     desk.topic("dead")
     desk.send(4)
@@ -65,7 +65,7 @@ def two_members_share(desk: Desk) -> None:
                     consumer.ack(records)
                     desk.insist(consumer.commit, PATIENCE_S)
     except FencedMember:
-        pass  # What it was given comes again, to whoever works next.
+        pass  # the leased records are delivered again, to the next member
     desk.work()
 
 
@@ -86,7 +86,7 @@ def the_coordinator_dies(desk: Desk) -> None:
 
 @scenario(brokers=4)
 def the_coordinator_moves(desk: Desk) -> None:
-    """Its partition is given to other brokers: emigration, then immigration."""
+    """Other brokers get its partition: emigration, then immigration."""
     desk.topic()
     desk.send(3)
     desk.settle()
@@ -101,7 +101,7 @@ def the_coordinator_moves(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def reset(desk: Desk) -> None:
-    """A group goes back to the beginning."""
+    """An administrator resets a group to the beginning."""
     desk.topic(replicas=1)
     desk.send(4)
     desk.settle()

@@ -25,7 +25,7 @@ def one_replica_leader(desk: Desk) -> None:
 
 @scenario(brokers=1, may_lose=True)
 def one_replica_none(desk: Desk) -> None:
-    """Nobody answers."""
+    """With ack mode none there are no answers."""
     desk.topic(replicas=1, acks="none")
     for _ in range(5):
         desk.send()
@@ -34,7 +34,7 @@ def one_replica_none(desk: Desk) -> None:
 
 @scenario()
 def three_replicas_raft(desk: Desk) -> None:
-    """Raft, section 5.3: a majority has it before it is answered."""
+    """Raft, section 5.3: a majority has the record before it is answered."""
     desk.topic()
     for _ in range(4):
         desk.send(2)
@@ -52,7 +52,7 @@ def three_replicas_leader(desk: Desk) -> None:
 
 @scenario(may_lose=True)
 def three_replicas_none(desk: Desk) -> None:
-    """Followers fetch, and nobody answers."""
+    """Followers fetch, and there are no answers."""
     desk.topic(acks="none")
     for _ in range(4):
         desk.send(2)
@@ -72,7 +72,7 @@ def pipelined_batches(desk: Desk) -> None:
 
 @scenario()
 def a_named_producer_comes_back(desk: Desk) -> None:
-    """A second instance fences the first, and goes on where it stopped (KIP-98, 360)."""
+    """A second instance fences the first, and continues where it stopped (KIP-98, 360)."""
     desk.topic()
     desk.producer(producer_id="p", linger_ms=0)
     desk.send(3)

@@ -27,7 +27,7 @@ def roll_by_size_with_fetch(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def roll_with_one_replica(desk: Desk) -> None:
-    """Nobody else is to be asked."""
+    """No other replica has to be asked."""
     desk.topic(replicas=1, block_bytes=4096)
     for _ in range(4):
         desk.send(4, size=600)
@@ -121,7 +121,7 @@ def a_dead_broker_is_replaced(desk: Desk) -> None:
 
 @scenario(brokers=4, session_ms=600, heartbeat_ms=100)
 def a_broker_is_added(desk: Desk) -> None:
-    """It was away from the beginning; new blocks use it."""
+    """The broker was down from the beginning; new blocks use it."""
     desk.cluster.crash("broker-3")
     desk.cluster.run(1.0)
     desk.topic(block_bytes=4096)

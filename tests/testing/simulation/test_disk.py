@@ -1,4 +1,4 @@
-"""The simulated disk loses what a disk may lose and nothing else; and the same every time."""
+"""The simulated disk loses only what a real disk may lose, and the same in each run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(disk: SimDisk, data: bytes = b"", path: str = FILE) -> int:
 
 
 def crashes(disk: SimDisk, count: int = 300) -> set[bytes | None]:
-    """What FILE may hold after a crash; None when it is not there."""
+    """Return the possible contents of FILE after a crash; None if the file does not exist."""
     found: set[bytes | None] = set()
     for seed in range(count):
         fork = disk.fork()
@@ -144,7 +144,10 @@ def test_a_killed_process_leaves_everything_but_it_is_not_durable() -> None:
 
 
 def test_the_power_fails_at_any_operation() -> None:
-    """Counting is the same with and without; nothing works any more until the crash."""
+    """Operations are counted in the same way with and without a power cut.
+
+    After it nothing works until the crash.
+    """
 
     def work(disk: SimDisk) -> None:
         handle = made(disk, b"1")
@@ -288,7 +291,7 @@ def test_random_operations_give_what_the_real_file_system_gives(tmp_path: Path, 
     names = ["a", "b", "c"]
 
     def both(name: str, *args: object, handle: str = "") -> object:
-        """Do the same on both sides; what comes back, or the kind of error, must be the same."""
+        """Do the same on both disks; the results, or the kinds of errors, must be equal."""
         found: list[object] = []
         for side, folder in sides:
             own = [os.path.normpath(f"{folder}/{a}") if isinstance(a, str) else a for a in args]

@@ -1,4 +1,7 @@
-"""The parts of a simulated world: time, links, clocks, disks, sessions; each fault as it says."""
+"""The parts of a simulated world: time, links, clocks, disks, sessions.
+
+Each fault has the described effect.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from pymq.testing.simulation.world import World
 
 
 def links(**faults: Any) -> tuple[World, Network, list[tuple[int, int]]]:
-    """Two processes; what b gets, as (number, when)."""
+    """Two processes; returns the messages that b gets, as (number, time)."""
     world = World(1)
     network = Network(world, LinkFaults(100, 10, **faults))
     got: list[tuple[int, int]] = []
@@ -85,7 +88,9 @@ def test_a_tail_is_long_and_holds_up_what_follows() -> None:
 
 
 def test_taking_a_fault_out_leaves_the_dice_alone() -> None:
-    """Messages that are not lost any more come as they would have come, the others as before."""
+    """Without a fault its messages arrive as if it had never been drawn, and the others as
+    before.
+    """
     lossy, calm = links(loss=0.2), links()
     for world, network, _ in (lossy, calm):
         send(world, network, 500, 5_000)
@@ -109,8 +114,11 @@ def test_cuts_add_up_and_are_mended_one_by_one() -> None:
 
 
 def test_a_clogged_link_is_not_silent_after_it_has_healed() -> None:
-    """What was held back comes at once and in order; what is sent next does not wait for it."""
-    world, network, got = links(tail=0.5)  # which holds up what comes behind, too
+    """Messages that were held back arrive at once and in order.
+
+    Later ones do not wait behind them.
+    """
+    world, network, got = links(tail=0.5)  # a late message also delays those behind it
     network.clog("a", "b", 50_000_000)
     for number in range(20):
         network.send(network.link("a", "b"), "b", "a", ListTopics(number), 0)
@@ -224,7 +232,7 @@ def test_a_full_disk_takes_what_fits() -> None:
         disk.pwritev(handle, [b"def"], 3)
     assert caught.value.errno == errno.ENOSPC
     assert disk.pread(handle, 10, 0) == b"abcd"
-    disk.pwritev(handle, [b"x"], 0)  # It takes no room.
+    disk.pwritev(handle, [b"x"], 0)  # overwriting needs no space
 
 
 def test_operations_fail_as_often_as_told_and_cost_time() -> None:
@@ -242,7 +250,7 @@ def test_operations_fail_as_often_as_told_and_cost_time() -> None:
 
 
 def test_nothing_happens_after_a_crash() -> None:
-    """Not even what the code cleans up on its way out."""
+    """Not even clean-up code has an effect then."""
     disk, host = files()
     handle = disk.create("/x")
     host.crash_in(0)
@@ -257,7 +265,7 @@ def test_nothing_happens_after_a_crash() -> None:
 
 
 class Zk(ClientHost):
-    """A zkserver with nobody in it: events are read by the test."""
+    """An empty zkserver: the test reads the events."""
 
     def events(self, session: CoordinatorSession) -> list[CoordEvent]:
         self.world.run(self.world.now + 100_000)
@@ -282,12 +290,12 @@ def test_answers_come_in_order_and_changes_after_them() -> None:
 
 
 def test_a_lost_connection_leaves_commits_uncertain() -> None:
-    """It was done or it was not, and over many runs it is both."""
+    """Over many runs, some of these commits are done, and some are not."""
     outcomes = set()
     for number in range(20):
         ensemble, a, one, _, _ = sessions()
         for _ in range(number):
-            one._rng.getrandbits(1)
+            one.rng.getrandbits(1)
         one.submit(Commit(1, (Create("/x", b""),)))
         one.suspend()
         one.submit(Load(2, "/"))
@@ -314,14 +322,14 @@ def test_an_expired_session_takes_its_nodes_along() -> None:
 
 def test_a_session_outlives_a_short_silence_only() -> None:
     ensemble, a, one, _, _ = sessions()
-    one.check_link(True)
+    one.link.check(True)
     a.world.run(a.world.now + 1_000_000)
-    one.check_link(False)
+    one.link.check(False)
     assert [type(event) for event in a.events(one)] == [Suspended, Resumed]
-    one.check_link(True)
+    one.link.check(True)
     a.world.run(a.world.now + 5_000_000)
     assert one.session not in ensemble.sessions
-    one.check_link(False)
+    one.link.check(False)
     assert [type(event) for event in a.events(one)] == [Suspended, SessionExpired]
 
 
@@ -329,14 +337,14 @@ def test_a_cut_is_noticed_late_and_what_is_sent_into_it_is_never_done() -> None:
     ensemble, a, one, _, two = sessions()
     one.submit(Load(1, "/"))
     assert a.events(one) == [Loaded(1, ())]
-    one.check_link(True)
+    one.link.check(True)
     one.submit(Commit(2, (Create("/x", b""),)))
     two.submit(Commit(1, (Create("/y", b""),)))
     a.world.run(a.world.now + 600_000)  # less than a third of the session
     assert one.poll() == []
     a.world.run(a.world.now + 800_000)
     assert one.poll() == [Uncertain(2), Suspended()]
-    one.check_link(False)
+    one.link.check(False)
     assert a.events(one) == [Resumed(), Changed("/")]  # and not what has changed
     assert [entry.path for entry in ensemble.entries()] == ["/y"]
 
@@ -347,7 +355,7 @@ def test_of_commits_under_way_the_first_so_many_are_done() -> None:
     for number in range(120):
         ensemble, a, one, _, _ = sessions()
         for _ in range(number):
-            one._rng.getrandbits(1)
+            one.rng.getrandbits(1)
         for tag in range(4):
             one.submit(Commit(tag, (Create(f"/{tag}", b""),)))
         one.suspend()

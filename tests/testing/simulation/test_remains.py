@@ -21,7 +21,7 @@ def made(disk: SimDisk, *names: str, size: int = 0) -> list[int]:
 
 
 def left(disk: SimDisk, state: int | str) -> dict[str, bytes]:
-    """What a crash leaves."""
+    """Return what a crash leaves."""
     fork = disk.fork()
     keep: str | Remains = state if isinstance(state, str) else remains(fork)[state]
     fork.crash(Random(0), keep)
@@ -84,7 +84,7 @@ def test_the_last_writes_are_torn() -> None:
     (handle,) = made(disk, "a", size=100)
     disk.pwritev(handle, [b"x" * 1000], 100)
     found = [files["/d/a"] for files in all_left(disk)]
-    assert bytes(100) + b"x" * 412 in found  # to the end of the first sector
+    assert bytes(100) + b"x" * 412 in found  # up to the end of the first sector
     assert bytes(100) + b"x" * 500 in found
     assert bytes(100) + b"x" * 500 + bytes(500) in found
     assert bytes(1100) in found

@@ -173,7 +173,7 @@ def test_a_revoked_key_is_not_heard_any_more_and_is_told_nothing(tmp_path: Path)
         turn(there, until=lambda: "client-1" not in there._peers.by_name)
         assert time.monotonic() - began < 5
         dropped, heard = there.dropped, len(seen.messages)
-        there.send("client-1", "server", Produced(2))  # The client cannot be reached any more.
+        there.send("client-1", "server", Produced(2))  # the client cannot be reached any more
         there.flush()
 
         def is_dropped() -> bool:
@@ -321,8 +321,8 @@ def test_an_address_has_so_many_connections_and_then_waits_for_one_to_end(tmp_pa
                 say(third)
                 turn(third, there, until=lambda: seen.refused)
                 assert seen.refused[0] == ("alice", "127.0.0.1")
-                until_heard(first, there, seen)  # Admitted clients stay.
-        # The first client has gone, and the third with it.
+                until_heard(first, there, seen)  # admitted clients stay
+        # The first client has left, and the third one with it.
         with client(tmp_path, "alice", there, "client-4") as fourth:
             until_heard(fourth, there, seen)
             until_heard(second, there, seen)
@@ -410,7 +410,7 @@ def test_without_a_handler_nobody_is_let_in(tmp_path: Path) -> None:
         while (problem := watch.problem()) is None:
             assert time.monotonic() < until
             watch.socket.poll(100)
-        assert problem  # and not that it is connected
+        assert problem  # instead of reporting a connection
         watch.close()
     finally:
         context.destroy(linger=0)
@@ -490,7 +490,7 @@ def test_a_file_that_is_damaged_later_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_keys_that_could_not_be_read_once_are_read_again(tmp_path: Path) -> None:
-    """A revocation counts as soon as it can be read, after a half write or without a free
+    """A revocation counts as soon as it can be read, after a half-written file or without a free
     descriptor.
 
     The folder's times may be the same once the file is complete.
@@ -600,5 +600,5 @@ def test_a_stranger_cannot_send_parts_without_end(tmp_path: Path) -> None:
                 sent += 1
             except zmq.Again:
                 pass
-        assert sent == 0  # It is not connected, so its own socket takes nothing.
+        assert sent == 0  # it is not connected, so its socket takes no messages
         assert there.poll() == []

@@ -32,7 +32,7 @@ class Node:
         self.connections.on_crowded = self.told.append
 
     def hear(self, principal: str = "", most: int = 1_000) -> bytes:
-        """Take in a packet."""
+        """Handle a packet."""
         assert self.router.poll(20_000)
         frames = self.router.recv_multipart(copy=False)
         self.connections.speaks(source_of(frames[-1]), principal, most)
@@ -183,7 +183,7 @@ def test_silent_connections_leave_half_of_the_room_for_those_that_speak(stack: E
         peer = stack.enter_context(socket.socket())
         shake_hands(peer, node.bound, b"client-%d/0123456789abcdef" % number)
     node.until(LEAST)
-    node.now += 10.0  # They have shaken hands, and are not new any more.
+    node.now += 10.0  # they have completed the handshake, and are no longer new
     for number in range(LEAST // 2):
         good = stack.enter_context(socket.socket())
         shake_hands(good, node.bound, b"client-good-%d/0123456789abcdef" % number)

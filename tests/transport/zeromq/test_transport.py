@@ -136,7 +136,7 @@ def test_a_peer_that_dies_while_much_of_it_is_not_taken_in_takes_nobody_with_it(
             push(other, 1)
         assert child.stdout.readline() == "stalls\n"
         for _ in range(50):
-            push(other, 20)  # far more than the four packets that libzmq holds for it
+            push(other, 20)  # far more than the four packets that libzmq holds
         other.close()
         time.sleep(HEARTBEAT_S)  # the duration of a fault, not a wait
         out, _ = child.communicate(timeout=WAIT_S)
@@ -237,7 +237,7 @@ def test_whoever_does_not_say_who_he_is_is_refused(identity: bytes | None) -> No
 def test_what_is_no_packet_is_refused_and_harms_nobody(parts: list[bytes]) -> None:
     with server() as transport, Raw(transport, GOOD) as raw:
         rows = raw.ask(transport, *parts)
-        assert [row[0] for row in rows[1:]] == [2]  # Refused
+        assert [row[0] for row in rows[1:]] == [2]  # number of Refused
         assert raw.ask(transport, cbor.write([1, [1, "", "", 1, 1, 100, "x"]]))[1][0] == 1
 
 
@@ -306,9 +306,9 @@ def test_nobody_writes_in_the_name_of_another() -> None:
             ("server", "client-1.3", Produced(5)),
             ("server.x", "client-1.broker-1", Produced(6)),
         ]
-        assert raw.take(transport)[1][0] == 1  # Hello
+        assert raw.take(transport)[1][0] == 1  # number of Hello
         rows = raw.ask(transport, cbor.write([1, [11, "", "#3", 5]]))
-        assert rows[1][0] == 2, "a broker asks itself under such a name"  # Refused
+        assert rows[1][0] == 2, "a broker asks itself under such a name"  # number of Refused
 
 
 def polled(transport: ZmqTransport, count: int) -> list[Arrival]:
@@ -413,7 +413,8 @@ def test_clients_are_given_less_room_than_brokers(name: bytes, most: int) -> Non
     """Clients have a lower limit of headers, which take up to 64 times their size in memory."""
     with server() as transport, Raw(transport, name + b"/0123456789abcdef") as raw:
         for size, why in ((most, "not a list"), (most + 1, f"the most is {most}")):
-            header = b"\x5a" + (size - 5).to_bytes(4, "big") + bytes(size - 5)  # one byte string
+            # a single byte string
+            header = b"\x5a" + (size - 5).to_bytes(4, "big") + bytes(size - 5)
             refused = raw.ask(transport, header)
             assert why in str(refused[-1][3][1])
 
@@ -464,7 +465,7 @@ def test_who_does_not_take_his_answers_is_not_heard_until_he_has() -> None:
             for _, source, _ in transport.poll():
                 transport.send(source, "server", Fetched(1, "t", "0", 0, 0, 0, data))
                 transport.flush()
-        # Once it reads them, its requests are accepted again.
+        # Once the client reads them, its requests are accepted again.
         heard = False
         while not heard:
             assert time.monotonic() < until + WAIT_S
@@ -597,8 +598,8 @@ def test_a_client_that_takes_nothing_is_let_go_of_and_what_is_for_it_too() -> No
 def test_one_who_is_gone_does_not_make_a_node_deaf_to_the_others() -> None:
     """A failed send may reset the signal for unread packets, as a successful one may.
 
-    A zkserver that answers a client that has gone must still read from its brokers, or it counts
-    them as dead.
+    A zkserver that answers a client that has left must still read from its brokers, or it would
+    count them as dead.
     """
     with server() as transport, Raw(transport, GOOD) as raw:
         for number in range(1, 100):

@@ -37,7 +37,7 @@ def all_flights(folder: Path) -> list[Flight]:
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Run the demo and return what it says to programs."""
+    """Run the demo and return its JSON output."""
 
     def call(*argv: str) -> Any:
         assert main(["demo", "--json", "--dir", str(tmp_path / "data"), *argv]) == 0
@@ -116,7 +116,8 @@ def test_interrupted_it_goes_on_later(
     how: signal.Signals, run: Callable[..., Any], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-u", "-m", "pymq", "demo", "--dir", str(tmp_path / "data")]
-    # What a shell starts in the background ignores SIGINT, and so would what the tests start.
+    # Processes that a shell starts in the background ignore SIGINT, and so would those that the
+    # tests start.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         process = subprocess.Popen(
@@ -147,7 +148,9 @@ def test_interrupted_it_goes_on_later(
 def test_killed_between_saving_and_acknowledging(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was counted and saved, but not acknowledged, comes again and is known by its offset."""
+    """Flights that were counted and saved, but not acknowledged, are redelivered and recognised by
+    their offsets.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(pymq.Consumer, "ack", lambda self, records: None)
         run("--quick", "2000")

@@ -1,4 +1,4 @@
-"""``pymq dlq``: what an administrator does with dead letters."""
+"""``pymq dlq``: how an administrator handles dead letters."""
 
 from __future__ import annotations
 
