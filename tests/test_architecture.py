@@ -72,7 +72,9 @@ OWNERS = {
     "cbor2": "core/cbor.py",
     "cramjam": "core/batch/kafka/codecs.py",
     "crc32c": "core/batch/kafka/batch.py",
+    "fast_depends": "contrib/faststream/",
     "fastavro": "serde/",
+    "faststream": "contrib/faststream/",
     "google": "serde/",
     "kazoo": "coord/",
     "msgspec": "serde/",
@@ -87,8 +89,8 @@ OWNERS = {
 LAZY_UNLESS = {"pyarrow": "spark/"}
 
 NOT_AT_IMPORT = set(
-    """asyncio cramjam crc32c fastavro google.protobuf http.server kazoo msgspec opentelemetry
-    prometheus_client pyarrow pydantic pyspark taskiq zmq""".split()
+    """asyncio cramjam crc32c fast_depends fastavro faststream google.protobuf http.server kazoo
+    msgspec opentelemetry prometheus_client pyarrow pydantic pyspark taskiq zmq""".split()
 )
 
 
