@@ -46,6 +46,7 @@ MODULES = {
     "metrics": "root",
     "nodes": "root",
     "otel": "root",
+    "table": "root",
     "web": "root",
     "__main__": "cli",
 }
@@ -67,6 +68,7 @@ IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "op
 # One owner each: only users of a package need it, and replacing it is a local change.
 OWNERS = {
     "cbor2": "core/cbor.py",
+    "deltalake": "table/",
     "fastavro": "serde/",
     "google": "serde/",
     "kazoo": "coord/",
@@ -74,16 +76,17 @@ OWNERS = {
     "opentelemetry": "otel.py",
     "prometheus_client": "metrics.py",
     "pydantic": "serde/",
+    "pyiceberg": "table/",
     "pyspark": "spark/",
     "sqlite3": "coord/",
     "taskiq": "contrib/taskiq/",
     "zmq": "transport/",
 }
-LAZY_UNLESS = {"pyarrow": "spark/"}
+LAZY_UNLESS = {"pyarrow": ("spark/", "table/")}
 
 NOT_AT_IMPORT = set(
-    """asyncio fastavro google.protobuf http.server kazoo msgspec opentelemetry prometheus_client
-    pyarrow pydantic pyspark taskiq zmq""".split()
+    """asyncio deltalake fastavro google.protobuf http.server kazoo msgspec opentelemetry
+    prometheus_client pyarrow pydantic pyiceberg pyspark taskiq zmq""".split()
 )
 
 

@@ -148,8 +148,8 @@ def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
 
 # The packages of all extras, as they are imported; pymq's own two dependencies are not among them.
 OF_EXTRAS = (
-    "backports fastavro google kazoo lz4 msgspec numpy opentelemetry pandas prometheus_client "
-    "pyarrow pydantic pyspark rich shtab taskiq zmq"
+    "backports deltalake fastavro google kazoo lz4 msgspec numpy opentelemetry pandas "
+    "prometheus_client pyarrow pydantic pyiceberg pyspark rich shtab taskiq zmq"
 ).split()
 
 

@@ -26,9 +26,12 @@ if TYPE_CHECKING:
         produce_in_pandas,
         send_udf,
     )
+    from pymq.table.view import TableProgress, TableView, table_view
 
 __all__ = [
     "ACK_SCHEMA",
+    "TableProgress",
+    "TableView",
     "foreach_batch",
     "foreach_partition",
     "lag",
@@ -36,7 +39,9 @@ __all__ = [
     "produce_in_pandas",
     "register",
     "send_udf",
+    "table_view",
 ]
+_TABLES = {"TableProgress", "TableView", "table_view"}  # which need pyarrow, and not pyspark
 
 
 def register(spark: SparkSession) -> None:
@@ -62,6 +67,10 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
+        if name in _TABLES:
+            from pymq.table import view
+
+            return getattr(view, name)
         from pymq.spark.write import produce
     except ImportError as error:
         raise _missing(error) from error
