@@ -144,7 +144,7 @@ def open(
     return open_folder(text, brokers)
 
 
-# Names that opening a folder and sending a record do not need are imported on first use (PEP 562);
+# Names that are not needed to open a folder and send a record are imported on first use (PEP 562);
 # tests/test_import.py lists the modules that remain.
 _LATER = {
     "Backoff": "pymq.client.backoff",
@@ -173,7 +173,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'pymq' has no attribute {name!r}")
     module = import_module(_LATER[name])
     found = module if name in ("aio", "serde") else getattr(module, name)
-    globals()[name] = found  # Later accesses find it without this function.
+    globals()[name] = found  # later accesses find the name without this function
     return found
 
 

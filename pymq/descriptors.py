@@ -3,9 +3,9 @@
 Every connection to a node takes a descriptor. The kernel allocates the lowest free number, and none
 above the soft limit. So a node's process keeps a reserve for files and keys:
 
-1. It raises its soft limit as far as it may, then lowers it a little; the numbers above are the
-   reserve.
-2. Code that finds no free descriptor opens its file within :func:`lent`, which raises the limit for
+1. The process raises its soft limit as far as allowed, then lowers it a little; the numbers above
+   are the reserve.
+2. If no descriptor is free, code opens its file within :func:`lent`, which raises the limit for
    that moment.
 3. A socket accepted in that moment may take one or two of the reserve.
 """
@@ -21,8 +21,8 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-MOST = 1 << 20  # above it the system runs out first
-KEPT_MAX = 320  # a little more than a store holds open at most
+MOST = 1 << 20  # with a higher limit the system would run out first
+KEPT_MAX = 320  # a little more files than a store has open at most
 SMALL = 4_096  # a node with a lower limit should get a higher one
 
 
@@ -31,7 +31,7 @@ class Limit(NamedTuple):
 
     before: int  # the soft limit at its start
     all: int  # the raised soft limit
-    kept: int  # the reserve for files, as a part of *all*
+    kept: int  # the reserve for files, which is a part of *all*
 
 
 class Kept:
@@ -107,7 +107,7 @@ def soft_limit() -> int:
 
 
 def lent() -> AbstractContextManager[None]:
-    """Allow the use of the reserve within the ``with``; any thread may call this."""
+    """Allow the use of the reserve within the ``with`` block; any thread may call this."""
     return _kept.lent()
 
 

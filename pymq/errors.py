@@ -144,7 +144,7 @@ class PartitionUnset(PymqError):
 
 
 class PartitionSealed(PymqError):
-    """The block was sealed; the client finds the next one and sends again by itself."""
+    """The block was sealed; the client finds the next block and retries."""
 
     code = "PARTITION_SEALED"
     retriable = True
@@ -188,7 +188,7 @@ class NoBrokers(PymqError):
 
 
 class NotEnoughBrokers(PymqError):
-    """Fewer live brokers than replicas were asked for; nothing was changed."""
+    """There are fewer live brokers than requested replicas; nothing was changed."""
 
     code = "NOT_ENOUGH_BROKERS"
 
@@ -208,7 +208,7 @@ class ReplicaNotAvailable(PymqError):
 
 
 class StaleEpoch(PymqError):
-    """The request carries a leader epoch that has passed; refresh the metadata."""
+    """The request has an outdated leader epoch; refresh the metadata."""
 
     code = "STALE_EPOCH"
     retriable = True
@@ -270,7 +270,7 @@ class DeliveryTimeout(PymqError, TimeoutError):
 
 
 class DeliveryFailed(PymqError):
-    """Records failed and nobody had looked at their deliveries.
+    """Records failed, and the application has not looked at their deliveries.
 
     ``records`` holds them, up to about the size of the producer's buffer.
     """
@@ -294,7 +294,7 @@ class OffsetOutOfRange(PymqError, LookupError):
 
 
 class NotSubscribed(PymqError):
-    """The group has no subscription to the topic, or none any more; open a consumer to have one."""
+    """The group has no subscription to the topic, or no longer; a new consumer creates one."""
 
     code = "NOT_SUBSCRIBED"
 
@@ -310,27 +310,25 @@ class CommitFailed(PymqError):
 
 
 class FencedMember(PymqError):
-    """The group went on without this consumer, which was silent for too long; open a new one."""
+    """The group continued without this consumer, which was silent for too long; open a new one."""
 
     code = "FENCED_MEMBER"
 
 
 class GroupLimitReached(PymqError):
-    """A group has as many members or offsets as it may, a coordinator as many groups, or a topic
-    as many subscriptions.
-    """
+    """A limit is reached: members or offsets of a group, groups, or subscriptions of a topic."""
 
     code = "GROUP_LIMIT_REACHED"
 
 
 class DelayLimitReached(PymqError):
-    """A partition has as many delayed records as it may; records without a delay are taken."""
+    """A partition has reached its limit of delayed records; others are still accepted."""
 
     code = "DELAY_LIMIT_REACHED"
 
 
 class ProducerLimitReached(PymqError):
-    """The cluster has as many named producers as it may; no new name is taken."""
+    """The cluster has reached its limit of named producers; no new name is accepted."""
 
     code = "PRODUCER_LIMIT_REACHED"
 
@@ -345,7 +343,7 @@ class ValueNotEncoded(PymqError, ValueError):
 
 
 class ValueNotDecoded(PymqError, ValueError):
-    """The bytes of a record are no value of the type of its topic."""
+    """The bytes of a record are not a value of its topic's type."""
 
     code = "VALUE_NOT_DECODED"
 
@@ -357,13 +355,13 @@ class SchemaIncompatible(PymqError, ValueError):
 
 
 class RequestFailed(PymqError):
-    """The responder has failed on the request."""
+    """The responder failed to process the request."""
 
     code = "REQUEST_FAILED"
 
 
 class NoResponders(PymqError, LookupError):
-    """Nobody answers requests of this name now."""
+    """No responder serves requests of this name now."""
 
     code = "NO_RESPONDERS"
     retriable = True
@@ -480,7 +478,7 @@ class ClusterAuthorizationFailed(AuthorizationFailed):
 
 
 class QuotaExceeded(PymqError):
-    """The principal has used up what its quota lets it do in a second; try again in a moment."""
+    """The principal has used up its quota for this second; retry in a moment."""
 
     code = "QUOTA_EXCEEDED"
     retriable = True

@@ -13,12 +13,13 @@
                 with otel.process(record):  # a span that belongs to the sender's trace
                     ...
 
-It needs ``pip install 'pymq-log[otel]'``, which is OpenTelemetry's API alone: without an SDK in the
-application, spans cost little and go nowhere. Names and attributes follow its semantic conventions
-for messaging. The context travels in a record's headers, as W3C's ``traceparent`` or as the
-application's propagator writes it.
+It needs ``pip install 'pymq-log[otel]'``, which is only OpenTelemetry's API: without an SDK in the
+application, spans cost little and are not recorded. Names and attributes follow its semantic
+conventions for messaging. The context travels in a record's headers, as W3C's ``traceparent`` or as
+the application's propagator writes it.
 
-A span for each record costs some 20 us, more than the record itself; ``send_many`` has one for all.
+A span takes some 20 us, more than sending a record, so ``send_many`` has one span for all its
+records.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ except ImportError as error:
 __all__ = ["extract", "inject", "process", "traced"]
 
 SYSTEM = "pymq"
-LINKS_MAX = 128  # of a receiving span; an SDK's default limit
-# Methods of a client with a span of their own: those that send requests.
+LINKS_MAX = 128  # links of a receiving span; the default limit of SDKs
+# Methods of a client that send requests, and therefore have a span.
 REQUESTS = frozenset(
     """alter_topic balance cancel cluster create_partition create_topic dead_letters decommission
     delete_group delete_topic describe_group describe_leases describe_topic groups offsets_at
@@ -66,7 +67,7 @@ class _Carrier(Setter[list[tuple[str, bytes]]]):
 
 class _Reader(Getter[Headers]):
     def get(self, carrier: Headers, key: str) -> list[str] | None:
-        # A header may hold any bytes; without text there is no context.
+        # A header may hold any bytes; if it is not text, there is no context.
         return [found.decode("ascii", "replace") for name, found in carrier if name == key] or None
 
     def keys(self, carrier: Headers) -> list[str]:
@@ -77,7 +78,7 @@ _CARRIER, _READER = _Carrier(), _Reader()
 
 
 def inject(headers: Iterable[tuple[str, bytes]] | None = None) -> list[tuple[str, bytes]]:
-    """Return *headers* with the current context added, for untraced producers such as asyncio's."""
+    """Return *headers* with the current context, for producers without spans, as asyncio's."""
     carrier = list(headers or ())
     propagate.inject(carrier, setter=_CARRIER)
     return carrier
@@ -90,9 +91,9 @@ def extract(record: Record) -> Context:
 
 @contextmanager
 def process(record: Record, *, tracer_provider: TracerProvider | None = None) -> Iterator[Span]:
-    """Open a span for processing *record*, in the sender's trace, current within the ``with``.
+    """Open a span for processing *record* in the sender's trace, within a ``with`` block.
 
-    The outer span is linked; it is the parent if the record has no trace.
+    If there is an outer span, it is linked, or becomes the parent if the record has no trace.
     """
     tracer = _tracer(tracer_provider)
     around, sender = trace.get_current_span().get_span_context(), extract(record)
@@ -142,7 +143,7 @@ def _failed(span: Span, error: BaseException) -> None:
 
 
 class _Traced:
-    """A wrapper of a handle with spans around some methods; others pass through."""
+    """A wrapper of a handle that puts spans around some methods, and passes other calls on."""
 
     def __init__(self, inner: Any, tracer: trace.Tracer) -> None:
         self._inner = inner

@@ -69,7 +69,7 @@ def test_tables_are_read_from_the_code() -> None:
     rows = field_rows(pymq.TopicConfig)
     assert [name for name, *_ in rows] == [f"``{f.name}``" for f in attrs.fields(pymq.TopicConfig)]
     assert rows[2][:3] == ("``retention_bytes``", "``int | None``", "``None``")
-    assert rows[2][3].startswith("of one partition")
+    assert rows[2][3].startswith("limit for each partition")
     offset = field_rows(pymq.RecordMetadata)[2]
     assert offset[:3] == ("``offset``", "``int``", "")
 

@@ -1,9 +1,10 @@
-"""Audits refused requests, and allowed ones if the policy says so, at a bounded rate.
+"""Audits refused requests, and allowed ones if the policy requires it, at a limited rate.
 
 A client can repeat a refused request a thousand times a second, and a line for each would overload
-the node. So each kind of line is written at most once a second, with the number of omitted lines.
-Requests with unknown names could make kinds without end, so refusals of one principal are also
-bounded in lines a second and in length. The counter of refusals counts all.
+the node. So each kind of line is written at most once a second, with the number of omitted lines. A
+client could create new kinds without end by requesting unknown names, so the refusals of one
+principal are also limited in lines a second and in length. The counter of refusals counts all of
+them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from collections.abc import Callable
 from pymq.core.values import value
 
 EVERY_MS = 1000
-KINDS_MAX = 10_000  # kinds of lines kept apart
-# Lines a second for refusals of one principal, more than there are kinds of requests. Allowed
+KINDS_MAX = 10_000  # kinds of lines that are counted separately
+# Lines a second for the refusals of one principal; there are fewer kinds of requests. Allowed
 # requests are not limited.
 LINES_MAX = 200
-TEXT_MAX = 300  # characters of a client's text; no valid name is longer
+TEXT_MAX = 300  # characters of a text from a client; no valid name is longer
 
 
 @value
@@ -30,16 +31,16 @@ class AuditedRequest:
     principal: str
     source: str  # the machine that sent it
     request: str  # the name of the message
-    operation: str  # the required one, or "quota"
-    resource: str  # as in a policy
+    operation: str  # the required operation, or "quota"
+    resource: str  # resource, in the form of a policy
 
 
 class Audit:
-    """Writes one JSON object a line with *write*; *wall_ms* returns the wall clock."""
+    """Writes one JSON object per line with *write*; *wall_ms* returns the wall clock."""
 
     def __init__(self, write: Callable[[str], object], wall_ms: Callable[[], int]) -> None:
-        self.refused = 0  # since the node started
-        self._lock = threading.Lock()  # HTTP has threads of its own
+        self.refused = 0  # refusals since the node started
+        self._lock = threading.Lock()  # HTTP requests are handled in other threads
         self._write = write
         self._wall_ms = wall_ms
         self._seen: OrderedDict[tuple[str, ...], list[int]] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Grants bind producer ids to principals, in a form that every broker checks by itself.
+"""Grants bind producer ids to principals, in a form that each broker can check by itself.
 
 A cluster with keys issues producer ids with a grant: the ids, their owner, and a MAC under a secret
 that only brokers and zkservers know. A producer sends its grant with each batch, and the broker's
@@ -25,7 +25,7 @@ from pymq.errors import PymqError
 
 BLOCK = 1 << 16  # ids that a client gets at a time
 MAC_SIZE = 16
-CACHED = 4_096  # checked grants that a guard keeps; each is of a client or a name
+CACHED = 4_096  # checked grants that a guard caches; there is one for each client or name
 GRANT_BYTES = 1_024  # no valid grant is longer
 
 
@@ -35,12 +35,12 @@ class Grant:
 
     first: int
     count: int
-    epoch: int  # the highest issued epoch, as the upper half of producer epochs
+    epoch: int  # the highest assigned epoch, as the upper half of producer epochs
     principal: str
     name: str
 
     def covers(self, producer_id: int, epoch: int) -> bool:
-        """Whether the grant includes an id with an *epoch*, the upper half of a producer epoch."""
+        """Whether the grant includes an id with *epoch*, the upper half of a producer epoch."""
         return self.first <= producer_id < self.first + self.count and epoch <= self.epoch
 
 

@@ -27,16 +27,16 @@ from pymq.errors import (
     not_written,
 )
 
-MEMBERS_MAX = 10_000  # group members whose topic is remembered, a principal; some 300 bytes each
+MEMBERS_MAX = 10_000  # group members of a principal whose topic is remembered; some 300 bytes each
 
 
 class Guard:
     """Admits a message if the policy and the quotas of its principal allow it.
 
     It is a gate of a transport (:data:`pymq.transport.base.Gate`). It checks permissions before the
-    node looks the topic or group up, so a refusal does not reveal whether that exists. Its only
-    state are the topics of group members. A member names its topic only when it joins, and may
-    lose the right to read it later.
+    node looks the topic or group up, so a refusal does not reveal whether it exists. Its only state
+    is the topic of each group member. A member names its topic only when it joins, and its
+    principal may lose the right to read the topic later.
     """
 
     def __init__(self, policy: Policy, audit: Audit, clock: Callable[[], int]) -> None:
@@ -44,7 +44,7 @@ class Guard:
         self._audit = audit
         self._clock = clock
         self._quotas = Quotas(self._quota)
-        # The topic, by principal and (group, member). No principal can evict another's members.
+        # The topic, by principal and (group, member). No principal can displace another's members.
         self._consumed: dict[str, OrderedDict[tuple[str, str], str]] = {}
         self.grants: Grants | None = None  # set when the node is assembled
 
@@ -53,14 +53,14 @@ class Guard:
         return self._policy.allows(principal, need.operation, need.kind, need.name)
 
     def replace(self, policy: Policy) -> None:
-        """Use another policy from the next message on."""
+        """Use another policy, beginning with the next message."""
         self._policy = policy
 
     def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
         """Return None to admit *message*, or the answers to send instead."""
         needed = requirements(message)
         if isinstance(message, msg.Acquire | msg.Heartbeat):
-            # A member that may no longer read the topic must not hold leases and partitions.
+            # A member that may no longer read the topic must not keep leases and partitions.
             members = self._consumed.get(principal)
             topic = members.get((message.group, message.member)) if members else None
             if topic is not None:
@@ -75,7 +75,7 @@ class Guard:
             refusal = self._disown(principal, source, message)
             if refusal is not None:
                 return refusal
-        # Quotas do not apply to messages within the cluster: other brokers wait for them.
+        # Quotas do not apply to messages within the cluster, because other brokers wait for them.
         answers = None
         if not is_of_cluster:
             answers = self._measure(principal, source, message)
@@ -100,7 +100,10 @@ class Guard:
             del self._consumed[principal]
 
     def _give(self, principal: str, message: msg.InitProducer) -> Sequence[Message] | None:
-        """Issue ids, because only the guard knows the principal; None if it has no secret."""
+        """Assign producer ids, because only the guard knows the principal.
+
+        None if it has no secret.
+        """
         if message.name or self.grants is None or not self.grants.is_able:
             return None
         return (msg.Answer(message.id, self.grants.give(principal)),)
@@ -173,11 +176,11 @@ class Guard:
         )
 
     def fetch_wait_ms(self, principal: str) -> int:
-        """Return how long *principal* must wait for more records; 0 if it need not."""
+        """Return the milliseconds until *principal* may get more records; 0 means now."""
         return self._quotas.wait_ms(principal, self._clock(), "fetch_bytes_per_second")
 
     def produce_wait_ms(self, principal: str) -> int:
-        """Return how long *principal* must wait before more is written; 0 if it need not."""
+        """Return the milliseconds until more may be written for *principal*; 0 means now."""
         return self._quotas.wait_ms(principal, self._clock(), "produce_bytes_per_second")
 
     def produced(self, principal: str, size: int) -> None:
@@ -226,7 +229,7 @@ class Guard:
         )
 
 
-# A member whose heartbeats are refused loses its leases and then requests more than before. So
+# If heartbeats were refused, a member would lose its leases and then request more than before. So
 # these requests ignore byte quotas, and may exceed the request quota by GRACE_MS. They are charged,
 # and other requests wait for that.
 GRACE_MS = 2_000
@@ -276,7 +279,7 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
         case _ if type(message) in _ADMIN:
             return (msg.Answer(message.id, error=error),)  # type: ignore[union-attr]  # each has one
         case _:
-            return ()  # An answer, or a report between nodes, which has no answer.
+            return ()  # The message is an answer, or a report between nodes, which has no answer.
 
 
 _ADMIN = frozenset(get_args(msg.AdminMessage)) - {msg.Answer, msg.UnderWay}

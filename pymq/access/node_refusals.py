@@ -1,13 +1,12 @@
-"""Refuses messages that a node may not send: orders not of a zkserver, reports about others.
+"""Refuses messages that a node may not send: requests not from a zkserver, reports about others.
 
-A connection has proved the name of the node at its other end. The rules here compare that name
-with what a message says, so that the key of one broker is worth no more than the partitions of
-that broker:
+The name of the node at the other end of a connection is proved by its key. The rules here compare
+that name with the message, so that the key of a broker only gives access to the partitions of that
+broker:
 
-* A broker follows orders (:class:`LeaderAndIsr`, :class:`Seal`, :class:`StopReplica`,
-  :class:`TransferLeader`, :class:`DescribePartitions`) only of the zkservers that it was
-  configured with.
-* A zkserver takes a report only from the broker that the report is about. A report about a whole
+* A broker obeys requests (:class:`LeaderAndIsr`, :class:`Seal`, :class:`StopReplica`,
+  :class:`TransferLeader`, :class:`DescribePartitions`) only from its configured zkservers.
+* A zkserver accepts a report only from the broker that the report is about. A report about a whole
   partition (:class:`RollWanted`, :class:`RetireBlocks`, :class:`BlockSizes`) must come from a
   broker that hosts the partition.
 
@@ -28,8 +27,8 @@ from pymq.core.message import (
 from pymq.core.observe.events import EventLog
 from pymq.errors import ClusterAuthorizationFailed
 
-NOTED_MS = 60_000  # between two events about one sender
-NOTED_MAX = 100  # remembered senders
+NOTED_MS = 60_000  # pause between two events about one sender
+NOTED_MAX = 100  # senders that are remembered
 
 
 class Refusals:

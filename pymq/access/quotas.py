@@ -1,4 +1,4 @@
-"""Quotas of principals: token buckets over a clock that is an argument.
+"""Quotas of principals: token buckets; the time is an argument.
 
 A request above the limit is refused with the time after which to retry. A bucket may become
 negative: a batch larger than one second's tokens is admitted, and later requests wait for it.
@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 from pymq.core.values import value
 
-PRINCIPALS_MAX = 10_000  # with buckets; the least recently used is dropped and starts full again
+# principals with buckets; the least recently used one is dropped and starts with full buckets again
+PRINCIPALS_MAX = 10_000
 
 
 @value
 class Quota:
-    """The limits of a principal for one second; None is no limit."""
+    """The limits of a principal for one second; None means no limit."""
 
     requests_per_second: int | None = None
     produce_bytes_per_second: int | None = None
@@ -30,7 +31,7 @@ class Bucket:
 
     def __init__(self, rate: int, now: int) -> None:
         self._rate = rate  # tokens a second
-        self._level = rate * 1000  # thousandths of a token, since time is in milliseconds
+        self._level = rate * 1000  # thousandths of a token, because time is in milliseconds
         self._then = now
 
     def wait_ms(self, now: int) -> int:
@@ -57,9 +58,9 @@ class Quotas:
         self._buckets: OrderedDict[str, tuple[Quota, dict[str, Bucket]]] = OrderedDict()
 
     def wait_ms(self, principal: str, now: int, only: str = "") -> int:
-        """Return how long *principal* must wait before its next request; 0 if it need not.
+        """Return the milliseconds until *principal* may send its next request; 0 means now.
 
-        With *only*, that limit alone counts; otherwise all of them.
+        With *only*, just that limit counts; otherwise all of them.
         """
         buckets = self._of(principal, now)
         if only:

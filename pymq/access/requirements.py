@@ -1,7 +1,7 @@
 """The permissions that each type of message requires.
 
-Every message has a line here; a test fails for one without. Messages that only brokers and
-zkservers send require ``ClusterAction``. Answers require it, too: clients never send one.
+Each message type has a line here; a test fails for a type without one. Messages that only brokers
+and zkservers send require ``ClusterAction``. Answers require it, too: clients never send one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pymq.core.types import INTERNAL_PREFIX, OFFSETS_TOPIC
 
 
 class Requirement(NamedTuple):
-    """A required permission: an operation on a resource. The cluster has no name."""
+    """A required permission: an operation on a resource. The cluster as a resource has no name."""
 
     operation: Operation
     kind: Kind
@@ -24,7 +24,7 @@ class Requirement(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """The resource, as in a policy."""
+        """The resource, in the form of a policy."""
         return f"{self.kind.value}:{self.name}" if self.name else self.kind.value
 
 
@@ -49,7 +49,7 @@ def _topic(operation: Operation, field: str = "topic") -> Callable[[Any], Needs]
     def needs(message: Any) -> Needs:
         name = getattr(message, field)
         if name.startswith(INTERNAL_PREFIX):
-            # Internal topics hold data of all principals.
+            # Internal topics contain data of all principals.
             return (CLUSTER_ACTION,)
         return (Requirement(operation, Kind.TOPIC, name),)
 
@@ -94,7 +94,7 @@ def _unsubscribe(message: msg.Unsubscribe) -> Needs:
 
 
 def _metadata(message: msg.GetMetadata) -> Needs:
-    # Members must find their group coordinator, so this is public.
+    # Members must find their group coordinator, so this topic is public.
     if message.topic == OFFSETS_TOPIC:
         return ()
     return _topic(Operation.DESCRIBE)(message)
@@ -102,7 +102,7 @@ def _metadata(message: msg.GetMetadata) -> Needs:
 
 def _producer(message: msg.InitProducer) -> Needs:
     if not message.name:
-        return ()  # Every principal may get ids; writes under an id are checked by its grant.
+        return ()  # Each principal may get ids; a write under an id is checked by its grant.
     return (Requirement(Operation.WRITE, Kind.PRODUCER, message.name),)
 
 
@@ -148,19 +148,19 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
 }
 _NEEDS |= dict.fromkeys(
     (
-        # Answers: only servers receive requests.
+        # Answers: only servers get requests.
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
         *(msg.Copied, msg.Cancelled),
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
         msg.UnderWay,
-        # Between brokers and the controller.
+        # Messages between brokers and the controller.
         *(msg.RegisterBroker, msg.BrokerHeartbeat, msg.LeaderAndIsr, msg.LeaderAndIsrAnswer),
         *(msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted, msg.RetireBlocks),
         msg.TransferLeader,
         *(msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress, msg.DescribePartitions),
         *(msg.OfflineReplicas, msg.ReplicaEnds),
         *(msg.PartitionReports, msg.ControlledShutdown),
-        # Between brokers.
+        # Messages between brokers.
         *(msg.Ping, msg.ReplicaFetch, msg.ReplicaFetched, msg.RaftAppend, msg.RaftAppended),
         *(msg.RaftVote, msg.RaftVoted, msg.RaftTimeout),
     ),

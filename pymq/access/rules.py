@@ -7,7 +7,7 @@ The semantics are those of Kafka's authorizer:
   because brokers look each other up.
 * A pattern is a whole name or a prefix (KIP-290).
 
-No setting allows requests by default.
+No setting can allow requests by default.
 
 ::
 
@@ -63,7 +63,7 @@ class Operation(Enum):
     DELETE = "Delete"
     ALTER = "Alter"
     DESCRIBE = "Describe"
-    CLUSTER_ACTION = "ClusterAction"  # of brokers and zkservers only
+    CLUSTER_ACTION = "ClusterAction"  # only for brokers and zkservers
 
 
 class Kind(Enum):
@@ -71,7 +71,7 @@ class Kind(Enum):
 
     TOPIC = "topic"
     GROUP = "group"
-    PRODUCER = "producer"  # the name of a producer, which outlives it
+    PRODUCER = "producer"  # the name of a producer, which outlives the producer itself
     CLUSTER = "cluster"
 
 
@@ -119,7 +119,7 @@ class Policy:
     audited: frozenset[Operation] = frozenset()  # operations whose allowed requests are audited
 
     def allows(self, principal: str, operation: Operation, kind: Kind, name: str) -> bool:
-        """Whether *principal* may do *operation* on a resource; an empty name never may."""
+        """Whether *principal* may do *operation* on a resource; never for an empty name."""
         if not principal:
             return False
         if principal in self.superusers:
@@ -136,7 +136,7 @@ class Policy:
         return is_allowed
 
     def quota(self, principal: str) -> Quota | None:
-        """Return the quota of *principal*; None is no limit."""
+        """Return the quota of *principal*; None means no limit."""
         return self.quotas.get(principal) or self.quotas.get(ANYBODY)
 
 
@@ -237,7 +237,7 @@ def _pattern(text: str, where: str) -> Pattern:
         if name or not is_prefix:
             check_name(name, kind.value)
     except InvalidName as error:
-        # "." is a valid prefix, but no valid name.
+        # "." is a valid prefix, but not a valid name.
         if not (is_prefix and name in {".", ".."}):
             raise ConfigError(f"{where}: {text!r}: {error}") from None
     return Pattern(kind, name, is_prefix)

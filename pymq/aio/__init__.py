@@ -11,9 +11,9 @@
                 consumer.ack(record)
 
 No call blocks the event loop, not even for an fsync: the driver's background thread does the work.
-A waiting coroutine queues an errand for that thread, which calls back once per acknowledged batch,
-not once per record. Rare calls (topics, groups, opening, closing, bulk sends) run in the event
-loop's executor.
+A waiting coroutine queues a callback for that thread, which notifies the event loop once per
+acknowledged batch, not once per record. Rare calls (topics, groups, opening, closing, bulk sends)
+run in the event loop's executor.
 
 A handle belongs to the event loop in which it was created, and only that loop's thread may use it.
 """

@@ -82,24 +82,24 @@ class Opening(Generic[H]):
         if self._made is not None:
             await self._made.__aexit__(kind, error, trace)
 
-    # --- a forgotten await ----------------------------------------------------------------------
+    # --- errors for a forgotten await -------------------------------------------------------------
 
-    if not TYPE_CHECKING:  # Type checkers have better messages of their own.
+    if not TYPE_CHECKING:  # type checkers have their own, better messages
 
         def __getattr__(self, name: str) -> Never:
-            """Raise: it has no methods before it is open."""
+            """Raise an error: the handle has no methods before it is open."""
             raise AttributeError(f"no attribute {name!r}: {FORGOTTEN}")
 
         def __aiter__(self) -> Never:
-            """Raise: there is nothing to iterate over before it is open."""
+            """Raise an error: there is nothing to iterate over before the handle is open."""
             raise TypeError(FORGOTTEN)
 
         def __enter__(self) -> Never:
-            """Raise: only ``async with`` opens it."""
+            """Raise an error: only ``async with`` opens the handle."""
             raise TypeError(FORGOTTEN)
 
         def __exit__(self, *_: object) -> None:
-            """Do nothing: Python looks it up before :meth:`__enter__`."""
+            """Do nothing; Python looks this method up before :meth:`__enter__`."""
 
 
 class Bridge:
@@ -122,14 +122,14 @@ class Bridge:
     ) -> bool:
         """Run *start* in the background thread, and wait until its result is done.
 
-        Returns False when *timeout* seconds are over.
+        Returns False if *timeout* seconds have passed before.
         """
         future: asyncio.Future[None] = self.loop.create_future()
 
         def errand(loop: ClientLoop) -> None:
             try:
                 found = start(loop)
-            except Exception as error:  # The error is the caller's and must not stop the loop.
+            except Exception as error:  # the error belongs to the caller and must not stop the loop
                 self.tell(resolve, future, error)
                 return
             if found is None:
@@ -148,7 +148,7 @@ class Bridge:
             try:
                 errand(loop)
             finally:
-                # An errand queued by an errand runs after the turns between them.
+                # If an errand queues another one, that runs after the turns between them.
                 self.driver.soon(end)
 
         def end(loop: ClientLoop) -> None:
@@ -163,7 +163,7 @@ class Bridge:
 
 
 async def wait_for(future: asyncio.Future[None], timeout: float | None) -> bool:
-    """Wait until *future* is done; False when *timeout* seconds are over."""
+    """Wait until *future* is done; returns False if *timeout* seconds have passed before."""
     if timeout is not None and not future.done():
         # Unlike ``asyncio.wait_for`` this creates no task and cancels nothing.
         await asyncio.wait([future], timeout=max(0.0, timeout))
@@ -185,7 +185,7 @@ def close_late(handle: Client | Producer | Consumer) -> None:
     try:
         handle.close()
     except PymqError:
-        pass  # No caller is left for the error.
+        pass  # There is no caller left who could get the error.
 
 
 async def in_thread(make: Callable[[], T], undo: Callable[[T], object]) -> T:

@@ -65,14 +65,14 @@ def open(
 async def _open(open: Callable[[], Client]) -> AsyncClient:
     def make() -> Client:
         client = open()
-        client.driver.soon(_nothing)  # starts its thread, which waits for a lock
+        client.driver.soon(_nothing)  # This starts the driver's thread, which waits for a lock.
         return client
 
     return AsyncClient(await in_thread(make, close_late))
 
 
 def _nothing(loop: ClientLoop) -> None:
-    """Do nothing: an errand that only makes the loop turn."""
+    """Do nothing: this errand only makes the loop turn."""
 
 
 class AsyncClient(AsyncHandle):
@@ -85,7 +85,7 @@ class AsyncClient(AsyncHandle):
         self._requester: AsyncRequester | None = None
         self._replying: dict[AsyncResponder, None] = {}
         self._starting: set[asyncio.Task[AsyncResponder]] = set()
-        # Weak, so that a consumer that the application has dropped can be closed.
+        # Weak references, so that a consumer that the application has dropped can be closed.
         self._pulling: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
 
     @property
@@ -347,7 +347,8 @@ class AsyncClient(AsyncHandle):
     ) -> Opening[AsyncTypedTopic[T]]:
         """Open a topic of typed values: ``async with`` or ``await`` it.
 
-        See :meth:`pymq.Client.topic`. Opening it registers its schema, if it has a *compatibility*.
+        See :meth:`pymq.Client.topic`. Opening the topic registers its schema, if it has a
+        *compatibility*.
         """
         from pymq.aio.typed import AsyncTypedTopic  # on demand, as in the client
 
@@ -402,8 +403,8 @@ class AsyncClient(AsyncHandle):
         """Answer requests of a service; see :meth:`pymq.Client.reply`.
 
         With a *handler*, a function or a coroutine function, ``async with`` or ``await`` the
-        result. As a decorator it starts a task that joins the group soon. Up to *workers* requests
-        are answered at once, in tasks of this event loop.
+        result. Used as a decorator, it starts a task that joins the group soon. Up to *workers*
+        requests are answered at the same time, in tasks of this event loop.
         """
         from pymq.aio.rpc import AsyncResponder
 
@@ -438,8 +439,11 @@ class AsyncClient(AsyncHandle):
         await super().__aexit__(kind, error, trace)
 
     async def close(self) -> None:
-        """Flush and close all producers and consumers, then the client; may be repeated."""
-        await asyncio.shield(self._close())  # a cancelled close continues by itself
+        """Flush and close all producers and consumers, then the client.
+
+        Closing twice is allowed.
+        """
+        await asyncio.shield(self._close())  # if the caller is cancelled, closing continues
 
     async def _close(self) -> None:
         first: Exception | None = None

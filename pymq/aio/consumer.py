@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from pymq.aio.bridge import AsyncHandle, Bridge, called
 from pymq.client.base import ClientLoop, Waitable, check_timeout
-from pymq.client.consumer.consumer import CHUNK, Consumer
+from pymq.client.consumer.consumer import CHUNK, MOST, Consumer
 from pymq.client.consumer.polling import STUCK_S
 from pymq.client.consumer.push import give_back
 from pymq.client.consumer.status import ConsumerStatus
 from pymq.client.consumer.until_end import UntilEnd
 from pymq.client.fetching.offset_spans import Records
 from pymq.client.group.acknowledgements import Settling
-from pymq.client.options import REQUEST_S
+from pymq.client.options import REQUEST_S, check_commit, check_range
 from pymq.core.batch.record import Record
 from pymq.core.batch.view import RecordBatch
 from pymq.errors import Closed, PymqError
@@ -32,7 +32,7 @@ UNTIL_END_S = 0.05  # interval at which ``until_end`` checks the group's other m
 class AsyncConsumer(AsyncHandle):
     """Consumes records; created by :meth:`AsyncClient.consumer`. See :class:`pymq.Consumer`.
 
-    One task at a time may poll it. A cancelled poll has taken nothing.
+    One task at a time may poll it. If a poll is cancelled, it has taken no record.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class AsyncConsumer(AsyncHandle):
         self._bridge = bridge
         self._consumer = consumer
         self._intake = consumer._intake
-        self._changes = changes  # pending callbacks, in order
+        self._changes = changes  # callbacks to run, in order
         self._burial: asyncio.Future[None] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._pump_is_idle = False
@@ -63,10 +63,11 @@ class AsyncConsumer(AsyncHandle):
         Raises as :meth:`pymq.Consumer.poll`.
         """
         check_timeout(timeout)
+        check_range("max_records", max_records, 1, MOST)
         consumer, unread = self._consumer, self._consumer._unread
         if unread.records:
             await self._prove(timeout)
-        if max_records >= 1 and not unread.records:
+        if not unread.records:
             consumer._ack_last()
             if not (await self._arrive(max_records, timeout) or self._intake.stuck()):
                 return []
@@ -75,7 +76,7 @@ class AsyncConsumer(AsyncHandle):
     async def poll_batches(
         self, max_bytes: int = 4 << 20, timeout: float | None = 1.0
     ) -> list[RecordBatch]:
-        """Return record batches with their columns; the way to read in bulk."""
+        """Return record batches with their columns; the fast way to read in bulk."""
         check_timeout(timeout)
         consumer = self._consumer
         consumer._ack_last()
@@ -85,7 +86,7 @@ class AsyncConsumer(AsyncHandle):
         return consumer.poll_batches(max_bytes, 0)
 
     async def _arrive(self, records: int, timeout: float | None) -> bool:
-        """Wait until a poll has records or an error; takes nothing, so it may be cancelled."""
+        """Wait until a poll has records or an error; takes none, so it may be cancelled."""
         self._consumer._polling.measure()
         intake, loop = self._intake, self._bridge.loop
         until = None if timeout is None else loop.time() + timeout
@@ -97,7 +98,7 @@ class AsyncConsumer(AsyncHandle):
             turning.touch(intake.name)
             return intake.arrival()
 
-        await asyncio.sleep(0)  # Let other tasks run, even if records are always at hand.
+        await asyncio.sleep(0)  # let other tasks run, even if records are always there
         is_last = False
         while True:
             intake.is_awaited = False
@@ -128,9 +129,9 @@ class AsyncConsumer(AsyncHandle):
                     intake.is_awaited = False
 
     async def _prove(self, timeout: float | None) -> None:
-        """Wait for proof that the fetched records are still leased; drop those that are not.
+        """Wait until the group confirms that the fetched records are still leased; drop the others.
 
-        Without proof after *timeout* seconds none of them is handed out.
+        Without a confirmation within *timeout* seconds none of them is returned.
         """
         worker = self._consumer._worker
         if worker is None:
@@ -196,13 +197,16 @@ class AsyncConsumer(AsyncHandle):
     async def _is_reached(self, ending: UntilEnd) -> bool:
         consumer = self._consumer
         if consumer._reader is not None or consumer._unread.records or self._intake.chunks:
-            return ending.is_reached()  # This sends no request.
+            return ending.is_reached()  # this sends no request
         return await self._bridge.call(ending.is_reached)
 
     # --- acknowledging (PTP) --------------------------------------------------------------------
 
     def ack(self, records: Records) -> None:
-        """Acknowledge records. It is sent and synced soon; :meth:`commit` waits for both."""
+        """Acknowledge records.
+
+        The acknowledgement is sent and synced soon; :meth:`commit` waits for that.
+        """
         self._consumer.ack(records)
 
     def nack(
@@ -220,15 +224,17 @@ class AsyncConsumer(AsyncHandle):
         """See :meth:`pymq.Consumer.reject`."""
         await self._bridge.call(self._consumer.reject, records, error)
 
-    async def commit(self, timeout: float | None = REQUEST_S) -> None:
+    async def commit(self, *nothing: Never, timeout: float | None = REQUEST_S) -> None:
         """Wait until all acknowledgements so far are on the disk; see :class:`pymq.Consumer`.
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
             FencedMember: the group had removed this consumer; other members get its records.
             StoreFull, StoreError: the offsets could not be written; the consumer retries.
-            ConfigError: *timeout* is no number of seconds. Pass records to :meth:`ack`.
+            ConfigError: *timeout* is no number of seconds, or it was given without its name. Pass
+                records to :meth:`ack`.
         """
+        check_commit(nothing)
         check_timeout(timeout)
         worker, hold = self._consumer._member(), self._consumer._held()
         settling: list[Settling | None] = []
@@ -322,7 +328,7 @@ class AsyncConsumer(AsyncHandle):
             return
 
     async def _hand_over(self, record: Record, on_record: Callable[[Record], object]) -> None:
-        """Call ``on_record``; in a group, a record for which it raises is redelivered."""
+        """Call ``on_record``; in a group, if it raises for a record, the record is redelivered."""
         consumer = self._consumer
         if consumer._worker is None:
             await called(on_record, record)
@@ -349,13 +355,13 @@ class AsyncConsumer(AsyncHandle):
         await super().__aexit__(kind, error, trace)
 
     def _has_left(self) -> bool:
-        # Another task may close it during any await, unknown to a type checker.
+        # Another task may close it during any await, which a type checker cannot know.
         return self._is_closing
 
     async def close(self) -> None:
-        """Commit acknowledgements, release leases that were not handed out, and leave the group.
+        """Commit acknowledgements, return undelivered records, and leave the group.
 
-        Waits for a running ``on_record``; without a group its error is raised here.
+        This waits for a running ``on_record``; without a group its error is raised here.
         """
         if self._closing is None:
             self._is_closing = True
@@ -363,7 +369,7 @@ class AsyncConsumer(AsyncHandle):
             self._closing = asyncio.ensure_future(self._close(asyncio.current_task()))
         elif self._closing.done():
             return
-        await asyncio.shield(self._closing)  # a cancelled close continues by itself
+        await asyncio.shield(self._closing)  # if the caller is cancelled, closing continues
 
     async def _close(self, caller: asyncio.Task[Any] | None) -> None:
         pump = self._pump
@@ -381,8 +387,8 @@ class AsyncConsumer(AsyncHandle):
 
 
 def _quietly(ask: Callable[[ClientLoop], object], loop: ClientLoop) -> None:
-    """Run an errand without its errors, which the caller sees elsewhere."""
+    """Run an errand and ignore its errors, because the caller gets them elsewhere."""
     try:
         ask(loop)
     except Closed:
-        pass  # The caller's next check finds it closed.
+        pass  # the caller's next check finds that it is closed

@@ -26,9 +26,9 @@ class AsyncDelivery:
     def __init__(self, producer: AsyncProducer, delivery: Delivery | None) -> None:
         self._producer = producer
         self._delivery = delivery  # None while the record is held back until its topic is known
-        # done once the record is no longer held back
+        # Done once the record is no longer held back.
         self._held: asyncio.Future[None] | None = None
-        self._error: Exception | None = None  # error that kept it from being sent
+        self._error: Exception | None = None  # the error that kept the record from being sent
 
     def done(self) -> bool:
         """Whether the record is acknowledged or has failed."""
@@ -48,7 +48,7 @@ class AsyncDelivery:
     async def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the record is acknowledged, and return its metadata.
 
-        Waiting sends the record at once, whatever ``linger_ms`` is. Cancelling the wait does not
+        Waiting sends the record at once, regardless of ``linger_ms``. Cancelling the wait does not
         affect the record.
 
         Raises:
@@ -103,7 +103,7 @@ class AsyncDelivery:
         batch = batch_of(delivery)
         if batch is not None and batch.error is None:
             return batch.metadata(delivery.index)
-        return delivery.result(0)  # raises
+        return delivery.result(0)  # raises the error
 
     def __repr__(self) -> str:
         return f"<AsyncDelivery {'done' if self.done() else 'pending'}>"
@@ -132,7 +132,7 @@ class AsyncDeliveries:
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until all records are acknowledged; see :meth:`pymq.Deliveries.wait`."""
         await self._settled(timeout)
-        self._deliveries.wait(0)  # all done, so this only raises errors
+        self._deliveries.wait(0)  # all are done, so this only raises errors
 
     async def result(self, timeout: float | None = None) -> list[RecordMetadata]:
         """Wait as :meth:`wait` does, and return the metadata of each record."""
@@ -153,7 +153,7 @@ class AsyncDeliveries:
             pending = self._deliveries._pending(loop)
             everything, left = Waitable(), len(pending)
 
-            def one() -> None:  # always under the driver's lock
+            def one() -> None:  # always called with the driver's lock held
                 nonlocal left
                 left -= 1
                 if not left:

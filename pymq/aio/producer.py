@@ -31,13 +31,13 @@ class Feed(Producer):
     def __init__(self, producer: Producer) -> None:
         super().__init__(producer._client, producer._sender, producer._config)
         self._topics = producer._topics
-        self._filled: set[PartitionQueue] = set()  # full queues that the queued errand will seal
+        self._filled: set[PartitionQueue] = set()  # full queues that the queued errand will close
 
     def _wait_for_space(self) -> None:
-        """Do nothing: the asynchronous ``send`` has checked the space."""
+        """Do nothing: the asynchronous ``send`` has already checked the space."""
 
     def _fill(self, topic: ProducerTopic, queue: PartitionQueue) -> None:
-        """Queue an errand that seals and sends the full batch."""
+        """Queue an errand that closes and sends the full batch."""
         if queue is topic.sticky:
             topic.rotate()
         if queue not in self._filled:
@@ -46,7 +46,7 @@ class Feed(Producer):
             self._driver.soon(self._seal)
 
     def _seal(self, loop: ClientLoop) -> None:
-        # Clear first: a batch that fills now is sealed below or queues a new errand.
+        # Clear first: a batch that fills from now on is closed below, or queues a new errand.
         self._filled.clear()
         loop.touch(self._sender.name)
 
@@ -67,11 +67,11 @@ class AsyncProducer(AsyncHandle):
         self._timeout = producer._config.delivery_timeout_ms / 1000
         self._is_closed = False
         self._watched: deque[tuple[Delivery, Callable[[], object] | asyncio.Future[None]]] = deque()
-        self._is_looking = False  # an errand is queued that will read ``_watched``
+        self._is_looking = False  # whether a queued errand will read ``_watched``
         self._held: dict[str, deque[tuple[AsyncDelivery, Callable[[], Delivery]]]] = {}  # by topic
         self._releases: dict[str, asyncio.Future[None]] = {}  # by topic
         self._held_bytes = 0
-        self._unsent: dict[int, AsyncDelivery] = {}  # failed before sending, by id
+        self._unsent: dict[int, AsyncDelivery] = {}  # deliveries that failed before sending, by id
 
     def send(
         self,
@@ -88,8 +88,8 @@ class AsyncProducer(AsyncHandle):
     ) -> AsyncDelivery:
         """Send one record and return its delivery, which may be awaited or left alone.
 
-        This never waits. So a full buffer raises at once, and errors of an unknown topic, such as
-        :class:`UnknownTopic`, are raised by awaiting the delivery, or by :meth:`flush`.
+        This never waits. So if the buffer is full, it raises at once; other errors, such as
+        :class:`UnknownTopic`, are raised when the delivery is awaited, or by :meth:`flush`.
 
         Raises:
             TypeError: value, key or a header is not bytes-like.
@@ -166,7 +166,7 @@ class AsyncProducer(AsyncHandle):
         self, topic: str, held: deque[tuple[AsyncDelivery, Callable[[], Delivery]]]
     ) -> None:
         try:
-            while held:  # Records that arrive meanwhile join the end of the queue.
+            while held:  # records that arrive meanwhile join the end of the queue
                 await self._bridge.call(self._send_held, held)
         finally:
             del self._held[topic], self._releases[topic]
@@ -178,7 +178,7 @@ class AsyncProducer(AsyncHandle):
             delivery, send = held.popleft()
             try:
                 delivery._delivery = send()
-            except Exception as error:  # raised when awaited, or by flush()
+            except Exception as error:  # raised when the delivery is awaited, or by flush()
                 delivery._error = error
                 self._unsent[id(delivery)] = delivery
 
@@ -198,7 +198,7 @@ class AsyncProducer(AsyncHandle):
             TypeError, UnknownTopic, UnknownPartition, RecordTooLarge, Closed: as for :meth:`send`.
             BufferFull: the buffer stayed full for ``delivery_timeout_s``; nothing was sent.
         """
-        # Copied, since a thread reads them later and the caller may change the list.
+        # A copy, because a thread reads the rows later and the caller may change the list.
         rows = list(values)
         names = None if keys is None else list(keys)
         if topic in self._releases:
@@ -258,7 +258,7 @@ class AsyncProducer(AsyncHandle):
     def _watch(
         self, delivery: Delivery, call: Callable[[], object] | None = None
     ) -> asyncio.Future[None]:
-        """Send *delivery* at once; when done, complete the returned future or call *call*."""
+        """Send *delivery* at once; when it is done, complete the returned future or call *call*."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._watched.append((delivery, future if call is None else call))
         if not self._is_looking:
@@ -267,8 +267,8 @@ class AsyncProducer(AsyncHandle):
         return future
 
     def _look(self, loop: ClientLoop) -> None:
-        """Seal the awaited batches, and notify their waiters when each is done (an errand)."""
-        # Reset before reading ``_watched``: a later wait queues a new errand.
+        """An errand: close the awaited batches, and notify their waiters when each is done."""
+        # Reset before ``_watched`` is read: a later wait queues a new errand.
         self._is_looking = False
         watched, sender = self._watched, self._sender
         batches: dict[Batch, list[Callable[[], object] | asyncio.Future[None]]] = {}
@@ -292,13 +292,13 @@ class AsyncProducer(AsyncHandle):
     # --- closing --------------------------------------------------------------------------------
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flush, then close; may be repeated. Raises as :meth:`flush`."""
+        """Flush, then close; closing twice is allowed. Raises the same errors as :meth:`flush`."""
         check_timeout(timeout)
         if self._is_closed:
             return
         self._is_closed = True
         self._client._forget(self)
-        await asyncio.shield(self._close(timeout))  # a cancelled close continues by itself
+        await asyncio.shield(self._close(timeout))  # if the caller is cancelled, closing continues
 
     async def _close(self, timeout: float | None) -> None:
         failed: DeliveryFailed | None = None

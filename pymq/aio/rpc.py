@@ -13,8 +13,8 @@ from pymq.client.option_types import GroupOptions
 from pymq.client.options import check_callback, check_range, check_seconds
 from pymq.client.rpc.mailbox import (
     REPLIES,
-    Mailbox,
     Pending,
+    ReplyMailbox,
     Request,
     choose_partition,
     create_service,
@@ -39,7 +39,7 @@ class AsyncRequester:
         self._bridge = client._bridge
         self._check = client._client._requests()
         self._opening = asyncio.Lock()
-        self._mailbox: Mailbox | None = None
+        self._mailbox: ReplyMailbox | None = None
         self._producer: AsyncProducer | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -68,7 +68,7 @@ class AsyncRequester:
                 left = until - loop.time()
                 if left <= 0:
                     raise RequestTimeout(f"no reply of {service!r} in time; it may still be done")
-                # Shielded, so that the next turn of this loop can wait for it again.
+                # Shielded, so that the next pass of this Python loop can wait for the future again.
                 if not await wait_for(asyncio.shield(future), min(left, CHECK_S)):
                     await self._prove(service)
             return pending.result()
@@ -79,7 +79,7 @@ class AsyncRequester:
         if not self._check.is_checked(service):
             await self._bridge.call(self._check.check, service)
 
-    async def _open(self, service: str) -> Mailbox:
+    async def _open(self, service: str) -> ReplyMailbox:
         async with self._opening:
             if self._mailbox is None:
                 found = await self._bridge.call(choose_partition, self._client._client, service)
@@ -88,11 +88,11 @@ class AsyncRequester:
                     REPLIES, mode="psb", partition=partition, offset=end
                 )
                 self._producer = await self._client.producer(linger_ms=0)
-                self._mailbox = Mailbox(token, partition)
+                self._mailbox = ReplyMailbox(token, partition)
                 self._task = self._bridge.loop.create_task(self._read(reader, self._mailbox))
             return self._mailbox
 
-    async def _read(self, reader: AsyncConsumer, mailbox: Mailbox) -> None:
+    async def _read(self, reader: AsyncConsumer, mailbox: ReplyMailbox) -> None:
         while True:
             try:
                 mailbox.deliver(await reader.poll(1_000, None))
@@ -170,10 +170,10 @@ class AsyncResponder(AsyncHandle):
         try:
             consumer.ack(record)
         except Closed:
-            pass  # Another responder gets the request.
+            pass  # another responder gets the request
 
     async def close(self) -> None:
-        """Stop: end the requests at work, and leave the rest to other responders."""
+        """Finish the current requests and stop; other responders get the rest."""
         self._client._replying.pop(self, None)
         if self._task is not None:
             self._task.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, Literal, Never, TypeVar, Unpack
 
 from pymq.aio.bridge import AsyncHandle, Opening, called
 from pymq.aio.consumer import AsyncConsumer
@@ -117,7 +117,7 @@ class AsyncTypedTopic(AsyncHandle, Generic[T]):
         )
 
         async def opened() -> AsyncTypedConsumer[T]:
-            # The task that pushes begins only after this function, which does not wait, returns.
+            # This function does not wait, so the task that pushes begins only after it returns.
             made.append(AsyncTypedConsumer(await opening, self._topic, on_bad))
             return made[0]
 
@@ -131,7 +131,7 @@ class AsyncTypedTopic(AsyncHandle, Generic[T]):
 class AsyncTypedConsumer(AsyncHandle, Generic[T]):
     """Gets records with decoded values; made by :meth:`AsyncTypedTopic.consumer`.
 
-    ``consumer`` is the :class:`AsyncConsumer` underneath.
+    Its attribute ``consumer`` is the :class:`AsyncConsumer` underneath.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class AsyncTypedConsumer(AsyncHandle, Generic[T]):
         return []
 
     async def __aiter__(self) -> AsyncIterator[TypedRecord[T]]:
-        """Iterate over records for ever, or until the consumer is closed."""
+        """Iterate over records without end, or until the consumer is closed."""
         async for record in self.consumer:
             for found in await self._decode([record]):
                 yield found
@@ -202,9 +202,9 @@ class AsyncTypedConsumer(AsyncHandle, Generic[T]):
         """Give records up as dead letters; see :meth:`pymq.Consumer.reject`."""
         await self.consumer.reject(raw(records), error)
 
-    async def commit(self, timeout: float | None = REQUEST_S) -> None:
+    async def commit(self, *nothing: Never, timeout: float | None = REQUEST_S) -> None:
         """Wait until all acknowledgements are durable; see :meth:`pymq.Consumer.commit`."""
-        await self.consumer.commit(timeout)
+        await self.consumer.commit(*nothing, timeout=timeout)
 
     async def close(self) -> None:
         """Close the consumer."""

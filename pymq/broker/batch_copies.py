@@ -1,16 +1,17 @@
 """Copies batches from one partition that the broker leads to another one.
 
-A client that publishes staged batches names them instead of fetching and sending them again. It
-also gives the producer sequences under which the broker appends them. A copy consists of the
-broker's own fetches and produces, so the rules of both hold for it. A client may retry a copy at
-any time: the partition finds duplicates by producer, and a retry of a running copy replaces it.
+A client that publishes staged batches names them instead of fetching and sending them again. The
+request also has the producer sequences under which the broker appends them. A copy consists of
+ordinary fetches and produces of the broker, so the rules for both apply to it. A client may retry a
+copy at any time: the partition recognises duplicates by producer and sequence, and a retry replaces
+a running copy.
 
 Limits:
 
-- :data:`READS` copies read at a time, :data:`READ_BYTES` each.
-- A copy stops reading while :data:`UNSAFE_BYTES` that it appended are not acknowledged.
-- An account (a principal, or a connection without one) may have as many copies under way as it
-  leaves for others. Accounts take turns in reading.
+- :data:`READS` copies read at the same time, :data:`READ_BYTES` each.
+- A copy stops reading while :data:`UNSAFE_BYTES` of its appended bytes are not acknowledged.
+- An account (a principal, or a connection without one) may have at most as many copies in progress
+  as it leaves for others. Accounts take turns in reading.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
 from pymq.core.values import Factory, define
 from pymq.errors import InvalidRequest, NotLeader, PymqError, ReplicaNotAvailable
 
-COPIES = "#copies"  # source of the broker's own requests
-READ_BYTES = 1 << 20  # of one fetch of a copy; a larger batch is read whole
-READS = 4  # copies that read at a time
-UNSAFE_BYTES = 8 << 20  # appended by a copy and not yet acknowledged
+COPIES = "#copies"  # source name of the broker's own requests
+READ_BYTES = 1 << 20  # bytes in one fetch of a copy; a larger batch is read whole
+READS = 4  # copies that read at the same time
+UNSAFE_BYTES = 8 << 20  # bytes that a copy has appended and that are not yet acknowledged
 PIECES_MAX = 4096
 COPIES_MAX = 1000
 SEQUENCE_MAX = 1 << 62
@@ -41,7 +42,7 @@ Key = tuple[str, str, int]  # (topic, partition, producer)
 
 
 class CopyHost(Protocol):
-    """The broker, as copies use it."""
+    """The broker, as far as copies need it."""
 
     @property
     def me(self) -> str:
@@ -68,7 +69,7 @@ class CopyHost(Protocol):
 
 @define
 class _Job:
-    """One copy under way."""
+    """One copy in progress."""
 
     number: int  # request id of its fetches and produces
     source: str
@@ -78,9 +79,9 @@ class _Job:
     pieces: deque[Piece]
     sent: deque[tuple[int, int]] = Factory(deque)  # records and bytes of unacknowledged batches
     unsafe: int = 0  # bytes not yet acknowledged
-    records: int = 0  # acknowledged
+    records: int = 0  # records acknowledged
     size: int = 0  # bytes acknowledged
-    is_in_line: bool = False  # waits to read, or reads
+    is_in_line: bool = False  # whether it waits to read, or reads
 
     @property
     def key(self) -> Key:
@@ -89,22 +90,22 @@ class _Job:
 
 
 class BatchCopies:
-    """The copies under way on one broker."""
+    """The copies in progress on one broker."""
 
     def __init__(self, host: CopyHost) -> None:
         self._host = host
         self._last = 0
         self._jobs: dict[int, _Job] = {}
         self._numbers: dict[Key, int] = {}
-        self._held: dict[str, int] = {}  # copies under way, by account
+        self._held: dict[str, int] = {}  # number of copies in progress, by account
         # Copies that wait to read, by account. Accounts take turns, and so do their copies.
         self._line: OrderedDict[str, dict[int, _Job]] = OrderedDict()
         self._reading: set[int] = set()
-        self._held_up: dict[int, _Job] = {}  # delayed by the quota of their account
-        self.deadline = NEVER  # of :meth:`tick`
+        self._held_up: dict[int, _Job] = {}  # copies delayed by the quota of their account
+        self.deadline = NEVER  # deadline of :meth:`tick`
 
     def begin(self, source: str, m: Copy, now: int) -> None:
-        """Begin or refuse a copy; `Copied` leaves when all is as durable as *m.acks* requires."""
+        """Begin or refuse a copy; `Copied` is sent when all is as durable as *m.acks* requires."""
         error = self._refusal(m)
         if error is not None or not m.pieces:
             self._host.reply(source, Copied(m.id, error=error), now)
@@ -183,7 +184,7 @@ class BatchCopies:
             self._reading.add(job.number)
             asked, first = job.asked, job.pieces[0]
             end = first.offset
-            for piece in job.pieces:  # One fetch reads adjacent pieces.
+            for piece in job.pieces:  # one fetch reads adjacent pieces
                 if (piece.partition, piece.offset) != (first.partition, end):
                     break
                 end += piece.records
@@ -207,7 +208,7 @@ class BatchCopies:
         self._read(now)
 
     def answered(self, m: Message, now: int) -> None:
-        """Take in a partition's answer to a copy's fetch or produce."""
+        """Handle a partition's answer to a copy's fetch or produce."""
         if isinstance(m, Fetched):
             self._reading.discard(m.id)
             if (job := self._jobs.get(m.id)) is not None:
@@ -219,7 +220,7 @@ class BatchCopies:
     def _fetched(self, job: _Job, m: Fetched, now: int) -> None:
         try:
             if isinstance(m.error, NotLeader):
-                # The client would take NotLeader for the target partition's.
+                # The client would take NotLeader for an answer of the target partition.
                 raise ReplicaNotAvailable(
                     f"{self._host.me} does not lead {m.topic}/{m.partition}, so it copies nothing "
                     "of it"
@@ -237,7 +238,8 @@ class BatchCopies:
             if job.number in self._jobs:
                 self._end(job, error, now)
             return
-        # After the appends: a produce may be answered at once, and must not line the copy up.
+        # Reset this after the appends: a produce may be answered at once, and must not queue the
+        # copy.
         job.is_in_line = False
         self._line_up(job)
 
@@ -261,7 +263,7 @@ class BatchCopies:
                     f"{m.topic}/{m.partition} has no batch of "
                     f"{plural(piece.records, 'record')} at offset {piece.offset}"
                 )
-            check(batch)  # before the batch gets a new CRC, which would hide damage
+            check(batch)  # check before the batch gets a new CRC, which would hide damage
             numbered = batch.renamed(asked.producer_id, asked.producer_epoch, job.sequence)
             job.pieces.popleft()
             job.sequence += piece.records
@@ -285,7 +287,7 @@ class BatchCopies:
         if m.error is not None:
             self._end(job, m.error, now)
             return
-        records, size = job.sent.popleft()  # Answers arrive in log order.
+        records, size = job.sent.popleft()  # answers arrive in the order of the log
         job.unsafe -= size
         job.records += records
         job.size += size
@@ -301,7 +303,7 @@ class BatchCopies:
         self._host.reply(job.source, Copied(job.asked.id, job.records, job.size, error), now)
 
     def _forget(self, job: _Job) -> None:
-        """Remove a copy, also from the line: a retried copy waits there only once."""
+        """Remove a copy, also from the queue, in which a retried copy must wait only once."""
         del self._jobs[job.number], self._numbers[job.key]
         self._held_up.pop(job.number, None)
         jobs = self._line.get(job.account)

@@ -1,7 +1,7 @@
 """The broker's machine: hosts partitions and coordinates groups.
 
-It handles only the partitions that have something to do (:mod:`~pymq.broker.hosting.schedule`). All
-partitions that write share one write a turn.
+In a turn it handles only the partitions that have something to do
+(:mod:`~pymq.broker.hosting.schedule`). All partitions that write share one write per turn.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class BrokerMachine:
         self._refusals = Refusals(self.journal)
         self._departure = ShutdownHandover(config.name, config.incarnation)
         self._ends = EndReports(config.name, config.incarnation)
-        # The parts with something to do at a time; the coordinators are apart.
+        # The parts with deadlines, except for the coordinators.
         self._timed = (
             host.schedule,
             host.registration,
@@ -156,10 +156,10 @@ class BrokerMachine:
         """Set the wall clock minus the loop's clock, in milliseconds."""
         self._environment.wall_offset_ms = offset_ms
 
-    # --- the four verbs -------------------------------------------------------------------------
+    # --- step, tick, ready, advance ---------------------------------------------------------------
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in one message."""
+        """Handle one message."""
         match message:  # the most frequent messages first: cases are tried in order
             case Produce() | Fetch() | GetSequence() | FindOffset():
                 self._environment.on_partition(source, message, now)
@@ -207,7 +207,7 @@ class BrokerMachine:
             case Answer() if self._registration.is_controller(source):
                 self._answered(source, message, now)
             case _:
-                return  # Not a broker's message; the peer may run another version.
+                return  # not a broker's message; the peer may run another version of pymq
         self._rearm()
 
     def _ordered(
@@ -237,7 +237,7 @@ class BrokerMachine:
                 self._environment.reply(source, PartitionReports(m.id, reports), now)
 
     def _answered(self, source: str, m: Answer, now: int) -> None:
-        """Take in the active zkserver's answer to a registration, heartbeat or shutdown."""
+        """Handle the active zkserver's answer to a registration, heartbeat or shutdown."""
         out = self._environment.out
         match m.error:
             case NotController() as error:
@@ -252,7 +252,7 @@ class BrokerMachine:
                 self._departure.answered(m)
 
     def stored(self, event: StoreEvent, now: int) -> None:
-        """Take in an event of the store."""
+        """Handle an event of the store."""
         if isinstance(event, TimeFound):
             partition = self._environment.searches.pop(event.token, None)
             if partition is not None and partition.fetches.found(event, now):
@@ -281,7 +281,7 @@ class BrokerMachine:
             partition.write_failed(event, now)
 
     def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
-        """Take in that records of a block could not be read; returns the error to answer."""
+        """Note that records of a block could not be read; returns the error to answer."""
         partition = self._find(block)
         if partition is None:
             return error
@@ -291,7 +291,7 @@ class BrokerMachine:
         return told
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         host = self._environment
         for partition in self._schedule.due(now):
             if partition.deadline <= now:
@@ -353,9 +353,7 @@ class BrokerMachine:
         return out
 
     def advance(self, ready: Ready, now: int) -> None:
-        """Take in that the Ready was carried out: its writes are done, unless reported as
-        failed.
-        """
+        """The Ready was carried out: its writes are done, unless reported as failed."""
         self._is_busy = False
         if self.fetches.loads is not None:
             self.fetches.sent()
@@ -369,7 +367,7 @@ class BrokerMachine:
 
     def _rearm(self) -> None:
         due = NEVER
-        for part in self._timed:  # no calls: it runs with every message
+        for part in self._timed:  # no method calls, because this runs with each message
             if part.deadline < due:
                 due = part.deadline
         for coordinator in self._coordinators.by_index.values():
@@ -393,7 +391,7 @@ class BrokerMachine:
             partition.replicate(source, m, now)
             self._schedule.touch(partition)
         elif isinstance(m, ReplicaFetch) and m.leader_epoch == 0:
-            # Repairs that wait for this broker ask another one then.
+            # A repair that waits for this broker then asks another one.
             error = ReplicaNotAvailable(f"{self.me} does not hold {m.block}")
             self._environment.send(
                 source, ReplicaFetched(m.id, m.block, m.offset, 0, 0, error=error)
@@ -415,10 +413,10 @@ class BrokerMachine:
             partition.peer_changed(peer, now)
             self._schedule.touch(partition)
 
-    # --- leaving --------------------------------------------------------------------------------
+    # --- shutdown ---------------------------------------------------------------------------------
 
     def leave(self, now: int, within_ms: int) -> None:
-        """Begin to hand over leadership, for at most *within_ms*; see :attr:`has_left`."""
+        """Begin to hand over leadership, within *within_ms*; see :attr:`has_left`."""
         is_needed = any(partition.peers for partition in self._partitions.values())
         self._departure.begin(now, within_ms if is_needed else 0)
         self._rearm()

@@ -1,6 +1,6 @@
 """The delay schedulers of a broker: one for each partition with delayed records that it leads.
 
-The broker handles one fetched part a turn, over all its schedulers: see
+In a turn the broker handles one fetched part for all its schedulers: see
 :mod:`pymq.broker.group_coordinators`.
 """
 
@@ -19,13 +19,13 @@ from pymq.core.pending.pending_produces import DelayedAppended
 from pymq.core.types import NEVER, TopicPartition
 from pymq.errors import InvalidRequest, NotLeader, ReplicaNotAvailable, not_written
 
-DELAY_SOURCE = "#delay/"  # of a scheduler's requests; the partition's name follows
+DELAY_SOURCE = "#delay/"  # source prefix of a scheduler's requests; the partition's name follows
 FIRST_REQUEST = 1 << 61
-LIFE_BITS = 20  # request ids for each number by which a broker's incarnation is higher
+LIFE_BITS = 20  # each step of the incarnation reserves so many bits of request ids
 
 
 class SchedulerHost(Protocol):
-    """The broker, as its schedulers use it."""
+    """The broker, as far as its schedulers need it."""
 
     @property
     def me(self) -> str:
@@ -66,9 +66,10 @@ class DelaySchedulers:
         self.deadline = NEVER
         self._host = host
         # Higher than the ids of batch copies, and of earlier starts of this broker: incarnations
-        # are times.
+        # come from the clock.
         self._requests = FIRST_REQUEST + (host.incarnation << LIFE_BITS)
-        self._parts: deque[tuple[TopicPartition, Fetched]] = deque()  # that wait for their turn
+        # fetched parts that wait for their turn
+        self._parts: deque[tuple[TopicPartition, Fetched]] = deque()
         self._part_at = 0  # earliest time for the next part
 
     # --- the broker -----------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class DelaySchedulers:
         self._rearm()
 
     def answered(self, source: str, message: Message, now: int) -> None:
-        """Take in an answer to a scheduler's request."""
+        """Handle an answer to a scheduler's request."""
         name = TopicPartition(*source.removeprefix(DELAY_SOURCE).split("/", 1))
         if isinstance(message, Fetched):
             self.fetched(name, message, now)
@@ -99,7 +100,7 @@ class DelaySchedulers:
             self.step(name, message, now)
 
     def fetched(self, name: TopicPartition, m: Fetched, now: int) -> None:
-        """Take in what was fetched here or from another broker."""
+        """Queue a part that was fetched from this broker or another one."""
         if name in self.by_name:
             self._parts.append((name, m))
             if now >= self._part_at:
@@ -114,7 +115,7 @@ class DelaySchedulers:
     def step(
         self, name: TopicPartition, message: Fetched | Produced | DelayedAppended, now: int
     ) -> None:
-        """Take in what a scheduler waits for: the first delayed record begins one."""
+        """Handle an event for a scheduler; the first delayed record of a partition creates one."""
         scheduler, partition = self.by_name.get(name), self._host.hosted(*name)
         last = _last_note(partition) if partition is not None and partition.leads else None
         if last is None or partition is None:
@@ -144,7 +145,7 @@ class DelaySchedulers:
         self._rearm()
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         if self._parts and now >= self._part_at:
             self._take_part(now)
         for scheduler in list(self.by_name.values()):
@@ -159,7 +160,7 @@ class DelaySchedulers:
         self.deadline = due
 
     def pending(self) -> int:
-        """How many delayed records are not due yet, in all partitions led here."""
+        """How many delayed records are not due yet, in all partitions that this broker leads."""
         return sum(len(scheduler.index) for scheduler in self.by_name.values())
 
     # --- for schedulers -------------------------------------------------------------------------
@@ -173,21 +174,21 @@ class DelaySchedulers:
         self._host.reply(source, message, now)
 
     def next_request(self) -> int:
-        """A number for a request."""
+        """Return a new request number."""
         self._requests += 1
         return self._requests
 
     def to_partition(
         self, name: TopicPartition, message: Fetch | Produce, now: int, holder: str | None
     ) -> None:
-        """Pass a request to the partition here, or to the broker *holder*."""
+        """Pass a request to this broker's partition, or to the broker *holder*."""
         partition = self._host.hosted(*name)
         if holder is not None:
             self._host.send(holder, message)
         elif partition is None:
             return
         elif isinstance(message, Produce) and partition.produces.would_park():
-            # A batch that is parked may be appended after the next scheduler has read the log.
+            # A parked batch may be appended after the next scheduler has read the log.
             mark("delays.would_park")
             error = not_written(ReplicaNotAvailable(f"{name} cannot be written now"))
             self.step(name, Produced(message.id, error=error), now)
@@ -201,15 +202,15 @@ class DelaySchedulers:
         return log.end if log is not None else 0
 
     def sequence(self, name: TopicPartition) -> int:
-        """The next sequence of the scheduler's notes."""
+        """The sequence for the scheduler's next note."""
         partition = self._host.hosted(*name)
         log = partition.opened.log if partition is not None else None
         return log.producers.next_sequence(DELAYS) if log is not None else 0
 
     def keep_from(self, name: TopicPartition, offset: int, *, is_full: bool = False) -> int:
-        """Let retention keep *offset*; returns the offset from which it wants to keep records.
+        """Keep *offset* from retention; returns the first offset that retention wants to keep.
 
-        If *is_full*, the partition takes no more delayed records.
+        With *is_full* the partition refuses further delayed records.
         """
         partition = self._host.hosted(*name)
         if partition is None or (bounds := partition.delays) is None:

@@ -1,8 +1,8 @@
 """Reports the log ends of a broker's open blocks to the active zkserver.
 
-With these hints the zkserver sends readers to the best replica while there is no leader. So a
-broker reports only changes, once a second, at most :data:`TOLD_MAX` replicas at a time, and gets no
-answer. The zkserver keeps the ends in memory, without a commit.
+The zkserver uses them as hints, to send readers to the best replica while there is no leader. So a
+broker reports only changes, once a second, for at most :data:`TOLD_MAX` replicas at a time, and
+expects no answer. The zkserver keeps the ends in memory, without a commit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pymq.core.message import ReplicaEnds
 from pymq.core.partition.partition import Partition
 from pymq.core.types import NEVER, TopicPartition
 
-TELL_MS = 1_000  # between two reports of a broker
+TELL_MS = 1_000  # pause between two reports of a broker
 TOLD_MAX = 1_000  # replicas in one report; the next report has the others
 
 Reach = tuple[int, int, int]  # number of the block, end of the log, high watermark
@@ -29,14 +29,14 @@ class EndReports:
         self._changed: dict[Partition, None] = {}
         self._told: dict[TopicPartition, Reach] = {}
         self._told_at = -TELL_MS
-        self._epoch = -1  # of the controller that got the last reports
+        self._epoch = -1  # epoch of the controller that got the last reports
 
     def changed(self, partition: Partition, now: int) -> None:
-        """Take in that the log end or high watermark of *partition* may have changed."""
+        """Note that the log end or high watermark of *partition* may have changed."""
         if partition.opened.is_shared:
             self._changed[partition] = None
             if self.deadline == NEVER:
-                # Delayed, so that the high watermark has followed the log end.
+                # Wait, so that the high watermark has followed the log end.
                 self.deadline = max(self._told_at, now) + TELL_MS
 
     def renew(self, controller_epoch: int, partitions: Iterable[Partition], now: int) -> None:

@@ -1,8 +1,8 @@
 """The state that the parts of a broker share, and the messages between them.
 
-A broker's partitions, group coordinators and copies send messages, read its state and pass requests
-to its partitions. A request of a part has a source that begins with `#`, and its answer goes back
-to that part.
+Partitions, group coordinators and copies of a broker send messages through it, read its state, and
+pass requests to its partitions. If a part sends a request, its source begins with `#`, and the
+answer goes back to that part.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BrokerEnvironment:
         self.incarnation = config.incarnation
         self.rng = rng
         self.replication = config.replication
-        self.wall_offset_ms = config.wall_offset_ms  # the wall clock minus the loop's clock
+        self.wall_offset_ms = config.wall_offset_ms  # wall clock minus the loop's clock
         self.out = Ready()
         self.partitions: dict[tuple[str, str], Partition] = {}  # hosted, by topic and partition
         self.schedule = PartitionSchedule()
@@ -70,7 +70,8 @@ class BrokerEnvironment:
         self.outbox = outbox or Boundless()
         self.fetches = Fetches(config.fetches, self.outbox)
         self.waiting = WaitingRoom()
-        self.searches: dict[int, Partition] = {}  # results of searches by time, by store
+        # by token, the partition that searches by time in the store
+        self.searches: dict[int, Partition] = {}
         self.peers = PeerLiveness(config.incarnation, config.replication, rng)
         self.sharing = SharedBlocks(self.peers)
         self.troubles = DiskTroubles(
@@ -82,7 +83,7 @@ class BrokerEnvironment:
         )
         self.copies = BatchCopies(self)
         self.delays = DelaySchedulers(self)
-        self._granted = 0  # bytes granted to the fetch that is being served
+        self._granted = 0  # bytes granted to the fetch that is served now
         self._tokens = 0
         self._led: dict[TopicPartition, None] = {}
 
@@ -102,7 +103,7 @@ class BrokerEnvironment:
             self.out.send.append((source, message))
 
     def delayed(self, name: TopicPartition, news: DelayedAppended, now: int) -> None:
-        """Take in that a batch with delayed records is committed."""
+        """Note that a batch with delayed records is committed."""
         self.delays.step(name, news, now)
 
     def admit(self, source: str, m: Fetch, now: int) -> int:
@@ -110,7 +111,7 @@ class BrokerEnvironment:
         if self._granted:
             return self._granted
         if source == COPIES or source.startswith("#"):
-            return m.max_bytes  # Internal readers fetch the next part only after the one before.
+            return m.max_bytes  # internal readers fetch the next part only after the previous one
         most = self.fetches.admit(source, m, now)
         if most is None:
             why = "too many fetches of this connection, its principal or all clients wait for room"
@@ -145,12 +146,12 @@ class BrokerEnvironment:
         return self.peers.has_failed(peer, block)
 
     def shares(self, partition: Partition, now: int) -> None:
-        """Take in that the replicas of *partition*'s open block may have changed."""
+        """Note that the replicas of *partition*'s open block may have changed."""
         self.sharing.look(partition, now)
         self.troubles.note(partition, now)
 
     def role_changed(self, partition: Partition, now: int) -> None:
-        """Take in that a replica has begun or ceased to lead: move group coordinators."""
+        """Note that a replica has begun or ceased to lead: move group coordinators."""
         self._note_role(partition)
         self.sharing.note_unable(partition)
         self.troubles.note(partition, now)
@@ -245,7 +246,7 @@ class BrokerEnvironment:
         now: int,
     ) -> None:
         if isinstance(m, Produce):
-            # Also with acks=0: only this tells the producer that the leader has moved.
+            # Also with acks=0: only this error tells the producer about the new leader.
             self.reply(source, Produced(m.id, error=not_written(error)), now)
         elif isinstance(m, Fetch):
             self._answer_fetch(source, m, now, error)
@@ -258,7 +259,7 @@ class BrokerEnvironment:
         self.reply(source, Fetched(m.id, m.topic, m.partition, m.offset, 0, 0, b"", error), now)
 
     def serve_fetches(self, now: int) -> None:
-        """Serve fetches that waited for room, as far as there is room now."""
+        """Serve fetches that waited for room, as far as there is room."""
         while (found := self.fetches.next(now)) is not None:
             source, m, self._granted = found
             # The partition may have changed meanwhile, so it checks the fetch again.

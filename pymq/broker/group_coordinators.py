@@ -1,8 +1,8 @@
 """The group coordinators of a broker: one for each partition of the offsets topic that it leads.
 
-A new coordinator reads its whole partition. The broker handles one fetched part a turn, over all
+A new coordinator reads its whole partition. In a turn the broker handles one fetched part for all
 its coordinators. Between two parts it answers requests and sends pings; without pings, other
-brokers would take it for dead and elect other leaders.
+brokers would consider it dead and elect other leaders.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pymq.core.types import NEVER
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
 
-LIFE_BITS = 20  # request ids for each number by which a broker's incarnation is higher
+LIFE_BITS = 20  # each step of the incarnation reserves so many bits of request ids
 
 OneGroup = (
     Acquire
@@ -74,8 +74,8 @@ class GroupCoordinators:
         self._parts: deque[tuple[int, Fetched]] = deque()  # fetched parts that wait for their turn
         self._part_at = 0  # earliest time for the next part
         self._offsets_partitions = 1
-        # Higher than every id of earlier coordinators and of earlier starts of this broker: a
-        # late answer to one of those would match a new request. Incarnations are times.
+        # Higher than all ids of earlier coordinators and of earlier starts of this broker, whose
+        # late answers must not match a new request. Incarnations come from the clock.
         self._last_request = incarnation << LIFE_BITS
 
     def values(self) -> ValuesView[GroupCoordinator]:
@@ -83,7 +83,7 @@ class GroupCoordinators:
         return self.by_index.values()
 
     def list(self, m: ListGroups) -> GroupNames:
-        """Return the groups of one partition, or of all coordinators here.
+        """Return the groups of one partition, or of all coordinators on this broker.
 
         The answer carries an error if the partition is led elsewhere or is still being read.
         """
@@ -128,7 +128,7 @@ class GroupCoordinators:
         coordinator.step(source, m, now)
 
     def answered(self, index: int, message: Message, now: int) -> None:
-        """Take in an offsets partition's answer to its coordinator."""
+        """Handle an offsets partition's answer to its coordinator."""
         if isinstance(message, Fetched):
             self._parts.append((index, message))
             if now >= self._part_at:
@@ -153,7 +153,7 @@ class GroupCoordinators:
             coordinator.forget_topic(topic, now, topic_id)
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         if self.deadline <= now:
             self._take_part(now)
         for coordinator in self.by_index.values():
@@ -161,7 +161,7 @@ class GroupCoordinators:
                 coordinator.tick(now)
 
     def flush(self, now: int) -> None:
-        """Write what has changed in the groups."""
+        """Write all changes of the groups."""
         for coordinator in self.by_index.values():
             if coordinator.offsets.is_dirty:
                 coordinator.offsets.flush(now)

@@ -1,4 +1,4 @@
-"""Detects which other brokers are alive, from the pings of each.
+"""Detects which other brokers are alive, by their pings.
 
 Two brokers exchange pings as a pair, not for each partition that they share, so an idle partition
 costs nothing. A follower asks here whether the leader's broker is alive, and the broker notifies it
@@ -18,18 +18,18 @@ from pymq.core.types import NEVER, BlockId, Rng
 from pymq.core.values import Factory, define
 
 OFTEN_MAX = 100  # failed blocks that each ping may name
-SELDOM_MS = 1_000  # between two pings that name more than that
+SELDOM_MS = 1_000  # pause between two pings that name more than that
 
 
 @define
 class BrokerPeer:
     """Another broker with which this one shares open blocks."""
 
-    until: int  # time on the pausable clock when it counts as gone, unless it pings before
+    until: int  # time on the pausable clock at which it counts as gone unless it pings
     is_alive: bool = False
     incarnation: int = -1
-    told: tuple[BlockId, ...] = ()  # blocks on which it cannot act
-    failed: dict[BlockId, None] = Factory(dict)  # the same, for lookups
+    told: tuple[BlockId, ...] = ()  # blocks for which it reports that it cannot act
+    failed: dict[BlockId, None] = Factory(dict)  # the same blocks, for lookups
 
 
 class PeerLiveness:
@@ -37,7 +37,7 @@ class PeerLiveness:
 
     def __init__(self, incarnation: int, config: ReplicationConfig, rng: Rng) -> None:
         self.deadline = NEVER
-        # The open blocks on which this broker cannot act, by topic id and index.
+        # The open blocks for which this broker cannot act, by topic id and index.
         self.failed: dict[tuple[str, int], BlockId] = {}
         self._incarnation = incarnation
         self._config = config
@@ -46,10 +46,10 @@ class PeerLiveness:
         self._peers: dict[str, BrokerPeer] = {}
         self._shared: Counter[str] = Counter()  # number of shared open blocks, by broker
         self._ping_at = NEVER
-        self._tell_at = 0  # when a ping may name failed blocks again, if they are many
+        self._tell_at = 0  # when a ping may name failed blocks again, if there are many
 
     def share(self, before: Iterable[str], after: Iterable[str], now: int) -> None:
-        """Take in that an open block's other replicas changed from *before* to *after*."""
+        """Note that an open block's other replicas changed from *before* to *after*."""
         self._shared.subtract(before)
         self._shared.update(after)
         for name in [name for name, count in self._shared.items() if count <= 0]:
@@ -73,7 +73,7 @@ class PeerLiveness:
         return peer is not None and peer.is_alive
 
     def heard(self, name: str, m: Ping, now: int) -> tuple[bool, Sequence[BlockId]]:
-        """Take in a ping; returns which partitions must be notified.
+        """Handle a ping; returns which partitions must be notified.
 
         Returns:
             Whether *name* was gone or has restarted: notify all partitions shared with it. And
@@ -100,7 +100,7 @@ class PeerLiveness:
         return peer is not None and block in peer.failed
 
     def tick(self, now: int) -> tuple[list[tuple[str, Message]], list[str]]:
-        """Do what is due; returns the pings to send and the brokers that are newly gone."""
+        """Act on deadlines; returns the pings to send and the brokers that are newly gone."""
         pings: list[tuple[str, Message]] = []
         if now >= self._ping_at:
             ping = self._ping(now)

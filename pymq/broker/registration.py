@@ -20,7 +20,7 @@ class BrokerConfig:
     """A broker's identity, its zkservers and its limits."""
 
     name: str
-    controllers: tuple[str, ...]  # all zkservers; one is active
+    controllers: tuple[str, ...]  # all zkservers, of which one is active
     endpoint: str = ""
     rack: str | None = None
     weight: int = 1
@@ -38,10 +38,10 @@ class Registration:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.controller = config.controllers[0]
-        self.epoch = -1  # controller epoch; zkservers with lower ones have been replaced
+        self.epoch = -1  # controller epoch; zkservers with a lower epoch have been replaced
         self.deadline = NEVER
         self._config = config
-        self.secret = b""  # of producer-id grants
+        self.secret = b""  # secret of producer-id grants
         self._is_known = False
         self._refusal = ""  # reason of the last refusal
 
@@ -55,19 +55,19 @@ class Registration:
         self.deadline = now + REGISTER_RETRY_MS
 
     def is_controller(self, source: str) -> bool:
-        """Whether *source* is one of the configured zkservers; a broker obeys no others."""
+        """Whether *source* is one of the configured zkservers; the broker obeys no other node."""
         return source in self._config.controllers
 
     def heard(self, m: LeaderAndIsr) -> None:
-        """Take in a `LeaderAndIsr`: its sender is active and knows this broker."""
+        """Handle a `LeaderAndIsr`: its sender is active and knows this broker."""
         self.controller, self.epoch, self._is_known = m.controller, m.controller_epoch, True
-        self.secret = m.secret or self.secret  # An older zkserver sends none.
+        self.secret = m.secret or self.secret  # an older zkserver sends none
         self._refusal = ""
 
     def refused(self, error: PymqError) -> str:
-        """Take in that the zkserver refused to register this broker.
+        """Note that the zkserver refused to register this broker.
 
-        Returns the reason if it differs from the last one, else an empty string.
+        Returns the reason if it differs from the last one, otherwise an empty string.
         """
         before, self._refusal = self._refusal, error.message
         return "" if before == error.message else error.message
@@ -78,7 +78,7 @@ class Registration:
         self.register(out, now)
 
     def other(self, source: str, error: NotController, out: Ready, now: int) -> None:
-        """Take in that *source* is not active; register with the zkserver that *error* names."""
+        """Note that *source* is not active; register with the zkserver that *error* names."""
         active = error.details.get("controller")
         if isinstance(active, str) and active != self.controller and self.is_controller(active):
             self.unknown(active, out, now)
@@ -87,13 +87,14 @@ class Registration:
             self.deadline = min(self.deadline, now + CONTROLLER_RETRY_MS)
 
     def beat(self, out: Ready, now: int) -> None:
-        """Do what is due: register with the next zkserver, or send heartbeats."""
+        """Act on deadlines: register with the next zkserver, or send heartbeats."""
         c = self._config
         if not self._is_known:
-            self._next()  # The last one has not answered.
+            self._next()  # the last zkserver has not answered
             self.register(out, now)
         elif c.heartbeat_ms:
-            # Sent to all: if the active zkserver is gone, another one answers NotController.
+            # Sent to all zkservers: if the active one has failed, another one answers
+            # NotController.
             beat: Message = BrokerHeartbeat(c.name, c.incarnation)
             out.send += [(name, beat) for name in c.controllers]
             self.deadline = now + c.heartbeat_ms

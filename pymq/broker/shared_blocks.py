@@ -1,7 +1,7 @@
 """Which other brokers hold replicas of a broker's open blocks.
 
-The broker notifies these partitions when such a peer seems gone or is back. Its pings tell the
-peers on which open blocks it cannot act.
+The broker notifies the partitions that share a block with a peer when that peer seems gone or is
+back. Its pings report to the peers for which open blocks it cannot act.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pymq.core.partition.partition import Partition
 
 
 class SharedBlocks:
-    """The other brokers that hold the open blocks of this one's partitions."""
+    """The other brokers that hold replicas of this broker's open blocks."""
 
     def __init__(self, peers: PeerLiveness) -> None:
         self._peers = peers
@@ -23,7 +23,7 @@ class SharedBlocks:
         return list(self._by_peer.get(peer, ()))
 
     def look(self, partition: Partition, now: int) -> None:
-        """Take in that the other replicas of *partition*'s open block may have changed."""
+        """Note that the other replicas of *partition*'s open block may have changed."""
         self.note_unable(partition)
         before, after = self._names.get(partition, ()), partition.peers
         if before == after:

@@ -1,9 +1,10 @@
 """Controlled shutdown: a broker hands over leadership before it stops (as in KIP-143).
 
-1. The broker asks the active zkserver, which elects other leaders for its fetch blocks.
+1. The broker sends a request to the active zkserver, which elects other leaders for its fetch
+   blocks.
 2. The broker transfers the leadership of its Raft blocks itself.
-3. It repeats both until no leadership is left that another replica could take, or until its time
-   is up.
+3. It repeats both until it leads no partition that another replica could lead, or until its time is
+   up.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ShutdownHandover:
 
     def __init__(self, me: str, incarnation: int) -> None:
         self.deadline = NEVER
-        self.is_over = False  # all is handed over, or the time is up
+        self.is_over = False  # all leadership is handed over, or the time is up
         self._me = me
         self._incarnation = incarnation
         self._until = NEVER
@@ -43,7 +44,10 @@ class ShutdownHandover:
                 self._end()
 
     def ask(self, now: int) -> ControlledShutdown | None:
-        """Do what is due; returns the request to the active zkserver, or None when time is up."""
+        """Act on the deadline.
+
+        Returns the request to the active zkserver, or None when time is up.
+        """
         if now >= self._until:
             mark("departure.out_of_time")
             self._end()
@@ -53,9 +57,10 @@ class ShutdownHandover:
         return ControlledShutdown(self._asked, self._me, self._incarnation)
 
     def answered(self, m: Answer) -> None:
-        """Take in the zkserver's answer: how many partitions are left, or an error."""
-        # On a slow network, the answer comes after the next request was sent. A broker that stops
-        # gets no new leadership, so an older 0 still holds.
+        """Handle the zkserver's answer: how many partitions are left, or an error."""
+        # On a slow network the answer comes after the next request was sent, so an answer to any
+        # request counts. A broker that stops gets no new leadership, so an older answer of 0 still
+        # holds.
         is_ours = self.has_begun and 0 < m.id <= self._asked
         if is_ours and m.error is None and m.result == 0:
             mark("departure.over")

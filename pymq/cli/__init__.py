@@ -1,7 +1,7 @@
 """The command ``pymq``; each subcommand is a module of :mod:`pymq.cli.commands`.
 
-A subcommand's module has three names: ``HELP``, one line; ``arguments(parser)``, which adds its
-arguments; and ``run(args, show)``, which returns the exit code. :func:`main` prints an uncaught
+The module of a subcommand has three names: ``HELP``, one line; ``arguments(parser)``, which adds
+its arguments; and ``run(args, show)``, which returns the exit code. :func:`main` prints an uncaught
 error as one line with hints below it. Nested commands are added with
 :func:`pymq.cli.subcommands.word`.
 
@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         top = parser()
         args = top.parse_args(argv)
-        args.typed = argv[argv.index(args.command) + 1 :]  # for commands that parse it again
+        # for commands that parse their arguments again
+        args.typed = argv[argv.index(args.command) + 1 :]
         if args.url is not None and not args.takes_url:
             top.error(f"--url: 'pymq {args.command}' uses no queue")
     except SystemExit:  # argparse has printed the help or the version
@@ -81,9 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         show.interrupted()
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output, as `head`, has enough. Python must not flush the rest.
+        # The reader of the output, such as `head`, has closed the pipe. Python must not flush the
+        # rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # A check that has not reached its end has found nothing to be right.
+        # An interrupted check has not shown that everything is right.
         return FAILED if args.command in ("verify", "doctor") else OK
     except (PymqError, OSError) as error:
         if args.debug:

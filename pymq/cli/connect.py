@@ -17,7 +17,10 @@ URL = "PYMQ_URL"
 
 
 def arguments(parser: argparse.ArgumentParser, *, is_top: bool = False) -> None:
-    """Add ``--url`` and the key options; those of a nested command override those of the *top*."""
+    """Add ``--url`` and the key options.
+
+    If a nested command has them too, they override those of the *top*.
+    """
     default = None if is_top else argparse.SUPPRESS
     parser.add_argument(
         "--url",
@@ -86,7 +89,7 @@ def described(mq: pymq.Client) -> Iterator[TopicDescription]:
         try:
             yield mq.describe_topic(name)
         except UnknownTopic:
-            continue  # deleted meanwhile
+            continue  # the topic was deleted meanwhile
 
 
 def suggest(mq: pymq.Client, error: PymqError) -> None:
@@ -95,7 +98,7 @@ def suggest(mq: pymq.Client, error: PymqError) -> None:
     try:
         names = mq.topics() if kind == "topic" else mq.groups()
     except PymqError:
-        return  # The first error is the one to report.
+        return  # the first error is the one to report
     wanted = error.message.split("'")[1] if error.message.count("'") >= 2 else ""
     near = difflib.get_close_matches(wanted, names, 1)
     if near:

@@ -1,4 +1,4 @@
-"""Escapes untrusted text for terminals; only this module decides what a terminal gets raw.
+"""Escapes untrusted text for terminals; only this module decides what is printed unchanged.
 
 Names, keys, values, headers, options and errors come from other users. They may contain terminal
 commands (ECMA-48) or characters that reorder text (Unicode TR9). Each such character is printed as
@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 
 _HIDDEN = (
-    *range(0x20),  # C0, with the escape and the end of a line
-    *range(0x7F, 0xA0),  # delete, and C1 with a one-character escape sequence
+    *range(0x20),  # C0, with escape and newline
+    *range(0x7F, 0xA0),  # delete, and C1, which are escape sequences of one character
     0x61C,  # from here on: directional marks, embeddings and isolates, ...
     *range(0x200E, 0x2010),
     *range(0x2028, 0x202F),  # ... also the separators of lines and paragraphs, ...

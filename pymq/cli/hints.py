@@ -1,4 +1,4 @@
-"""Next steps by error code, where the message does not name one."""
+"""Next steps for error codes whose messages do not name one."""
 
 from __future__ import annotations
 

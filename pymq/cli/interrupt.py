@@ -13,10 +13,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While it is entered, SIGINT and SIGTERM only set a flag.
+    """Within its ``with`` block, SIGINT and SIGTERM only set a flag.
 
     A second signal raises ``KeyboardInterrupt`` at once, for users who do not want to wait. In
-    threads other than the main thread it does nothing, since they receive no signals.
+    threads other than the main thread it does nothing, because they get no signals.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Interrupt:
 
     @contextmanager
     def breakable(self) -> Iterator[None]:
-        """Wait for outside input, which the first interrupt ends at once.
+        """Wait for outside input; the first interrupt ends the wait at once.
 
         Raises:
             KeyboardInterrupt: on that interrupt.

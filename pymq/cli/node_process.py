@@ -17,7 +17,7 @@ Options = Callable[[argparse.ArgumentParser], None]
 
 
 def add_options(parser: argparse.ArgumentParser, options: Options) -> None:
-    """Add a node's options for the help; a configuration file may have those that are required."""
+    """Add a node's options for the help text; required ones may come from a configuration file."""
     options(parser)
     parser.add_argument("--config", metavar="FILE.toml", help="options by their names, in TOML")
     for action in parser._actions:

@@ -20,7 +20,7 @@ def printable(data: bytes) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut to at most *width* characters."""
+    """Cut a text to at most *width* characters."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
@@ -81,7 +81,7 @@ def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
     text, encoded = found.get(name), found.get(f"{name}_base64")
     if text is None:
         return None if encoded is None else base64.b64decode(encoded, validate=True)
-    # Encode a value that is itself JSON, as jq prints it.
+    # Encode a value that is itself JSON, in the form that jq prints.
     return text.encode() if isinstance(text, str) else json.dumps(text).encode()
 
 
@@ -103,11 +103,12 @@ def _json_line(record: pymq.Record, with_headers: bool) -> bytes:
 
 
 def _value_line(record: pymq.Record, with_headers: bool) -> bytes:
-    # Another program gets the value's exact bytes.
+    # Another program gets the exact bytes of the value.
     return (printable(record.value).encode() if sys.stdout.isatty() else record.value) + b"\n"
 
 
-Format = Callable[[pymq.Record, bool], bytes]  # arguments: the record, whether with headers
+# arguments: the record, and whether to show its headers
+Format = Callable[[pymq.Record, bool], bytes]
 FORMATS: dict[str, Format] = {
     "text": _text_line,
     "json": _json_line,

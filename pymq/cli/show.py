@@ -18,7 +18,7 @@ Row = Sequence[str]
 DRAWS_PER_S = 10
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _BETWEEN = 2  # spaces between two columns
-_TOLD = 72  # columns beside a bar: what is done, and how far it is
+_TOLD = 72  # columns beside a bar, for progress and rate
 
 
 class Step(Protocol):
@@ -38,9 +38,9 @@ class Show:
             try:
                 from rich.console import Console
             except ImportError:
-                pass  # Without rich the output is plain.
+                pass  # without rich the output is plain
             else:
-                # Users' text may contain [brackets], so only our own marks are markup.
+                # Users' text may contain [brackets], so only our own marks count as markup.
                 self._console = Console(highlight=False, soft_wrap=True)
 
     def result(self, found: object) -> None:
@@ -48,7 +48,7 @@ class Show:
         print(escaped_json(json.dumps(found, indent=2, sort_keys=False)))
 
     def say(self, text: str = "", *, style: str | None = None) -> None:
-        """Print one line for people; nothing with ``--json``."""
+        """Print one line for people; print nothing with ``--json``."""
         if self.is_json:
             return
         text = escaped(text)
@@ -92,8 +92,8 @@ class Show:
         if self._console is None or not self._console.is_terminal:
             print(_plain(columns, rows, texts))
             return
-        # On a narrow terminal wrap only text, and only at spaces: a truncated number or name
-        # would be wrong.
+        # On a narrow terminal wrap only text, and only at spaces, because a truncated number or
+        # name would be wrong.
         needs = [
             max(_need(cell, is_text=name in texts) for cell in cells)
             for name, *cells in zip(columns, columns, *rows, strict=True)
@@ -136,8 +136,8 @@ class Show:
     ) -> Iterator[Step]:
         """Show progress from *start* to *total*, the rate, and the time left.
 
-        *unit* is a noun in the singular: what is counted. ``byte`` is shown in KiB and so on.
-        If no bar can be drawn and it *is_told*, print one line at the end.
+        *unit* is a noun in the singular, for example ``record``. Numbers of ``byte`` are shown in
+        KiB and so on. If no bar can be drawn and *is_told* is set, print one line at the end.
         """
         pace = Pace(start, total, unit)
         is_terminal = self._console is not None and self._console.is_terminal
@@ -186,10 +186,10 @@ class _Bar:
 
 
 class Pace:
-    """Says how far some work is, how fast it goes, and how long the rest will take.
+    """Computes how far some work is, how fast it goes, and how long the rest will take.
 
-    The rate is the average since the start, so that a short stall does not change the time left
-    much.
+    The rate is the average since the start, so that a short stall changes the remaining time only a
+    little.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Pace:
         self._began = clock()
 
     def text(self, done: int) -> str:
-        """Return where the work is: ``1,200 of 10,000 records, 33,000 records/s, 12 s left``."""
+        """Return the progress: ``1,200 of 10,000 records, 33,000 records/s, 12 s left``."""
         rate = self._rate(done)
         parts = [self._amount(done)]
         if rate:
@@ -217,7 +217,7 @@ class Pace:
         return ", ".join(parts)
 
     def summary(self, done: int) -> str:
-        """Return what was done in all: ``10,000 of 10,000 records in 0.3 s, 33,000 records/s``."""
+        """Return the final result: ``10,000 of 10,000 records in 0.3 s, 33,000 records/s``."""
         if done == self.start:
             return f"{self._amount(done)}, nothing was to do"
         seconds = self._clock() - self._began

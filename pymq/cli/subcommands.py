@@ -17,7 +17,7 @@ Run = Callable[[argparse.Namespace, "Show"], int]
 
 
 def common(parser: argparse.ArgumentParser, *, is_top: bool = False) -> None:
-    """Add ``--json`` and ``--debug``; they may stand before or after each word of a command."""
+    """Add ``--json`` and ``--debug``, which may stand before or after each word of a command."""
     default: object = False if is_top else argparse.SUPPRESS
     parser.add_argument(
         "--json", action="store_true", default=default, help="print JSON, for programs"

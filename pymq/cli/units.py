@@ -18,13 +18,13 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def duration_ms(text: str) -> int | None:
-    """Parse ``90s``, ``15m``, ``1.5h`` or ``7d`` into milliseconds; None if it is no duration."""
+    """Parse ``90s``, ``15m``, ``1.5h`` or ``7d`` into milliseconds; None for other text."""
     match = _DURATION.fullmatch(text.strip().lower())
     return round(float(match[1]) * _UNITS_MS[match[2]]) if match else None
 
 
 def size_bytes(text: str) -> int | None:
-    """Parse ``4096``, ``64k`` or ``1GiB`` into bytes, by powers of 1024; None if it is no size."""
+    """Parse ``4096``, ``64k`` or ``1GiB`` into bytes, by powers of 1024; None for other text."""
     match = _SIZE.fullmatch(text.strip().replace("_", ""))
     if match is None or match[2].lower() not in _UNITS_BYTES:
         return None
@@ -52,7 +52,7 @@ def option_value(name: str, text: str) -> object:
         found, wanted = duration_ms(lowered), "duration; give one as 250ms, 90s, 15m, 12h or 7d"
     elif name.endswith("_bytes"):
         found, wanted = size_bytes(lowered), "size; give one as 4096, 64KiB, 64MiB or 1GiB"
-    # For an unknown name the topic's check lists the valid ones.
+    # For an unknown name, the check of topic options lists the valid ones.
     if wanted and found is None and name in TopicConfig().to_dict():
         raise ConfigError(f"{name}={text.strip()!r} is not a {wanted}")
     return text.strip() if found is None else found
@@ -98,7 +98,7 @@ def time_text(ms: int) -> str:
     try:
         moment = datetime.fromtimestamp(ms // 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"  # beyond the calendar
+        return f"{ms} ms"  # the time is beyond the calendar
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
 
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from pymq.errors import ConfigError
 
-SIMILAR = 0.7  # of a word that may be meant; 1.0 is the same
+SIMILAR = 0.7  # how similar a suggested word must be; 1.0 means equal
 
 
 class UsageError(ConfigError):
@@ -24,13 +24,13 @@ def is_for_programs(argv: Sequence[str]) -> bool:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises errors, where argparse prints them and exits.
+    """A parser that raises errors, where argparse would print them and exit.
 
     The parsers of its subcommands have the same class.
     """
 
     def error(self, message: str) -> NoReturn:
-        """Raise an error of the command line.
+        """Raise an error for the command line.
 
         Raises:
             UsageError: always; its notes are the next steps.
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         raise error
 
     def _similar(self, message: str) -> str | None:
-        """The word or option that is most like the one which the message is about."""
+        """The word or option that is most similar to the one in the message."""
         if found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             words = re.findall(r"[\w-]+", found[2])
         elif found := re.search(r"unrecognized arguments: (-[\w-]+)", message):

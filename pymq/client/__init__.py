@@ -1,1 +1,1 @@
-"""What users hold: client, producer, consumer, and the machines behind them."""
+"""The client as users see it, its producers and consumers, and the machines behind them."""

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 
 class ActiveController:
-    """The zkservers of a cluster, and the one that the client asks first."""
+    """The zkservers of a cluster, and the one that gets the client's requests first."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         self.active = self.names[0]
 
     def not_active(self, asked: str, hint: object = None) -> None:
-        """Take in that *asked* is not active or does not answer.
+        """Note that the zkserver *asked* is not active or does not answer.
 
-        The next one to ask is *hint*, which *asked* has named, if it is another one of
-        :attr:`names`; otherwise the one after *asked*.
+        The next request goes to *hint*, the zkserver that *asked* has named, if it is another one
+        of :attr:`names`; otherwise to the one after *asked*.
         """
         if asked != self.active:
             return

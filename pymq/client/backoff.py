@@ -1,4 +1,4 @@
-"""When a record that a consumer has returned is delivered again, and what the consumer says why."""
+"""When a returned record is delivered again, and the error text that travels with it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Backoff:
         _check("jitter", self.jitter, 0, 1)
 
     def delay_ms(self, delivery_count: int, salt: bytes = b"") -> int:
-        """Return the milliseconds until the next delivery, after *delivery_count* deliveries.
+        """Return the milliseconds to wait after *delivery_count* deliveries.
 
         The jitter depends on *salt* and the count alone, so that a run can be repeated.
         """
@@ -58,8 +58,8 @@ def delays(
 ) -> list[tuple[Span, int]]:
     """Return the ranges of *records*, each with the milliseconds until its next delivery.
 
-    *delay* seconds if it is given. Else *backoff* decides by how often the records of a range were
-    delivered; without one they are delivered at once.
+    If *delay* is given, each range waits that many seconds. Otherwise *backoff* computes the wait
+    from the number of deliveries; without a backoff they are delivered at once.
 
     Raises:
         ConfigError: *delay* is no number of seconds from 0 on.
@@ -72,7 +72,7 @@ def delays(
         records = [records]
     by_count = dict[int, list[Record | RecordBatch]]()
     for record in records:
-        # What is no record is refused by spans().
+        # Items that are not records are refused by spans().
         by_count.setdefault(getattr(record, "delivery_count", 1), []).append(record)
     return [
         (span, backoff.delay_ms(count, f"{span[0]}/{span[1][0]}".encode()))
@@ -82,7 +82,7 @@ def delays(
 
 
 def error_text(error: BaseException | str | None) -> str:
-    """Return what a consumer says about a returned record, of at most ERROR_MAX bytes.
+    """Return the text of an error for a returned record, at most ERROR_MAX bytes long.
 
     Raises:
         ConfigError: *error* is neither an exception nor a text.

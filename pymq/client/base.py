@@ -1,4 +1,4 @@
-"""What all handles of a client share: waiting, closing, and the driver of the loop."""
+"""What all handles of a client share: waiting, closing, and the driver of the event loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_timeout(found: object, name: str = "timeout") -> None:
 
 
 class Waitable:
-    """Work that will be done. It gets a lock only when a thread waits for it."""
+    """Work that a thread can wait for. Its lock is made only when a thread waits."""
 
     __slots__ = ("_callbacks", "is_done", "waiters")
 
@@ -44,7 +44,7 @@ class Waitable:
         self._callbacks: list[Callable[[], None]] | None = None
 
     def finish(self) -> None:
-        """Mark the work as done and wake the waiting threads; twice is as good as once."""
+        """Mark the work as done and wake the waiting threads; a second call does nothing."""
         if self.is_done:
             return
         self.is_done = True
@@ -55,7 +55,7 @@ class Waitable:
             _call(self._callbacks.pop(0))
 
     def wake(self, waiter: threading.Lock) -> None:
-        """Release *waiter* too, once it is done; the caller turns the loop."""
+        """Release *waiter* too once the work is done; the caller turns the loop."""
         if self.waiters is None:
             self.waiters = []
         self.waiters.append(waiter)
@@ -157,7 +157,7 @@ class Handle(ABC):
         """Release the resource."""
 
     def _forgo(self) -> None:  # noqa: B027 # most have nothing to forgo
-        """Take in that the block under ``with`` has failed: its last record is not acknowledged."""
+        """The ``with`` block has failed: do not acknowledge its last record."""
 
     def __reduce__(self) -> Never:
         """Raise: neither another process nor a copy can share the resource."""
@@ -180,7 +180,7 @@ class Handle(ABC):
         try:
             self.close()
         except PymqError as second:
-            # The first error is raised, with this one as a note.
+            # The first error is raised; this one is added to it as a note.
             if error is None:
                 raise
             error.add_note(f"and on closing the {type(self).__name__.lower()}: {second}")
@@ -220,7 +220,7 @@ class Outbox:
 
 
 def weakly(method: weakref.WeakMethod[Callable[[], list[_T]]]) -> Callable[[], list[_T]]:
-    """Return a function that calls *method*, or returns nothing once its object is gone."""
+    """Return a function that calls *method*, or returns [] once the method's object is gone."""
 
     def call() -> list[_T]:
         found = method()

@@ -76,7 +76,7 @@ class Client(Layers):
             loop.add(name, self._router)
 
     def _lost(self, node: str, is_lost: bool) -> None:
-        """Take in that the connection to *node* was lost or is back; the driver's lock is held."""
+        """Note that the connection to *node* was lost or is back; the driver's lock is held."""
         self._router.lost(node, is_lost, self.driver.loop.clock())
         self.driver.loop.touch(self.name)
 
@@ -148,7 +148,7 @@ class Client(Layers):
         if producer_id is not None:
             name = check_name(str(producer_id), "producer_id")
             config.producer_id, epoch = self.questions.identities.named(name)
-            # The low half is for epochs that the producer raises by itself.
+            # The producer raises the low half of the epoch by itself.
             config.producer_epoch = epoch << EPOCH_HALF
         elif idempotent:
             config.producer_id = self.questions.identities.anonymous()
@@ -188,17 +188,20 @@ class Client(Layers):
         * ``retry`` (None): a :class:`pymq.Backoff`, how long the group waits before it delivers a
           record again that a consumer has returned with ``nack`` and no delay; None: not at all.
         * ``auto_offset_reset`` ("begin"): where a new group begins.
-        * ``ordered`` (None): records with a key keep the order of their key: one consumer at a time
-          works on those of a partition. Records without a key go to any idle consumer. True extends
-          the order to all records, False to none. The strictest setting in the group holds.
+        * ``ordered`` (None): records with the same key are delivered in order, because one consumer
+          at a time works on the keyed records of a partition. Records without a key go to any idle
+          consumer. True keeps the order of all records of a partition, False of none. The strictest
+          setting in the group holds.
         * ``prefetch`` (None): how many records are leased at a time; by default as many as the
           application handles in about 20 ms.
         * ``max_poll_interval_s`` (300): a consumer that does not poll for so long leaves the group
-          until it polls. ``session_timeout_s`` (10): the same if its process is silent.
-        * ``assignor`` ("sticky"), ``on_assigned``, ``on_revoked``: which partitions it gets.
+          until its next poll. ``session_timeout_s`` (10): the group removes a consumer whose
+          process sends nothing for so long.
+        * ``assignor`` ("sticky"), ``on_assigned``, ``on_revoked``: how partitions are assigned, and
+          callbacks for partitions that the consumer gets or loses.
 
-        ``rack`` names where the consumer runs: it prefers a replica there to a leader elsewhere
-        (KIP-392). With ``delivery="push"`` a thread calls ``on_record`` with each record,
+        ``rack`` names where the consumer runs: a replica in the same rack is preferred to a leader
+        elsewhere (KIP-392). With ``delivery="push"`` a thread calls ``on_record`` with each record,
         ``credit`` of them at a time; else the application polls or iterates.
 
         Raises:
@@ -218,8 +221,8 @@ class Client(Layers):
     def cancel(self, topic: str, partition: str | int, offset: int) -> bool:
         """Cancel a delayed record; returns whether it will not be delivered.
 
-        *partition* and *offset* are those of its delivery: where it was sent. False means that its
-        time has come already. To cancel a record twice does no harm.
+        *partition* and *offset* are those that the delivery (the result of ``send``) names. False
+        means that the record was already due. Cancelling a record twice does no harm.
 
         Raises:
             UnknownTopic, UnknownPartition: as their names say.
@@ -349,7 +352,7 @@ class Client(Layers):
         for handle in handles:
             try:
                 handle.close()
-            except Exception as error:  # close the others all the same
+            except Exception as error:  # go on and close the others
                 first = first or error
         self._is_closed = True
         self.questions.close()

@@ -29,7 +29,7 @@ H = TypeVar("H", bound="Callable[[Request], Any]")
 class Layers(Admin):
     """Dead letters, typed topics, request and reply: the part of :class:`Client` above others.
 
-    Their modules are imported when they are first used: most clients use few of them.
+    Their modules are imported at the first use: most clients use few of them.
     """
 
     _schemas: SchemaRegistry | None = None
@@ -54,12 +54,12 @@ class Layers(Admin):
         rate: float | None = None,
         limit: int | None = None,
     ) -> Redriven:
-        """Send dead letters back to their topics; each goes back once, also over a crash.
+        """Send dead letters back to their topics, each exactly once, even if the caller crashes.
 
-        A record that is sent back has its own key, value and headers, and ``pymq.redriven`` with
-        the number of times. It goes to the partition that it came from, in the order of the
-        letters. The letters stay in their topic until retention removes them; a compacted topic,
-        *topic* with ``.redriven``, says which of them were sent back.
+        A record keeps its key, value and headers, and gets a header ``pymq.redriven``, which counts
+        how often it was sent back. It goes to its former partition, in the order of the letters.
+        The letters stay in their topic until retention removes them; the compacted topic *topic*
+        with ``.redriven`` records which of them were sent back.
 
         Args:
             topic: the dead-letter topic, as ``orders.dlq``.
@@ -95,7 +95,9 @@ class Layers(Admin):
     def purge_dead_letters(
         self, topic: str, where: Callable[[Record], object] | None = None
     ) -> int:
-        """Give up letters of a dead-letter topic: they are not sent back. Returns how many.
+        """Mark letters of a dead-letter topic as done without sending them back.
+
+        Returns how many were marked.
 
         Retention removes them from the disk later.
 
@@ -166,9 +168,9 @@ class Layers(Admin):
     ) -> Record:
         """Send a request to a service and return the reply, a record with value and headers.
 
-        One of the responders that have called :meth:`reply` for the service gets the request, with
-        its deadline, and none gets it after *timeout* seconds. If the responder dies at work,
-        another one gets it.
+        One of the responders that have called :meth:`reply` for the service gets the request with
+        its deadline; after *timeout* seconds no responder gets it. If that responder dies before it
+        has replied, another one gets the request.
 
         Raises:
             NoResponders: nobody answers requests of that name; at once, not after *timeout*.
@@ -208,14 +210,14 @@ class Layers(Admin):
     ) -> Responder | Callable[[H], H]:
         """Answer requests of a service: ``@mq.reply("service")`` on a function, or with *handler*.
 
-        The handler gets a :class:`pymq.Request` and returns the bytes of the reply, or None for
-        an empty one. An exception becomes :exc:`RequestFailed` of the asking client. *workers*
-        threads answer as many requests at once. Responders
-        of a service, here and elsewhere, are members of the group of that name; *options* are
-        those of :meth:`consumer`. The topic *service* is created if it is missing.
+        The handler gets a :class:`pymq.Request` and returns the bytes of the reply, or None for an
+        empty one. An exception in the handler raises :exc:`RequestFailed` at the requesting client.
+        *workers* threads answer that many requests at the same time. Responders of a service, here
+        and elsewhere, are members of the group of that name; *options* are those of
+        :meth:`consumer`. The topic *service* is created if it is missing.
 
-        Closing the client, or the :class:`Responder` that is returned for a *handler*, ends it
-        after the request at work.
+        Closing the client ends it after the current request; so does closing the :class:`Responder`
+        that is returned for a *handler*.
         """
         from pymq.client.rpc.responder import Responder
 

@@ -17,15 +17,15 @@ Pair = tuple[str, str]  # topic and partition
 class MetadataCache:
     """The metadata of one client. The router refreshes it; all handles of the client read it.
 
-    A broker that refuses a request may name another leader before the zkserver does. The cache
-    uses that leader, and keeps the zkserver's in case the hint is wrong.
+    A broker that refuses a request may know the new leader before the zkserver does. The cache then
+    uses the leader that the broker named, and keeps the zkserver's in case that hint is wrong.
     """
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicMetadata] = {}
         self.gone: dict[str, PymqError] = {}  # deleted topics
         self.leaders: dict[Pair, PartitionLeader] = {}
-        # leaders as in the metadata, where a broker's answer was newer
+        # leaders by the zkserver's metadata, of partitions for which a broker's hint is in use
         self._hinted: dict[Pair, PartitionLeader] = {}
         self._listeners: dict[str, Callable[[], None]] = {}
 
@@ -61,7 +61,7 @@ class MetadataCache:
     # --- changes --------------------------------------------------------------------------------
 
     def learn(self, found: TopicMetadata) -> None:
-        """Take in a topic's metadata from a zkserver."""
+        """Store a topic's metadata from a zkserver."""
         self.gone.pop(found.topic, None)
         before = self.topics.get(found.topic)
         if before == found:
@@ -73,22 +73,22 @@ class MetadataCache:
             key = (found.topic, partition.partition)
             known = self.leaders.get(key)
             if known is not None and known.epoch > partition.epoch:
-                continue  # It arrives late, or comes from a zkserver that is not active any more.
+                continue  # The answer is late, or comes from a zkserver that is no longer active.
             if self._hinted.get(key) == partition:
-                continue  # The zkserver has not heard of the newer leader yet.
+                continue  # The zkserver does not know the newer leader yet.
             self._hinted.pop(key, None)
             self.leaders[key] = partition
         self.announce()
 
     def forget(self, topic: str) -> None:
-        """Take in that a topic was deleted. The epochs of a new topic of its name begin anew."""
+        """Note that a topic was deleted. Leader epochs of a new topic of its name start again."""
         known = self.topics.pop(topic, None)
         for partition in known.partitions if known is not None else ():
             self.leaders.pop((topic, partition.partition), None)
             self._hinted.pop((topic, partition.partition), None)
 
     def hint(self, key: Pair, leader: str) -> None:
-        """Use *leader*, which a broker has named, for a partition in the cache."""
+        """Use *leader*, which a broker has named, as leader of a partition in the cache."""
         known = self.leaders[key]
         self._hinted.setdefault(key, known)
         self.leaders[key] = attrs.evolve(known, leader=leader, endpoint=self._endpoint(leader))

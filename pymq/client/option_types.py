@@ -1,4 +1,4 @@
-"""The types of options, for type checkers; at run time the checks of :mod:`.options` decide."""
+"""The types of options, for type checkers; :mod:`.options` checks them at run time."""
 
 from __future__ import annotations
 

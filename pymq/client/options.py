@@ -1,4 +1,4 @@
-"""Options of producers, and checks of options, made once where they enter."""
+"""Options of producers, and checks of options, which run once at the public call."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def check_range(name: str, found: object, low: int, high: int) -> None:
 
 
 def check_flag(name: str, found: object) -> None:
-    """Check that an option is True or False: "no" would count as True.
+    """Check that an option is True or False, since a text such as "no" would count as True.
 
     Raises:
         ConfigError: it is neither.
@@ -163,6 +163,29 @@ def check_seconds(name: str, found: object) -> None:
     """
     if type(found) not in (int, float) or not 0 < cast(float, found) < 1e9:
         raise ConfigError(f"{name}={found!r} must be a positive number of seconds")
+
+
+def check_rate(name: str, found: object) -> None:
+    """Check that an option is a number of things a second.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if type(found) not in (int, float) or not 0 < cast(float, found) < 1e9:
+        raise ConfigError(f"{name}={found!r} must be a positive number a second")
+
+
+def check_commit(given: Sequence[object]) -> None:
+    """Check that ``commit`` got nothing without a name: not a record, an offset or a count.
+
+    Raises:
+        ConfigError: it got something.
+    """
+    if given:
+        raise ConfigError(
+            f"commit({given[0]!r:.40}): commit takes no record, offset or number; ack(record) says "
+            "what is done, and commit(timeout=5) waits up to 5 seconds"
+        )
 
 
 def check_choice(name: str, found: object, allowed: Sequence[str]) -> None:

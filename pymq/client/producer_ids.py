@@ -1,8 +1,8 @@
-"""Producer ids of one client, and the grants by which brokers check their owner.
+"""Producer ids of one client, and the grants with which brokers check who owns an id.
 
 In a cluster with keys the zkserver gives out ids: the client requests a block of them for its first
-producer, and takes each further id from that block. Without keys no principal can own an id, so the
-client draws a random one for a producer without a name.
+producer, and takes each further id from that block. Without keys the cluster cannot check owners,
+so the client draws a random id for a producer without a name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class ProducerIdentities:
         self._ask = ask
         self._random_bytes = random_bytes
         self._has_keys = has_keys
-        self._blocks: list[ProducerIds] = []  # given out by the zkserver; the last is in use
+        # blocks of ids that the zkserver has assigned; the last one is in use
+        self._blocks: list[ProducerIds] = []
         self._left = 0  # unused ids of the last block
         self._named: dict[int, bytes] = {}  # grants, by id
         self._lock = Lock()
@@ -57,7 +58,7 @@ class ProducerIdentities:
         return int.from_bytes(self._random_bytes(8), "big") & (NAMED - 1)
 
     def _ask_for_block(self) -> ProducerIds | None:
-        """Request a block of ids; None if an older zkserver gives out none."""
+        """Request a block of ids; None if the zkserver is an older one that assigns none."""
         try:
             given = self._ask(lambda request: msg.InitProducer(request, "", takes_ids=True))
         except InvalidName:
@@ -79,7 +80,7 @@ class ProducerIdentities:
         """
         given = self._ask(lambda request: msg.InitProducer(request, name, run, True))
         if _is_epoch(given):
-            return hashed_id(name), given  # An older zkserver gives out no grants.
+            return hashed_id(name), given  # An older zkserver returns no grants.
         ids = _checked(given)
         self._named[ids.first] = ids.grant
         return ids.first, ids.epoch
@@ -95,7 +96,7 @@ class ProducerIdentities:
 
 
 def _is_epoch(given: object) -> TypeGuard[int]:
-    """Whether the answer is that of an older zkserver, which gives out no ids."""
+    """Whether the answer is an epoch, as from an older zkserver that assigns no ids."""
     return type(given) is int and given >= 0
 
 

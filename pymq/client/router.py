@@ -1,12 +1,12 @@
-"""Requests of a client to zkservers, and when its metadata is refreshed.
+"""Sends a client's requests to zkservers, and decides when to refresh metadata.
 
-A client has one router. Producers and consumers look leaders up in it and report stale metadata.
+A client has one router. Producers and consumers look up leaders in it and report stale metadata.
 
-The router sends a request to the zkserver that was active last. If that does not answer, or is not
-the active one, the router sends the request to another under the same id, until a zkserver has
-carried it out or its time is up. The time begins anew whenever a zkserver answers that it is at
-work on the request. So a request may be carried out twice: a caller whose request must not be
-repeated checks :attr:`Call.is_repeated`.
+The router sends a request to the zkserver that was active last. If that zkserver does not answer,
+or is no longer active, the router sends the request to another one under the same id, until a
+zkserver has carried it out or its time is up. The time starts again whenever a zkserver answers
+that it is working on the request. So a request may be carried out twice: a caller whose request
+must not be repeated checks :attr:`Call.is_repeated`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from pymq.errors import NotController, PymqError, QuotaExceeded, RequestTimeout
 
 TRY_MS = 500  # a zkserver's time to answer: doubled with each try, up to ...
 TRY_MAX_MS = 4_000
-REFRESH_MS = 50  # between two tries to find a leader, doubled up to ...
+REFRESH_MS = 50  # pause between two tries to find a leader, doubled up to ...
 REFRESH_MAX_MS = 250  # ... and after many of them up to ...
 REFRESH_IDLE_MS = 1_000
 REFRESH_TRIES = 20
-REFRESH_LOST_MS = 100  # while a leader cannot be reached: another one is about to be elected
+# pause while a leader cannot be reached, because a new one is about to be elected
+REFRESH_LOST_MS = 100
 RENEW_MS = 30_000  # the greatest age of a topic's metadata while a producer sends to it
-LOST_MS = 5_000  # after which the router tries an unreachable leader again
+LOST_MS = 5_000  # after so long the router tries an unreachable leader again
 
 
 class Call(Waitable):
@@ -64,15 +65,16 @@ class Call(Waitable):
     ) -> None:
         super().__init__()
         self.message = message
-        self.timeout_ms = timeout_ms  # the longest silence after a zkserver has begun it
+        # longest wait for the next message once a zkserver has begun the request
+        self.timeout_ms = timeout_ms
         self.fixed = fixed  # the broker to ask; None: the active zkserver
         self.until = until  # when the router gives it up
         self.topic = topic  # the topic whose metadata it refreshes
         self.peer = fixed or ""  # the node that was asked last
         self.tries = 0  # times that it was sent
         self.refusals = 0  # by zkservers that were not active
-        self.hint: str | None = None  # the active one, as they say
-        self.is_repeated = False  # it may have been carried out before the try that was answered
+        self.hint: str | None = None  # the active zkserver, as named by others
+        self.is_repeated = False  # an earlier try than the answered one may have been carried out
         self.result: Any = None
         self.error: PymqError | None = None
 
@@ -88,7 +90,7 @@ class Router(Outbox):
         trouble: Callable[[], str] = str,
     ) -> None:
         super().__init__()
-        self._trouble = trouble  # the transport's problem; "" for none
+        self._trouble = trouble  # returns the transport's problem, "" for none
         self._touch = touch  # tells the loop that there is something to send
         self.name = name
         self.metadata = MetadataCache()
@@ -96,11 +98,13 @@ class Router(Outbox):
         self._ids = 0
         self._unsent: list[int] = []
         self._calls: dict[int, Call] = {}
-        self._lost: dict[str, int] = {}  # unreachable nodes, and until when they count as such
-        self._refreshing: dict[str, int] = {}  # requests, by topic
+        # unreachable nodes, each with the time until which it counts as unreachable
+        self._lost: dict[str, int] = {}
+        self._refreshing: dict[str, int] = {}  # ids of metadata requests, by topic
         self._asked_at: dict[str, int] = {}  # when each topic was last refreshed
-        self._tries: dict[str, int] = {}  # to find all leaders of a topic
-        self._timers: TimerHeap[int | str] = TimerHeap()  # calls by id; topics to refresh
+        self._tries: dict[str, int] = {}  # tries to find all leaders of a topic
+        # keys are ids of calls, and topics to refresh
+        self._timers: TimerHeap[int | str] = TimerHeap()
         self.silent: str | None = None  # the zkserver that did not answer its last request
 
     @property
@@ -113,7 +117,7 @@ class Router(Outbox):
     def call(
         self, make: Callable[[int], Message], now: int, timeout_ms: int, peer: str | None = None
     ) -> Call:
-        """Send ``make(id)`` to *peer*, once, or to the active zkserver, until it is answered."""
+        """Send ``make(id)`` to *peer*, once, or to the active zkserver until it is answered."""
         self._ids += 1
         call = self._calls[self._ids] = Call(
             make(self._ids), peer, now + timeout_ms, timeout_ms=timeout_ms
@@ -132,7 +136,7 @@ class Router(Outbox):
         self._timers.set(request, due)
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in an answer."""
+        """Handle an answer."""
         request = getattr(message, "id", 0)
         call = self._calls.get(request)
         if call is None:
@@ -166,7 +170,7 @@ class Router(Outbox):
             self._refreshing.pop(call.topic, None)
 
     def _must_wait(self, request: int, call: Call, error: PymqError | None, now: int) -> bool:
-        """Whether a quota is used up, so that the router asks again later."""
+        """Whether the client has used up its quota, so that the router retries later."""
         if not isinstance(error, QuotaExceeded):
             return False
         due = now + max(error.retry_ms, REFRESH_MS)
@@ -177,30 +181,30 @@ class Router(Outbox):
         return True
 
     def _under_way(self, request: int, call: Call, source: str, now: int) -> None:
-        """Take in that a zkserver is at work on a request: its time begins anew."""
+        """Note that a zkserver is working on a request, and restart its timeout."""
         call.until = max(call.until, now + call.timeout_ms)
         call.peer = source
         self._timers.set(request, now + min(TRY_MAX_MS, call.timeout_ms // 2))
 
     def _not_active(self, request: int, call: Call, error: PymqError, now: int) -> None:
-        """Ask another zkserver: the one that this one names as active, or the next one."""
+        """Send the request to another zkserver: the one named as active, or the next one."""
         hint, count = error.details.get("controller"), len(self.controllers.names)
         self.controllers.not_active(call.peer, hint)
         call.refusals += 1
         call.hint = hint if isinstance(hint, str) else None
         if hint is None:
-            # It may have been active until now and have begun with the request.
+            # The zkserver may have been active until now and have begun the request.
             call.is_repeated = True
         rounds = call.refusals // count
         if rounds == 0:
             self._send(request, call, now)
-        else:  # No zkserver is active yet, or they do not agree: an election takes a while.
+        else:  # No zkserver is active yet, or they disagree: wait for the election.
             pause = min(REFRESH_MS << min(rounds - 1, 10), REFRESH_MAX_MS)
             call.peer = ""
             self._timers.set(request, min(call.until, now + pause))
 
     def tick(self, now: int) -> None:
-        """Ask another zkserver where one did not answer; give up requests whose time is up."""
+        """Try another zkserver if one did not answer; give up requests whose time is over."""
         for key in self._timers.over(now):
             if isinstance(key, str):
                 self._ask(key)
@@ -240,7 +244,7 @@ class Router(Outbox):
         return None
 
     def lost(self, node: str, is_lost: bool, now: int) -> None:
-        """Take in that the connection to *node* has broken, or is there again.
+        """Note that the connection to *node* was lost or is back.
 
         The node may be dead. The router refreshes its topics until another broker leads.
         """
@@ -255,25 +259,24 @@ class Router(Outbox):
         for topic in topics:
             self.refresh(topic)
         if topics:
-            self.metadata.announce()  # Readers need not wait: other replicas may have the records.
+            # Readers need not wait for a leader: other replicas may have the records.
+            self.metadata.announce()
 
     def is_lost(self, node: str) -> bool:
-        """Whether the connection to *node* has broken and is not known to be there again."""
+        """Whether the connection to *node* was lost and is not known to be back."""
         return node in self._lost
 
     def _is_led(self, found: PartitionLeader, now: int) -> bool:
         return found.leader is not None and self._lost.get(found.leader, 0) <= now
 
     def why_no_leader(self, topic: str) -> str:
-        """Why no leader is known, as a text for users."""
+        """The reason why no leader is known, as text for users."""
         if self.silent is not None:
             return f"{self.silent} did not answer"
         return "it is being asked for" if topic in self._refreshing else "none was elected yet"
 
     def refused(self, topic: str, partition: str, asked: str, error: PymqError) -> bool:
-        """Take in that the broker *asked* does not lead; returns whether another leader is
-        known.
-        """
+        """Note that the broker *asked* does not lead; returns whether another leader is known."""
         key = (topic, partition)
         known = self.metadata.leaders.get(key)
         if known is not None and known.leader is not None and known.leader != asked:
@@ -288,7 +291,7 @@ class Router(Outbox):
         return False
 
     def distrust(self, topic: str, partition: str) -> None:
-        """Take in that the leader does not answer or does not lead: refresh the metadata."""
+        """Refresh the metadata: the leader does not answer or does not lead."""
         self.metadata.drop_hint((topic, partition))
         self.refresh(topic)
 

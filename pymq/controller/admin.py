@@ -55,7 +55,7 @@ class AdminHandler:
         self._wall_ms = context.wall_ms
 
     def step(self, source: str, m: Message, now: int) -> None:
-        """Take in a request; ignores any other message."""
+        """Handle a request; ignores any other message."""
         match m:
             case CreateTopic():
                 self._topics.create(source, m, now)
@@ -88,7 +88,8 @@ class AdminHandler:
             return None
 
         def done(now: int) -> None:
-            # Update all brokers of the topic: the partition count decides where a key goes.
+            # Send it to all brokers of the topic, because the partition count decides where a key
+            # goes.
             self._updates.tell(m.topic, now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)
@@ -115,7 +116,7 @@ class AdminHandler:
         m: SetPartitionState | Reassign,
         plan: Callable[[Draft], Result | Wanted],
     ) -> None:
-        """Carry out a request that may need a roll; it waits for a roll that is under way."""
+        """Carry out a request that may need a roll; it waits for a roll in progress."""
         name = TopicPartition(m.topic, m.partition)
         caller = Caller(source, m.id, lambda now: self.step(source, m, now))
         wanted: Wanted | None = None
@@ -154,7 +155,7 @@ class AdminHandler:
                 request_plans.check_in_sync(draft.image.topic(m.topic).node.config, replicas)
             is_same_size = replicas == node.replicas
             if node.acks is m.acks and is_same_size:
-                # Cancel what an earlier request wanted and no zkserver has carried out.
+                # Cancel an earlier request that no zkserver has carried out yet.
                 blocks.want(draft, name, None)
                 return False
             blocks.check_mode(m.acks)
@@ -193,7 +194,7 @@ class AdminHandler:
                 return Wanted(None, m.replicas, len(m.replicas), m.move_sealed)
             if m.move_sealed and image.node.wanted is None:
                 return replica_moves.set_sealed_to(draft, name, m.replicas)
-            if m.move_sealed:  # This also cancels an earlier request, as below.
+            if m.move_sealed:  # this also cancels an earlier request, as below
                 change(draft, name, wanted=None, sealed_to=m.replicas)
                 return True
             blocks.want(draft, name, None)
@@ -202,7 +203,10 @@ class AdminHandler:
         self._roll(source, m, plan)
 
     def _recover(self, source: str, m: RecoverPartition, now: int) -> None:
-        """Let a partition continue without lost replicas; the answer is what may be lost."""
+        """Let a partition continue without lost replicas.
+
+        The answer names records that may be lost.
+        """
         name = TopicPartition(m.topic, m.partition)
         again = partial(self._recover, source, m)
         caller = Caller(source, m.id, again, wants_loss=True)
@@ -213,7 +217,7 @@ class AdminHandler:
             image, members = draft.image, self._members
             is_dead = takeover.problem(image, members, name) is not None
             if not is_dead:
-                return None  # The partition has or will elect a leader, so nothing is lost.
+                return None  # The partition has a leader or will elect one, so nothing is lost.
             if not members.is_settled or not usable(image, members.live):
                 raise NotEnoughBrokers("the zkserver does not know yet which brokers are alive")
             return Later.ANSWER
@@ -239,7 +243,7 @@ class AdminHandler:
             needed = max(
                 (len(image.partition(*name).open_block.replicas) for name in names), default=0
             )
-            if needed > len(rest):  # refuse if not all partitions can move
+            if needed > len(rest):  # refuse unless all partitions can move
                 raise NotEnoughBrokers(
                     f"it needs {clause(needed, 'other broker', 'that is', 'that are')} alive, "
                     f"and there {'is' if len(rest) == 1 else 'are'} {len(rest)}",

@@ -13,16 +13,16 @@ from pymq.core.values import define
 
 @define
 class ControllerContext:
-    """The metadata tree, the live brokers, and what they must be sent."""
+    """The metadata tree, the live brokers, and the updates for them."""
 
-    me: str  # this zkserver
+    me: str  # name of this zkserver
     commits: Transactions
     members: BrokerLiveness
     updates: BrokerUpdates
     ends: KnownEnds
     send: Send
     new_id: Callable[[], str]
-    wall_offset_ms: int  # the wall clock minus the loop's clock
+    wall_offset_ms: int  # wall clock minus the loop's clock
 
     def wall_ms(self, now: int) -> int:
         """The wall clock's milliseconds at the monotonic time *now*."""

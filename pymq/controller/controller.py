@@ -2,10 +2,10 @@
 
 Several zkservers may run; one is active, the controller (:mod:`~pymq.controller.election`). It
 holds the metadata tree as an :class:`~pymq.controller.state.image.Image` and changes it by one
-conditional commit at a time (:mod:`~pymq.controller.state.transactions`). All that must survive is
-in the tree, so any zkserver can take over. It finds out anew which brokers are alive
+conditional commit at a time (:mod:`~pymq.controller.state.transactions`). All state that must
+survive is in the tree, so any zkserver can take over. A new one then learns which brokers are alive
 (:mod:`~pymq.controller.state.broker_liveness`), what it must send them
-(:mod:`~pymq.controller.operations.broker_updates`) and which rolls are under way
+(:mod:`~pymq.controller.operations.broker_updates`) and which rolls are in progress
 (:mod:`~pymq.controller.operations.rolls`).
 """
 
@@ -86,23 +86,25 @@ class ControllerConfig:
 
     name: str
     endpoint: str = ""
-    session_ms: int = 0  # a broker is dead when silent for longer; 0: it lives in this process
-    replace_ms: int = 10_000  # a broker that is dead for so long is replaced, if there are others
-    # how long a take-over waits for the other replicas after the first has answered
+    # a broker that is silent for longer counts as dead; 0: it lives in this process
+    session_ms: int = 0
+    # a broker that is dead for so long is replaced, if another one is available
+    replace_ms: int = 10_000
+    # after the first answer in a take-over, how long the zkserver waits for the other replicas
     takeover_ms: int = 1_000
-    check_ms: int = 30_000  # between two checks of partitions with too few replicas
-    standby_ms: int = 2_000  # between two checks of a standby for the active zkserver
-    # after which a dead broker is lost, and its blocks are copied; 0: never
+    check_ms: int = 30_000  # interval of checks for partitions with too few replicas
+    standby_ms: int = 2_000  # interval at which a standby checks for the active zkserver
+    # after so long a dead broker counts as lost, and its blocks are copied; 0: never
     replica_lost_ms: int = 600_000
-    copies_at_once: int = 8  # sealed blocks that are copied at a time
-    leader_balance_ms: int = 300_000  # between two balances of leaders; 0: only on request
+    copies_at_once: int = 8  # sealed blocks that are copied at the same time
+    leader_balance_ms: int = 300_000  # interval of leader balances; 0: only on request
     offsets_partitions: int = 8
     offsets_replicas: int = 1
     wall_offset_ms: int = 0
 
 
 class ControllerOutbox:
-    """Collects what the machine's parts want done, for the next Ready."""
+    """Collects messages and requests of the machine's parts for the next Ready."""
 
     def __init__(self) -> None:
         self.ready = Ready()
@@ -167,7 +169,7 @@ class Controller:
             offsets_partitions=config.offsets_partitions,
             offsets_replicas=config.offsets_replicas,
         )
-        # The parts with something to do at a time, in the order in which they do it.
+        # The parts with deadlines, in the order in which they run.
         self._timed = (
             commits.queues,
             self._registry,
@@ -183,7 +185,8 @@ class Controller:
             self._topics,
         )
         self._refusals = node_refusals.Refusals(self.journal)
-        self._parked: list[tuple[str, Message]] = []  # messages, until the active zkserver is known
+        # messages that wait until the active zkserver is known
+        self._parked: list[tuple[str, Message]] = []
         self._is_busy = False
 
     # --- state for other machines and metrics ---------------------------------------------------
@@ -205,12 +208,12 @@ class Controller:
 
     @property
     def members(self) -> BrokerLiveness:
-        """The brokers that this zkserver takes for alive."""
+        """The brokers that this zkserver considers alive."""
         return self._members
 
     @property
     def queue(self) -> int:
-        """How many changes of the tree wait or are under way."""
+        """How many changes of the tree wait or are in progress."""
         return len(self._commits)
 
     @property
@@ -223,18 +226,19 @@ class Controller:
         """How many blocks were sealed without a replica that was known to be complete."""
         return self._rolls.unclean
 
-    # --- the four verbs -------------------------------------------------------------------------
+    # --- step, tick, ready, advance ---------------------------------------------------------------
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in one message."""
+        """Handle one message."""
         if self._election.is_active:
             self._step(source, message, now)
             self._pump(now)
             return
         elif isinstance(message, (LeaderAndIsrAnswer, PartitionReports, Stopped)):
-            return  # The answer is to a request of an earlier process.
+            return  # The answer belongs to a request of an earlier process.
         elif isinstance(message, BrokerHeartbeat) and self._election.role is ControllerRole.ACTIVE:
-            # This zkserver is cut off from the coordinator. Count the broker as alive all the same.
+            # This zkserver is cut off from the coordinator backend. Nevertheless count the broker
+            # as alive.
             if message.name == source:
                 self._members.beat(message.name, message.incarnation, now)
         elif self._election.is_open and len(self._parked) < PARKED_MAX:
@@ -244,7 +248,7 @@ class Controller:
         self._rearm()
 
     def decided(self, event: CoordEvent, now: int) -> None:
-        """Take in an event of the coordinator."""
+        """Handle an event of the coordinator backend."""
         match event:
             case Suspended():
                 self._commits.pause()
@@ -261,13 +265,13 @@ class Controller:
         self._pump(now)
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """Take in that the backend could not carry out a commit; nothing was changed."""
+        """Note that the backend could not carry out a commit; nothing was changed."""
         self._elected(self._election.claim_failed(tag, error, now), now)
         self._commits.commit_failed(tag, error, now)
         self._pump(now)
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         self._election.tick(now)
         if self._election.is_active:
             for part in self._timed:
@@ -282,7 +286,7 @@ class Controller:
         return out
 
     def advance(self, ready: Ready, now: int) -> None:
-        """Take in that the Ready was carried out."""
+        """Note that the Ready was carried out."""
         self._is_busy = False
 
     def _pump(self, now: int) -> None:
@@ -303,7 +307,7 @@ class Controller:
     # --- the election ---------------------------------------------------------------------------
 
     def _elected(self, outcome: Outcome | None, now: int) -> None:
-        """Carry out what follows from a step of the election."""
+        """Act on a change of the role: take over, resign or refuse requests."""
         match outcome:
             case Elected(image=image):
                 self._take_over(image, now)
@@ -331,7 +335,7 @@ class Controller:
             self._step(source, message, now)
 
     def _resign(self) -> None:
-        """Stop being active: drop all that was under way."""
+        """Stop being active: drop all operations in progress."""
         error = self._election.not_controller()
         self.journal.note("controller_resigned")
         self._registry.end()
@@ -353,7 +357,10 @@ class Controller:
             self._refuse(source, message)
 
     def _refuse(self, source: str, message: Message) -> None:
-        """Answer with the active zkserver, if known; also to brokers, whose messages have no id."""
+        """Answer with the name of the active zkserver, if known.
+
+        Brokers get it too, although their messages have no id.
+        """
         error = self._election.refusal
         self._out.send(source, Answer(getattr(message, "id", 0), error=error))
 

@@ -52,7 +52,7 @@ class Describing:
 
 
 class Descriptions:
-    """All descriptions of topics that are under way."""
+    """All descriptions of topics in progress."""
 
     def __init__(self, context: ControllerContext) -> None:
         self._commits = context.commits
@@ -75,7 +75,7 @@ class Descriptions:
             if leader is not None and leader in self._members:
                 by_broker.setdefault(leader, []).append(name)
                 continue
-            # Without a leader, the live replicas report their high watermarks.
+            # Without a leader, live replicas report their high watermarks.
             for broker in self._readable(m.name, partition):
                 by_broker.setdefault(broker, []).append(name)
         key = self._updates.next_id()
@@ -97,7 +97,7 @@ class Descriptions:
             self._send(broker, DescribePartitions(key, parts))
 
     def reported(self, source: str, m: PartitionReports) -> None:
-        """Take in a broker's reports; of several reports, the highest high watermark counts.
+        """Handle a broker's reports; of several reports, the highest high watermark counts.
 
         If the broker does not lead a partition, the other replicas are asked, too: they may have
         elected another leader, which has acknowledged records that this broker does not have yet.
@@ -130,7 +130,7 @@ class Descriptions:
         return [name for name in replicas if partition not in waiting.asked.get(name, ())]
 
     def end_all(self, error: NotController) -> None:
-        """Answer all waiting describe requests with *error*: this zkserver is no longer active."""
+        """Answer all waiting requests with *error*: this zkserver is no longer active."""
         ended, self._waiting = self._waiting, {}
         for waiting in ended.values():
             self._send(waiting.source, Answer(waiting.request, error=error))
@@ -232,7 +232,7 @@ def _description(state: PartitionState, report: PartitionReport | None) -> Parti
 
 
 def _in_sync(block: BlockNode, report: PartitionReport | None) -> tuple[str, ...]:
-    """The in-sync set of a block; for the open block, the leader's report if there is one."""
+    """The in-sync set of a block; for the open block, from the leader's report if there is one."""
     is_reported = block.end is None and report is not None and report.in_sync
     return report.in_sync if report is not None and is_reported else block.in_sync
 
@@ -245,9 +245,9 @@ def topics(image: Image) -> tuple[str, ...]:
 def cluster(
     me: str, members: BrokerLiveness, lost: Collection[str] = ()
 ) -> Callable[[Image], Result | Later]:
-    """Return a read of the cluster's description, some partitions in each turn.
+    """Return a read of the cluster's description, which handles some partitions in each turn.
 
-    *lost* are the brokers whose copies are replaced on other brokers.
+    *lost* are brokers whose copies are being replaced on other brokers.
     """
     stuck: list[TopicPartition] = []
     count = 0

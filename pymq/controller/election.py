@@ -1,13 +1,13 @@
 """Controller election: at most one zkserver is active.
 
 1. A zkserver reads ``/pymq/controller``, an ephemeral node.
-2. If the node exists, the zkserver stands by. It reads again when the coordinator notifies it of a
-   change, and periodically, because a notification may be lost (K4).
-3. If not, it reads the whole tree. Then one commit creates the node and raises the controller
-   epoch. One zkserver wins this commit.
+2. If the node exists, the zkserver stands by. It reads the node again when the coordinator backend
+   notifies it of a change, and periodically, because a notification may be lost (K4).
+3. If the node does not exist, the zkserver reads the whole tree. Then it submits one commit that
+   creates the node and raises the controller epoch. Only one zkserver can win this commit.
 
-A zkserver that is cut off from the coordinator decides nothing until it is reconnected (K3). One
-whose session has expired is no longer active.
+A zkserver that is cut off from the coordinator backend decides nothing until it is reconnected
+(K3). If its session has expired, it is no longer active.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from pymq.errors import NotController, PymqError
 class ControllerRole(Enum):
     """A zkserver's state in the election."""
 
-    LOOKING = 0  # reads whether a zkserver is active
-    READING = 1  # reads the tree, because none was
-    CLAIMING = 2  # its claim is being committed
+    LOOKING = 0  # reading whether a zkserver is active
+    READING = 1  # reading the tree, because no zkserver was active
+    CLAIMING = 2  # committing its claim
     STANDBY = 3
     ACTIVE = 4
 
@@ -60,7 +60,7 @@ class Elected:
 
 @value
 class Reloaded:
-    """The zkserver is still active; the tree that was read again."""
+    """The zkserver is still active; this is the tree that it read again."""
 
     image: Image
 
@@ -72,7 +72,7 @@ class Resigned:
 
 @value
 class StandsBy:
-    """The zkserver stands by: another zkserver is active, or none can be."""
+    """The zkserver stands by: another one is active, or none can be."""
 
 
 Outcome = Elected | Reloaded | Resigned | StandsBy
@@ -91,8 +91,8 @@ class Election:
     ) -> None:
         self.role = ControllerRole.LOOKING
         self.active: ControllerNode | None = None  # the active zkserver, if known
-        self.is_suspended = False  # cut off from the coordinator
-        self.problem: PymqError | None = None  # why it could not become active
+        self.is_suspended = False  # cut off from the coordinator backend
+        self.problem: PymqError | None = None  # the error that kept it from becoming active
         self.deadline = NEVER
         self._me = me
         self._endpoint = endpoint
@@ -103,17 +103,18 @@ class Election:
         self._draft: Draft | None = None
         self._tag = 0
         self._is_rereading = False
-        self._is_checking = False  # a reread first checks that it is still active
+        # whether it first checks that it is still active before it reads the tree again
+        self._is_checking = False
         self._look()
 
     @property
     def is_active(self) -> bool:
-        """Whether this zkserver is active and connected to the coordinator."""
+        """Whether this zkserver is active and connected to the coordinator backend."""
         return self.role is ControllerRole.ACTIVE and not self.is_suspended
 
     @property
     def is_open(self) -> bool:
-        """Whether the election is under way."""
+        """Whether the election is in progress."""
         return (
             self.role in (ControllerRole.LOOKING, ControllerRole.READING, ControllerRole.CLAIMING)
             and not self.is_suspended
@@ -122,7 +123,7 @@ class Election:
     def reread(self) -> None:
         """Read the tree again, because it differs from the image.
 
-        Another zkserver may be active, so check ``/pymq/controller`` before reading all.
+        Another zkserver may be active, so check ``/pymq/controller`` before reading the whole tree.
         """
         self._is_rereading = self._is_checking = True
         self._load(paths.controller())
@@ -144,7 +145,7 @@ class Election:
         )
 
     def decided(self, event: CoordEvent, now: int) -> Outcome | None:
-        """Take in an event of the coordinator; returns what the zkserver must do now."""
+        """Handle an event of the coordinator; returns what the zkserver must do now."""
         match event:
             case Loaded():
                 if event.tag == self._tag:
@@ -174,7 +175,7 @@ class Election:
         return None
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         if self.deadline <= now:
             self.deadline = NEVER
             if self._is_rereading:
@@ -183,13 +184,13 @@ class Election:
                 self.check()
 
     def claim_failed(self, tag: int, error: PymqError, now: int) -> Outcome | None:
-        """Take in that the backend could not carry out the claim; nothing was changed."""
+        """Note that the backend could not carry out the claim; nothing was changed."""
         if self.role is ControllerRole.CLAIMING and tag == self._tag:
             return self._failed(error, now)
         return None
 
     def _failed(self, error: PymqError, now: int) -> Outcome | None:
-        """Take in that the coordinator refused the last request; retry later."""
+        """The coordinator backend refused the last request; retry later."""
         if self.role in (ControllerRole.STANDBY, ControllerRole.ACTIVE):
             self.problem, self.deadline = error, now + self._standby_ms
             return None

@@ -22,9 +22,9 @@ def gradually(
 ) -> Callable[[Image], Result | Later]:
     """Return a read for :meth:`~pymq.controller.state.transactions.Transactions.read`.
 
-    The read calls *each* with every one of *names*, *most* of them in a turn, and then *result*. It
-    takes *names* in the first turn, so some may be deleted when *each* gets them. It begins again
-    if *result* returns ``Later.MORE``.
+    In each turn the read calls *each* with up to *most* of the *names*, and at the end it calls
+    *result*. The names are determined in the first turn, so a partition may be deleted before
+    *each* gets its name. It begins again if *result* returns ``Later.MORE``.
     """
     rest: Iterator[T] | None = None
 

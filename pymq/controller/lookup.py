@@ -61,8 +61,8 @@ class Lookup:
     def readable(self, topic: str, found: PartitionImage) -> tuple[str, ...]:
         """The live brokers that can serve reads of a partition, the most complete first.
 
-        A replica of the open block knows where the other blocks are, so live ones suffice. Without
-        any, return the brokers with a complete copy of a sealed block, the latest block first.
+        A replica of the open block knows where the other blocks are, so live ones suffice. If there
+        is none, return the brokers with a complete copy of a sealed block, the latest block first.
         """
         block, live, ends = found.open_block, self.members.live, self.ends
         name = TopicPartition(topic, found.node.name)
@@ -72,7 +72,8 @@ class Lookup:
             holders = (b for old in reversed(found.blocks.values()) for b in old.in_sync)
             return tuple(dict.fromkeys(broker for broker in holders if broker in live))
         if block.leader in alive:
-            # The leader has all. A fixed order also spares clients a change with each end report.
+            # The leader has all records. A fixed order also avoids a change for clients with each
+            # end report.
             return tuple(sorted(alive, key=lambda b: (b != block.leader, b not in block.in_sync)))
 
         def rank(broker: str) -> tuple[int, int, bool]:
@@ -82,7 +83,7 @@ class Lookup:
         return tuple(sorted(alive, key=rank))
 
     def locate(self, m: Locate) -> tuple[Location, ...]:
-        """For each offset, a live broker that can serve it, or why there is none.
+        """For each offset, a live broker that can serve it, or the error if there is none.
 
         Raises:
             UnknownTopic: there is no topic of that name.
@@ -107,10 +108,10 @@ class Lookup:
         return Location(name, offset, block.name, broker, self.image.brokers[broker].endpoint)
 
     def _server(self, topic: str, found: PartitionImage, block: BlockNode) -> str | None:
-        """The broker that serves reads of a block.
+        """The broker from which a block is read.
 
-        1. The leader of the open block, if it has the block.
-        2. For the open block: the replica with the highest reported high watermark.
+        1. The leader of the open block, if it holds *block*.
+        2. Otherwise, for the open block: the replica with the highest reported high watermark.
         3. For a sealed block: a complete copy, or else the longest known one.
         """
         live, leader = self.members.live, found.open_block.leader

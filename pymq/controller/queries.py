@@ -1,4 +1,4 @@
-"""Answers clients' questions about topics, partitions and the cluster, from the tree."""
+"""Answers clients' queries about topics, partitions and the cluster, from the tree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pymq.errors import NoBrokers
 
 
 class QueryHandler:
-    """Answers requests that change nothing, in the state after all earlier requests."""
+    """Answers requests that change nothing, with the state after all earlier requests."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class QueryHandler:
         self._offsets_replicas = offsets_replicas
 
     def step(self, source: str, m: Message, now: int) -> bool:
-        """Take in a question; returns whether it is one."""
+        """Handle a query; returns whether the message is one."""
         match m:
             case GetMetadata():
                 self._metadata(source, m, now)
@@ -77,7 +77,8 @@ class QueryHandler:
         if m.topic == OFFSETS_TOPIC and OFFSETS_TOPIC not in image.topics:
             # The internal topic is created when the first group needs it, as in Kafka.
             replicas, count = self._offsets_replicas, len(usable(image, context.members.live))
-            # Enough brokers are alive. With fewer, all get the time to register first.
+            # Either enough brokers are alive, or all had time to register. Until then the request
+            # waits.
             if count < (1 if context.members.is_settled else replicas):
                 wait = NoBrokers("the brokers that groups are kept on are not there yet")
                 context.send(source, Answer(m.id, error=wait))
@@ -87,8 +88,8 @@ class QueryHandler:
         context.commits.read(
             metadata(self._lookup, m.topic),
             answer=(source, m.id),
-            # A client can go on only when leaders are known. Partitions that are being created do
-            # not count.
+            # The client can continue only when leaders are known, unless the partitions are still
+            # being created. Partitions that are being created are not urgent.
             is_urgent=m.topic in image.topics,
         )
 

@@ -29,19 +29,19 @@ def open(
         Disconnected: the backend could not be reached in time.
         AuthorizationFailed: the backend refuses access.
     """
-    # Lazily: an application that builds its own backend has no address to parse.
+    # Imported on demand: an application that builds its own backend has no address to parse.
     from pymq.coord.address import MemoryAddress, SqliteAddress, parse
 
     address = parse(url)
     if isinstance(address, MemoryAddress):
         return MemoryCoordinator()
     if isinstance(address, SqliteAddress):
-        from pymq.coord.sqlite import SqliteCoordinator  # lazily: it loads sqlite3
+        from pymq.coord.sqlite import SqliteCoordinator  # on demand: it loads sqlite3
 
         return SqliteCoordinator.open(address.path)
     try:
         from pymq.coord.zookeeper.coordinator import (
-            ZookeeperCoordinator,  # lazily: it loads kazoo
+            ZookeeperCoordinator,  # on demand: it loads kazoo
         )
     except ImportError as error:
         raise MissingExtra("ZooKeeper needs kazoo: pip install 'pymq-log[zookeeper]'") from error

@@ -26,7 +26,7 @@ __all__ = ["MemoryAddress", "SqliteAddress", "ZookeeperAddress", "parse", "read_
 DEFAULT_PORT = 2181
 DEFAULT_SESSION_MS = 4_000  # ZooKeeper's minimum with its default tick of 2 s
 SESSION_MS = range(100, 600_001)
-# ZooKeeper's 0xfffff, less the bytes that it wraps around a request
+# ZooKeeper's 0xfffff, without the bytes that it adds around a request
 DEFAULT_REQUEST_BYTES = 1_040_000
 REQUEST_BYTES = range(1 << 16, 1 << 26)
 
@@ -61,7 +61,10 @@ Address = MemoryAddress | SqliteAddress | ZookeeperAddress
 
 
 def parse(url: str) -> Address:
-    """Parse *url*. Raises :class:`ConfigError`, which says what is wrong with it."""
+    """Raises :class:`ConfigError`, which names the fault.
+
+    Raises :class:`ConfigError`, which says what is wrong with it.
+    """
     scheme, colon, rest = url.partition(":")
     match scheme if colon else "":
         case "memory":

@@ -11,12 +11,12 @@ from pymq.core.metadata.coordination import CoordEvent, CoordRequest
 class Coordinator(Protocol):
     """A small versioned tree that several zkservers share.
 
-    ``submit`` never blocks. The backend's decision is an event, never an exception. ``poll``
-    returns all events, answers and watches alike, in the order in which they happened. The
-    submitter of a commit gets its answer before the changes that the commit made. An object belongs
-    to the thread of its loop.
+    ``submit`` never blocks. The backend reports its decision as an event, never as an exception.
+    ``poll`` returns all events, answers and watch events, in the order in which they happened. The
+    submitter of a commit gets its answer before the changes that the commit made. The object may be
+    used only by the thread of its loop.
 
-    All backends behave the same, down to the reason for which a commit is refused:
+    All backends behave alike, even in the reason for which they refuse a commit:
 
     **Nodes.** The root ``/`` always exists; it has no data, is in no :class:`Loaded` and cannot
     be changed. A node holds at most ``MAX_DATA_BYTES`` (:mod:`pymq.coord.tree`). A created node
@@ -27,9 +27,9 @@ class Coordinator(Protocol):
     if another session has changed them. They cannot have children: :class:`Create` of a child is
     refused with "no-parent". They do not survive a restart.
 
-    **Commits** are atomic and carried out in the order of ``submit``, also between loads. Each op
-    sees the changes of the ops before it. :class:`Conflicted` names the first op whose condition
-    fails, with the first of these reasons that applies:
+    **Commits** are atomic and carried out in the order of ``submit``; the same order holds between
+    commits and loads. Each op sees the changes of the ops before it. :class:`Conflicted` names the
+    first op whose condition fails, with the first of these reasons that applies:
 
     =============  =====================================================================
     ``Create``     "no-parent": it is missing or ephemeral; then "exists"
@@ -41,36 +41,36 @@ class Coordinator(Protocol):
     An empty commit succeeds. A node that one commit creates and deletes again is never visible to
     other sessions, but may be reported as changed.
 
-    **Loads** are ordered by path, as code points. From the answer on the backend reports every
-    change at or below the root to the session: changes by any session, its own included, and also
-    while the root is missing or when it is created again. It reports no other changes, and none of
-    a refused commit. It may report a change more than once.
+    **Loads** are ordered by path, as code points. After the answer to a load, the backend reports
+    to the session each change at or below the root: by any session, this one included, also while
+    the root is missing or when it is created again. It reports no other changes, and none of a
+    refused commit. It may report a change more than once.
 
     **Connections** to a remote backend may be lost.
 
     * :class:`Suspended`: the connection is lost. It comes at the latest when the session may have
       ended. Requests are kept from then on.
-    * :class:`Resumed`: the session has survived. The backend sends the kept requests and reports
-      each loaded root as changed, because changes may have been missed.
-    * :class:`SessionExpired`: the session has ended. Earlier watches are gone, kept commits are
+    * :class:`Resumed`: the connection is back, in the same session. The backend sends the kept
+      requests and reports each loaded root as changed, because changes may have been missed.
+    * :class:`SessionExpired`: the session has ended. Earlier watches have ended, kept commits are
       :class:`Uncertain`, kept loads are carried out.
 
-    An :class:`Uncertain` commit was carried out or never will be. A load that is submitted after it
-    shows which.
+    An :class:`Uncertain` commit was carried out, or never will be. A load that is submitted after
+    that event shows which.
 
-    :class:`Failed` answers a request that the backend refuses for a reason of its own, such as an
-    ACL; the commit has changed nothing.
+    :class:`Failed` answers a request that the backend refuses for its own reasons, such as an ACL;
+    the commit has changed nothing.
 
     **Exceptions of submit:**
 
-    * ``InvalidRequest``: no backend could carry it out (:func:`pymq.coord.tree.validate`). Nothing
-      was done, and no event follows.
+    * ``InvalidRequest``: no backend could carry the request out (:func:`pymq.coord.tree.validate`).
+      Nothing was done, and no event follows.
     * ``Closed`` after ``close``, ``ForkedError`` in a child process.
     * ``StoreError``: the backend's own disk fails. After ``StoreFull`` the commit was not carried
-      out; after any other one this is unknown, and the backend must be opened again. A remote
-      backend that can never come back raises it from ``poll``.
+      out; after any other ``StoreError`` this is unknown, and the backend must be opened again. If
+      a remote backend can never come back, ``poll`` raises it.
 
-    **Names of sessions** are never used twice on a tree.
+    **Names of sessions** are never used twice in a tree.
     """
 
     @property
@@ -80,7 +80,7 @@ class Coordinator(Protocol):
 
     @property
     def arrivals(self) -> Sized:
-        """Empty if ``poll`` would return nothing: the loop reads it in each turn."""
+        """Empty if ``poll`` would return nothing; the loop reads this in each turn."""
         ...
 
     def submit(self, request: CoordRequest) -> None:

@@ -18,11 +18,11 @@ class News:
         self._held: list[Changed] = []
 
     def tell(self, event: CoordEvent) -> None:
-        """Append *event*; a repeated change is left out."""
+        """Append *event*, unless it repeats a change that was not taken yet."""
         if not isinstance(event, Changed):
             self._told.clear()
         elif event.path in self._told:
-            # The zkserver reads the node after the first report anyway: memory stays bounded.
+            # The zkserver reads the node anyway after the first report, and memory stays bounded.
             return
         else:
             self._told.add(event.path)

@@ -16,7 +16,7 @@ def known_blocks(entries: Iterable[Entry]) -> frozenset[BlockId]:
     """Return the blocks of all topics in *entries*, a whole tree.
 
     Brokers create a block's files after the commit that adds the block, and remove them after the
-    commit that removes it. So files of any other block were left by a crash and are never used.
+    commit that removes it. So files of any other block were left by a crash, and are never used.
 
     Raises:
         CorruptMetadata: an entry cannot be decoded.

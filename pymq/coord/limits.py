@@ -1,8 +1,8 @@
-"""The size limit of a commit: ZooKeeper's, applied by all backends. Pure.
+"""The size limit of a commit: ZooKeeper's, which all backends apply. Pure.
 
 ZooKeeper closes the connection of a client that sends a request above ``jute.maxbuffer``, 1 MiB by
 default. So the size of a commit must not grow with the number of partitions, blocks, members or
-producers. A backend without this limit would hide a commit that does.
+producers. A backend without this limit would hide that a commit does.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pymq.errors import InvalidRequest
 
 REQUEST_BYTES = 1 << 20  # the default of ZooKeeper's servers
 
-_REQUEST = 8 + 9  # the header of a request, and the end of a transaction
-_OPERATION = 9 + 4  # its header, and the length of its path
+_REQUEST = 8 + 9  # header of a request, and end of a transaction
+_OPERATION = 9 + 4  # header of an operation, and length of its path
 _ACL = 4 + 4 + 4 + len("world") + 4 + len("anyone")
 _CREATE = 4 + _ACL + 4  # length of the data, the ACL, and whether the node is ephemeral
 _PUT = 4 + 4  # length of the data, and the version

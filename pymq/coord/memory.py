@@ -1,4 +1,4 @@
-"""A coordinator backend in memory: the zkservers of one process share a tree that is not kept.
+"""A coordinator backend in memory: the zkservers of one process share a tree that is not stored.
 
 Each call takes effect at once, so the same calls always produce the same events. A test cuts the
 connection with :meth:`MemoryCoordinator.suspend`, restores it with
@@ -37,7 +37,7 @@ __all__ = ["MemoryCoordinator", "MemoryTree"]
 
 
 class MemoryTree:
-    """The tree that the :class:`MemoryCoordinator` of a process share; any thread may use it.
+    """The tree that all :class:`MemoryCoordinator` of a process share; any thread may use it.
 
     Changes are reported to the sessions in the order in which they joined.
     """
@@ -49,7 +49,7 @@ class MemoryTree:
         self._tree = Tree()
         self._watches = TreeWatches()
         self._clients: dict[str, MemoryCoordinator] = {}
-        self._named = 0  # number of sessions named so far; a name is never used twice
+        self._named = 0  # number of session names given so far; no name is used twice
         self._lock = RLock()
         _trees.add(self)
 
@@ -66,10 +66,10 @@ class MemoryTree:
     def expire(self, session: str) -> None:
         """End *session* as a server does after the session timeout.
 
-        Its ephemeral nodes and its watches are removed at once. The client gets
-        :class:`SessionExpired` and a new session, at once or when it is resumed. For a crashed
-        zkserver, suspend it and never resume it. Raises :class:`InvalidRequest` if there is no
-        such session.
+        Its ephemeral nodes and its watches are removed at once. Its client gets
+        :class:`SessionExpired` and a new session, at once or when it is resumed. To simulate a
+        crashed zkserver, suspend it and never resume it. Raises :class:`InvalidRequest` if there is
+        no such session.
         """
         with self._lock:
             client = self._clients.get(session)
@@ -118,7 +118,7 @@ class MemoryTree:
             self._announce(plan)
 
     def _keep(self, plan: CommitPlan) -> None:
-        """Make *plan* durable before the tree adopts it; if this raises, nothing has changed."""
+        """Make *plan* durable before the tree adopts it; if this raises, nothing was changed."""
 
     def _announce(self, plan: CommitPlan) -> None:
         changes = [Changed(path) for path in plan.changes]
@@ -128,21 +128,21 @@ class MemoryTree:
 
 
 class MemoryCoordinator:
-    """One session on a :class:`MemoryTree`; without *hub* on a tree of its own.
+    """One session on a :class:`MemoryTree`; without *hub* it has its own tree.
 
     *session* names it; by default the hub numbers its sessions. Raises :class:`InvalidRequest` if
     the name is in use.
 
-    While it is suspended, requests wait; :meth:`resume` carries them out after :class:`Resumed`.
-    If the session has expired meanwhile, :class:`SessionExpired` comes instead: waiting commits
-    are :class:`Uncertain`, waiting loads are carried out, earlier watches are gone.
+    While it is suspended, requests wait; :meth:`resume` carries them out after :class:`Resumed`. If
+    the session has expired meanwhile, :class:`SessionExpired` comes instead: waiting commits are
+    :class:`Uncertain`, waiting loads are carried out, earlier watches have ended.
     """
 
     def __init__(self, hub: MemoryTree | None = None, *, session: str | None = None) -> None:
         self._hub = MemoryTree() if hub is None else hub
         # Other threads append while the owner's thread polls; a deque needs no lock for that.
         self.arrivals: deque[CoordEvent] = deque()
-        self._held: deque[CoordRequest] = deque()  # submitted while suspended
+        self._held: deque[CoordRequest] = deque()  # requests submitted while suspended
         self._is_suspended = False
         self._is_expired = False  # true only while suspended
         self._is_closed = False
@@ -208,7 +208,7 @@ class MemoryCoordinator:
                 self._held = deque(held for held in self._held if isinstance(held, Load))
                 self._renew()
             else:
-                # As a remote backend does: changes may have been missed, so report every root.
+                # Like a remote backend, report each root, because changes may have been missed.
                 roots = self._hub._watches.roots(self._session)
                 self.arrivals += [Resumed(), *map(Changed, roots)]
             while self._held:

@@ -107,7 +107,7 @@ class SqliteTree(MemoryTree):
         kept = [entry for entry in plan.changes.values() if entry and entry.owner is None]
         before = map(self._tree.get, plan.changes)
         gone = [entry for entry in before if entry and entry.owner is None]
-        if gone or kept:  # else only ephemeral nodes have changed, which needs no fsync
+        if gone or kept:  # otherwise only ephemeral nodes have changed, which needs no fsync
             self._file.replace(gone, kept)
 
 
@@ -137,13 +137,14 @@ class SqliteCoordinator(MemoryCoordinator):
 def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
     """Return the entries of the file at *path*, which must not be open; the file is not changed.
 
-    SQLite recovers a file after a crash before it reads it, which changes it. So this opens a copy.
+    After a crash SQLite recovers a file before it reads it, which would change it. So this opens a
+    copy.
 
     Raises:
         CorruptMetadata: it is damaged or not of pymq.
         StoreError: it cannot be read.
     """
-    import shutil  # lazily: opening a queue needs neither
+    import shutil  # on demand: opening a queue needs neither
     import tempfile
 
     source = os.fspath(path)
@@ -178,7 +179,7 @@ class _File:
         self.path = path
         self.opens = 0  # number of openings, including this one
         self._nodes = 0
-        self._total = 0  # of all checksums, modulo 2**32
+        self._total = 0  # sum of all checksums, modulo 2**32
         self._failure: StoreError | None = None
         self._pid = os.getpid()
         self._db: sqlite3.Connection | None = None
@@ -212,7 +213,8 @@ class _File:
 
     def _open(self, db: sqlite3.Connection) -> list[Entry]:
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
-        # Check before writing anything, even the journal mode: the file may not be of pymq.
+        # Check before anything is written, even the journal mode: the file may belong to another
+        # program.
         is_new = self._check_schema(db)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
@@ -223,14 +225,17 @@ class _File:
         row = db.execute("SELECT opens + 1, nodes, total FROM schema").fetchone()
         self.opens, self._nodes, self._total = row
         entries = self._read(db)
-        # Write only now that all checks have passed. This first write also proves, before the
+        # The first write comes only now, when all checks have passed. It also proves, before the
         # first commit, that the file is writable.
         db.execute("UPDATE schema SET opens = ?", (self.opens,))
         db.execute("COMMIT")
         return entries
 
     def _check_schema(self, db: sqlite3.Connection) -> bool:
-        """Return whether the file is new. Raises :class:`CorruptMetadata` if it is not of pymq."""
+        """Return whether the file is new.
+
+        Raises :class:`CorruptMetadata` if the file does not belong to pymq.
+        """
         found = dict(db.execute("SELECT name, type FROM sqlite_master"))
         if not found:
             return True
@@ -263,7 +268,7 @@ class _File:
     def replace(self, gone: Sequence[Entry], kept: Sequence[Entry]) -> None:
         """Replace *gone* by *kept* in one durable transaction.
 
-        Raises :class:`StoreFull` if nothing was changed, :class:`StoreError` if this is unknown.
+        Raises :class:`StoreFull` if nothing was changed, :class:`StoreError` if that is unknown.
         """
         assert self._db is not None
         rows = [(entry.path, entry.version, entry.data, _checksum(entry)) for entry in kept]
@@ -329,13 +334,13 @@ class _File:
             raise self._error(error) from error
 
     def _error(self, error: sqlite3.Error) -> StoreError:
-        # The low byte is the kind of error, the rest its place. Errors that Python detects, such as
-        # text that is not UTF-8, have no code; they mean that a row is damaged.
+        # The low byte is the kind of the error, the rest its place. Errors that Python detects,
+        # such as text that is not UTF-8, have no code; such an error means that a row is damaged.
         name = getattr(error, "sqlite_errorname", "no code")
         match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF:
             case sqlite3.SQLITE_NOTADB:
                 return CorruptMetadata(f"{self.path} is not an SQLite file ({error})")
-            # or its tables are not those of pymq
+            # its tables are not those of pymq
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:
                 return CorruptMetadata(f"{self.path} is damaged: {error} ({name})")
             case sqlite3.SQLITE_FULL:
@@ -352,12 +357,12 @@ _open_files: WeakValueDictionary[int, _File] = WeakValueDictionary()
 def _abandon() -> None:
     """Keep a forked child from ever closing the connections that it inherited.
 
-    At the child's exit SQLite would take it for the owner of the lock and delete the journal that
+    At the child's exit SQLite would consider it the owner of the lock, and delete the journal that
     the parent is still writing. So each connection gets an extra reference.
     """
     for file in list(_open_files.values()):
         if file._db is not None:
-            import ctypes  # lazily: it is slow to load, and forks are rare
+            import ctypes  # on demand: it is slow to load, and forks are rare
 
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(file._db))
 

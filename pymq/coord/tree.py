@@ -3,9 +3,9 @@
 A commit takes two steps, so that a backend can make it durable in between:
 
 1. :meth:`Tree.plan` computes the changes and leaves the tree as it is.
-2. :meth:`Tree.adopt` carries them out. Without it the commit is rolled back.
+2. :meth:`Tree.adopt` carries them out. If a plan is not adopted, the commit has no effect.
 
-:meth:`Tree.apply` does both.
+:meth:`Tree.apply` does both steps.
 
 The root ``/`` always exists. It holds no data, is never listed and cannot be changed.
 """
@@ -36,7 +36,7 @@ from pymq.errors import CorruptMetadata, InvalidRequest
 
 __all__ = ["MAX_DATA_BYTES", "CommitPlan", "Tree", "TreeWatches", "validate"]
 
-# ZooKeeper refuses requests of 1 MiB; half of it leaves space for the other fields
+# ZooKeeper refuses requests of 1 MiB; half of that leaves space for the other fields
 MAX_DATA_BYTES = 1 << 19
 
 # Paths that ZooKeeper refuses are refused here, too, so that a tree can move between backends: "."
@@ -50,7 +50,7 @@ def validate(request: CoordRequest) -> None:
 
     Refused are a bad path, more than :data:`MAX_DATA_BYTES` of data, and a negative version (which
     ZooKeeper would take for "any"). Every backend calls this in ``submit``; such a request is a bug
-    of its caller.
+    of the caller.
     """
     match request:
         case Load(root=root):
@@ -104,7 +104,7 @@ class CommitPlan:
 @define
 class _Node:
     entry: Entry
-    children: dict[str, _Node] = Factory(dict)  # by full path; only ever iterated in insert order
+    children: dict[str, _Node] = Factory(dict)  # by full path; only iterated in order of insertion
 
 
 class Tree:
@@ -146,7 +146,10 @@ class Tree:
         return Committed(commit.tag, plan.versions)
 
     def plan(self, commit: Commit, session: str) -> CommitPlan | Conflicted:
-        """Return the effect of *commit*, or its first op that does not hold. Changes nothing."""
+        """Return the effect of *commit*, or its first op that does not hold.
+
+        This changes nothing.
+        """
         draft = _Draft(self._nodes, session)
         versions = []
         for index, op in enumerate(commit.ops):
@@ -157,7 +160,10 @@ class Tree:
         return CommitPlan(tuple(versions), draft.changes)
 
     def plan_expiry(self, session: str) -> CommitPlan:
-        """Return the effect of the end of *session*: its ephemeral nodes go. Changes nothing."""
+        """Return the effect of the end of *session*: its ephemeral nodes are removed.
+
+        This changes nothing.
+        """
         # Ephemeral nodes never have children, so all of them can be removed.
         return CommitPlan((), dict.fromkeys(self._owned.get(session, ())))
 
@@ -202,7 +208,7 @@ class Tree:
         if node is None:
             return  # created and deleted within one commit
         self._disown(node.entry)
-        # The parent is already gone if the commit changed it first and deleted it later.
+        # The parent is already removed if the commit changed it first and deleted it later.
         if (parent := self._nodes.get(_parent(path))) is not None:
             del parent.children[path]
 
@@ -216,7 +222,7 @@ class Tree:
 
 
 class _Draft:
-    """The tree as an op of a commit sees it: the nodes with the changes of earlier ops on top."""
+    """The tree as an op of a commit sees it: the nodes, with the changes of earlier ops applied."""
 
     def __init__(self, nodes: dict[str, _Node], session: str) -> None:
         self.changes: dict[str, Entry | None] = {}
@@ -283,7 +289,8 @@ class TreeWatches:
     """The roots that each session watches."""
 
     def __init__(self) -> None:
-        self._roots: dict[str, dict[str, str]] = {}  # session -> root -> prefix of what is below it
+        # session -> root -> prefix of the paths below it
+        self._roots: dict[str, dict[str, str]] = {}
 
     def add(self, session: str, root: str) -> None:
         """Watch *root* and everything below it for *session*."""
@@ -298,7 +305,7 @@ class TreeWatches:
         return tuple(self._roots.get(session, ()))
 
     def match(self, session: str, changes: Sequence[Changed]) -> Sequence[Changed]:
-        """Return those of *changes* that *session* watches, in their order, each once."""
+        """Return those of *changes* that *session* watches, in the same order, each once."""
         roots = self._roots.get(session)
         if roots is None:
             return ()

@@ -1,8 +1,8 @@
 """Strict CBOR: the only module that calls cbor2.
 
-The input is untrusted. So the decoder refuses tags (they make regular expressions, cyclic lists and
-numbers that explode when printed), indefinite lengths, repeated keys and bytes after the item, and
-it bounds the nesting.
+The input is untrusted. So the decoder refuses tags, indefinite lengths, repeated keys and bytes
+after the item, and limits the nesting. (Tags can make regular expressions, cyclic lists, and
+numbers that are huge when printed.)
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pymq.errors import InvalidRequest
 
 DEPTH_MAX = 16
 
-dumps = cbor2.dumps  # for plain types: definite lengths and no tags
+dumps = cbor2.dumps  # safe for plain types: it writes definite lengths and no tags
 
 
 class _RefuseTags(Mapping[int, Any]):
-    """A decoder for every tag, which refuses it."""
+    """Stands for the table of tag decoders, and refuses each tag."""
 
     def __getitem__(self, tag: int) -> Any:
         return self._refuse

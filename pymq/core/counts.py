@@ -1,4 +1,4 @@
-"""Writes counts for people, in the singular or the plural."""
+"""Formats counts with a noun in the singular or plural."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The work that a machine hands to the loop, as plain values.
 
-A machine does no I/O. It returns a :class:`Ready`, whose fields say when the loop does what:
-``send`` may leave now; ``write`` must be durable, as far as each write asks for it, before
-``after`` leaves. The loop merges the work of all machines of one turn, so that many producers share
-one write and one sync.
+A machine does no I/O. It returns a :class:`Ready`, whose fields tell the loop what to do when:
+messages in ``send`` may leave now; writes in ``write`` must be done, and durable where they say so,
+before messages in ``after`` leave. The loop merges the work of all machines of one turn, so that
+many producers share one write and one sync.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CreateBlock:
 
     block: BlockId
     start: int
-    topic: str  # names, for people who read the file
+    topic: str  # names, for people who look into the file
     partition: str
 
 
@@ -39,22 +39,22 @@ class CreateBlock:
 class Append:
     """Write *batches*, already stamped, at the end of the block.
 
-    Each broker stamps ``durable`` with what its *own* disk holds: the offset before which the whole
-    block was synced when the batch was made. Recovery treats bad bytes before ``durable`` as
-    damage, and raises an error. Bad bytes after it are a torn write, and recovery truncates them.
-    A follower therefore stamps the leader's batches anew
-    (:func:`pymq.core.batch.batch_sequence.restamp`). The leader's disk was ahead, so its value
-    would turn a torn tail of the follower into damage.
+    Each broker stamps ``durable`` with the state of its *own* disk: the offset before which the
+    whole block was synced when the batch was made. Recovery treats bad bytes before ``durable`` as
+    damage, and raises an error. Bad bytes after it are a torn write, and recovery truncates them. A
+    follower therefore replaces the leader's stamp with its own
+    (:func:`pymq.core.batch.batch_sequence.restamp`). The leader's disk was further ahead: with its
+    value a torn tail of the follower would count as damage.
     """
 
     block: BlockId
     batches: list[EncodedBatch]
-    sync: bool  # durable before ``after`` leaves
+    sync: bool  # whether it must be durable before ``after`` leaves
 
 
 @value
 class Sync:
-    """Sync earlier appends that did not ask for it."""
+    """Sync earlier appends that did not request a sync."""
 
     block: BlockId
 
@@ -94,8 +94,9 @@ class SaveState:
     """Store *state*, a few bytes that a replica must not lose (term, vote), durably.
 
     It replaces the block's earlier state and is removed with the block. It is durable before
-    anything else of the same turn is done, and stays even if that fails, so a replica may find a
-    later term than it ever sent. Of two in one turn the last counts. The block need not exist yet.
+    anything else of the same turn is done, and stays even if the rest fails, so after a crash a
+    replica may find a later term than it ever sent. If there are two in one turn, the last one
+    counts. The block need not exist yet.
     """
 
     block: BlockId
@@ -107,11 +108,11 @@ Write = CreateBlock | Append | Sync | Truncate | SealBlock | RemoveBlock | Check
 
 @value
 class WriteFailed:
-    """A write of this turn failed; none of the turn's writes to *block* counts."""
+    """A write of this turn failed; none of the turn's writes to *block* was done."""
 
     block: BlockId
     error: Exception
-    fatal: bool  # after a failed sync the content of the disk is unknown: the replica must stop
+    fatal: bool  # after a failed sync the disk's content is unknown, so the replica must stop
 
 
 # --- reads --------------------------------------------------------------------------------------
@@ -134,19 +135,20 @@ class Recovered:
     start: int
     end: int
     size: int  # bytes of all batches
-    snapshot: bytes | None  # of the last checkpoint that is still valid
-    headers: list[Header]  # of the batches after it, or of all when there is none
+    snapshot: bytes | None  # of the last valid checkpoint
+    # headers of the batches after the snapshot, or of all batches if there is none
+    headers: list[Header]
     cut_bytes: int  # bytes truncated from the tail
-    state: bytes | None = None  # of the last SaveState
+    state: bytes | None = None  # data of the last SaveState
 
 
 @value
 class RecoverFailed:
-    """The block is damaged or cannot be read; *error* says where and why."""
+    """The block is damaged or cannot be read; *error* gives place and reason."""
 
     block: BlockId
     error: Exception
-    fatal: bool = False  # failed for good, or after a failed sync: the replica must stop
+    fatal: bool = False  # a permanent failure, such as after a failed sync: the replica must stop
 
 
 @value
@@ -157,7 +159,7 @@ class Read:
     answer: Fetched | ReplicaFetched | RaftAppend
     block: BlockId
     offset: int
-    end: int  # read nothing at or beyond it
+    end: int  # read no record at or beyond this offset
     max_bytes: int
     verify: bool = False  # check bodies, and return no damaged batch
 
@@ -186,13 +188,13 @@ class TimeFound:
 
 @value
 class Compact:
-    """Rewrite sealed blocks so that only the last record of each key stays."""
+    """Rewrite sealed blocks so that only the last record of each key remains."""
 
     topic: str
     partition: str
-    blocks: tuple[BlockId, ...]  # sealed, in order
+    blocks: tuple[BlockId, ...]  # sealed blocks, in order
     tombstones_before_ms: int  # tombstones older than this are removed
-    min_dirty: float = 0.0  # do nothing while a smaller share of the bytes is uncompacted
+    min_dirty: float = 0.0  # do nothing if a smaller share of the bytes is uncompacted
 
 
 @value
@@ -201,7 +203,8 @@ class Compacted:
 
     topic: str
     partition: str
-    sizes: tuple[tuple[BlockId, int], ...]  # bytes of each block now; empty if too little was new
+    # new sizes in bytes; empty if too little was uncompacted
+    sizes: tuple[tuple[BlockId, int], ...]
     error: Exception | None = None
 
 
@@ -212,13 +215,14 @@ StoreEvent = Recovered | RecoverFailed | WriteFailed | TimeFound | Compacted
 class Ready:
     """The work of a machine, in the order in which it must be done."""
 
-    send: list[Envelope] = Factory(list)  # may leave now
-    write: list[Write] = Factory(list)  # must be durable before ...
-    after: list[Envelope] = Factory(list)  # ... these leave
+    send: list[Envelope] = Factory(list)  # messages that may leave now
+    write: list[Write] = Factory(list)  # writes that must be done before ...
+    after: list[Envelope] = Factory(list)  # ... these messages leave
     read: list[Read] = Factory(list)
-    ask: list[Recover | FindTime] = Factory(list)  # answered by a StoreEvent
-    meta: list[CoordRequest] = Factory(list)  # answered by a CoordEvent
-    jobs: list[Compact] = Factory(list)  # long work; answered by a StoreEvent later
+    ask: list[Recover | FindTime] = Factory(list)  # reads, each answered by a StoreEvent
+    # requests to the coordinator backend, each answered by a CoordEvent
+    meta: list[CoordRequest] = Factory(list)
+    jobs: list[Compact] = Factory(list)  # long work, each answered by a StoreEvent later
 
     def __bool__(self) -> bool:
         return bool(

@@ -15,14 +15,14 @@ _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 INTERNAL_PREFIX = "__"
 OFFSETS_TOPIC = "__consumer_offsets"
 
-NEVER = 1 << 62  # the deadline of a machine without one
+NEVER = 1 << 62  # the deadline of a machine that has none
 
 
 class AckMode(IntEnum):
     """When a produce is acknowledged, and how the partition replicates."""
 
-    UNSET = -2  # created, takes no records yet
-    RAFT = -1  # acknowledged when a majority has it durably
+    UNSET = -2  # the partition is created, but takes no records yet
+    RAFT = -1  # acknowledged when a majority has the record durably
     NONE = 0  # not acknowledged
     LEADER = 1  # acknowledged when the leader has written it
 
@@ -103,7 +103,7 @@ def check_name(name: object, what: str = "name") -> str:
 def check_topic_id(topic_id: object) -> str:
     """Return *topic_id* if it is a valid topic id.
 
-    The controller makes ids of 32 hex digits. The check accepts more, but no character with a
+    The controller makes ids of 32 hex digits. The check allows other ids, but no characters with a
     meaning in a path, because the folder of a topic's blocks is named after its id.
 
     Raises:

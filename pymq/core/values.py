@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
 
     def define(cls: type) -> type:
-        """Make a class of objects with state, which compare by identity."""
+        """Make a class of objects with state, which are compared by identity."""
         return _slotted(cls)
 
     def value(cls: type) -> type:
@@ -38,9 +38,9 @@ else:
 
 
 class _Later:
-    """A placeholder for an attribute that attrs generates when it is first read.
+    """A placeholder for an attribute that attrs generates when it is read first.
 
-    There is no lock: two threads that read it at once generate the same attribute twice.
+    There is no lock: two threads that read it at the same time generate the same attribute twice.
     """
 
     __slots__ = ("_made", "_name", "_twin")
@@ -48,7 +48,7 @@ class _Later:
     def __init__(self, name: str, made: type, twin: dict[str, Any]) -> None:
         self._name = name
         self._made = made
-        self._twin = twin  # the body of a class with the same fields
+        self._twin = twin  # a class with the same fields, whose body attrs processes
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         made = self._made
@@ -63,10 +63,10 @@ class _Later:
 
 
 def _slotted(cls: type) -> type:
-    """Return *cls* with slots for its fields, as ``attrs.define`` does, without the later parts.
+    """Return *cls* with slots for its fields, as ``attrs.define`` does, but no methods.
 
     Every field is an argument of ``__init__``. No class has a validator or a converter, because
-    input is checked where it enters.
+    input is checked where it enters pymq.
     """
     body = dict(vars(cls))
     hints = body.get("__annotations__", {})

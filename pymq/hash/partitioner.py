@@ -1,14 +1,15 @@
 """The partition of a key: ``crc32(key) % 1_000_003 % partitions``.
 
 All records of a key must be in one partition for as long as the topic lives, across releases and
-languages. So this function never changes: golden values pin it, and another function would get
-another name. CRC-32 is that of zlib (IEEE 802.3, unsigned).
+languages. So this function never changes: golden values in the tests fix it, and another function
+would get another name. CRC-32 is that of zlib (IEEE 802.3, unsigned).
 
-``crc32(key) % partitions`` would not do: CRC is linear, so for a power of two and keys that differ
-in few bits, whole partitions can stay empty. Of 400 families of 64 to 1,024 such keys, it left half
-or more of 16 partitions without a key in 31 cases, of 8 partitions in 11. The remainder by a prime
-breaks the linearity: there was no such case, and keys spread as with blake2b. It costs 15 ns a key;
-finalizers that multiply cost 55 to 75 ns and spread no better.
+``crc32(key) % partitions`` would not be good enough: CRC is linear, so if the number of partitions
+is a power of two and keys differ in few bits, whole partitions can stay empty. Of 400 families of
+64 to 1,024 such keys, it left half or more of 16 partitions without a key in 31 cases, of 8
+partitions in 11. The remainder by a prime breaks the linearity: no partition was empty, and keys
+spread as well as with blake2b. It costs 15 ns a key; finalizers that multiply cost 55 to 75 ns and
+spread no better.
 
 The price is a bias below ``partitions / 1_000_003``: 0.1 % with 1,000 partitions, 1 % with 10,000.
 """
@@ -44,7 +45,7 @@ def key_partitions(keys: Sequence[bytes], partitions: int) -> list[int]:
     """Return :func:`key_partition` of every key, at about 75 ns each instead of 105."""
     if not 0 < partitions <= MAX_PARTITIONS:
         raise _bad_count(partitions)
-    crc = crc32  # A local name and the literal prime save 10 %.
+    crc = crc32  # a local name and a literal prime save 10 %
     return [crc(key) % 1_000_003 % partitions for key in keys]
 
 

@@ -44,17 +44,17 @@ def place(
 ) -> tuple[str, ...]:
     """Return the distinct brokers for a new block of *key* (``topic/partition``), the leader first.
 
-    *brokers* are the live ones, with weights if it is a mapping. With *racks* (broker to rack)
-    replicas spread over as many racks as there are; this goes before balance. *hosting* and
-    *leading* are the numbers of replicas and of leaderships of each broker, without this block.
-    With them, the brokers with the least load relative to their weight come first.
+    *brokers* are the live ones; if it is a mapping, its values are their weights. With *racks*
+    (broker to rack) replicas spread over as many racks as possible; this has priority over balance.
+    *hosting* and *leading* are the numbers of replicas and of leaderships of each broker, without
+    this block. With them, the brokers with the least load relative to their weight come first.
 
     Raises NotEnoughBrokers if there are fewer live brokers than *replicas*.
     """
     if replicas < 1:
         raise InvalidRequest(f"a block needs at least one replica, got {replicas}")
     if isinstance(brokers, Mapping) and len(brokers) == replicas == 1:
-        return tuple(brokers)  # An embedded queue has no choice and needs no ring.
+        return tuple(brokers)  # an embedded queue has no choice and needs no ring
     ring = ring_of(brokers)
     cost = None if hosting is None else load_cost(hosting, ring.weights)
     chosen = ring.pick(key, replicas, racks=racks, cost=cost)
@@ -84,7 +84,7 @@ def place_all(
 
 
 def load_cost(load: Mapping[str, int], weights: Mapping[str, float]) -> Callable[[str], float]:
-    """Return the cost of one more item on a broker: its load with it, relative to its weight."""
+    """Return the load of a broker with one more item, relative to its weight."""
     return lambda name: (load.get(name, 0) + 1) / weights[name]
 
 

@@ -29,7 +29,7 @@ def rebalance(
 ) -> dict[str, tuple[str, ...]]:
     """Return new replicas for the keys of *placed* (``topic/partition`` to replicas) that move.
 
-    Replicas on brokers that are not in *brokers* are replaced first, as far as there are others.
+    Replicas on brokers that are not in *brokers* are replaced first, if there are other brokers.
     Then replicas move from the fullest brokers to the emptiest, never to fewer racks than before,
     until no move helps. *budget* is the number of replicas that may move, ``None`` for no limit.
 
@@ -90,7 +90,7 @@ class _Plan:
         for full in sorted(now, key=lambda name: -now[name]):
             for empty in emptiest:
                 if then[empty] >= now[full]:
-                    break  # The next brokers are even fuller.
+                    break  # the next brokers are even fuller
                 for key in self._held[full]:
                     if empty not in self._now[key] and self._keeps_racks(key, full, empty):
                         self._replace(key, full, empty)
@@ -105,8 +105,8 @@ class _Plan:
         )
         result = {}
         for key, names in rolled.items():
-            # A roll elects a new leader anyway, so the choice is free. A dead broker without a
-            # replacement stays listed and must not lead.
+            # A roll elects a new leader anyway, so any of them may lead. A dead broker without a
+            # replacement stays in the list and must not lead.
             able = [name for name in names if name in self._weights] or names
             leader = min(able, key=lambda name: leading[name] / self._weights.get(name, 1.0))
             leading[leader] += 1

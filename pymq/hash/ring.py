@@ -17,9 +17,10 @@ from pymq.errors import InvalidName, InvalidRequest, NotEnoughBrokers
 
 __all__ = ["POINTS", "Ring", "key_point", "member_points"]
 
-# Points of a member of weight 1. Largest deviation from the fair share with 3 members, median of
-# 60 rings: 32 points 17 %, 64 11 %, 128 7 %, 256 7 %, 512 4 %. Beyond 128 the ring costs more to
-# build than it gains; if evenness matters (place, assign), a bound on the load gives it.
+# Points of a member of weight 1. Largest deviation from the fair share with 3 members, median of 60
+# rings: 17 % with 32 points, 11 % with 64, 7 % with 128, 7 % with 256, 4 % with 512. More than 128
+# points cost more time to build than they gain; where evenness matters (place, assign), a bound on
+# the load ensures it.
 POINTS = 128
 MAX_WEIGHT = 1_000.0  # 128,000 points, 0.2 s to build; a larger one is a wrong unit
 
@@ -37,7 +38,7 @@ def member_points(member: str, count: int) -> list[int]:
     name = member.encode("utf-8", "surrogatepass")
     points: list[int] = []
     for number in range(-(-count // _POINTS_PER_DIGEST)):
-        # The NUL separates number and name unambiguously: a number has none.
+        # The NUL separates number and name unambiguously, because a number has none.
         digest = blake2b(b"%d\0%b" % (number, name), person=b"pymq point").digest()
         points += (int.from_bytes(digest[at : at + 8], "big") for at in range(0, 64, 8))
     return points[:count]
@@ -97,11 +98,11 @@ class Ring:
         return f"Ring({self._weights})"
 
     def with_member(self, member: str, weight: float = 1.0) -> Ring:
-        """Return a ring with *member* added or re-weighted; only its keys move."""
+        """Return a ring with *member* added or re-weighted; only keys of that member move."""
         return Ring({**self._weights, member: weight})
 
     def without(self, member: str) -> Ring:
-        """Return a ring without *member*; only its keys move."""
+        """Return a ring without *member*; only keys of that member move."""
         return Ring({name: weight for name, weight in self._weights.items() if name != member})
 
     def owner(self, key: str | bytes) -> str:
@@ -157,7 +158,7 @@ class Ring:
         price = {name: cost(name) if cost is not None else 0.0 for name in rest}
         picked: list[str] = []
         for _ in range(n):
-            # The dict is in ring order, and min() returns the first of equals.
+            # The dict is in ring order, and min() returns the first of equal ones.
             best = min(price, key=lambda name: (used[rack(name)], price[name]))
             del price[best]
             used[rack(best)] += 1

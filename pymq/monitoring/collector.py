@@ -29,7 +29,7 @@ class TransportStats(Protocol):
     """The figures that a transport provides."""
 
     dropped: int  # messages and packets lost or refused
-    cut: int  # connections closed because the peer read nothing
+    cut: int  # connections closed because the peer did not read
 
     @property
     def outbox(self) -> FetchOutbox:
@@ -42,7 +42,7 @@ class TransportStats(Protocol):
         ...
 
     def tell_when_crowded(self, told: Callable[[int], object]) -> None:
-        """Have *told* called with the number of refused connections, now and then, if it grows."""
+        """Call *told* with the number of refused connections when it grows, at a limited rate."""
         ...
 
     def waiting(self) -> tuple[int, int, int]:
@@ -65,20 +65,20 @@ class Collector:
         self._loop = loop
         self._version = version
         self._files = files
-        self._meter = Meter(time.perf_counter)  # of the zkserver and the first broker
+        self._meter = Meter(time.perf_counter)  # meter of the zkserver and the first broker
         self._brokers: dict[BrokerMachine, Meter] = {}
         self._zkservers: list[Controller] = []
 
-    # --- assembling -----------------------------------------------------------------------------
+    # --- adding machines --------------------------------------------------------------------------
 
     def add_broker(self, machine: BrokerMachine, store: BlockStore) -> None:
-        """Have the loop drive a broker, and time it."""
+        """Add a broker to the loop, and time its requests."""
         meter = Meter(time.perf_counter) if self._brokers else self._meter
         self._loop.add_broker(machine.me, machine, MeteredStore(store, meter), meter)
         self._brokers[machine] = meter
 
     def add_zkserver(self, machine: Controller, backend: Coordinator) -> None:
-        """Have the loop drive a zkserver, and time it."""
+        """Add a zkserver to the loop, and time its requests."""
         self._loop.add_zkserver(machine.me, machine, backend, self._meter)
         self._zkservers.append(machine)
 
@@ -123,7 +123,7 @@ class Collector:
 
 
 def process(out: Metrics) -> None:
-    """Return the operating system's figures for this process; any thread may call this."""
+    """Add the operating system's figures for this process; any thread may call this."""
     times = os.times()
     out.add("process_cpu_seconds_total", times.user + times.system)
     try:
@@ -132,7 +132,7 @@ def process(out: Metrics) -> None:
         since_boot = float(_told("/proc/uptime").split()[0])
         open_fds = len(os.listdir("/proc/self/fd"))
     except (OSError, ValueError, IndexError):
-        return  # Not Linux, or no /proc: leave those figures out.
+        return  # not Linux, or no /proc: leave those figures out
     out.add("process_resident_memory_bytes", pages * os.sysconf("SC_PAGE_SIZE"))
     age = since_boot - ticks / os.sysconf("SC_CLK_TCK")
     out.add("process_start_time_seconds", round(time.time() - age, 2))

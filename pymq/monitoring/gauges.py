@@ -1,7 +1,7 @@
 """Gauges of a broker or a zkserver, read on request.
 
-The thread that turns the loop only copies the figures, at about 5 us per partition led here. The
-thread that requested them formats them.
+The thread that turns the loop only copies the numbers, which takes about 5 us for each partition
+that the broker leads. The thread that requested them formats them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pymq.core.types import AckMode, TopicPartition
 
 
 def broker(machine: BrokerMachine, out: Metrics) -> None:
-    """Add what a broker hosts, leads and coordinates."""
+    """Add the numbers of hosted and led partitions and of coordinated groups."""
     led = under = few = failed = 0
     taken_in: dict[str, list[int]] = {}
     for partition in machine.partitions.values():
@@ -44,7 +44,10 @@ def broker(machine: BrokerMachine, out: Metrics) -> None:
 
 
 def _led(partition: Partition, out: Metrics) -> tuple[int, int]:
-    """Add a partition led here; returns the numbers of in-sync replicas and of all replicas."""
+    """Add a partition that this broker leads.
+
+    Returns the numbers of in-sync and of all replicas.
+    """
     report, state = partition.report(), partition.state
     replicas = len(state.blocks[-1].replicas)
     in_sync = len(report.in_sync)
@@ -69,7 +72,7 @@ def _groups(machine: BrokerMachine, out: Metrics) -> None:
             for (topic, partition), leases in group.offsets.leases.items():
                 where = (group.name, topic, partition)
                 out.add("pymq_group_committed_offset", leases.committed, *where)
-                out.add("pymq_group_in_flight", leases.in_flight, *where)
+                out.add("pymq_group_in_flight", leases.spans.in_flight, *where)
                 # A leader on this broker has a newer high watermark than the members' reports.
                 led = machine.partitions.get((topic, partition))
                 if led is not None and led.leads:
@@ -82,7 +85,7 @@ def _groups(machine: BrokerMachine, out: Metrics) -> None:
 
 
 def zkserver(machine: Controller, out: Metrics) -> None:
-    """Add what a zkserver knows of the cluster, if it is the active one."""
+    """Add the figures of the cluster, if this zkserver is the active one."""
     counts = machine.journal.counts
     out.add("pymq_active_controller", int(machine.is_active))
     out.add("pymq_isr_shrinks_total", counts["isr_shrunk"])
@@ -93,7 +96,7 @@ def zkserver(machine: Controller, out: Metrics) -> None:
     out.add("pymq_rolls_under_way", machine.rolls)
     out.add("pymq_metadata_queue", machine.queue)
     if not machine.is_active:
-        return  # A former controller's figures would add to those of the active one.
+        return  # a former controller's figures would be added to those of the active one
     image, members = machine.image, machine.members
     dead = offline = partitions = 0
     for name in image.brokers:

@@ -44,14 +44,14 @@ from pymq.transport.base import Arrival, Gate, Transport
 if TYPE_CHECKING:
     from pymq.web.server import Server
 
-LEAVE_MS = 3_000  # for a stopping broker to hand over its leaderships
-HEARTBEAT_MS = 300  # of brokers
-SESSION_MS = 2_000  # a broker without a heartbeat for this long is dead
-COPY_BYTES_S = 50 << 20  # copy rate of sealed blocks to a broker
+LEAVE_MS = 3_000  # time in which a stopping broker hands over its leaderships
+HEARTBEAT_MS = 300  # interval of brokers' heartbeats
+SESSION_MS = 2_000  # a broker without a heartbeat for so long counts as dead
+COPY_BYTES_S = 50 << 20  # bytes a second at which sealed blocks are copied to a broker
 COPIES_MAX = 1_000
 ZKSERVER = "zkserver"  # key name of a zkserver, if no key file names its endpoint
-DRAIN_S = 2.0  # limit for sending the rest when a node stops
-DRAIN_RUNS = 10  # runs of its loop for that
+DRAIN_S = 2.0  # limit for sending the remaining messages when a node stops
+DRAIN_RUNS = 10  # runs of the node's loop in that time
 
 
 def _new_id() -> str:
@@ -61,7 +61,7 @@ def _new_id() -> str:
 class Node(Handle):
     """The life cycle of brokers and zkservers.
 
-    ``run`` turns the node in this thread until ``stop``; ``start`` does so in a thread of its own.
+    ``run`` turns the node in the calling thread until ``stop``; ``start`` does so in a new thread.
     ``close``, or leaving the ``with`` block, ends it in either case.
     """
 
@@ -70,7 +70,7 @@ class Node(Handle):
     ) -> None:
         self.transport = transport
         self.loop = loop
-        self.journal = meters.journal  # of events; add a listener to receive them
+        self.journal = meters.journal  # journal of events; add a listener to receive them
         self.on_ready: Callable[[], None] = lambda: None  # called once, by the node's thread
         self._runner = NodeThread(loop, transport, self._note)
         self._thread: threading.Thread | None = None
@@ -157,7 +157,7 @@ class Node(Handle):
         self._runner.stop()
 
     def close(self) -> None:
-        """Stop the node and close its resources; may be repeated."""
+        """Stop the node and close its resources; closing twice is allowed."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self.stop()
@@ -179,7 +179,7 @@ class Node(Handle):
         return False
 
     def _note(self, arrivals: Sequence[Arrival]) -> None:
-        """Inspect arrivals before the machines receive them."""
+        """Inspect arrived messages before the machines get them."""
 
     def _ready(self) -> None:
         if not self._is_ready.is_set():
@@ -339,7 +339,7 @@ class Broker(Node):
     def _note(self, arrivals: Sequence[Arrival]) -> None:
         self._directory.note(arrivals)
         if not self._is_ready.is_set() and any(type(m) is LeaderAndIsr for _, _, m in arrivals):
-            self._ready()  # A controller has sent the partitions to host.
+            self._ready()  # a controller has sent the partitions to host
 
     def stop(self) -> None:
         """Request an orderly stop: the broker first hands over its leaderships, for a few
@@ -367,7 +367,7 @@ class Broker(Node):
 
 
 class ZkServer(Node):
-    """A zkserver: it keeps the metadata and, if it is the active one, is the cluster's controller.
+    """A zkserver: it keeps the metadata, and the active one is the cluster's controller.
 
     Args:
         listen: its endpoint; port 0 takes a free one.
@@ -470,7 +470,7 @@ class ZkServer(Node):
 
     def run(self) -> None:
         """Turn the node in this thread until :meth:`stop`, then close its resources."""
-        # It answers from now on, perhaps only with the name of the active zkserver.
+        # From now on it answers requests, perhaps only with the name of the active zkserver.
         self._ready()
         super().run()
 
@@ -478,4 +478,4 @@ class ZkServer(Node):
         try:
             self._backend.close()
         except PymqError:
-            pass  # The session has ended, or will time out.
+            pass  # the session has ended, or will time out

@@ -1,8 +1,8 @@
-"""The options of a broker and of a zkserver on a command line, and the nodes that they describe.
+"""The command line options of a broker and of a zkserver, and their conversion to arguments.
 
-``pymq broker``, ``pymq zkserver`` and the programs in ``examples/`` share them. Parse with
-:func:`pymq.nodes.service.parse`, which also reads a configuration file, and pass what
-:func:`broker_arguments` or :func:`zkserver_arguments` returns to the node.
+``pymq broker``, ``pymq zkserver`` and the programs in ``examples/`` share them. Parse them with
+:func:`pymq.nodes.service.parse`, which also reads a configuration file, and pass the result of
+:func:`broker_arguments` or :func:`zkserver_arguments` to the node.
 """
 
 from __future__ import annotations

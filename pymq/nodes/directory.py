@@ -1,7 +1,7 @@
 """Endpoints of a cluster's nodes, learned from the zkservers' answers and requested if missing.
 
 Machines address each other by name. A zkserver's answers to clients contain the endpoints of
-brokers; a broker receives only the names of its peers. So if the transport has a message for a node
+brokers, but a broker gets only the names of its peers. So if the transport has a message for a node
 without a known endpoint, the directory requests the description of the cluster.
 """
 
@@ -16,8 +16,8 @@ from pymq.core.types import NEVER
 from pymq.errors import NotController
 from pymq.transport.base import CLIENT_PREFIX, Arrival
 
-ASK_MS = 250  # minimum between two requests
-KEEP_ASKING_MS = 5_000  # until a missing node is forgotten
+ASK_MS = 250  # shortest time between two requests
+KEEP_ASKING_MS = 5_000  # after so long a missing node is forgotten
 
 
 class Directory(Outbox):
@@ -35,20 +35,21 @@ class Directory(Outbox):
         self._controllers = list(controllers)
         self._learn = learn
         self._clock = clock
-        self._missing: dict[str, int] = {}  # missing nodes, and until when to look for them
+        # missing nodes, each with the time until which to look for it
+        self._missing: dict[str, int] = {}
         self._ids = 0
         self._asked_at = -NEVER
 
     def stranger(self, node: str) -> None:
         """Note that the transport has a message for *node*, whose endpoint is unknown."""
         if node.startswith(CLIENT_PREFIX):
-            return  # A client that has gone: clients have no endpoint, and no zkserver knows them.
+            return  # a client that has left: clients have no endpoint, and no zkserver knows them
         now = self._clock()
         self._missing[node] = now + KEEP_ASKING_MS
         self.due = min(self.due, max(now, self._asked_at + ASK_MS))
 
     def note(self, arrivals: Sequence[Arrival]) -> None:
-        """Learn endpoints from an arrived message, for whichever machine it is."""
+        """Learn endpoints from an arrived message, regardless of its receiver."""
         for _, _, message in arrivals:
             if type(message) is Answer:
                 self._learn_from(message)
@@ -74,7 +75,7 @@ class Directory(Outbox):
             self._learn(node, endpoint)
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in the answer to this machine's own request."""
+        """Handle the answer to this machine's own request."""
         if isinstance(message, Answer) and isinstance(message.error, NotController):
             active = message.error.details.get("controller")
             if isinstance(active, str) and active in self._controllers:

@@ -1,7 +1,7 @@
 """Assembles an embedded queue: a zkserver and one or more brokers in the user's process.
 
-One loop drives all of them, so a message goes from one broker to another by reference, in the
-thread that waits for its result; only the disks of several brokers work in threads.
+One loop drives all of them, so messages between brokers travel by reference, in the thread that
+waits for the result; only the disks of several brokers work in threads.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from pymq.store.file.file_store import FileStore
 if TYPE_CHECKING:
     from pymq.hash.assign import Assignor
 
-BROKER = "broker-"  # and a number, from 0 on
+BROKER = "broker-"  # a number follows, from 0 on
 ZKSERVER = "zkserver-0"
 METADATA = "metadata.db"
-REPLICAS = 3  # of the offsets of groups, if there are enough brokers
+REPLICAS = 3  # replicas of the offsets topic, if there are enough brokers
 BROKERS_MAX = 100
 
 
@@ -49,13 +49,13 @@ class EmbeddedNode(NamedTuple):
 
 
 def open_folder(path: str | os.PathLike[str], brokers: int | None = None) -> Client:
-    """Open a folder for this process alone; creates it if absent.
+    """Open a folder for this process alone; creates a missing folder.
 
     A single broker keeps its blocks in the folder itself, each of several in a subfolder. *brokers*
-    is their number; by default that of the brokers in the folder.
+    is their number; by default the number of brokers that the folder has.
 
-    Blocks are removed only at the commit that deletes them. Blocks that a crash has left of a
-    deleted topic stay until ``pymq verify --remove-unknown`` removes them.
+    Blocks are removed only at the commit that deletes them. If a crash has left blocks of a deleted
+    topic, they stay until ``pymq verify --remove-unknown`` removes them.
 
     Raises:
         StoreLocked: another process has it open.
@@ -74,7 +74,7 @@ def open_folder(path: str | os.PathLike[str], brokers: int | None = None) -> Cli
         parts = [_part(folder, files, stack)] if count == 1 and not found else []
         if not parts:
             parts = _parts(folder, count, files, stack)
-        from pymq.coord.sqlite import SqliteCoordinator  # lazy: it loads sqlite3
+        from pymq.coord.sqlite import SqliteCoordinator  # on demand: it loads sqlite3
 
         if not os.path.exists(metadata) and any(part.store.blocks() for part in parts):
             raise CorruptMetadata(
@@ -90,8 +90,8 @@ def broker_folders(folder: str) -> list[str]:
     try:
         names = os.listdir(folder)
     except OSError:
-        return []  # Opening the folder reports the error.
-    # Two digits, so that other folders are not taken for thousands of brokers.
+        return []  # opening the folder reports the error
+    # Two digits, so that other folders are not taken for brokers.
     numbers = [
         int(name[len(BROKER) :]) for name in names if re.fullmatch(f"{BROKER}[0-9]{{1,2}}", name)
     ]
@@ -101,7 +101,7 @@ def broker_folders(folder: str) -> list[str]:
 
 def _part(folder: str, files: TimedFiles, stack: ExitStack) -> EmbeddedNode:
     """Return the parameters of the only broker, in the folder itself."""
-    store = FileStore(folder, files=files)  # first, since it takes the lock
+    store = FileStore(folder, files=files)  # first, because it takes the lock
     stack.callback(store.close)
     return EmbeddedNode(store)
 
@@ -110,7 +110,7 @@ def _parts(folder: str, count: int, files: TimedFiles, stack: ExitStack) -> list
     """Return the parameters of several brokers, each with the identity of its disk."""
     from pathlib import Path
 
-    from pymq.nodes.identity import next_identity  # lazy: one broker needs none
+    from pymq.nodes.identity import next_identity  # on demand: a single broker needs none
 
     if os.path.exists(os.path.join(folder, "FORMAT")):
         raise ConfigError(
@@ -129,9 +129,9 @@ def _parts(folder: str, count: int, files: TimedFiles, stack: ExitStack) -> list
 
 
 def open_memory(brokers: int = 1) -> Client:
-    """Open a queue in memory, which is lost when it is closed."""
+    """Open a queue in memory; its records are lost when it is closed."""
     from pymq.coord.memory import MemoryCoordinator
-    from pymq.store.memory import MemoryStore  # lazy: a folder does not need it
+    from pymq.store.memory import MemoryStore  # on demand: a folder does not need it
 
     with ExitStack() as stack:
         parts = [EmbeddedNode(MemoryStore(), str(number)) for number in range(brokers)]
@@ -144,7 +144,7 @@ def assemble(
     stack: ExitStack,
     files: TimedFiles | None = None,
 ) -> Client:
-    """Assemble a queue of *parts*; *stack* closes them with the client, or now after an error."""
+    """Assemble a queue of *parts*; *stack* closes them with the client, or after an error here."""
     stack.callback(backend.close)
     wall_offset_ms = _wall_ms() - _clock()
     loop = Loop(_clock)
@@ -167,7 +167,7 @@ def assemble(
         loop.wall_clock.follow(_wall_ms, broker)
     driver = Driver(loop)
     with driver:
-        pass  # Leaving the block turns the loop until recovery has ended.
+        pass  # leaving the block turns the loop until recovery has ended
     closing = stack.pop_all()
 
     def close() -> None:
@@ -191,7 +191,8 @@ def _broker(
 ) -> BrokerMachine:
     """Create a broker and add it to the loop."""
     if has_others:
-        from pymq.replication.factory import replicator as make  # lazy: it loads all replicators
+        # on demand: it loads all replicators
+        from pymq.replication.factory import replicator as make
     else:
         make = Solo
     store = part.store
@@ -207,7 +208,7 @@ def _broker(
         _assignor,
         random.Random(),
         store.blocks(),
-        # A single broker has no other replica to repair from.
+        # A single broker has no other replica from which to repair.
         store.unsealed() if has_others else (),
         now,
         meters.journal,
@@ -217,14 +218,14 @@ def _broker(
 
 
 def _assignor(name: str) -> Assignor:
-    from pymq.hash.assign import assignor  # lazy: only the first group needs one
+    from pymq.hash.assign import assignor  # on demand: only the first group needs one
 
     return assignor(name)
 
 
 def version() -> str:
     """Return the version of pymq."""
-    from pymq import __version__  # lazy: pymq is still being imported when this module is
+    from pymq import __version__  # on demand: pymq is still being imported when this module is
 
     return __version__
 
@@ -243,11 +244,12 @@ def keep(client: Client) -> None:
 
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_open_clients.clear)  # In a fork: the parent closes them.
+# in a forked child: only the parent closes them
+os.register_at_fork(after_in_child=_open_clients.clear)
 
 
 @atexit.register
 def _close_all() -> None:
-    # Send lingering batches even if the application forgot to close.
+    # Send lingering batches even if the application forgot to close the client.
     for client in list(_open_clients):
         client.close()

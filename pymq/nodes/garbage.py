@@ -1,13 +1,13 @@
 """Freezes long-lived objects, so that the garbage collector does not scan them repeatedly.
 
-CPython's collector scans all old objects each time that their number has grown by a quarter. A
-zkserver with 10,000 partitions of three replicas pauses for 0.2 s each time. Nearly all of a node's
-objects form no cycles, so reference counts free them.
+CPython's collector scans all old objects whenever their number has grown by a quarter. In a
+zkserver with 10,000 partitions of three replicas, this pauses the process for 0.2 s each time.
+Nearly all of a node's objects form no cycles, so reference counts free them.
 
-Objects that survive one full collection are therefore frozen (:func:`gc.freeze`). Reference counts
+Therefore objects that survive one full collection are frozen (:func:`gc.freeze`). Reference counts
 still free them, but collections skip them, so that a collection takes time only for new objects.
 Frozen objects in a later unreachable cycle would leak. So when the number of frozen objects has
-doubled, they are thawed and scanned once more.
+doubled, they are unfrozen and scanned once more.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import gc
 import time
 from collections.abc import Callable
 
-OLDEST = 2  # generation
+OLDEST = 2  # number of the oldest generation
 LEAST = 200_000  # objects; a scan of them takes about 40 ms
-COUNT_S = 60.0  # between two counts of the frozen objects; a count takes about 10 ms
+COUNT_S = 60.0  # pause between two counts of the frozen objects; a count takes about 10 ms
 
 
 class Freezer:
@@ -35,7 +35,7 @@ class Freezer:
         """Handle the start or the end of a collection."""
         if phase != "stop" or info["generation"] != OLDEST:
             return
-        if self._is_thawed:  # This collection has scanned all objects.
+        if self._is_thawed:  # this collection has scanned all objects
             gc.freeze()
             self._is_thawed = False
             self._most = max(self._least, 2 * gc.get_freeze_count())

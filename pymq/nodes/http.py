@@ -1,4 +1,4 @@
-"""HTTP of a node: metrics of every node, the page of a zkserver.
+"""HTTP of a node: metrics of each node, and the page of a zkserver.
 
 With keys a token proves the principal: a file ``NAME.token`` beside the keys, for scrapers and
 browsers, which cannot use CurveZMQ. Metrics need the right to ``Describe`` the cluster. The page
@@ -60,9 +60,9 @@ def open_http(
 def _is_revoked(folder: Path, name: str) -> bool:
     """Whether the key of *name* was revoked and not replaced.
 
-    A principal that never had a key, as a scraper, may still have a token.
+    A principal that never had a key, such as a scraper, may still have a token.
     """
-    from pymq.transport.curve import key_files as files  # lazy: it loads zmq
+    from pymq.transport.curve import key_files as files  # on demand: it loads zmq
 
     revoked = folder / f"{name}{files.REVOKED}"
     if not revoked.exists():

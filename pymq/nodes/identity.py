@@ -19,7 +19,7 @@ class Identity:
     """Distinguishes brokers of the same name for the controller."""
 
     name: str
-    storage_id: str  # of the disk; a replaced disk has another
+    storage_id: str  # id of the disk; a replaced disk has a different one
     incarnation: int  # rises with each start
 
 
@@ -42,7 +42,7 @@ def next_identity(folder: Path, name: str) -> Identity:
         if before is not None and before.name != name:
             raise ConfigError(f"{folder} belongs to {before.name}, not to {name}")
         storage_id = before.storage_id if before is not None else os.urandom(8).hex()
-        # The clock makes it rise, too, for a folder restored from a backup.
+        # The clock is part of it, so that it rises even if the folder was restored from a backup.
         incarnation = max(before.incarnation + 1 if before is not None else 0, wall_ms())
         made = Identity(name, storage_id, incarnation)
         _write(path, made)

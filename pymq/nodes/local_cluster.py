@@ -1,4 +1,4 @@
-"""A whole cluster on this machine, each node a process: zkservers and brokers on 127.0.0.1.
+"""A whole cluster on this machine: zkservers and brokers on 127.0.0.1, a process each.
 
 :func:`run` starts the processes, waits until all are ready, and stops them at the end. The
 zkservers listen from ``port`` on, the brokers from ``port + 10`` on.
@@ -15,24 +15,26 @@ from pathlib import Path
 
 import attrs
 
-BROKERS_FROM = 10  # the ports of brokers begin so far above that of the first zkserver
+BROKERS_FROM = 10  # the brokers' ports begin so far above that of the first zkserver
 
 
 @attrs.frozen
 class LocalCluster:
-    """What to start."""
+    """The settings of a local cluster."""
 
     data: Path
-    """The folder of everything: a folder for each broker, and the coordinator's file."""
+    """The folder of all data: a folder for each broker, and the coordinator backend's file."""
     brokers: int = 3
     port: int = 7878
     coordinator: str | None = None
-    """``zookeeper://HOSTS/ROOT``, with two zkservers; or ``sqlite:PATH``, which belongs to one
-    zkserver: by default ``zkserver.db`` in the folder."""
+    """``zookeeper://HOSTS/ROOT``, with two zkservers, or ``sqlite:PATH``, with one zkserver.
+
+    The default is ``zkserver.db`` in the folder.
+    """
     http: str | None = None
     """``HOST:PORT`` where the first zkserver serves the page."""
     curve_dir: Path | None = None
-    """The folder of keys: of ``zkserver``, ``broker-0``, ``broker-1`` and so on."""
+    """The folder of keys of ``zkserver``, ``broker-0``, ``broker-1`` and so on."""
 
     @property
     def zkservers(self) -> list[str]:
@@ -49,8 +51,7 @@ class LocalCluster:
 def run(cluster: LocalCluster, stop: threading.Event, say: Callable[[str], None]) -> int:
     """Start all nodes, wait for *stop*, and stop them; returns 1 if a node did not start.
 
-    *say* prints a line. A node that ends later may be started again by somebody else; the others
-    go on.
+    *say* prints a line. If a node ends later, the others go on; it may be started again by hand.
     """
     cluster.data.mkdir(parents=True, exist_ok=True)
     coordinator = cluster.coordinator or f"sqlite:{cluster.data / 'zkserver.db'}"
@@ -88,7 +89,7 @@ def _start(
     say: Callable[[str], None],
     **options: object,
 ) -> threading.Event:
-    """Start one node, which stops when the stack is left; the event says that it is ready.
+    """Start one node, which stops when the stack is left; the event is set once it is ready.
 
     If the node ends, it is added to *ended*.
     """

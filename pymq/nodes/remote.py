@@ -27,7 +27,7 @@ OPTIONS = ("curve_dir", "principal")  # of a URL
 
 @value
 class ClusterAddress:
-    """The parts of a cluster's URL: its zkservers, and the keys to connect with."""
+    """The parts of a cluster's URL: its zkservers, and the keys for the connection."""
 
     controllers: tuple[str, ...]  # endpoints
     curve_dir: str | None = None
@@ -39,7 +39,9 @@ def parse_url(
     curve_dir: str | os.PathLike[str] | None = None,
     principal: str | None = None,
 ) -> ClusterAddress:
-    """Parse ``zmq+tcp://HOST:PORT,HOST:PORT?curve_dir=PATH``; arguments win over the URL.
+    """Parse ``zmq+tcp://HOST:PORT,HOST:PORT?curve_dir=PATH``.
+
+    Arguments take precedence over the URL.
 
     Raises:
         ConfigError: it is no such URL.
@@ -63,7 +65,7 @@ def open_transport(where: ClusterAddress) -> ZmqTransport:
         MissingExtra: pyzmq is not installed.
     """
     with zmq_needed():
-        from pymq.transport.curve.key_ring import KeyRing  # lazy: they load zmq
+        from pymq.transport.curve.key_ring import KeyRing  # on demand: these load zmq
         from pymq.transport.zeromq.transport import ZmqTransport
 
     keys = None if where.curve_dir is None else KeyRing(where.curve_dir, where.principal)
@@ -81,7 +83,7 @@ def open_cluster(
     With *curve_dir*, or ``?curve_dir=PATH`` at the end of the URL, the client connects as the
     *principal* whose secret key is in that folder.
 
-    It waits for no zkserver: if none answers, the first call that needs one raises.
+    This does not wait for a zkserver: if none answers, the first call that needs one raises.
 
     Raises:
         ConfigError: the URL is not one, or there is no such key.
@@ -112,8 +114,8 @@ def connect(
 ) -> Client:
     """Create a client of the zkservers *controllers* over any transport.
 
-    *trouble* returns the transport's problem, for the error if no zkserver answers. If the client
-    *has_keys*, its producers use ids assigned by the cluster.
+    *trouble* returns the transport's problem, which is shown if no zkserver answers. If the client
+    *has_keys*, its producers use ids that the cluster assigns.
     """
     loop = Loop(monotonic_ms, transport.send, transport.flush)
     directory = Directory(f"{node}.directory", controllers, transport.learn, monotonic_ms)

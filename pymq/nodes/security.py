@@ -24,7 +24,7 @@ from pymq.transport.base import Gate, Transport, zmq_needed
 log = logging.getLogger("pymq.security")
 
 POLICY = "policy.toml"  # default file in the folder of keys
-RELOAD_MS = 1_000  # between two checks of the policy file
+RELOAD_MS = 1_000  # interval of checks of the policy file
 
 
 @value
@@ -39,7 +39,7 @@ class Access:
     connections_per_principal: int | None = None  # None: 500
 
     def check(self) -> dict[str, int]:
-        """Check that the options go together; returns the limits of connections, by their names.
+        """Check that the options go together; returns the limits of connections, by name.
 
         Raises:
             ConfigError: they do not.
@@ -63,7 +63,7 @@ class Access:
 
 
 class SecurityOptions(TypedDict, total=False):
-    """The keyword arguments of a node that make its :class:`Access`."""
+    """The keyword arguments of a node from which its :class:`Access` is made."""
 
     curve_dir: str | os.PathLike[str] | None
     policy: str | os.PathLike[str] | None
@@ -95,15 +95,15 @@ def open_transport(
 ) -> tuple[Transport, NodeSecurity | None]:
     """Create the transport of a node that listens, and its guard if it has keys.
 
-    *default* is the name of the node's key, if no key file names its endpoint. A given *gate*
-    replaces the guard and the policy.
+    *default* is the name of the node's key, if no key file names its endpoint. If a *gate* is
+    given, it replaces the guard and the policy.
 
     Raises:
         ConfigError: an option is wrong.
         MissingExtra: pyzmq is not installed.
     """
     with zmq_needed():
-        from pymq.transport.curve.key_ring import KeyRing  # lazy: they load zmq
+        from pymq.transport.curve.key_ring import KeyRing  # on demand: these load zmq
         from pymq.transport.zeromq.sockets import Tuning
         from pymq.transport.zeromq.transport import ZmqTransport
 
@@ -169,7 +169,7 @@ class NodeSecurity:
         self._file = -1 if audit is None else _open_audit(audit)
         self._audit = Audit(self._write, wall_ms)
         self._guard = Guard(first, self._audit, clock)
-        self.send = self._guard.send  # sent messages are counted and checked, too
+        self.send = self._guard.send  # messages to clients are counted and checked, too
 
     def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
         """Return the answers that refuse *message*, or None to accept it."""
@@ -180,11 +180,11 @@ class NodeSecurity:
         return self._guard(principal, source, message)
 
     def know(self, grants: Grants) -> None:
-        """Check and issue grants of producer ids from now on."""
+        """From now on, check and assign grants of producer ids."""
         self._guard.grants = grants
 
     def allows(self, principal: str, need: Requirement) -> bool:
-        """Whether the policy in force allows *principal* this; any thread may call this."""
+        """Whether the policy in force gives *principal* a permission; any thread may call this."""
         return self._guard.allows(principal, need)
 
     @property
@@ -193,11 +193,11 @@ class NodeSecurity:
         return self._audit.refused
 
     def fetch_wait_ms(self, principal: str) -> int:
-        """Return how long until *principal* may be sent more records; 0: now."""
+        """Return the milliseconds until *principal* may get more records; 0 means now."""
         return self._guard.fetch_wait_ms(principal)
 
     def produce_wait_ms(self, principal: str) -> int:
-        """Return how long until more may be written for *principal*; 0: now."""
+        """Return the milliseconds until more may be written for *principal*; 0 means now."""
         return self._guard.produce_wait_ms(principal)
 
     def produced(self, principal: str, size: int) -> None:
@@ -225,7 +225,7 @@ class NodeSecurity:
             stamp = self._look()
             if stamp == self._stamp:
                 return
-            # Until the policy can be read, retry each second and log the problem once.
+            # Until the policy can be read, retry each second, and log the problem once.
             with lent():
                 found: Policy = load_policy(self._path)
         except ConfigError as error:

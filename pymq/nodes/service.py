@@ -1,7 +1,8 @@
 """Runs a node as a process: options from the command line and a file, JSON log lines, signals.
 
-Options on the command line win over those in the file, which have the same names without dashes:
-``zkserver = "tcp://10.0.0.1:7878"`` in TOML is ``--zkserver tcp://10.0.0.1:7878``.
+Options on the command line take precedence over those in the file, which have the same names
+without dashes: ``zkserver = "tcp://10.0.0.1:7878"`` in TOML means ``--zkserver
+tcp://10.0.0.1:7878``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class JsonLines(logging.Formatter):
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line, with ``--config FILE.toml`` for what is not on it.
+    """Read the command line; ``--config FILE.toml`` supplies options that are not on it.
 
     An error in either ends the process with status 2.
     """
@@ -69,7 +70,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) ->
             )
         actions = {action.dest: action for action in parser._actions}
         for name, found in given.items():
-            # As text, argparse checks the value as on the command line.
+            # Passed as text, so that argparse checks the value as on the command line.
             is_switch = actions[name].nargs == 0
             if is_switch != isinstance(found, bool) or isinstance(found, dict):
                 kind = "true or false" if is_switch else "a text, a number or a list"
@@ -153,7 +154,7 @@ def web(parser: argparse.ArgumentParser, *, has_page: bool = False) -> None:
 def serve(node: Node) -> int:
     """Run *node* in this process until SIGTERM or SIGINT; returns the process's exit status.
 
-    Events are logged to stderr, a line of JSON each (:data:`pymq.core.observe.events.EVENTS`).
+    Events are logged to stderr, one line of JSON each (:data:`pymq.core.observe.events.EVENTS`).
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())

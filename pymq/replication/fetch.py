@@ -1,14 +1,15 @@
 """Replication of ack modes 1 and 0: a leader, and followers that fetch from it.
 
-A block has one leader and one epoch, so it needs no election and no truncation: if the leader is
-dead, the block is sealed, and another broker leads the next one. A follower fetches from its own
-log end, which tells the leader its position. Records that all in-sync replicas have are committed.
+A block has one leader and one epoch, so it needs no election and no truncation: if the leader
+fails, the block is sealed, and another broker leads the next one. A follower fetches from the end
+of its own log, which tells the leader its position. Records that all in-sync replicas have are
+committed.
 
-The zkserver decides the in-sync set. The leader requests a change with AlterIsr. Until it has the
-answer, it waits for the replicas of both sets (Kafka's maximal ISR, KIP-497); also after it has
-given the request up, which the zkserver may still grant. A request is for one version of the
-partition: with the next version it is granted or void. A leader that has restarted may have lost
-records that were not synced, so it does not lead that block again.
+The zkserver decides the in-sync set. The leader requests a change with AlterIsr. Until the answer
+comes, it waits for the replicas of both sets (Kafka's maximal ISR, KIP-497), even if it has given
+the request up, because the zkserver may still grant it. A request is for one version of the
+partition: when the version changes, the request is either granted or void. If a leader restarts, it
+may have lost records that were not synced, so it does not lead that block again.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from pymq.errors import CorruptBatch, NotLeader, StaleEpoch
 
 LOOKS = 6  # checks for lagging followers within ``lag_max_ms``
 MISSES = 3  # repeated fetches of the same offset before the leader takes a follower to be stuck
-HAS_LED = b"led"  # the term that a leader saves before it accepts records
+HAS_LED = b"led"  # the state that a leader saves before it accepts records
 
 
 @define
 class Follower:
-    """A leader's state of a follower."""
+    """The state of a follower, on the leader."""
 
-    end: int  # the end of its log, as durable there as the ack mode requires
+    end: int  # the end of the follower's log, as durable there as the ack mode requires
     caught_up_at: int  # when it last had all records, while the leader was running
-    incarnation: int = 0  # of the reported end; 0: not reported
+    incarnation: int = 0  # incarnation of the follower when it reported *end*; 0: not reported
     fetch: ReplicaFetch | None = None  # the fetch that waits for new records ...
     until: int = NEVER  # ... and its deadline
     served_from: int = -1  # the offset of the last records that were sent to it, if any
@@ -43,25 +44,25 @@ class Follower:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it does not store the records that it gets, as if its disk were full."""
+        """Whether the follower does not store the records it gets, as if its disk were full."""
         return self.misses >= MISSES
 
     def is_past(self, fetch: ReplicaFetch) -> bool:
-        """Whether it has restarted since it sent *fetch*."""
+        """Whether the follower has restarted since it sent *fetch*."""
         return 0 < fetch.incarnation < self.incarnation
 
     def asks(self, fetch: ReplicaFetch, now: int, retry_ms: int) -> None:
-        """Take in a fetch that waits: the follower has all records before its offset."""
+        """Handle a fetch that waits: the follower has all records before the fetch's offset."""
         if fetch.offset != self.served_from:
             self.misses = 0
-        elif now - self.served_at >= retry_ms:  # else the fetch may be a second copy
+        elif now - self.served_at >= retry_ms:  # otherwise the fetch may be a duplicate
             self.misses += 1
         self.end, self.served_from = fetch.offset, -1
         self.incarnation = fetch.incarnation
         self.fetch, self.until = fetch, now + fetch.max_wait_ms
 
     def serve(self, now: int) -> None:
-        """Note that the records at its fetch offset are sent."""
+        """Note that the records at the offset of its fetch are sent."""
         self.served_from, self.served_at = self.end, now
 
 
@@ -83,15 +84,16 @@ class FetchReplicator:
         self._number = block.number
         self._committed = block.in_sync
         self._version = replica.state.version
-        self._wanted: tuple[str, ...] | None = None  # the in-sync set that was requested
-        self._may_join: tuple[str, ...] = ()  # the members of all sets that may still be granted
+        self._wanted: tuple[str, ...] | None = None  # the in-sync set that the leader has requested
+        # members of all in-sync sets that may still be granted
+        self._may_join: tuple[str, ...] = ()
         self._asked_at = NEVER
-        self._join_at = 0  # no request before this time, after one was refused
+        self._join_at = 0  # no request before this time, because one was refused
         self._leads = False
         self._followers: dict[str, Follower] = {}
         self._attention = PausableClock(host.replication.lag_max_ms // LOOKS)
         self._request = 0
-        self._retry_at = NEVER  # a follower's
+        self._retry_at = NEVER  # when a follower retries its fetch
         if block.leader != host.me:
             self._retry_at = now
         elif replica.is_new:
@@ -100,7 +102,7 @@ class FetchReplicator:
                 for name in block.replicas
                 if name != host.me
             }
-            # It leads once this is durable: after a restart it will not lead the block again.
+            # It leads once this is durable: after a restart it must not lead the block again.
             self.is_dirty = True
         else:
             mark("fetch.restarted_leader")
@@ -114,7 +116,7 @@ class FetchReplicator:
 
     @property
     def in_sync(self) -> tuple[str, ...]:
-        """The in-sync set, as the zkserver has it."""
+        """The in-sync set, as the zkserver has committed it."""
         return self._committed if self._leads else ()
 
     def holders(self, end: int) -> tuple[str, ...]:
@@ -123,19 +125,19 @@ class FetchReplicator:
         return (*found, *(name for name, f in self._followers.items() if f.end >= end))
 
     def adopt(self, state: PartitionState, now: int) -> None:
-        """Take in a new state of the partition, perhaps with another in-sync set."""
+        """Adopt a new state of the partition, perhaps with another in-sync set."""
         block = state.blocks[-1]
         is_new = state.version > self._version
         self._committed, self._version = block.in_sync, state.version
         if block.epoch != self.epoch:
-            # This leader has restarted: it leads this block no more, and the block is rolled.
+            # This leader has restarted: it no longer leads the block, and the zkserver rolls it.
             mark("fetch.leaderless")
             self.epoch, self.leader, self._leads = block.epoch, None, False
             self.is_dirty, self._retry_at = False, NEVER
         if self._wanted == self._committed:
             self._wanted, self._asked_at = None, NEVER
         elif self._wanted is not None and is_new:
-            # The request was for an earlier version, and cannot be granted any more.
+            # The request was for an earlier version and can no longer be granted.
             mark("fetch.isr_refused")
             self._wanted, self._asked_at = None, NEVER
             self._join_at = now + 5 * self._host.replication.retry_ms
@@ -147,7 +149,7 @@ class FetchReplicator:
         self._rearm()
 
     def step(self, source: str, message: Replication, now: int) -> None:
-        """Take in a follower's fetch, or the answer to one."""
+        """Handle a follower's fetch, or the answer to one."""
         if isinstance(message, ReplicaFetch):
             self._fetch(source, message, now)
         elif isinstance(message, ReplicaFetched):
@@ -179,7 +181,7 @@ class FetchReplicator:
             ready.write.append(SaveState(self._replica.block, HAS_LED))
 
     def stable(self, end: int, now: int) -> None:
-        """Take in that this replica's log is on its disk up to *end*."""
+        """Note that this replica's log is on its disk up to *end*."""
         if self.leader == self._host.me:
             if not self._leads and not self.is_dirty:
                 mark("fetch.leads")
@@ -187,9 +189,8 @@ class FetchReplicator:
             self._caught_up(now)
             self._advance()
         elif self._request and self._retry_at == NEVER:
-            self._ask(
-                now
-            )  # The fetched records are stable: the offset of the next fetch tells the leader.
+            # The fetched records are stable: the offset of the next fetch tells that to the leader.
+            self._ask(now)
         self._rearm()
 
     def peer_changed(self, peer: str, now: int) -> None:
@@ -199,10 +200,10 @@ class FetchReplicator:
         self._rearm()
 
     def transfer(self, peer: str, now: int) -> None:
-        """Another leader is the next block's: the zkserver rolls."""
+        """Do nothing: the zkserver rolls, and the next block gets another leader."""
 
     def relinquish(self, now: int) -> None:
-        """Another leader is the next block's: the zkserver rolls."""
+        """Do nothing: the zkserver rolls, and the next block gets another leader."""
 
     # --- the leader -----------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ class FetchReplicator:
                 follower.caught_up_at = self._attention.look(now)
 
     def _advance(self) -> None:
-        """Raise the high watermark to the lowest end of all replicas that may have to lead."""
+        """Raise the high watermark to the lowest end of all replicas that may become leader."""
         end = self._log.stable_end
         for name, follower in self._followers.items():
             if name in self._committed or name in self._may_join:
@@ -275,7 +276,7 @@ class FetchReplicator:
         self.high_watermark = max(self.high_watermark, end)
 
     def _judge(self, now: int, heard: str | None = None) -> None:
-        """Request another in-sync set if a follower lags, or *heard* has caught up."""
+        """Request another in-sync set if a follower lags, or if *heard* has caught up."""
         limit = self._attention.look(now) - self._host.replication.lag_max_ms
         keeps = [self._host.me]
         for name, follower in self._followers.items():
@@ -315,7 +316,7 @@ class FetchReplicator:
             )
 
     def _incarnation(self, name: str) -> int:
-        """The incarnation of a replica that the leader's state of it is from."""
+        """The incarnation of a replica to which the leader's state of it belongs."""
         follower = self._followers.get(name)
         return self._host.incarnation if follower is None else follower.incarnation
 
@@ -344,7 +345,7 @@ class FetchReplicator:
     def _fetched(self, source: str, m: ReplicaFetched, now: int) -> None:
         log = self._log
         if source != self.leader or m.id != self._request or m.leader_epoch != self.epoch:
-            return  # The answer to an earlier fetch.
+            return  # This is the answer to an earlier fetch.
         if m.error is not None:
             self._retry_at = now + self._host.replication.retry_ms
             return
@@ -362,7 +363,7 @@ class FetchReplicator:
             except CorruptBatch:
                 self._retry_at = now + self._host.replication.retry_ms
             else:
-                self._retry_at = NEVER  # The next fetch follows when the records are stable.
+                self._retry_at = NEVER  # the next fetch follows when the records are stable
         else:
             self._ask(now)
 
@@ -375,7 +376,8 @@ class FetchReplicator:
             lag = self._host.replication.lag_max_ms
             for name, follower in self._followers.items():
                 due = min(due, follower.until)
-                # Only members of the granted set can lag: all visible records are on them.
+                # Only members of the granted set can lag: all records that consumers see are on
+                # them.
                 counts = name in self._committed and name in (self._wanted or self._committed)
                 if counts and follower.end < self._log.end:
                     due = min(due, self._attention.when(follower.caught_up_at + lag))

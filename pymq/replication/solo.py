@@ -33,7 +33,7 @@ class Solo:
         return self.in_sync
 
     def adopt(self, state: PartitionState, now: int) -> None:
-        """Take in a new state of the partition: only its epoch matters."""
+        """Adopt a new state of the partition: only its epoch matters."""
         self.epoch, self.leader = state.epoch, state.leader
         self.is_leader = self.leader == self._me
 
@@ -47,17 +47,17 @@ class Solo:
         """Do nothing: there are no deadlines."""
 
     def flush(self, ready: Ready, now: int) -> None:
-        """Return nothing: there is no state to save."""
+        """Do nothing: there is no state to save."""
 
     def stable(self, end: int, now: int) -> None:
-        """Take in that the log is on the disk up to *end*, which commits its records."""
+        """Note that the log is on the disk up to *end*, which commits its records."""
         self.high_watermark = max(self.high_watermark, end)
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Ignore it: there is no other replica."""
+        """Do nothing: there is no other replica."""
 
     def transfer(self, peer: str, now: int) -> None:
-        """There is nobody who could take over."""
+        """Do nothing: no other replica could take over."""
 
     def relinquish(self, now: int) -> None:
-        """There is nobody who could take over."""
+        """Do nothing: no other replica could take over."""

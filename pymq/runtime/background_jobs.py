@@ -14,7 +14,8 @@ class BackgroundJobs:
     """The waiting jobs, and the events of finished jobs."""
 
     def __init__(self, disks: LoopDisks) -> None:
-        self.done: deque[tuple[str, StoreEvent]] = deque()  # (machine, event), from any thread
+        # pairs (machine, event); any thread may append
+        self.done: deque[tuple[str, StoreEvent]] = deque()
         self._disks = disks
         self.waiting: deque[tuple[str, Compact]] = deque()
 

@@ -1,4 +1,4 @@
-"""The stores of one loop; several disks work in parallel."""
+"""The stores of one loop; writes to several disks run in parallel."""
 
 from __future__ import annotations
 

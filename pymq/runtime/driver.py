@@ -1,12 +1,13 @@
 """The driver: decides which thread turns the loop.
 
-A thread that waits for a durable record could pass the work to another thread and sleep. That costs
+A thread that waits for a durable record could hand the work to another thread and sleep. That costs
 two thread switches, some 40 us on top of the disk's 150. So a waiting thread turns the loop itself
-unless another thread does. While it is in the system call, other threads add their records, and the
-next turn writes all of them with one write and one sync. A background thread does what no thread
-waits for: lingering batches, timers, long work.
+unless another thread does. While that thread is in the system call, other threads add their
+records, and the next turn writes all of them with one write and one sync. A background thread does
+the work that no thread waits for: lingering batches, timers, long jobs.
 
-The lock is the right to turn the loop and to touch its machines; nothing else is locked.
+Holding the lock means being allowed to turn the loop and to touch its machines; there is no other
+lock.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from pymq.core.types import NEVER
 from pymq.errors import Closed, ForkedError, InternalError, PymqError
 from pymq.runtime.loop import Loop
 
-HOT_MS = 5  # how long the background thread sleeps at a time while there is traffic ...
-COOL_TURNS = 40  # ... and after how many idle rounds it sleeps until something is due
+HOT_MS = 5  # while there is traffic, the background thread sleeps for so long at a time ...
+COOL_TURNS = 40  # ... and after so many idle rounds it sleeps until the next deadline
 
 
 class Completion(Protocol):
@@ -34,7 +35,7 @@ class Completion(Protocol):
 
 
 class Wake(Protocol):
-    """How the background thread sleeps; an ``Event`` is one."""
+    """How the background thread sleeps; an ``Event`` satisfies it."""
 
     def set(self) -> None: ...
 
@@ -66,28 +67,34 @@ class Driver:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        self.problem: BaseException | None = None  # why the loop stopped, if it did
+        self.problem: BaseException | None = None  # the error that stopped the loop, if any
         self._lock = threading.Lock()
         self._wake: Wake = threading.Event()
         self._errands: deque[Callable[[Loop], None]] = deque()  # callbacks left by any thread
         # one lock for each thread that waits for the driver's lock
         self._queueing: deque[None] = deque()
         self._sleepers: dict[threading.Lock, None] = {}
-        self._asleep_until = 0  # of the background thread, in the loop's milliseconds
-        self._is_hot = False  # it sleeps only briefly, so it need not be woken for what is due
+        # until when the background thread sleeps, in the loop's milliseconds
+        self._asleep_until = 0
+        # whether the background thread sleeps only briefly, so that no deadline has to wake it
+        self._is_hot = False
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._pid = os.getpid()
 
-    # --- for those who want something -----------------------------------------------------------
+    # --- for callers in any thread ----------------------------------------------------------------
 
     def __enter__(self) -> Loop:
-        """Take the right to touch machines; leaving turns the loop until nothing is left to do."""
+        """Take the driver's lock.
+
+        Leaving the ``with`` block turns the loop until no work is left.
+        """
         self._check()
         is_taken = False
         try:
             try:
-                # Locks are not fair: without this, a thread that turns repeatedly would keep it.
+                # Locks are not fair: without this, a thread that turns repeatedly would keep the
+                # lock.
                 self._queueing.append(None)
                 is_taken = self._take(blocking=True)
             finally:
@@ -111,7 +118,7 @@ class Driver:
         """Take the lock; returns whether it was taken. Ctrl-C at any time leaves it free.
 
         Python raises KeyboardInterrupt before one of our functions begins, within a C function that
-        waits, or right after one. So one C function takes the lock and notes it, and the caller
+        waits, or right after one. So one C function takes the lock and records that, and the caller
         begins its ``try`` before it calls anything else.
         """
         taken: list[bool] = []
@@ -124,9 +131,9 @@ class Driver:
         return taken[0]
 
     def wait(self, what: Completion, timeout: float | None) -> bool:
-        """Wait until *what* is done, turning the loop if nobody else does.
+        """Wait until *what* is done, turning the loop if no other thread does.
 
-        *timeout* is in seconds, None waits for ever. Returns whether it is done.
+        *timeout* is in seconds; None waits without limit. Returns whether it is done.
         """
         if _is_done(what):
             return True
@@ -160,7 +167,8 @@ class Driver:
     def sleep(self, waiter: threading.Lock, timeout: float | None) -> bool:
         """Sleep until *waiter*, a locked lock, is released; returns whether it was in time.
 
-        A thread that waits for another thread's work sleeps here: if the loop breaks, it is woken.
+        A thread that waits for another thread's work sleeps here; if the loop breaks, the thread is
+        woken.
         """
         self._sleepers[waiter] = None
         in_time = False
@@ -184,8 +192,9 @@ class Driver:
         self.sleep(waiter, seconds)  # The pause ends if the loop breaks.
 
     def turn(self, name: str) -> bool:
-        """Turn the loop for machine *name* unless another thread turns it; returns whether it
-        did.
+        """Turn the loop for machine *name* unless another thread turns it.
+
+        Returns whether it did.
         """
         if self.problem is not None or self._pid != os.getpid():
             self._check()
@@ -202,9 +211,9 @@ class Driver:
         return True
 
     def poke(self, name: str) -> None:
-        """Have the turning thread drive machine *name* soon; does not wait."""
+        """Ask the turning thread to drive machine *name* soon; does not wait."""
         self.loop.poke(name)
-        # A thread that holds the lock checks for work once more after it releases it.
+        # A thread that holds the lock checks for work once more after releasing it.
         if not self._lock.locked():
             self._hurry()
 
@@ -214,7 +223,7 @@ class Driver:
             self.poke(name)
 
     def arm(self, due: int, name: str | None = None) -> None:
-        """Note that machine *name* is due at *due*: no thread may sleep longer."""
+        """Note the deadline *due* of machine *name*: no thread may sleep longer."""
         if self._thread is None:
             self._start()
         if due < self._asleep_until:
@@ -227,7 +236,7 @@ class Driver:
         """
         self._check()
         self._errands.append(errand)
-        if self._is_closed and errand in self._errands:  # else close() has run it
+        if self._is_closed and errand in self._errands:  # otherwise close() has run it
             self._errands.clear()
             raise Closed("the client was closed")
         if self._thread is None:
@@ -254,7 +263,7 @@ class Driver:
         if self.problem is not None:
             raise stopped_by(self.problem) from self.problem
 
-    # --- turning --------------------------------------------------------------------------------
+    # --- turns of the loop ------------------------------------------------------------------------
 
     def _run(self, is_enough: Callable[[], bool] | None = None) -> None:
         try:
@@ -267,9 +276,12 @@ class Driver:
             raise
 
     def _turns(self, is_enough: Callable[[], bool] | None) -> None:
-        """Turn the loop until *is_enough*; if it is None, until another thread wants the lock."""
+        """Turn the loop until *is_enough* returns True.
+
+        Without it, until another thread wants the lock.
+        """
         if self._errands:
-            # Errands that these leave run after the turns below.
+            # Errands that these add run after the turns below.
             for _ in range(len(self._errands)):
                 self._errands.popleft()(self.loop)
         self.loop.run(is_enough, queueing=self._queueing if is_enough is None else ())
@@ -280,14 +292,14 @@ class Driver:
                 waiter.release()
 
     def _look_again(self) -> None:
-        # A thread that left work while we turned relies on this last check.
+        # A thread that left work while this one turned relies on this last check.
         loop = self.loop
         if (
             loop.has_work
             or loop.jobs.waiting
             or self._errands
-            # While there is traffic the thread wakes soon anyway, and asking every machine for its
-            # deadline after each request costs more than a deadline that is met 5 ms late.
+            # While there is traffic the thread wakes soon anyway: asking all machines for their
+            # deadlines after each request would cost more than a deadline that is met 5 ms late.
             or (not self._is_hot and loop.deadline < self._asleep_until)
         ):
             if self._thread is None:
@@ -308,9 +320,9 @@ class Driver:
             if self._queueing:
                 # Waiting threads go first; their turns do this work, too.
                 self._wake.wait(HOT_MS / 1000)
-            # A thread that turns the loop meanwhile does what is due, and checks again afterwards.
-            # To wait for the lock would take it from a thread that sends one record after the
-            # other, and cost it two thread switches.
+            # If another thread turns the loop, it does what is due, and checks again afterwards.
+            # Waiting for its lock would take the lock from a thread that sends one record after the
+            # other, which costs that thread two thread switches.
             had_work = is_taken = not self._lock.acquire(blocking=False)
             if not is_taken:
                 try:
@@ -333,7 +345,7 @@ class Driver:
                 until = min(until, now + HOT_MS)
             self._is_hot = is_hot
             self._asleep_until = until
-            # A deadline that was armed before this line did not wake us: check once more.
+            # A deadline that was set before this line did not wake this thread: check once more.
             if is_taken or (not loop.has_work and loop.deadline >= until):
                 self._wake.wait(None if until >= NEVER else max(0, until - now) / 1000)
             self._asleep_until = 0
@@ -344,18 +356,18 @@ class Driver:
         return bool(loop.has_work or self._errands or loop.deadline <= loop.clock())
 
     def close(self, last: Callable[[Loop], None]) -> None:
-        """Run *last* and turn the loop once more; from then on no thread turns it."""
-        # In a forked child the lock may be held by a thread that does not exist.
+        """Run *last* and turn the loop once more; afterwards no thread turns it."""
+        # In a forked child, a thread that does not exist there may hold the lock.
         self.check_process()
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             if self.problem is None:
-                self._run()  # Errands first: threads wait for what they begin.
+                self._run()  # errands first: threads wait for work that these begin
                 last(self.loop)
                 self._run()
-            self._wake_all()  # Wake the waiting threads: their work will not be done any more.
+            self._wake_all()  # wake the waiting threads: their work will not be done any more
         self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():

@@ -4,9 +4,9 @@ All machines of a process share one loop: broker, zkserver, producers, consumers
 
 1. takes in the messages that have come,
 2. lets the machines decide,
-3. merges what they want (:class:`~pymq.core.ready.Ready`) and carries it out, so that all producers
-   of a turn share one write and one sync,
-4. tells the machines that it is done.
+3. merges their requested work (:class:`~pymq.core.ready.Ready`) and carries it out, so that all
+   producers of a turn share one write and one sync,
+4. reports to the machines that the work is done.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from pymq.runtime.timers import Timers
 from pymq.runtime.wall_clock import WallClock
 from pymq.store.base import BlockStore
 
-READ_BYTES_MAX = 32 << 20  # in one answer, for a request of any size
-# After this time in a turn the loop recovers no further block. A starting broker recovers all of
-# its open blocks, and takes in messages and sends pings between two of them.
+READ_BYTES_MAX = 32 << 20  # bytes in one answer, however large the request
+# A turn starts no further recovery of a block after this time. A starting broker recovers all of
+# its open blocks; between two of them it handles messages and sends pings.
 RECOVER_MS = 10
 TURNS_MAX = 200  # in one call of ``run``; a request takes about three
-HELD_MAX = 4  # turns that a write waits for other brokers' writes while messages come in
+HELD_MAX = 4  # turns for which a write waits for other brokers' writes while messages come in
 
 
 class Machine(Protocol):
@@ -54,11 +54,11 @@ class Machine(Protocol):
         ...
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in one message."""
+        """Handle one message."""
         ...
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         ...
 
     def ready(self, now: int) -> Ready | None:
@@ -66,7 +66,7 @@ class Machine(Protocol):
         ...
 
     def advance(self, ready: Ready, now: int) -> None:
-        """Take note that the work was carried out."""
+        """Note that the work was carried out."""
         ...
 
 
@@ -74,23 +74,23 @@ class StoreUser(Machine, Protocol):
     """A machine that keeps blocks."""
 
     def stored(self, event: StoreEvent, now: int) -> None:
-        """Take in an event of the store."""
+        """Handle an event of the store."""
         ...
 
     def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
-        """Take in that records of a block could not be read; returns the error to answer."""
+        """Note that records of a block could not be read; returns the error to answer."""
         ...
 
 
 class CoordinatorUser(Machine, Protocol):
-    """A machine that keeps metadata in a coordinator."""
+    """A machine that keeps metadata in a coordinator backend."""
 
     def decided(self, event: CoordEvent, now: int) -> None:
-        """Take in an event of the coordinator."""
+        """Handle an event of the coordinator backend."""
         ...
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """Take in that a commit could not be carried out; nothing was changed."""
+        """Note that a commit could not be carried out; nothing was changed."""
         ...
 
 
@@ -98,7 +98,7 @@ class RequestMeter(Protocol):
     """Times the requests of a machine."""
 
     def arrived(self, source: str, message: Message) -> None:
-        """Note a message that the machine takes in."""
+        """Note a message that the machine is about to handle."""
         ...
 
     def left(self, envelopes: Sequence[tuple[str, Message]]) -> None:
@@ -111,15 +111,15 @@ Work = tuple[str, Machine, Ready]  # (name, machine, its work)
 
 
 class Loop:
-    """Drives the machines of one process; one thread at a time may call it.
+    """Drives the machines of one process; only one thread at a time may call it.
 
     Messages for machines of other processes go to *far*; without it they are dropped. *flush* is
     called when these messages have to leave: before a write, after a write that others wait for,
     and after each turn.
 
     There may be several brokers, each with its own store. Then their writes wait until no machine
-    has other work, and all disks write at once: a leader's while its followers' do. A broker whose
-    write waits gets no messages until it is done, because to a machine a write takes no time.
+    has other work, so that all disks, those of leaders and followers, write at the same time. A
+    broker whose write waits gets no messages until the write is done.
     """
 
     def __init__(
@@ -133,22 +133,23 @@ class Loop:
         self._flush = flush
         self.machines: dict[str, Machine] = {}
         self.inbox: deque[tuple[str, str, Message]] = deque()  # (receiver, sender, message)
-        # recoveries that are left for the next turn
+        # recoveries left for the next turn
         self._asks: deque[tuple[str, Recover]] = deque()
         self._dirty: dict[str, None] = {}
-        self._pokes: deque[str] = deque()  # machines to drive, named by any thread
+        self._pokes: deque[str] = deque()  # names of machines to drive; any thread may append
         self._ticked = -1  # when deadlines were checked last
         self._timers = Timers()
         self._meters: dict[str, RequestMeter] = {}
         self._users: dict[str, StoreUser] = {}  # machines that have a store
-        self._only: tuple[StoreUser, BlockStore] | None = None  # if there is just one
+        # the broker and its store, if there is only one
+        self._only: tuple[StoreUser, BlockStore] | None = None
         self.disks = LoopDisks()
         self.jobs = BackgroundJobs(self.disks)
         self.wall_clock = WallClock()
         self._events = self.jobs.done
-        self._held: dict[str, Work] = {}  # work whose writes wait for those of other brokers ...
-        self._held_for = 0  # ... for so many turns ...
-        # ... and the messages that came for its machines
+        self._held: dict[str, Work] = {}  # work whose writes wait for those of other brokers, ...
+        self._held_for = 0  # ... the number of turns for which they have waited, ...
+        # ... and the messages for its machines that came meanwhile
         self._held_back: list[tuple[str, str, Message]] = []
         self._coordinator: tuple[str, CoordinatorUser, Coordinator] | None = None
 
@@ -157,8 +158,8 @@ class Loop:
     def add(self, name: str, machine: Machine, *, tells: bool = False) -> None:
         r"""Drive *machine*; messages to *name* are for it.
 
-        If it *tells*, it is asked for its deadline only after it was driven, or :meth:`rearm`\ ed;
-        until then nothing else may change that.
+        If it *tells*, the loop asks for its deadline only after driving it, or after :meth:`rearm`\
+        ; the deadline must not change otherwise.
         """
         self.machines[name] = machine
         self._timers.add(name, machine, tells=tells)
@@ -210,11 +211,11 @@ class Loop:
         self._pokes.append(name)
 
     def rearm(self, name: str) -> None:
-        """Note that a machine that tells may have another deadline; any thread may call this."""
+        """Note that a telling machine's deadline may have changed; any thread may call this."""
         self._timers.rearm(name)
 
     def take(self, arrivals: Iterable[tuple[str, str, Message]]) -> None:
-        """Take in messages from other processes: (receiver, sender, message)."""
+        """Add messages from other processes: (receiver, sender, message)."""
         self.inbox.extend(arrivals)
 
     @property
@@ -235,10 +236,10 @@ class Loop:
         queueing: Collection[object] = (),
         within_ms: int = NEVER,
     ) -> None:
-        """Turn until no work is left or *is_enough* returns True, but not forever.
+        """Turn until no work is left or *is_enough* returns True, within limits.
 
-        Other threads may add work as fast as the loop does it. So the loop returns after some
-        turns, after *within_ms* milliseconds, and when a thread is in *queueing*.
+        Other threads may add work as fast as the loop does it. So the loop returns after a number
+        of turns, after *within_ms* milliseconds, or when a thread is in *queueing*.
         """
         began = -1
         for _ in range(TURNS_MAX):
@@ -251,7 +252,7 @@ class Loop:
                 return
 
     def turn(self) -> bool:
-        """Take in all messages and events, decide once, act once.
+        """Handle all messages and events, let the machines decide, then carry out their work.
 
         Returns whether another turn would have work, as :attr:`has_work` does.
         """
@@ -279,7 +280,7 @@ class Loop:
         if self._asks:
             self._recover_on(now)
         if now != self._ticked:
-            # Deadlines are in whole milliseconds, so one check in each is enough.
+            # Deadlines are in whole milliseconds, so one check per millisecond is enough.
             self._ticked = now
             if timers.telling:
                 timers.driven(self._dirty)
@@ -290,7 +291,7 @@ class Loop:
         dirty = self._dirty
         if not dirty and not self._held:
             return bool(self.inbox or self._pokes or self._events or self._asks)
-        self._dirty = {}  # A machine touched from here on is driven in the next turn.
+        self._dirty = {}  # a machine that is touched from now on is driven in the next turn
         for name in held:
             dirty.pop(name, None)  # The machine is driven again after its write.
         work: list[Work] = []
@@ -318,7 +319,7 @@ class Loop:
                 self._post(name, ready.send)
             writes += ready.write
         if writes and self._flush is not None:
-            self._flush()  # Followers write while this node's disk does.
+            self._flush()  # followers write at the same time as this node's disk
         if writes and len(self._users) > 1:
             self._held |= {each[0]: each for each in work if each[2].write}
             work = [each for each in work if not each[2].write]
@@ -331,8 +332,8 @@ class Loop:
         for name, machine, ready in work:
             self._finish(name, machine, ready, failed, now)
         for name, machine, _ in work:
-            # The next work of these machines is often only answers, which need no turn of their
-            # own. Input from other threads waits for the next turn.
+            # The next work of these machines is often only answers, which do not need their own
+            # turn. Input from other threads waits for the next turn.
             more = machine.ready(now)
             if more is None:
                 continue
@@ -351,7 +352,7 @@ class Loop:
         if ready.after and not failed:
             self._post(name, ready.after)
             if self._flush is not None:
-                # A leader waits for this answer; no node waits for the machine's next work.
+                # A leader waits for this answer, and no node waits for the machine's next work.
                 self._flush()
         for read in ready.read:
             self._read(name, read, now)
@@ -382,7 +383,7 @@ class Loop:
     # --- the store ------------------------------------------------------------------------------
 
     def _write(self, writes: list[Write], now: int) -> bool:
-        """Write everything of the turn; return whether any of it failed."""
+        """Write everything of the turn; returns whether any write failed."""
         if self._only is None:
             return False
         machine, store = self._only
@@ -392,8 +393,9 @@ class Loop:
         return bool(failures)
 
     def _write_held(self, now: int) -> None:
-        """Carry out the held writes on all disks in parallel; a failure affects its broker
-        alone.
+        """Carry out the held writes on all disks in parallel.
+
+        A failure affects its broker alone.
         """
         held, self._held, self._held_for = list(self._held.values()), {}, 0
         self.inbox.extendleft(reversed(self._held_back))
@@ -415,7 +417,7 @@ class Loop:
         except PymqError as error:
             if not (read.verify and "found_crc" in error.details):
                 # Only the reader gets the error of a damaged body: the producer may have sent it
-                # like this, and then it is the same on all replicas.
+                # damaged, and then all replicas have the same bytes.
                 error = self._users[name].read_failed(read.block, error, now)
                 self._dirty[name] = None
             answer = attrs.evolve(read.answer, error=error)
@@ -437,7 +439,7 @@ class Loop:
         self._dirty[name] = None
 
     def _recover_on(self, now: int) -> None:
-        """Recover blocks that were left by earlier turns: at least one."""
+        """Recover blocks that earlier turns have left over: at least one."""
         for _ in range(len(self._asks)):
             name, ask = self._asks.popleft()
             if name in self._held:
@@ -456,7 +458,7 @@ class Loop:
             self._users[name].stored(event, now)
             self._dirty[name] = None
 
-    # --- the coordinator ------------------------------------------------------------------------
+    # --- the coordinator backend ------------------------------------------------------------------
 
     def _take_decisions(self, now: int) -> None:
         assert self._coordinator is not None

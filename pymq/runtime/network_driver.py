@@ -3,7 +3,7 @@
 The thread that holds the driver's lock uses the transport. So the sending thread writes a record to
 the socket without a thread switch, and the waiting thread receives its answer. While the loop is
 idle, one thread, the *watcher*, polls the transport's descriptor without the lock: the first
-sleeping application thread, or the background thread if none sleeps. The background thread stays
+sleeping application thread, or the background thread if there is none. The background thread stays
 asleep while application threads turn the loop, since each wake-up would take the GIL from them.
 """
 
@@ -22,9 +22,9 @@ from pymq.runtime.loop import Loop
 from pymq.transport.bell import Bell
 
 Arrivals = Sequence[tuple[str, str, Message]]
-ROUNDS_MAX = 50  # of polling and turning per call
+ROUNDS_MAX = 50  # rounds of polling and turning in one call
 BLIND_MAX_MS = 500  # longest sleep of the background thread while others watch
-POLL_MAX_MS = 1 << 30  # maximum of the system call; longer sleeps repeat it
+POLL_MAX_MS = 1 << 30  # limit of the system call; longer sleeps repeat it
 
 
 class Net(Protocol):
@@ -40,7 +40,7 @@ class Net(Protocol):
 class NetworkDriver(Driver):
     """Turns a loop whose messages travel over *net*.
 
-    *note* receives all arrivals before the loop.
+    *note* gets all arrived messages before the loop does.
     """
 
     def __init__(self, loop: Loop, net: Net, note: Callable[[Arrivals], None]) -> None:
@@ -50,7 +50,8 @@ class NetworkDriver(Driver):
         self._has_more = False  # the transport may have more messages
         self._turned_at = 0.0  # when an application thread turned the loop last
         self._watching = threading.Lock()  # held by the watcher, ...
-        self._watcher: threading.Lock | None = None  # ... until this lock of it is released
+        # ... until this lock, on which it sleeps, is released
+        self._watcher: threading.Lock | None = None
         self._watcher_id = 0  # the watcher's thread
         self._bell = Bell()  # wakes the watcher
         self._both = select.poll()
@@ -71,7 +72,7 @@ class NetworkDriver(Driver):
             if arrivals:
                 self._note(arrivals)
                 loop.take(arrivals)
-            # Check deadlines in the first round only: a loop checks them once a millisecond.
+            # Check deadlines in the first round only, since a loop checks them once a millisecond.
             if not number or arrivals or loop.has_work or self._errands:
                 super()._turns(is_enough)
             else:
@@ -92,8 +93,8 @@ class NetworkDriver(Driver):
             super().arm(due)
 
     def _is_idle(self) -> bool:
-        # The waiting thread has usually just sent its request and polled without an answer.
-        # Polling again would cost as much as receiving the answer.
+        # The waiting thread has usually just sent its request and polled without an answer. Polling
+        # again would cost as much as receiving the answer.
         loop = self.loop
         return not (
             self._has_more or self._errands or loop.has_work or loop.deadline <= loop.clock()
@@ -103,8 +104,8 @@ class NetworkDriver(Driver):
         return self._thread.ident if self._thread is not None else None
 
     def _has_work(self) -> bool:
-        # While others turn the loop, the background thread stays alert, so that they need not wake
-        # it for deadlines, at a thread switch each time.
+        # While others turn the loop, the background thread stays awake, so that they need not wake
+        # it for deadlines, which costs a thread switch each time.
         return self._has_more or self._is_turned() or super()._has_work()
 
     def _look_again(self) -> None:
@@ -134,7 +135,7 @@ class NetworkDriver(Driver):
             self._sleepers.pop(waiter, None)
             self._watching.release()
             if self._sleepers:
-                self._wake.set()  # Other threads still wait, and none watches.
+                self._wake.set()  # other threads still wait, and none of them watches
             else:
                 self._sleep.look_up()
         self._check()
@@ -165,7 +166,7 @@ class NetworkDriver(Driver):
         return self.hot_ms() > 0
 
     def hot_ms(self) -> float:
-        """Return how long the background thread still leaves turning to other threads."""
+        """Return for how many milliseconds the background thread still leaves turning to others."""
         return HOT_MS - (time.monotonic() - self._turned_at) * 1000
 
 
@@ -198,15 +199,15 @@ class _Sleep:
         self._blind_until = time.monotonic() + ms / 1000
         self._blind_ms = min(2 * self._blind_ms, BLIND_MAX_MS)
         found = self._alone.poll(ms)
-        # The application's thread handles all deadlines. Taking the lock from it would cost both
-        # threads a switch, and contention for the GIL.
+        # The application's thread handles all deadlines. Taking the lock from that thread would
+        # cost both a thread switch, and contention for the GIL.
         while not found and (ms := self._driver.hot_ms()) > 0:
             found = self._alone.poll(ms + 0.5)
         self._blind_until = 0.0
         return bool(found)
 
     def look_up(self) -> None:
-        """Shorten the sleep, since no thread watches the transport any more."""
+        """End the sleep earlier, since no thread watches the transport any more."""
         if self._blind_until > time.monotonic() + HOT_MS / 1000:
             self._blind_ms = HOT_MS
             self._bell.ring()

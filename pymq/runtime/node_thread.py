@@ -1,4 +1,4 @@
-"""Turns the loop of a node in a thread of its own; waits for messages, timers and requests."""
+"""Turns the loop of a node in its own thread; waits for messages, timers and requests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pymq.transport.bell import Bell
 
 T = TypeVar("T")
 
-RUN_MS = 20  # limit of one run of the loop before messages are taken in again
+RUN_MS = 20  # limit of one run of the loop before new messages are handled
 
 
 class NodeThread:
     """Turns the loop of a broker or zkserver.
 
-    *note* receives all arrivals before the loop.
+    *note* gets all arrived messages before the loop does.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class NodeThread:
                     loop.take(arrivals)
                 if arrivals or is_woken or loop.has_work or loop.deadline <= clock():
                     is_woken = False
-                    # If its coordinator backend answers at once, a zkserver has work in every turn
-                    # of a large change. Heartbeats are taken in only between two runs.
+                    # If its coordinator backend answers at once, a zkserver with a large change has
+                    # work in each turn. Heartbeats are handled only between two runs.
                     loop.run(within_ms=RUN_MS)
                     if loop.jobs.waiting:
                         self._begin_jobs()
-                    continue  # Wait only after a poll that follows the last flush.
+                    continue  # wait only after a poll that follows the last flush
                 due = loop.deadline
                 # A loop checks deadlines once a millisecond, even overdue ones.
                 ms = None if due >= NEVER else max(1, due - clock())
@@ -76,7 +76,7 @@ class NodeThread:
                         self._bell.clear()
                         is_woken = True  # perhaps by the coordinator backend
         finally:
-            self._is_stopped = self._is_over = True  # From here on `ask` raises at once.
+            self._is_stopped = self._is_over = True  # from now on `ask` raises at once
             self._answer()
             self._has_jobs.set()
             if self._worker is not None:
@@ -98,7 +98,7 @@ class NodeThread:
                 return  # The caller has timed out.
             try:
                 answer.set_result(question())
-            except Exception as error:  # for the caller
+            except Exception as error:  # the caller gets the error
                 answer.set_exception(error)
 
         self._questions.append(find_out)
@@ -107,7 +107,7 @@ class NodeThread:
             try:
                 self._questions.remove(find_out)
             except ValueError:
-                pass  # The node's thread has answered it at its end.
+                pass  # the node's thread has answered it while stopping
             else:
                 raise Closed("the node has ended")
         try:
@@ -120,7 +120,7 @@ class NodeThread:
             try:
                 self._questions.popleft()()
             except IndexError:
-                return  # The caller has withdrawn it.
+                return  # the caller has withdrawn it
 
     def wake(self) -> None:
         """Make the loop turn soon; any thread and signal handlers may call this."""
@@ -138,7 +138,7 @@ class NodeThread:
 
     def _begin_jobs(self) -> None:
         if self._worker is None:
-            # Long jobs have a thread of their own, so that the loop does not wait for them.
+            # Long jobs run in their own thread, so that the loop does not wait for them.
             self._worker = threading.Thread(target=self._work, name="pymq-jobs", daemon=True)
             self._worker.start()
         self._has_jobs.set()

@@ -1,7 +1,8 @@
 """Times the requests of a node's machine, and its store, for metrics.
 
-The loop shows a :class:`Meter` the messages that a machine takes in and sends. The machine does not
-know of it, and the simulator uses none. The cost is about 1 us per request, beside the broker's 20.
+The loop shows a :class:`Meter` the messages that a machine gets and sends. The machine does not
+know about the meter, and the simulator uses none. It costs about 1 us per request; the broker takes
+20.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ REQUESTS = (
     *(msg.GetMetadata, msg.Subscribe, msg.Unsubscribe, msg.Locate, msg.InitProducer),
     *(msg.RegisterBroker, msg.LeaderAndIsr, msg.StopReplica, msg.DescribePartitions),
 )
-ALWAYS_WELL = frozenset((msg.Stopped, msg.PartitionReports))  # answers that report no error
+ALWAYS_WELL = frozenset((msg.Stopped, msg.PartitionReports))  # answers that never contain an error
 ANSWERS = frozenset(
     (
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
@@ -57,7 +58,7 @@ ANSWERS = frozenset(
 
 @define
 class Times:
-    """A histogram with a list of samples not yet added: appending costs a sixth of adding."""
+    """A histogram with a list of new samples: appending one costs a sixth of adding it."""
 
     histogram: Histogram = Factory(Histogram.new)
     fresh: list[float] = Factory(list)
@@ -93,7 +94,7 @@ class Meter:
         self.writes = Times()
 
     def arrived(self, source: str, message: Any) -> None:
-        """Note a message that the machine takes in."""
+        """Note a message that the machine is about to handle."""
         kind = self.kinds.get(type(message))
         if kind is not None:
             # A produce without acks has no answer.
@@ -108,7 +109,7 @@ class Meter:
             self.replicated_in += len(message.data)
 
     def left(self, envelopes: Sequence[tuple[str, Message]]) -> None:
-        """Note the messages that the machine sends: its answers end the time of requests."""
+        """Note the messages that the machine sends; answers end the time of their requests."""
         now, pending = self.timer(), self.pending
         for peer, message in envelopes:
             sent: Any = message

@@ -10,7 +10,7 @@ from pymq.core.time.timer_heap import TimerHeap
 
 
 class Timed(Protocol):
-    """An object with a deadline."""
+    """An object that has a deadline."""
 
     @property
     def deadline(self) -> int: ...
@@ -19,18 +19,19 @@ class Timed(Protocol):
 class Timers:
     """The deadlines of a loop's machines.
 
-    A process may have hundreds of consumers, most of them idle. The deadline of a machine that
-    *tells* changes only when the loop drives it or after a call of :meth:`rearm`, so it is read
-    only then. The deadlines of other machines are read each time.
+    A process may have hundreds of consumers, most of them idle. If a machine *tells*, its deadline
+    changes only when the loop drives it or after a call of :meth:`rearm`, so the deadline is read
+    only then. The deadlines of other machines are read in each turn.
     """
 
     def __init__(self) -> None:
         self._asked: dict[str, Timed] = {}
         self.telling: dict[str, Timed] = {}
-        self._places: dict[str, int] = {}  # number of its addition, for the order
+        # the number under which each machine was added, for the order
+        self._places: dict[str, int] = {}
         self._added = 0
-        self._known: TimerHeap[str] = TimerHeap()  # of those that tell
-        self._rearmed: deque[str] = deque()  # added by any thread
+        self._known: TimerHeap[str] = TimerHeap()  # deadlines of the machines that tell
+        self._rearmed: deque[str] = deque()  # names of machines; any thread may append
 
     def add(self, name: str, machine: Timed, *, tells: bool) -> None:
         """Add a machine; it replaces an earlier one of this name."""
@@ -60,12 +61,12 @@ class Timers:
         """Return the earliest deadline; any thread may call this."""
         due = self._known.due
         if self._rearmed:
-            # A copy, since the loop's thread takes names out during a turn.
+            # A copy, because the loop's thread removes names during a turn.
             for name in self._rearmed.copy():
                 told = self.telling.get(name)
                 if told is not None:
                     due = min(due, told.deadline)
-        # The loop's thread adds and removes machines meanwhile.
+        # A copy, because the loop's thread adds and removes machines meanwhile.
         for machine in list(self._asked.values()):
             at = machine.deadline
             if at < due:

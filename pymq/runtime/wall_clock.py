@@ -10,7 +10,7 @@ class WallClockUser(Protocol):
     """A machine that needs the wall clock."""
 
     def set_wall_offset(self, offset_ms: int) -> None:
-        """Take in the present offset of the wall clock from the loop's clock."""
+        """Handle the present offset of the wall clock from the loop's clock."""
         ...
 
 
@@ -18,7 +18,7 @@ class WallClock:
     """Passes machines the wall clock's offset in each millisecond in which the loop turns.
 
     A wall clock may be set while a process runs, and the loop's clock stops while the computer is
-    suspended. Either makes an offset taken at the start wrong.
+    suspended. In both cases an offset that was computed at the start would be wrong.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ class Avro:
     """Avro by fastavro; readers resolve the writer's schema, which the registry keeps.
 
     Values are dicts, or instances of a dataclass or an attrs class whose fields are those of the
-    record. Records inside of it are dicts.
+    record. Records inside of such a record are dicts.
 
     Args:
         schema: an Avro schema, as JSON text or as a dict.
@@ -37,7 +37,7 @@ class Avro:
         try:
             own = fastavro.parse_schema(source)
         except Exception as error:
-            # fastavro has several classes of its own for what is wrong with a schema
+            # Fastavro has several exception classes of its own for errors in a schema.
             raise ConfigError(f"no Avro schema: {error}") from None
         into, out_of = _conversions(kind)
 
@@ -64,7 +64,7 @@ class Avro:
 
 
 def _conversions(kind: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return functions that make a value of what fastavro reads, and the reverse."""
+    """Return two functions: one converts fastavro's values, the other does the reverse."""
     if isinstance(kind, type) and attrs.has(kind):
         return lambda found: kind(**found), lambda value: _checked(kind, attrs.asdict, value)
     if isinstance(kind, type) and is_dataclass(kind):

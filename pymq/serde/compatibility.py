@@ -1,4 +1,4 @@
-"""Whether readers with one schema understand what was written with another.
+"""Whether readers with one schema can read values that were written with another.
 
 =============  ===============================================================================
 ``backward``   values of earlier schemas can be read with the new one: consumers go first
@@ -8,8 +8,8 @@
 =============  ===============================================================================
 
 A schema is compared with all earlier ones of its topic, since a log may keep values of each
-(Confluent calls that ``BACKWARD_TRANSITIVE``). In doubt the answer is no: a rule that is in one
-JSON schema and not in the other counts as a difference.
+(Confluent calls that ``BACKWARD_TRANSITIVE``). If in doubt the answer is no: a rule that only one
+of two JSON schemas has counts as a difference.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def unreadable(reader: Schema, writer: Schema) -> list[str]:
 
 # --- JSON Schema ----------------------------------------------------------------------------------
 
-_SAID = {"title", "description", "examples", "default", "$defs", "definitions"}  # no rules
+# keywords that are no rules
+_SAID = {"title", "description", "examples", "default", "$defs", "definitions"}
 _HANDLED = {
     *("$ref", "anyOf", "oneOf", "type", "enum", "const", "properties", "required"),
     *("additionalProperties", "items", "prefixItems"),
@@ -69,7 +70,7 @@ def _of_json(reader: dict[str, Any], writer: dict[str, Any]) -> list[str]:
 
 
 class _JsonComparison:
-    """Compares two JSON schemas, whose references lead into themselves."""
+    """Compares two JSON schemas, each of which may contain references into itself."""
 
     def __init__(self, reader: dict[str, Any], writer: dict[str, Any]) -> None:
         self._reader = reader
@@ -77,11 +78,11 @@ class _JsonComparison:
         self._seen: set[tuple[str, str]] = set()
 
     def compare(self, reader: Any, writer: Any, at: str) -> Iterable[str]:
-        """Yield what a reader of one schema does not understand of values of the other."""
+        """Yield the differences that keep *reader* from reading the values of *writer*."""
         names = (_reference(reader), _reference(writer))
         if names[0] or names[1]:
             if names in self._seen:
-                return  # being compared further out
+                return  # it is already being compared at an outer level
             self._seen.add(names)
         reader, writer = _resolve(reader, self._reader), _resolve(writer, self._writer)
         if reader in (True, {}) or not set(reader) - _SAID:
@@ -153,7 +154,7 @@ def _reference(schema: Any) -> str:
 
 
 def _resolve(schema: Any, root: dict[str, Any]) -> Any:
-    for _ in range(100):  # a reference to a reference
+    for _ in range(100):  # a reference may lead to another reference
         name = _reference(schema)
         if not name:
             break
@@ -188,7 +189,7 @@ def _types(schema: dict[str, Any]) -> set[str]:
 
 # --- Protocol Buffers -----------------------------------------------------------------------------
 
-# Types whose encodings are read as one another (protobuf.dev, "Updating A Message Type").
+# Types that can be read as each other (protobuf.dev, "Updating A Message Type").
 _LIKE = ({5, 3, 13, 4, 8, 14}, {17, 18}, {9, 12}, {7, 15}, {6, 16})
 
 

@@ -11,8 +11,8 @@ from pymq.serde.serializer import Codec, Schema, T, needs, text_of
 class Protobuf:
     """Generated message classes of protobuf.
 
-    The schema is the table of the message's fields and of those inside of it: numbers, names and
-    types.
+    The schema is the table of the fields of the message and of the messages in it: numbers, names
+    and types.
     """
 
     def codec(self, kind: type[T]) -> Codec[T]:

@@ -22,7 +22,7 @@ class Pydantic:
             raise ConfigError(f"pydantic has no JSON for {kind!r}: {error}") from None
 
         def encode(value: T) -> bytes:
-            # A model is checked when it is made; anything else is checked here.
+            # Pydantic checks a model when it is made; other values are checked here.
             return adapter.dump_json(adapter.validate_python(value), warnings="error")
 
         return Codec(schema, encode, adapter.validate_json)

@@ -20,7 +20,7 @@ class Schema:
     """The schema of a topic's values."""
 
     format: str
-    """``"json"``, ``"avro"`` or ``"protobuf"``: which rules decide what is compatible."""
+    """``"json"``, ``"avro"`` or ``"protobuf"``: selects the rules of compatibility."""
     text: str
     """The schema itself, as JSON with sorted keys."""
 
@@ -34,7 +34,7 @@ class Schema:
 class Codec(Generic[T]):
     """Encodes and decodes values of one type.
 
-    The functions raise whatever they like for a value that does not fit; the caller turns it into
+    The functions may raise any exception for a value that does not fit; the caller converts it to
     :exc:`pymq.errors.ValueNotEncoded` or :exc:`pymq.errors.ValueNotDecoded`.
     """
 
@@ -42,12 +42,14 @@ class Codec(Generic[T]):
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
     decoder_for: Callable[[Schema], Callable[[bytes], T]] | None = None
-    """Returns a decoder of values that were written with another schema (Avro's schema resolution);
-    None if ``decode`` needs no writer's schema, as with JSON."""
+    """Returns a decoder for values of another schema (Avro's schema resolution).
+
+    None if ``decode`` does not need the writer's schema, as with JSON.
+    """
 
 
 class Serializer(Protocol):
-    """Makes codecs; a class of your own needs this one method."""
+    """Makes codecs; your own serializer needs only this method."""
 
     def codec(self, kind: type[T]) -> Codec[T]:
         """Return the codec for values of type *kind*.
@@ -65,5 +67,5 @@ def needs(package: str, error: ImportError) -> Exception:
 
 
 def text_of(schema: Any) -> str:
-    """Return a JSON schema as text that depends on nothing but its content."""
+    """Return a JSON schema as text that depends only on its content."""
     return json.dumps(schema, sort_keys=True, separators=(",", ":"))

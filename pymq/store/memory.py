@@ -44,7 +44,7 @@ class _Block:
     start: int
     batches: list[EncodedBatch] = Factory(list)
     is_sealed: bool = False
-    checkpoint: tuple[int, bytes] | None = None  # (the block's end at that time, state)
+    checkpoint: tuple[int, bytes] | None = None  # (the block's end when it was taken, state)
     clean: int | None = None  # bytes of all blocks up to this one, if they were compacted together
 
     @property
@@ -65,7 +65,7 @@ class _Block:
 
 
 class MemoryStore:
-    """Keeps blocks in memory, until it is closed."""
+    """Keeps blocks in memory until it is closed."""
 
     def __init__(self) -> None:
         self._blocks: dict[BlockId, _Block] = {}
@@ -183,8 +183,8 @@ class MemoryStore:
     ) -> bytes:
         """Return whole batches, from the one that holds *offset* up to *end*, at least one.
 
-        Bodies are not checked, even with *verify*: no disk can have damaged them. A batch that was
-        damaged before it was appended fails when the reader decodes it.
+        Bodies are not checked, even with *verify*: there is no disk that could have damaged them. A
+        batch that was damaged before it was appended fails when the reader decodes it.
         """
         found = self._find(block)
         if not found.start <= offset <= found.end:

@@ -10,7 +10,7 @@ from pymq.store.base import BlockStore
 
 
 class WrappedStore:
-    """Forwards every call to *store*; the contract is that of :class:`BlockStore`."""
+    """Forwards each call to *store*; the contract is that of :class:`BlockStore`."""
 
     def __init__(self, store: BlockStore) -> None:
         self.store = store
@@ -42,7 +42,7 @@ class WrappedStore:
         return self.store.blocks()
 
     def unsealed(self) -> list[BlockId]:
-        """List those that are not sealed."""
+        """List the blocks that are not sealed."""
         return self.store.unsealed()
 
     def close(self) -> None:

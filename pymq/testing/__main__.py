@@ -1,4 +1,4 @@
-"""``python -m pymq.testing``: runs many seeds, tells of those that fail, makes one small."""
+"""``python -m pymq.testing``: runs many seeds, reports those that fail, and shrinks one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; returns 1 if a rule was broken."""
+    """Run the command; returns 1 if a rule was broken."""
     parser = argparse.ArgumentParser(
         "python -m pymq.testing",
         description=__doc__,
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(options: argparse.Namespace, seed: int) -> str:
-    """What carries out one of these runs again, and shows its last events."""
+    """The command that repeats one of these runs and shows its last events."""
     words = ["python -m pymq.testing --trace"]
     if options.safety:
         words.append("--safety")
@@ -98,7 +98,10 @@ def _command(options: argparse.Namespace, seed: int) -> str:
 
 
 def _seeds(text: str) -> range:
-    """One seed, or from the first to before the last: none would be a run that cannot fail."""
+    """Parse one seed, or a range without its end.
+
+    An empty range is refused, since it could not fail.
+    """
     try:
         first, separator, last = text.partition(":")
         seeds = range(int(first), int(last) if separator else int(first) + 1)

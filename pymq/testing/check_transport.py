@@ -6,8 +6,8 @@ A transport's own test is one call::
         network = MemoryNetwork()
         check_transport(network.join)
 
-Transports may be slow and may drop what is sent before a connection stands: the checks repeat what
-must arrive some time, and wait, but never for something not to happen.
+Transports may be slow, and may drop messages that are sent before a connection exists: the checks
+repeat messages that must arrive, and wait for them, but never wait for the absence of one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ LARGE, SMALL = 300, 150_000  # messages of a flood: 300 MiB, more than any trans
 
 
 def check_transport(make: Make, *, messages: int = 2_000, timeout_s: float = 20.0) -> None:
-    """Raise :class:`AssertionError`, saying what is broken, unless the transport keeps every rule.
+    """Raise :class:`AssertionError` with the broken rule, unless the transport keeps all rules.
 
-    *make(node)* opens the transport of a node; all that it gives can reach each other, once they
-    have learned each other's endpoints. They are closed here.
+    *make(node)* opens the transport of a node; all transports can reach each other once they know
+    each other's endpoints. This function closes the transports.
     """
     for check in (
         _check_names,
@@ -76,12 +76,16 @@ class _Suite:
         self.messages = messages
         self.timeout_s = timeout_s
         self._open: list[Transport] = []
-        self._kept: dict[str, list[Arrival]] = {}  # arrivals at nodes that were polled for others
-        self.in_use: list[Transport] = []  # closed by other threads
+        # arrivals at nodes that were polled while another node was waited for
+        self._kept: dict[str, list[Arrival]] = {}
+        self.in_use: list[Transport] = []  # transports that other threads will close
         self._greetings: list[Message] = []
 
     def join(self, *nodes: str, knows_only: bool = False) -> list[Transport]:
-        """Open a transport for each node. All of them know each other; or it knows the others."""
+        """Open a transport for each node.
+
+        They all know each other, or with *knows_only* only the first knows the others.
+        """
         made = [self.make(node) for node in nodes]
         self._open += made
         for one in self._open:
@@ -115,7 +119,7 @@ class _Suite:
                 for _, source, message in self.some(one):
                     if message == Produced(token):
                         heard.add(source)
-        # A message after the last of these greetings comes after all of them.
+        # A message after the last of these greetings arrives after all of them.
         for one, other in ((a, b), (b, a)):
             one.send(other.node, one.node, Produced(token + 1))
             one.flush()
@@ -140,13 +144,13 @@ class _Suite:
         while len(found) < count:
             assert time.monotonic() < until, f"only {len(found)} of {count} have arrived"
             # Two nodes may connect to each other at the same time and keep one of the connections:
-            # a greeting by way of the other one comes late.
+            # a greeting over the other one comes late.
             arrivals = self.some(transport)
             found += [arrival for arrival in arrivals if not self.is_greeting(arrival[2])]
         return found
 
     def is_greeting(self, message: Message) -> bool:
-        """Whether :meth:`meet` has sent it."""
+        """Whether :meth:`meet` has sent the message."""
         return message in self._greetings
 
     def some(self, transport: Transport, timeout_s: float = AGAIN_S) -> list[Arrival]:
@@ -188,7 +192,7 @@ def _check_names(suite: _Suite) -> None:
 
 
 def _check_order(suite: _Suite) -> None:
-    """Whatever their sizes are and however they are flushed, messages arrive in order, once."""
+    """Messages arrive in order and once, regardless of their sizes and flushes."""
     a, b = suite.join("a", "b")
     suite.meet(a, b)
     rng = random.Random(1)
@@ -207,7 +211,7 @@ def _check_order(suite: _Suite) -> None:
 
 
 def _check_payload(suite: _Suite) -> None:
-    """Batches arrive byte for byte, of any size."""
+    """Batches of any size arrive unchanged."""
     a, b = suite.join("a", "b")
     suite.meet(a, b)
     for size in (1, 1_000, 4_095, 4_097, 100_000, 3_000_000):
@@ -239,7 +243,7 @@ def _check_waiting(suite: _Suite) -> None:
                 found = b.poll()
                 for _, source, message in found:
                     b.send(source, "b", message)
-                    left -= not suite.is_greeting(message)  # which may come late, see take()
+                    left -= not suite.is_greeting(message)  # a greeting may come late, see take()
                 b.flush()
             woken = found or wait_readable(b, suite.timeout_s)
             assert woken, "a message did not wake its receiver"
@@ -306,7 +310,7 @@ def _check_flood(suite: _Suite) -> None:
         a.flush()
         for _, _, message in suite.some(slow):
             if isinstance(message, Produced):
-                # A transport may bound the number or the bytes; either way it has lost messages by
+                # A transport may limit the number or the bytes; either way messages are lost by
                 # then.
                 assert count < LARGE + SMALL, "all of it was kept for a peer that took nothing"
                 return
@@ -341,7 +345,7 @@ def _check_hand_over(suite: _Suite) -> None:
 
 
 def _check_close(suite: _Suite) -> None:
-    """Flushed messages to connected peers still arrive after a close; then every call raises."""
+    """Flushed messages to connected peers still arrive after a close; then each call raises."""
     (b,) = suite.join("b")
     (a,) = suite.join("a", knows_only=True)
     suite.meet(a, b)

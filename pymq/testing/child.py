@@ -23,11 +23,11 @@ class Transient(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start it."""
+        """Start the resource."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close it."""
+        """Close the resource."""
 
     def __enter__(self) -> Self:
         try:
@@ -62,11 +62,11 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process exists, also if it is stopped."""
+        """Whether the process exists, even if it is stopped."""
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        """Start it; does not wait until it is ready."""
+        """Start the process, without waiting until it is ready."""
         assert not self.is_running, f"{self.name} runs already"
         self._position = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
@@ -80,30 +80,30 @@ class Child:
             )
 
     def log(self) -> str:
-        """Return its output since the last start."""
+        """Return the process's output since its last start."""
         if not self._log.exists():
             return ""
         return self._log.read_bytes()[self._position :].decode(errors="replace")
 
     def kill(self) -> None:
-        """Kill it (SIGKILL), and wait until it has ended."""
+        """Kill the process (SIGKILL), and wait until it has ended."""
         self.is_paused = False
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def pause(self) -> None:
-        """Stop it at once (SIGSTOP)."""
+        """Stop the process at once (SIGSTOP)."""
         self.signal(signal.SIGSTOP)
         self.is_paused = True
 
     def resume(self) -> None:
-        """Continue it (SIGCONT)."""
+        """Continue the process (SIGCONT)."""
         self.signal(signal.SIGCONT)
         self.is_paused = False
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         assert self.process is not None
         self.process.send_signal(number)
 

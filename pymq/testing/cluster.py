@@ -11,8 +11,8 @@
 ...         print(offset, [record.value for record in consumer.poll()])
 0 [b'hello']
 
-Everything that happens follows from the seed: the same calls give the same run, to the microsecond
-and to :attr:`Cluster.digest`. Time passes only while a client waits for something, and in
+The seed decides everything: the same calls give the same run, to the microsecond, with the same
+:attr:`Cluster.digest`. Time passes only while a client waits for something, and in
 :meth:`Cluster.run`.
 """
 
@@ -87,7 +87,7 @@ class Cluster:
         self.brokers: dict[str, BrokerHost] = {}
         self.clients: dict[str, ClientHost] = {}
         self.violations: list[Violation] = []
-        self.notes: dict[str, Any] = {}  # for objects that tests keep with the cluster
+        self.notes: dict[str, Any] = {}  # objects that tests keep with the cluster
         self.watch = watch(self) if self.knobs.check else None
         self._plan = faults_for(seed, brokers, zkservers, faults) if faults is not None else None
         self._nemesis: Nemesis | None = None
@@ -118,7 +118,7 @@ class Cluster:
     def _rate(self, name: str) -> int:
         return round(self.knobs.rates.get(name, 1.0) * PPM)
 
-    # --- beginning and end ------------------------------------------------------------------------
+    # --- start ------------------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Start everything and wait until it is ready; ``with`` does it."""
@@ -163,7 +163,7 @@ class Cluster:
             self.check()
 
     def client(self, name: str | None = None) -> Client:
-        """A client in a process of its own; its calls let time pass."""
+        """A client in a separate process; its calls let virtual time pass."""
         self.start()
         name = name if name is not None else f"client-{len(self.clients)}"
         host = self.add_client(name)
@@ -221,8 +221,8 @@ class Cluster:
     def crash(self, name: str, disk: str = "random", *, at_boundary: int | None = None) -> None:
         """Let a process die, now or *at_boundary* effects from now.
 
-        What its disk has not synced is lost: any part of it, or with *disk* ``"none"`` all of it,
-        or ``"all"`` kept, as when only the process is killed.
+        What its disk has not synced is lost: with ``"random"`` any part of it, with ``"none"`` all
+        of it, and with ``"all"`` nothing, as when only the process is killed.
         """
         host = self.host(name)
         host.keep = disk
@@ -238,15 +238,15 @@ class Cluster:
             self.world.after(self.knobs.restart_ms * 1000, self._start, process)
 
     def restart(self, name: str) -> None:
-        """Start a process that is down; one that runs is crashed first."""
+        """Start a process; if it is running, it is crashed first."""
         host = self.host(name)
         host.die()
         host.start()
 
     def stop(self, name: str, *, within_s: float = 2.0) -> None:
-        """Shut a process down in order.
+        """Shut a process down in an orderly way.
 
-        A broker first hands over what it leads, as far as that goes *within_s*.
+        A broker first hands over its leaderships, as far as that is possible within *within_s*.
         """
         host = self.host(name)
         if isinstance(host, BrokerHost):
@@ -268,7 +268,10 @@ class Cluster:
             self.watch.ledger.forget(name)
 
     def flip(self, name: str, dice: Random, path: str | None = None) -> tuple[str, int] | None:
-        """Flip a bit on a broker's disk, in one file or in any; returns where, if it holds any."""
+        """Flip a bit on a broker's disk, in one file or in any.
+
+        Returns its place, if the disk has any.
+        """
         if self.watch is not None:
             self.watch.ledger.damaged[name] = None
         return self._broker(name).disk.flip(dice, path)
@@ -289,9 +292,9 @@ class Cluster:
         jump_s: float = 0.0,
         skew_s: float | None = None,
     ) -> None:
-        """Let a process's clock jump forward, or run at a *rate*; without one, as it did first.
+        """Let a process's clock jump forward, or run at a *rate*; without one, at its first rate.
 
-        *skew_s* sets its wall clock, which tells the time of day, so far ahead of the true time.
+        *skew_s* sets its wall clock that far ahead of the true time.
         """
         host = self.host(name)
         if skew_s is not None:
@@ -318,7 +321,7 @@ class Cluster:
     def fail_disk(self, name: str, what: str = "sync", times: int = 1) -> None:
         """Let the next operations of a kind fail: ``sync``, ``write``, ``read``, ``rename``, ...
 
-        ``descriptors`` is what takes one: opening a file or a folder.
+        ``descriptors`` stands for all that need a file descriptor: opening a file or a folder.
         """
         self._broker(name).files.failing[what] = times
 
@@ -329,10 +332,10 @@ class Cluster:
     # --- the network ------------------------------------------------------------------------------
 
     def cut(self, a: Names, b: Names | None = None, *, one_way: bool = False) -> int:
-        """Lose everything between two groups of processes, or only from *a* to *b*.
+        """Lose all messages between two groups of processes, or only those from *a* to *b*.
 
-        Without *b* it is between *a* and everybody else; ``"coordinator"`` is one of them.
-        Returns a number with which :meth:`heal` can undo just this.
+        Without *b*, cut *a* off from all others; ``"coordinator"`` counts as one of them. Returns a
+        number with which :meth:`heal` can undo only this cut.
         """
         left = self._names(a)
         right = (
@@ -357,17 +360,17 @@ class Cluster:
             self.network.mend(cut)
 
     def expire_session(self, name: str) -> None:
-        """Let the coordinator end the session of a zkserver."""
+        """Let the coordinator backend end the session of a zkserver."""
         session = self.ensemble.session_of(name)
         if session is not None:
             self.ensemble.expire(session.session)
 
     def _check_links(self) -> None:
         for session in self.ensemble.connections:
-            session.check_link(self.network.is_cut(session.process.name, COORDINATOR))
+            session.link.check(self.network.is_cut(session.process.name, COORDINATOR))
 
     def calm(self) -> None:
-        """End all faults: heal, resume, make room, start what is down."""
+        """End all faults: heal the network, free disks, resume and start all processes."""
         if self._nemesis is not None:
             self._nemesis.period.is_over = True
         self.network.calm()
@@ -384,7 +387,7 @@ class Cluster:
                 host.start()
             host.rearm()
 
-    # --- what happened ----------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     def _broken(self, process: Process, error: BaseException) -> None:
         what = f"{process.name} died of {type(error).__name__}: {error}"
@@ -396,7 +399,7 @@ class Cluster:
         raise violation from cause
 
     def check(self) -> None:
-        """Raise the first violation of a safety property, if there ever was any.
+        """Raise the first violation of a safety property, if there was any.
 
         Raises:
             Violation: there was.
@@ -411,5 +414,5 @@ class Cluster:
 
     @property
     def trace(self) -> list[str]:
-        """The latest events, one a line."""
+        """The latest events, one per line."""
         return [line(event) for event in self.world.log]

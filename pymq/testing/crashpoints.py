@@ -1,10 +1,10 @@
-"""Crashes a node at each of its effects, one run for each.
+"""Crashes a node at each of its effects, with one run for each.
 
-A first run of a script counts the effects of each broker and zkserver: each sent message, each
-disk operation, each commit to the coordinator. Then the script runs once for each effect, and for
-each state that the disk may be in (:mod:`pymq.testing.simulation.remains`) or, at a zkserver, for
+A first run of a script counts the effects of each broker and zkserver: each sent message, each disk
+operation, each commit to the coordinator backend. Then the script runs once for each effect, and
+for each possible state of the disk (:mod:`pymq.testing.simulation.remains`) or, at a zkserver, for
 each number of commits that may have arrived. The node dies there, restarts, and the script
-continues. At the end the cluster must work again, and no promised record may be missing.
+continues. At the end the cluster must work again, and no acknowledged record may be missing.
 
 >>> def script(cluster):
 ...     mq = cluster.client()
@@ -14,8 +14,8 @@ continues. At the end the cluster must work again, and no promised record may be
 >>> enumerate_crashes(script, brokers=1, states=["none"]).runs > 5
 True
 
-Each run begins at the beginning. To fork the process at the boundary instead would cost about 6 ms
-and save, of the 35 to 45 ms that a run takes, what is before the crash: about 10 ms.
+Each run starts from the beginning. Forking the process at the effect instead would cost about 6 ms,
+and save of the 35 to 45 ms of a run only the part before the crash, about 10 ms.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from pymq.testing.simulation.world import SECOND, Violation, uncollected
 Script = Callable[[Cluster], None]
 
 STATES = ("none", "all", "random")  # which unsynced writes survive
-DOWN_MS = 50  # how long a node stays down: too short for a new leader
-LONG_MS = 2_500  # longer than its session, so that another node takes over
-AGAIN_MAX = 40  # effects within which a node may die a second time
-BOUND_S = 60.0  # by how much longer than without a crash a run may take, in virtual time
+DOWN_MS = 50  # how long a node stays down; too short for a new leader
+LONG_MS = 2_500  # longer than the node's session, so that another node takes over
+AGAIN_MAX = 40  # number of effects within which a node may die a second time
+BOUND_S = 60.0  # virtual time by which a run may take longer than without a crash
 
 
 @value
@@ -48,7 +48,7 @@ class Scenario:
     name: str
     script: Script
     then: Script
-    options: dict[str, Any]  # of the cluster
+    options: dict[str, Any]  # options of the cluster
     seed: int = 0
 
 
@@ -57,10 +57,10 @@ class CrashPoint:
     """A crash: the node, the effect, the surviving writes, and the time until the restart."""
 
     node: str
-    boundary: int  # effects of the node since the cluster was ready
+    boundary: int  # number of effects of the node since the cluster was ready
     keep: str  # as for :meth:`Cluster.crash`, or ``"state-3"``
     down_ms: int = DOWN_MS
-    again: int = -1  # it dies a second time, so many effects after its start
+    again: int = -1  # if not negative, it dies a second time so many effects after its start
 
     def __str__(self) -> str:
         parts = [self.node, self.boundary, self.keep, self.down_ms]
@@ -84,7 +84,7 @@ class Boundary:
 
     @property
     def kind(self) -> tuple[str, str]:
-        """Return the key of equal effects: node and kind."""
+        """Return the key of similar effects: node and kind."""
         return self.node.partition("-")[0], self.what
 
 
@@ -105,7 +105,7 @@ class CrashRun:
 class Crashes:
     """The results of all crash points."""
 
-    boundaries: int = 0  # effects of the script
+    boundaries: int = 0  # number of effects of the script
     runs: int = 0
     events: int = 0
     failed: list[CrashRun] = Factory(list)
@@ -158,10 +158,10 @@ def enumerate_crashes(
 
 
 def _nothing(cluster: Cluster) -> None:
-    """Check nothing more."""
+    """The default final check, which checks nothing."""
 
 
-# --- where to crash -------------------------------------------------------------------------------
+# --- choice of crash points -----------------------------------------------------------------------
 
 
 def survey(scenario: Scenario, nodes: Iterable[str] | None = None) -> list[Boundary]:
@@ -201,8 +201,9 @@ def _states(host: SimulatedHost) -> int:
 def points(boundaries: Sequence[Boundary]) -> list[CrashPoint]:
     """Return all crash points.
 
-    Each state once; the first two (nothing and everything survives) also with a long time down; and
-    the first also with a second crash during recovery, after 0 to 39 effects.
+    Each state has one point. The first two states (nothing survives, all survives) also have one
+    with a long time down, and the first also one with a second crash during recovery, after 0 to 39
+    effects.
     """
     found = []
     for b in boundaries:
@@ -214,10 +215,10 @@ def points(boundaries: Sequence[Boundary]) -> list[CrashPoint]:
 
 
 def sample(boundaries: Sequence[Boundary], share: int, shift: int = 0) -> list[CrashPoint]:
-    """About one in *share* of :func:`points`, the same every time, with each kind of effect.
+    """About one in *share* of :func:`points`, the same each time, with each kind of effect.
 
-    Of each kind the points are taken evenly, beginning at a place that *shift* moves, so that the
-    samples of all shifts together are all points.
+    Of each kind, points are taken at regular distances, beginning at a place that *shift* moves, so
+    that the samples of all shifts together are all points.
     """
     by_kind: dict[tuple[str, str], list[Boundary]] = {}
     for boundary in boundaries:
@@ -230,7 +231,7 @@ def sample(boundaries: Sequence[Boundary], share: int, shift: int = 0) -> list[C
     return found
 
 
-# --- a crash --------------------------------------------------------------------------------------
+# --- one crash ------------------------------------------------------------------------------------
 
 
 def crash(scenario: Scenario, point: CrashPoint, what: str = "") -> CrashRun:
@@ -259,7 +260,7 @@ def _crash_at(scenario: Scenario, point: CrashPoint, cluster: Cluster) -> None:
     last = host.boundaries + point.boundary + 1
 
     def arm(what: str) -> None:
-        """Reset the count of effects: the script's earlier crashes of the node do not count."""
+        """Reset the count of effects, because earlier crashes by the script do not count."""
         if host.boundaries == last:
             word, _, dice = point.keep.partition("-")
             is_chance = word == "random"
@@ -269,7 +270,7 @@ def _crash_at(scenario: Scenario, point: CrashPoint, cluster: Cluster) -> None:
             host.on_boundary = None
 
     def revive(process: Process) -> None:
-        """Restart the node after our crash; the script handles its own crashes."""
+        """Restart the node after this function's crash; the script handles its own crashes."""
         if process.is_dying:
             died.append(cluster.world.now)
             host.keep, host.keep_dice = "random", 0
@@ -291,7 +292,7 @@ def _crash_at(scenario: Scenario, point: CrashPoint, cluster: Cluster) -> None:
 
 
 def _end(scenario: Scenario, cluster: Cluster) -> None:
-    cluster.run(0.05)  # The last messages take effect only now.
+    cluster.run(0.05)  # the last messages take effect only now
     for host in (*cluster.zkservers.values(), *cluster.brokers.values()):
         host.crash_at = -1
         if not host.is_up:

@@ -1,6 +1,4 @@
-"""Which marks there are, to find those that no run has passed; see
-:mod:`pymq.core.observe.coverage`.
-"""
+"""Lists all marks, to find those that no run has passed; see :mod:`pymq.core.observe.coverage`."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import pymq
 
-# A mark's name is a literal; a call with two names and a condition has two marks.
+# The name of a mark is a literal; a call with two names and a condition has two marks.
 _CALL = re.compile(r"\bmark\(([^()]*)\)")
 _NAME = re.compile(r'"([a-z_]+(?:\.[a-z_]+)+)"')
 

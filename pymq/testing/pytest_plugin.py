@@ -1,14 +1,13 @@
-"""A fixture for tests of applications: clusters in virtual time, checked when the test ends.
+"""A fixture for tests of applications: clusters in virtual time, checked at the test's end.
 
-It is there as soon as pymq is installed::
+The fixture is available once pymq is installed::
 
     def test_mine(pymq_cluster):
         cluster = pymq_cluster(brokers=3)
         mq = cluster.client()
         ...
 
-``--pymq-seed N`` decides everything that could be one way or another; a test that fails says which
-seed it had.
+``--pymq-seed N`` decides everything that is random; a test that fails reports its seed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def pymq_cluster(request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
     """Make clusters: call it with the arguments of :class:`pymq.testing.Cluster`."""
-    from pymq.testing.cluster import Cluster  # only now: few tests of a suite need it
+    from pymq.testing.cluster import Cluster  # on demand: few tests of a suite need it
 
     seed: int = request.config.getoption("--pymq-seed")
     made: list[Cluster] = []

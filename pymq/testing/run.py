@@ -1,9 +1,9 @@
-"""Runs a plan: first under faults, where nothing must go wrong, then healed, where all must work.
+"""Runs a plan in two phases: under faults nothing must go wrong; then, healed, all must work.
 
-The first phase checks safety: the checkers of :mod:`pymq.testing.checkers.rules` watch every
-event. Then the faults end, and within a bound everything must work again: each record that was
-sent is answered, each partition takes records, each reader and each group gets to its end. At last
-everything is read once more and held against what the applications were told.
+The first phase checks safety: the checkers of :mod:`pymq.testing.checkers.rules` watch each event.
+Then the faults end, and within a bound everything must work again: each sent record is answered,
+each partition takes records, each reader and each group gets to its end. At the end all records are
+read once more and compared with the answers to the applications.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pymq.testing.workload.final_checks import FinalChecks
 from pymq.testing.workload.liveness import HEAL_S, Liveness, Waived
 from pymq.testing.workload.service import Service
 
-LOOKS = 5  # recoveries by administrators, one a second
+LOOKS = 5  # how often administrators look for partitions to recover, once a second
 
 
 @define
@@ -52,7 +52,7 @@ class Result:
     sent: int = 0
     acked: int = 0
     reads: int = 0
-    violation: str | None = None  # the name of the rule
+    violation: str | None = None  # the name of the broken rule
     message: str = ""
     at_us: int = 0  # virtual time of the violation
     waived: str = ""  # the first broken rule that the run waives
@@ -61,7 +61,7 @@ class Result:
 
 
 class SimulationRun:
-    """One run of a plan; of *waive*, some of :data:`LIVENESS`, nothing is demanded."""
+    """One run of a plan; rules in *waive*, which are some of :data:`LIVENESS`, are not demanded."""
 
     def __init__(self, plan: Plan, waive: Collection[str] = ()) -> None:
         self.plan = plan
@@ -98,7 +98,7 @@ class SimulationRun:
     # --- phases ---------------------------------------------------------------------------------
 
     def execute(self) -> None:
-        """Do it all.
+        """Run all phases.
 
         Raises:
             Violation: a rule was broken.
@@ -199,7 +199,7 @@ class SimulationRun:
             host.die()
             for sent in self.history.sent:
                 if sent.app == name and sent.done_at < 0:
-                    sent.done_at = self.world.now  # The answer is lost with the application.
+                    sent.done_at = self.world.now  # the answer is lost with the application
 
     def _restart_app(self, name: str) -> None:
         host = self.cluster.clients.get(name)
@@ -211,9 +211,7 @@ class SimulationRun:
     # --- the healed phase -----------------------------------------------------------------------
 
     def _heal(self) -> None:
-        """Check that sends are answered, partitions take records, and readers and groups catch
-        up.
-        """
+        """Check that sends are answered, partitions take records, and consumers catch up."""
         if self.plan.restart == "all":
             self._liveness.until(self._convergence.has_zkserver, "zkserver-comes-back")
             for name in self.cluster.brokers:
@@ -257,10 +255,10 @@ class SimulationRun:
     def _recover(self) -> None:
         """Let administrators look for blocks that lost all of their in-sync set with a disk.
 
-        A fault is kept from replacing a disk whose records nobody else has, but not a block from
-        being put on a disk that is gone already; nor can a leader's last wish for a smaller set be
-        taken back, when it comes after its disk is gone. Nobody waits for the administrators: where
-        there is such a block, what must come about comes about after they have looked.
+        No fault replaces a disk whose records no other broker has. But a block may be placed on a
+        disk that is already lost, and a leader's last request for a smaller in-sync set may arrive
+        after its disk was lost. A run does not wait for the administrators: if there is such a
+        block, the rules demand its recovery only after they have looked.
         """
         if not any(step[1] in ("wipe", "flip") for step in self.plan.faults):
             return
@@ -285,9 +283,7 @@ class SimulationRun:
 def run_plan(
     plan: Plan, *, trace: bool = False, waive: Collection[str] = (), marks: bool = False
 ) -> Result:
-    """Carry a plan out; a violation is part of the result. *waive* is as with
-    :class:`SimulationRun`.
-    """
+    """Execute a plan; a violation is part of its result. See :class:`SimulationRun`."""
     if marks:
         with counting() as counts:
             result = run_plan(plan, trace=trace, waive=waive)

@@ -24,7 +24,7 @@ class Shrunk:
     plan: Plan
     result: Result
     runs: int
-    before: tuple[int, int]  # faults and operations
+    before: tuple[int, int]  # numbers of faults and operations
 
 
 class _Search:
@@ -66,7 +66,7 @@ class _Search:
                 fewer = {k: v for k, v in getattr(self.plan, name).items() if k != key}
                 self.try_plan(self.plan.copy(**{name: fewer}))
         for key, rate in self.plan.link.items():
-            # An event that happens often needs fewer operations to happen once.
+            # If an event happens often, fewer operations are needed for it to happen once.
             if rate < OFTEN:
                 self.try_plan(self.plan.copy(link={**self.plan.link, key: OFTEN}))
         if self.plan.uncertain:

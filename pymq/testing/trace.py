@@ -1,4 +1,4 @@
-"""Formats the events of a run for people."""
+"""Formats the events of a run as text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A real ZooKeeper on this machine, out of the jars that come with pyspark; it needs Java 17.
+"""A real ZooKeeper on this machine, from the jars that come with pyspark; it needs Java 17.
 
-One server, or an ensemble of several, on free ports of 127.0.0.1, with sessions as short as tests
-want them. Nothing is kept when a machine loses power (``forceSync=no``): it is for tests.
+There may be one server or an ensemble, on free ports of 127.0.0.1, with sessions as short as tests
+need. Its data does not survive a power failure (``forceSync=no``), because it is for tests.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pymq.testing.child import Child, Transient, free_ports
 
 __all__ = ["ZooKeeper", "ZooKeeperServer", "find_jars"]
 
-START_S = 30.0  # for a busy machine; 0.3 s for one server and 1.5 s for three is usual
-TICK_MS = 200  # of the servers; a session lasts two ticks at least
+START_S = 30.0  # enough for a busy machine; usual are 0.3 s for one server and 1.5 s for three
+TICK_MS = 200  # tick of the servers; a session lasts at least two ticks
 
-# All that a server without TLS loads: 4 of pyspark's 490 MB, and a third of the time to start.
+# All jars that a server without TLS loads: 4 of pyspark's 490 MB, with a third of the start time.
 _JARS = ("zookeeper", "zookeeper-jute", "slf4j-api", "metrics-core", "snappy-java")
 _STANDALONE = "org.apache.zookeeper.server.ZooKeeperServerMain"
 _MEMBER = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 
 class DidNotStart(PymqError):
-    """A server ended, or did not serve in time; the message holds the end of its log."""
+    """A server ended, or did not serve in time; the message contains the end of its log."""
 
     code = "ZOOKEEPER_DID_NOT_START"
 
 
 def find_jars() -> list[Path]:
-    """The jars of a ZooKeeper server. Raises :class:`MissingExtra`, which says what to install."""
+    """The jars of a ZooKeeper server. Raises :class:`MissingExtra`, which names what to install."""
     if shutil.which("java") is None:
         raise MissingExtra("there is no java: a real ZooKeeper needs Java 17 (openjdk-17-jre)")
     found = importlib.util.find_spec("pyspark")
@@ -49,7 +49,7 @@ def find_jars() -> list[Path]:
 
 
 class ZooKeeperServer(Child):
-    """One server process; it keeps its data and its port when it is started again."""
+    """One server process; after a restart it has the same data and port."""
 
     def __init__(
         self, folder: Path, host: str, port: int, config: Sequence[str], java: Sequence[str]
@@ -63,7 +63,10 @@ class ZooKeeperServer(Child):
         (folder / "zoo.cfg").write_text("\n".join(lines) + "\n")
 
     def mode(self) -> str | None:
-        """Return its role: standalone, leader or follower; None while it does not serve."""
+        """Return the server's role: standalone, leader or follower.
+
+        None while it does not serve.
+        """
         try:
             with socket.create_connection((self.host, self.port), timeout=1.0) as connection:
                 connection.sendall(b"srvr")
@@ -84,11 +87,13 @@ class ZooKeeperServer(Child):
 
 
 class ZooKeeper(Transient):
-    """*count* servers below *folder*: one alone, or an ensemble. Use it in a ``with`` block.
+    """*count* servers with their data below *folder*: a single one, or an ensemble.
 
-    *java* are more options for each server's Java, such as ``-Djute.maxbuffer=65536``. *host* is
-    the address of this machine at which they serve. On a folder that was used before, what was in
-    it is there again, at other ports.
+    Use it in a ``with`` block.
+
+    *java* are additional options for each server's Java, such as ``-Djute.maxbuffer=65536``. *host*
+    is the address on this machine at which they serve. If the folder was used before, the servers
+    continue with its data, on other ports.
     """
 
     def __init__(
@@ -119,7 +124,8 @@ class ZooKeeper(Transient):
             ]
         self.servers: list[ZooKeeperServer] = []
         for n in range(count):
-            folder_n = Path(folder).resolve() / f"zookeeper-{n + 1}"  # also its working directory
+            # also the server's working directory
+            folder_n = Path(folder).resolve() / f"zookeeper-{n + 1}"
             self.servers.append(ZooKeeperServer(folder_n, host, ports[n], config, command))
             (folder_n / "data").mkdir(exist_ok=True)
             (folder_n / "data" / "myid").write_text(f"{n + 1}\n")
@@ -142,12 +148,12 @@ class ZooKeeper(Transient):
             while server.is_running and server.mode() is None:
                 if time.monotonic() > end:
                     raise DidNotStart(f"{server.address} does not serve: {server.log()[-2_000:]}")
-                time.sleep(0.02)  # A server does not report when it begins to serve.
+                time.sleep(0.02)  # a server does not report when it begins to serve
         if not any(server.is_running for server in self.servers):
             self.servers[0].check()
 
     def leader(self) -> ZooKeeperServer:
-        """The server that leads. Raises :class:`DidNotStart` if none does."""
+        """The leading server. Raises :class:`DidNotStart` if there is none."""
         for server in self.servers:
             if server.mode() in ("leader", "standalone"):
                 return server

@@ -15,8 +15,8 @@ Arrival = tuple[str, str, Message]  # (receiver, sender, message), as the loop t
 # transport drops it and sends these answers back, if any.
 Gate = Callable[[str, str, Message], Sequence[Message] | None]
 
-ANONYMOUS = ""  # the principal of a connection without a proved identity
-CLIENT_PREFIX = "client-"  # prefix of the nodes of clients; a unique number follows
+ANONYMOUS = ""  # the principal of a connection that has not proved its identity
+CLIENT_PREFIX = "client-"  # prefix of clients' node names; a unique number follows
 
 
 class TransportQuotas(Protocol):
@@ -40,20 +40,21 @@ class Transport(Protocol):
 
     **Names.** Machines are addressed by name: ``broker-1`` is a node and its main machine,
     ``client-7.producer1`` is another machine of the node ``client-7``. The name of a node may be
-    its endpoint, as ``tcp://10.0.0.1:7878``. Every other node is known only after ``learn``, or
-    after it has sent a message itself.
+    its endpoint, as ``tcp://10.0.0.1:7878``. A node knows another one only after ``learn``, or
+    after a message from it.
 
-    **Guarantees.** Messages arrive unchanged, at the machine that they were sent to, and their
-    source is a machine of the node that sent them. While a connection lasts, messages from one
-    node to another arrive in the order of ``send`` and at most once. Payload is passed by
-    reference, so the sender must not change it afterwards.
+    **Guarantees.** Messages arrive unchanged at the machine to which they were sent, and their
+    source is a machine of the node that sent them. While a connection lasts, messages from one node
+    to another arrive in the order of ``send`` and at most once. Payload is passed by reference, so
+    the sender must not change it afterwards.
 
-    **No guarantees.** Any message may be lost without notice: the other node may be missing, slow,
-    or replaced by another one of its name. When a connection breaks, a run of messages is lost and
-    later ones may arrive. Machines retry; a transport does not.
+    **No guarantees.** Any message may be lost without notice: the other node may be missing or
+    slow, or another node may have taken its name. When a connection breaks, a run of messages is
+    lost, and later ones may still arrive. Machines retry; a transport does not.
 
-    **Bounds.** The messages that wait for a peer are bounded, by number and by bytes. Further ones
-    are lost and counted. The transport ignores a peer's messages while too much waits for it.
+    **Bounds.** Messages that wait for a peer are limited in number and bytes. If there are more,
+    they are lost and counted. While too many bytes wait for a peer, the transport ignores that
+    peer's messages.
 
     **Threads.** ``send``, ``flush``, ``poll``, ``learn`` and ``close`` must not run in two threads
     at once; threads may take turns under a lock. Any thread may wait for ``fileno`` at any time.
@@ -62,7 +63,7 @@ class Transport(Protocol):
     ``close`` raises ``ForkedError``, and ``close`` does nothing there.
     """
 
-    # Called, repeatedly, with each node that has messages waiting and no known endpoint; it has to
+    # Called, repeatedly, with each node that has waiting messages and no known endpoint; it has to
     # cause a call of ``learn``.
     on_stranger: Callable[[str], None] | None
 
@@ -81,10 +82,12 @@ class Transport(Protocol):
         ...
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when ``poll`` has messages; sometimes it has none.
+        """Return a descriptor that is readable when ``poll`` has messages.
 
-        It may not signal messages that arrived before the last ``flush`` or ``poll``. So a thread
-        polls once more after its last ``flush`` before it waits.
+        Sometimes ``poll`` has none.
+
+        The descriptor may not signal messages that arrived before the last ``flush`` or ``poll``.
+        So a thread polls once more after its last ``flush`` before it waits.
         """
         ...
 

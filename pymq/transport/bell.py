@@ -6,7 +6,7 @@ import os
 
 
 class Bell:
-    """Is readable from :meth:`ring` to :meth:`clear`; ringing twice has no further effect."""
+    """Is readable from :meth:`ring` to :meth:`clear`; a second ring has no further effect."""
 
     __slots__ = ("_is_rung", "_read", "_write")
 
@@ -25,9 +25,9 @@ class Bell:
 
     def ring(self) -> None:
         """Make the descriptor readable; any thread may call this."""
-        # The mark is set before the write and cleared after the read. So a ring may be spurious,
-        # but the mark is never set without a ring. A thread that finds it set has queued its work
-        # before the reader looks for work.
+        # The mark is set before the write and cleared after the read. So there may be a needless
+        # ring, but the mark is never set without one. If a thread finds the mark set, it has queued
+        # its work before the reader looks for work.
         if not self._is_rung:
             self._is_rung = True
             os.write(self._write, b"\1\0\0\0\0\0\0\0")
@@ -41,8 +41,8 @@ class Bell:
         self._is_rung = False
 
     def __del__(self) -> None:
-        # Close only here: a ringing thread holds a reference, so it never writes to a descriptor
-        # that was closed and whose number was given to another file.
+        # Closed only here: a ringing thread holds a reference, so it never writes to a descriptor
+        # number that was closed and now belongs to another file.
         os.close(self._read)
         if self._write != self._read:
             os.close(self._write)

@@ -1,7 +1,7 @@
 """A transport in memory, for nodes in one process that each have a loop.
 
-It encodes and copies nothing, so its speed is the upper limit for every other transport. It keeps
-the same contract; for example, it loses messages to a node that does not exist.
+It encodes and copies nothing, so no other transport can be faster. It keeps the same contract; for
+example, it loses messages to a node that does not exist.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class MemoryTransport:
         self.node = node
         self.endpoint = SCHEME + node
         self.dropped = 0  # messages lost for any reason
-        self.on_stranger: Callable[[str], None] | None = None  # never called: all nodes are known
-        # never called: there are no connections
+        self.on_stranger: Callable[[str], None] | None = None  # not used: all nodes are known
+        # not used: there are no connections
         self.on_lost: Callable[[str, bool], None] | None = None
         self._network = network
         self._gate = gate

@@ -1,10 +1,10 @@
 """Converts values to CBOR items and back: a value is the list of its fields, in their order.
 
 A shape is made once for each class, from the types of its fields. When it unpacks a value, it
-checks the type of every field. New fields are added only at the end, with a default: a receiver
-uses the defaults for missing fields and ignores unknown ones.
+checks the type of each field. New fields are added only at the end, with a default: a receiver uses
+the defaults for missing fields and ignores unknown ones.
 
-Payload bypasses CBOR: it goes into frames of its own, and its length takes its place in the list.
+Payload bypasses CBOR: it travels in separate frames, and its length takes its place in the list.
 Small payload stays in the list, because a frame costs more than a copy.
 """
 
@@ -38,7 +38,7 @@ Unpack = Callable[[Any, "Payload"], Any]
 
 
 class Payload:
-    """The payload frames of a packet, taken in their order."""
+    """The payload frames of a packet, which are taken in order."""
 
     __slots__ = ("_frames",)
 
@@ -96,7 +96,7 @@ class Shape:
         if type(row) is not list or len(row) < self._least:
             raise InvalidRequest(f"a {self.cls.__name__} has at least {self._least} fields")
         try:
-            # ``zip`` drops the fields that a later version has added at the end.
+            # ``zip`` drops fields at the end that a later version has added.
             return self.cls(
                 *[unpack(part, payload) for unpack, part in zip(self._unpacks, row, strict=False)]
             )
@@ -107,7 +107,7 @@ class Shape:
 
 
 class ReservedShape(Shape):
-    """A shape with reserved places of removed fields: it sends 0 there and ignores what arrives."""
+    """A shape with places of removed fields, where it sends 0 and ignores what it receives."""
 
     __slots__ = ("_reserved",)
 
@@ -115,7 +115,7 @@ class ReservedShape(Shape):
         self, cls: type, *, payload: tuple[str, ...] = (), reserved: tuple[int, ...]
     ) -> None:
         super().__init__(cls, payload=payload)
-        self._reserved = reserved  # ascending
+        self._reserved = reserved  # reserved places, ascending
 
     def pack(self, item: Any, frames: Frames) -> list[Any]:
         """Return the fields of *item*, and 0 in each reserved place."""
@@ -314,7 +314,7 @@ def _unpack_config(part: Any, payload: Payload) -> TopicConfig:
     return TopicConfig.of({name: found for name, found in given.items() if name in known})
 
 
-# The results of requests to a zkserver, each with its number.
+# Types of results of requests to a zkserver, each with its number.
 _PLAIN, _NAMES, _LOCATIONS = 0, 4, 5
 _RESULTS: dict[int, type] = {
     1: TopicMetadata,

@@ -30,23 +30,23 @@ from pymq.transport.shapes import Buffer, Frames, Payload, Shape, shape_of
 VERSION = 1
 VERSIONS = (1, 1)  # the first and the last version that this pymq speaks
 
-# of any frame; libzmq ends connections that send more
+# limit of any frame; libzmq ends connections that send larger ones
 FRAME_BYTES_MAX = BATCH_BYTES_MAX + (1 << 20)
 HEADER_BYTES_MAX = 16 << 20
 # A byte of CBOR can be an empty list, which takes 64 bytes in memory. So the limit for clients is
 # lower: one packet of a client takes at most 32 MiB of memory.
 CLIENT_HEADER_BYTES_MAX = 512 << 10
-FRAMES_MAX = 64  # payload frames of a packet, which ...
-PACKET_BYTES = 1 << 20  # ... is full with this many bytes of payload
-MESSAGES_MAX = 4096  # messages of a packet that is accepted; ...
-MESSAGES = 128  # ... the sender sends it with this many, so that the receiver can start on them
+FRAMES_MAX = 64  # payload frames in a packet
+PACKET_BYTES = 1 << 20  # a packet with so many bytes of payload is full
+MESSAGES_MAX = 4096  # messages in a packet that is accepted
+MESSAGES = 128  # messages in a packet that is sent, so that the receiver can start early
 NAME_MAX = 255
 _PART = re.compile(r"[A-Za-z0-9_-]*").fullmatch  # names of the machines of a node
 
 
 @value
 class Hello:
-    """The first packet of a connection, and its answer: the versions that the sender speaks."""
+    """The first packet of a connection and its answer: the versions that the sender speaks."""
 
     first: int = VERSIONS[0]  # the first version ...
     last: int = VERSIONS[1]  # ... and the last
@@ -56,14 +56,14 @@ class Hello:
 
 @value
 class Refused:
-    """A packet was refused; the error says why."""
+    """A packet was refused; the error is the reason."""
 
     error: PymqError
 
 
 @value
 class Alive:
-    """An empty message: if it can be sent to a peer, the connection exists."""
+    """An empty message; if it can be sent to a peer, the connection still exists."""
 
 
 Link = Hello | Refused | Alive  # messages between transports, which machines never see
@@ -153,7 +153,7 @@ NUMBERS: dict[int, type] = {
     147: msg.RaftTimeout,
 }
 
-# Payload fields (in addition to all batches).
+# Payload fields, in addition to all batches.
 PAYLOAD: dict[type, tuple[str, ...]] = {
     msg.Fetched: ("data",),
     msg.ReplicaFetched: ("data",),
@@ -176,7 +176,7 @@ Item = tuple[str, str, "Message | Link"]  # (to, from, message), names without n
 
 
 class Packet:
-    """A packet under construction."""
+    """A packet that is being built."""
 
     __slots__ = ("_is_last", "frames", "rows", "size")
 
@@ -184,7 +184,7 @@ class Packet:
         self.rows: list[Any] = [VERSION]
         self.frames: Frames = []
         self.size = 0  # bytes of payload frames
-        self._is_last = False  # the last message may be large, so none should follow
+        self._is_last = False  # the last message may be large, so no further one should follow
 
     def add(self, to: str, source: str, message: Message | Link) -> None:
         """Append a message.
@@ -228,7 +228,10 @@ class Packet:
 
 
 def encode(items: Iterable[Item]) -> list[Buffer]:
-    """Return the frames of one packet with all of *items*; see :class:`Packet` for single steps."""
+    """Return the frames of one packet with all of *items*.
+
+    See :class:`Packet` for the single steps.
+    """
     packet = Packet()
     for item in items:
         packet.add(*item)
@@ -268,7 +271,7 @@ def decode(
         if type(to) is not str or type(source) is not str or len(to) + len(source) > NAME_MAX:
             raise InvalidRequest("the names of machines are short texts")
         if source and _PART(source) is None:
-            # The name appears in logs, and a dot would make it the name of another node's machine.
+            # The name appears in logs, and with a dot it would name another node's machine.
             raise InvalidRequest("a part of a node has a name of A-Z a-z 0-9 _ -")
         shape = _by_number.get(number)
         if shape is None:

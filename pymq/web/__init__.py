@@ -38,8 +38,8 @@ def serve(
 ) -> Server:
     """Serve the page of the queue or cluster of *client*, until closed.
 
-    A visitor acts with the rights of *client*, so the page needs a token: a random one, or *token*;
-    with ``""`` it needs none, and everyone who can connect has access.
+    A visitor acts with the rights of *client*, so the page needs a token: a random one, or *token*.
+    With ``""`` it needs none, and everyone who can connect has access.
 
     Args:
         client: the caller closes it, after the server.

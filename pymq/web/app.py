@@ -55,7 +55,7 @@ class HttpRequest(NamedTuple):
     headers: Mapping[str, str]  # names in lower case
     body: bytes
     port: int
-    address: str = ""  # of the client
+    address: str = ""  # address of the client
 
 
 class HttpResponse(NamedTuple):
@@ -82,7 +82,7 @@ def refuse(status: int, why: str, code: str = "INVALID_REQUEST") -> HttpResponse
 
 
 class WebApp:
-    """Serves metrics, and the page if there are *desks* with views of a cluster.
+    """Serves metrics, and the page if there are *desks*, which hold views of a cluster.
 
     *may_scrape* decides whether a principal may read the metrics.
     """
@@ -97,8 +97,8 @@ class WebApp:
         writable: bool = False,
         title: str = "pymq",
     ) -> None:
-        self.checks_host = True  # it listens on loopback only
-        self.is_secure = False  # it serves TLS
+        self.checks_host = True  # the server listens on loopback only
+        self.is_secure = False  # the server uses TLS
         self._gate = gate
         self._metrics = metrics
         self._desks = desks
@@ -198,7 +198,8 @@ class WebApp:
         if name == "records":
             return as_json(desk.records(query))
         if name == "letters":
-            # Unlike the records view it reads with consumers, so not on a page to look at only.
+            # Unlike the view of records this reads with consumers, so it is not part of a read-only
+            # page.
             if not self._writable:
                 return refuse(403, "this page may only be looked at", "AUTHORIZATION_FAILED")
             return as_json(desk.letters(query))
@@ -215,11 +216,12 @@ def _bearer(request: HttpRequest) -> str | None:
 
 
 def _cookie_name(port: int) -> str:
-    return f"pymq_{port}"  # Cookies ignore ports, so nodes of one machine need different names.
+    return f"pymq_{port}"  # cookies ignore ports, so nodes on one machine need different names
 
 
 def _cookie(request: HttpRequest) -> str | None:
-    # Not http.cookies: it finds none if one is malformed, and localhost has cookies of all servers.
+    # Not http.cookies: if one cookie is malformed, it finds none, and localhost has cookies of all
+    # servers.
     wanted = _cookie_name(request.port)
     for pair in request.headers.get("cookie", "").split(";"):
         name, _, found = pair.strip().partition("=")
@@ -229,7 +231,7 @@ def _cookie(request: HttpRequest) -> str | None:
 
 
 def _is_ours(request: HttpRequest) -> bool:
-    """Whether a changing request comes from our own page, or not from a browser."""
+    """Whether a changing request comes from pymq's own page, or not from a browser."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     is_plain = request.headers.get("content-type", "").startswith("application/json")
     return is_plain and (origin is None or origin in (f"http://{host}", f"https://{host}"))

@@ -1,8 +1,8 @@
-"""Authenticates HTTP requests by a token, or by a cookie that stands for one.
+"""Authenticates HTTP requests by a token, or by a cookie that was issued for a token.
 
 Programs send the token in ``Authorization: Bearer``. A browser sends it once and gets a cookie that
-scripts cannot read and other sites cannot use. Without tokens every client has access, as with a
-node that has no keys.
+scripts cannot read and other sites cannot use. Without tokens every client has access, as on a node
+without keys.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SESSION_S = 12 * 3600.0
 SESSIONS_MAX = 1_000
 SESSIONS_OF_A_TOKEN = 20
 TOKEN_BYTES_MAX = 1_024
-TOKEN_CHARS_MIN = 16  # of a token in a file; a shorter one could be guessed
-LOOK_S = 1.0  # between two scans of a folder
+TOKEN_CHARS_MIN = 16  # characters of a token in a file; a shorter one could be guessed
+LOOK_S = 1.0  # interval of scans of a folder
 
 
 class Tokens(Protocol):
@@ -52,9 +52,9 @@ class OneToken:
 
 
 class TokenFolder:
-    """The tokens of the files ``NAME.token`` in a folder of keys; follows changes.
+    """The tokens of the files ``NAME.token`` in a folder of keys; changes take effect.
 
-    Tokens of principals that *is_revoked* returns true for are invalid.
+    If *is_revoked* returns True for a principal, its token is invalid.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TokenFolder:
             try:
                 with path.open("rb") as file:
                     if os.fstat(file.fileno()).st_mode & 0o077:
-                        continue  # Other users can read the file, so the token proves nothing.
+                        continue  # other users can read the file, so the token proves nothing
                     text = file.read(TOKEN_BYTES_MAX).decode("ascii").strip()
             except (OSError, UnicodeDecodeError):
                 continue
@@ -123,7 +123,7 @@ class Authentication:
         self._clock = clock
         self._on_refused = on_refused
         self._guesses = LoginThrottle(clock)
-        # sessions by cookie; cookies by token, the oldest first
+        # sessions by cookie, and cookies by token, the oldest first
         self._sessions: dict[str, WebSession] = {}
         self._cookies: dict[str, dict[str, None]] = {}
         self._lock = threading.Lock()
@@ -134,7 +134,7 @@ class Authentication:
         return self._tokens is None
 
     def principal(self, bearer: str | None, cookie: str | None, address: str = "") -> str | None:
-        """Return the principal; None if unknown. A cookie's token must still be valid.
+        """Return the principal; None if unknown. A cookie counts only while its token is valid.
 
         Raises:
             QuotaExceeded: too many wrong tokens were tried from *address*, or in total.
@@ -183,7 +183,7 @@ class Authentication:
             if len(mine) >= SESSIONS_OF_A_TOKEN:
                 self._forget(next(iter(mine)))
             elif len(self._sessions) >= SESSIONS_MAX:
-                # Drop a session of the token with most, so that repeated sign-ins end no other
+                # Drop a session of the token that has most, so that repeated sign-ins end no other
                 # user's session.
                 most = max(self._cookies.values(), key=len)
                 self._forget(next(iter(most)))
@@ -208,8 +208,8 @@ class Authentication:
 def is_local_name(host: str) -> bool:
     """Whether the header ``Host`` is ``localhost`` or a loopback address.
 
-    This stops DNS rebinding: another site can point its own name at 127.0.0.1 and read the page,
-    but its requests then carry its own name as ``Host``.
+    This prevents DNS rebinding: another site can point its own name at 127.0.0.1 to read the page,
+    but its requests then have its own name as ``Host``.
     """
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     return is_loopback(name.lower().removeprefix("[").removesuffix("]"))

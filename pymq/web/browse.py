@@ -17,8 +17,8 @@ LIMIT = 50
 LIMIT_MAX = 200
 FETCH_BYTES = 1 << 18
 FETCHES_MAX = 8
-TEXT_MAX = 4_096  # characters shown of a value
-HEX_MAX = 256  # bytes shown of a value that is not text
+TEXT_MAX = 4_096  # characters of a value that are shown
+HEX_MAX = 256  # bytes of a value that are shown if it is not text
 HEADERS_MAX = 50
 
 Json = dict[str, Any]
@@ -78,7 +78,7 @@ def _read(
         for batch in split(answer.data):
             view = RecordBatch(batch.verify().at(topic, partition), at)
             if not view.is_hidden:
-                # Decode only the shown part of a large batch.
+                # Decode only the part of a large batch that is shown.
                 records += view.part(at, min(end, at + limit - len(records)), 1).records()
             at = max(at, batch.end_offset)
             if len(records) >= limit:

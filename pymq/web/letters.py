@@ -1,7 +1,7 @@
 """Shows dead letters on the page, and sends them back in steps.
 
-A request looks at so many letters only, and for so long: the page repeats the request that sends
-letters back until none is left.
+One request looks only at a limited number of letters, for a limited time; the page repeats the
+request that sends letters back until none is left.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pymq.errors import AuthorizationFailed, InvalidRequest, RequestTimeout
 from pymq.web.browse import payload
 
 SHOWN_MAX = 50
-LOOKED_MAX = 10_000  # letters that are looked at to count them
+LOOKED_MAX = 10_000  # letters that are read to count them
 LOOK_S = 2.0
 ERRORS_MAX = 20  # different errors shown
-ERROR_CHARS = 300  # shown of an error
+ERROR_CHARS = 300  # characters of an error that are shown
 STEP = 200  # letters sent back by one request
-STEP_S = 5.0  # longest search for the next of them
+STEP_S = 5.0  # longest search for the next letters
 
 Json = dict[str, Any]
 
@@ -43,7 +43,7 @@ def letters(client: Client, topic: str, error: str) -> Json:
     _check(topic)
     errors, shown, chosen, is_cut = Counter[str](), list[Json](), 0, False
     until = time.monotonic() + LOOK_S
-    # Closing the iterator closes its consumer, also if not all letters are looked at.
+    # Closing the iterator closes its consumer, even if not all letters were read.
     with closing(cast("Generator[Record]", client.dead_letters(topic))) as found:
         for letter in found:
             if errors.total() >= LOOKED_MAX or time.monotonic() > until:
@@ -70,7 +70,8 @@ def letters(client: Client, topic: str, error: str) -> Json:
 def redrive(client: Client, topic: str, given: Mapping[str, Any]) -> Json:
     """Send up to :data:`STEP` letters back, or count those that would be sent.
 
-    *given* has ``error``, a text that the errors of the letters contain, and ``dry_run``.
+    *given* has ``error``, a text that the errors of the letters contain, ``dry_run``, and ``limit``
+    for fewer letters: a page that sends so many a second sends few at a time.
 
     Raises:
         InvalidRequest: the request is malformed.
@@ -81,11 +82,15 @@ def redrive(client: Client, topic: str, given: Mapping[str, Any]) -> Json:
     error, is_dry = given.get("error", ""), given.get("dry_run", False)
     if not isinstance(error, str) or not isinstance(is_dry, bool):
         raise InvalidRequest("error is text, and dry_run true or false")
+    step = given.get("limit", STEP)
+    if type(step) is not int or step < 1:
+        raise InvalidRequest(f"limit is a number from 1 to {STEP}")
     until = time.monotonic() + STEP_S
 
     def where(letter: Record) -> bool:
         nonlocal until
-        # A redrive that ends in the middle sends no letter twice: its journal has what was sent.
+        # If a redrive ends in the middle, no letter is sent twice: the journal knows which were
+        # sent.
         if time.monotonic() > until:
             raise RequestTimeout(
                 f"looking for such letters takes longer than {STEP_S:g} s; 'pymq dlq redrive' "
@@ -96,7 +101,7 @@ def redrive(client: Client, topic: str, given: Mapping[str, Any]) -> Json:
         until = time.monotonic() + STEP_S
         return True
 
-    limit = LOOKED_MAX if is_dry else STEP
+    limit = LOOKED_MAX if is_dry else min(step, STEP)
     done = client.redrive(topic, where=where, dry_run=is_dry, limit=limit)
     return {"count": done.count, "stay": done.skipped, "more": done.count >= limit}
 

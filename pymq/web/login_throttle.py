@@ -1,8 +1,9 @@
-"""Throttles guesses of tokens, per address and in total, with growing delays.
+"""Throttles guesses of tokens, for each address and in total, with growing delays.
 
 No request waits here, since that would occupy a thread: a request that comes too early gets the
-time of the next try, and its token is not checked. A token that was valid at an address lately
-passes there in any case, so an attacker's guesses do not lock out legitimate users.
+time of the next allowed try, and its token is not checked. If a token was recently valid at an
+address, it is accepted there in any case, so an attacker's guesses do not lock out legitimate
+users.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pymq.core.values import define
 FREE = 5  # free tries per address, for typing errors
 FIRST_S = 1.0  # first delay; it doubles with each try, up to ...
 LONGEST_S = 300.0
-FORGET_S = 900.0  # this long after its last wrong try an address is forgotten
+FORGET_S = 900.0  # an address is forgotten so long after its last wrong try
 ALL_BURST, ALL_PER_S = 100, 5  # wrong tries from all addresses: burst, and rate per second
 ADDRESSES_MAX = 10_000
 GOOD_MAX = 1_000
@@ -41,7 +42,7 @@ class LoginThrottle:
         self._left, self._then = float(ALL_BURST), clock()
 
     def wait_s(self, address: str, digest: bytes) -> float:
-        """Return how long until a token may be tried from *address*; 0: now."""
+        """Return the seconds until a token may be tried from *address*; 0 means now."""
         with self._lock:
             now = self._clock()
             if self._good.get((address, digest), -GOOD_S) > now - GOOD_S:

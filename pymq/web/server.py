@@ -24,12 +24,12 @@ from pymq.web.app import HttpRequest, HttpResponse, WebApp, refuse
 from pymq.web.authentication import is_loopback
 
 CONNECTIONS_MAX = 64
-IDLE_S = 15.0  # limit of silence on a connection, ...
-REQUEST_S = 30.0  # ... and of the time until a request is complete
+IDLE_S = 15.0  # longest silence on a connection, ...
+REQUEST_S = 30.0  # ... and longest time until a request is complete
 HEAD_MAX = 128 << 10  # bytes of a request line and all headers; one line has at most 64 KiB
 BODY_MAX = 64 << 10
-CLOSE_S = 5.0  # wait for requests in progress at close
-ACCEPT_S = 0.1  # pause before the next accept when descriptors are exhausted
+CLOSE_S = 5.0  # at close, how long to wait for requests in progress
+ACCEPT_S = 0.1  # pause before the next accept when no descriptors are left
 _WANTING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logging.getLogger("pymq.http")
 
@@ -37,7 +37,7 @@ log = logging.getLogger("pymq.http")
 class Server(Handle):
     """Serves *app* at *listen* until it is closed; a context manager.
 
-    *token* is only for :attr:`url`.
+    *token* is used only for :attr:`url`.
 
     Raises:
         ConfigError: *listen* is not ``HOST:PORT``, is a network address, or is in use.
@@ -87,9 +87,9 @@ class Server(Handle):
         return f"{self.address}#token={self._token}" if self._token else self.address
 
     def close(self) -> None:
-        """Stop serving; may be repeated. In a forked child it does nothing."""
+        """Stop serving; closing twice is allowed. In a forked child it does nothing."""
         if self._pid != os.getpid():
-            return  # The server thread is the parent's.
+            return  # the server thread belongs to the parent
         self._http.shutdown()
         self._thread.join()
         self.app.close()
@@ -146,7 +146,7 @@ class _Http(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        # HTTPServer would do a reverse lookup of the host, which is slow and unused.
+        # HTTPServer would do a reverse lookup of the host, which is slow and not needed.
         socket.socket.setsockopt(self.socket, socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -157,8 +157,9 @@ class _Http(ThreadingHTTPServer):
             return super().get_request()
         except OSError as error:
             if error.errno in _WANTING:
-                # The socket stays readable, so the server would retry in a busy loop.
-                time.sleep(ACCEPT_S)  # No event signals a freed descriptor.
+                # The socket stays readable, so without a pause the server would retry in a busy
+                # loop.
+                time.sleep(ACCEPT_S)  # no event signals that a descriptor is free
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -171,7 +172,7 @@ class _Http(ThreadingHTTPServer):
             if not is_full:
                 self._live[thread] = _Live(request, time.monotonic() + REQUEST_S)
         if is_full:
-            self.shutdown_request(request)  # The client may retry.
+            self.shutdown_request(request)  # the client may retry
             return
         try:
             thread.start()
@@ -181,12 +182,15 @@ class _Http(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def _make_room(self) -> bool:
-        """Make room for a connection; if full, drop the one with the earliest deadline."""
+        """Make room for a connection.
+
+        If the server is full, drop the one with the earliest deadline.
+        """
         live = [found for found in self._live.values() if not found.is_given_up]
         if len(live) < CONNECTIONS_MAX:
             return True
         waited_for = [found for found in live if found.until < math.inf]
-        # Threads of dropped connections need a moment to end; their number is bounded, too.
+        # Threads of dropped connections need a moment to end; their number is limited, too.
         if not waited_for or len(self._live) >= 2 * CONNECTIONS_MAX:
             return False
         oldest = min(waited_for, key=attrgetter("until"))
@@ -198,7 +202,7 @@ class _Http(ThreadingHTTPServer):
         me = threading.current_thread()
         try:
             if self._tls is not None:
-                # Handshake in this thread, so that a silent client delays no other.
+                # The handshake is done in this thread, so that a silent client delays no other.
                 connection.settimeout(IDLE_S)
                 connection = self._tls.wrap_socket(
                     connection, server_side=True, do_handshake_on_connect=False
@@ -230,11 +234,12 @@ class _Http(ThreadingHTTPServer):
             _hang_up(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a connection from %s has failed", client_address)  # the browser has gone
+        # the browser has closed the connection
+        log.debug("a connection from %s has failed", client_address)
 
     def end(self) -> None:
         """Close all connections."""
-        # Shut down, since a forked child also has the socket and would keep the port.
+        # Shut down, because a forked child also has the socket and would keep the port.
         _hang_up(self.socket)
         self.server_close()
         with self._guard:
@@ -260,7 +265,7 @@ class _Bounded:
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.read = file.read  # bodies are bounded by Content-Length
+        self.read = file.read  # Content-Length limits the bodies
         self.close = file.close
         self.closed = False
         self.left = HEAD_MAX
@@ -295,7 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self._length() != 0:
-            self.close_connection = True  # Do not parse the unread body as a request.
+            self.close_connection = True  # do not parse the unread body as a request
         self._do(b"")
 
     do_HEAD = do_GET
@@ -311,7 +316,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _length(self) -> int | None:
         """Return the length of the body; None if the headers are ambiguous or it is far too large.
 
-        Ambiguous lengths would allow request smuggling behind a proxy.
+        With an ambiguous length a request could be smuggled past a proxy.
         """
         found = self.headers.get_all("Content-Length", [])
         if len(found) > 1 or "Transfer-Encoding" in self.headers:
@@ -335,7 +340,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self.server.app.answer(request))
 
     def _answer(self, response: HttpResponse) -> None:
-        self.server.expect(REQUEST_S)  # deadline for the client to read
+        self.server.expect(REQUEST_S)  # deadline for the client to read the answer
         self.send_response(response.status)
         for name, text in response.headers:
             self.send_header(name, text)

@@ -32,14 +32,14 @@ from pymq.web.letters import letters, redrive
 from pymq.web.summaries import KNOWN_MAX, Lags, TopicSummaries
 
 EVERY_S = 1.0  # minimum interval of snapshots
-SHARE = 4  # ... and at least this multiple of the quickest of the last LOOKS
-LOOKS = 8  # slower ones waited for failed nodes, which is no load
-PATIENCE_S = 3.0  # wait of a request for another thread's snapshot
-TOPICS_MAX = 200  # topics described in each snapshot, and shown with their numbers; ...
-TOPICS_A_VISIT = 100  # ... of the others so many in turn, for the sums
+SHARE = 4  # ... and at least so many times the quickest of the last LOOKS snapshots
+LOOKS = 8  # slower ones had to wait for failed nodes, which is no load
+PATIENCE_S = 3.0  # how long a request waits for a snapshot that another thread takes
+TOPICS_MAX = 200  # topics described in each snapshot, and shown with their numbers
+TOPICS_A_VISIT = 100  # further topics described in each snapshot, in turn, for the sums
 GROUPS_MAX = 100
 GROUPS_A_VISIT = 50
-VISIT_S = 0.5  # of a snapshot that those in turn may take, and one of them more
+VISIT_S = 0.5  # seconds that those further topics may take
 NAMES_MAX = 5_000
 SAMPLES = 180
 DESKS_MAX = 16
@@ -63,7 +63,7 @@ class ClusterSnapshot:
         self._state: Json = {}
         self._due = 0.0
         self._took: deque[float] = deque(maxlen=LOOKS)
-        self._seen = 0.0  # start of the latest successful snapshot
+        self._seen = 0.0  # start time of the latest successful snapshot
         self._topics_known = TopicSummaries()
         self._lags = Lags()
         self._rates: deque[tuple[float, float, float]] = deque(maxlen=SAMPLES)
@@ -88,8 +88,7 @@ class ClusterSnapshot:
     def _look(self) -> None:
         began = self._clock()
         try:
-            # Groups come last: their coordinator may be the node that is down, and the timeout is
-            # long.
+            # Groups come last: their coordinator may be on a failed node, and the timeout is long.
             self._state = self._looked()
             self._seen = began
             self._state = {**self._state, **self._groups()}
@@ -150,7 +149,7 @@ class ClusterSnapshot:
             except AuthorizationFailed:
                 hidden.append(name)
             except LookupError:
-                pass  # deleted meanwhile
+                pass  # the topic was deleted meanwhile
         return found, hidden
 
     def _visit_topics(self, names: Sequence[str]) -> None:
@@ -203,7 +202,7 @@ class ClusterSnapshot:
             except (AuthorizationFailed, LookupError):
                 continue  # no permission, or deleted
             except TimeoutError:
-                break  # The next snapshot continues after it.
+                break  # the next snapshot continues after it
             at = self._clock()
             self._lags.add(name, sum(group.lag.values()), at)
             if at - began > VISIT_S:
@@ -254,7 +253,7 @@ class ClusterSnapshot:
         topic = given.get("topic")
         if not isinstance(topic, str):
             raise InvalidRequest("say which topic")
-        self._due = 0.0  # Show the change in the next snapshot.
+        self._due = 0.0  # the next snapshot must show the change
         match what:
             case "create":
                 partitions, replicas = given.get("partitions", 1), given.get("replicas", 1)
@@ -310,7 +309,8 @@ class ClusterSnapshots:
             if self._is_closed:
                 raise Closed("the page was closed")
             desk = self._desks.pop(principal, None) or ClusterSnapshot(self._open(principal))
-            self._desks[principal] = desk  # last in the order: the least recently used goes first
+            # last in the order, so that the least recently used one is dropped first
+            self._desks[principal] = desk
             if len(self._desks) > DESKS_MAX:
                 gone = self._desks.pop(next(iter(self._desks)))
                 if self._is_ours:

@@ -1,9 +1,9 @@
-"""What the page remembers of each topic and group, for sums over all of them.
+"""Summaries of each topic and group, for sums over all of them on the page.
 
-A snapshot describes the first topics and groups in full, because the page shows these. Of the
-others it visits some in turn, and keeps a summary of each until it is visited again. So the sums
-cover everything after a few snapshots, at a cost that does not grow with their number. A sum says
-how many topics or groups it covers.
+A snapshot describes only the first topics and groups in full, because the page shows these. It
+describes some of the others in turn, and keeps a summary of each until its next turn. So the sums
+cover everything after a few snapshots, at a cost that does not grow with their number. Each sum
+shows how many topics or groups it covers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pymq.core.metadata.descriptions import TopicDescription
 from pymq.core.values import value
 
 KNOWN_MAX = 10_000  # topics, and groups, that have a summary
-FRESH_S = 900.0  # older summaries do not count: nobody has looked at the page for a while
+FRESH_S = 900.0  # older summaries do not count, because the page was not open for a while
 
 Rate = tuple[float, float]  # records and bytes a second
 
@@ -24,12 +24,12 @@ Rate = tuple[float, float]  # records and bytes a second
 class TopicSummary:
     """The numbers of a topic when it was described last."""
 
-    at: float  # when, in seconds
+    at: float  # time of the description, in seconds
     records: int  # the sum of the log ends
-    bytes: int  # of one copy of each block
+    bytes: int  # bytes of one copy of each block
     short: int  # partitions with replicas that are not in sync
     held: tuple[tuple[str, int, int], ...]  # by broker: blocks and bytes
-    rate: Rate | None  # since the description before; None after the first
+    rate: Rate | None  # since the previous description; None after the first one
 
 
 class Rounds:
@@ -39,7 +39,7 @@ class Rounds:
         self._last = ""
 
     def visit(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield all of *names*, from the one after the last that was yielded."""
+        """Yield all of *names*, beginning after the name that was yielded last."""
         ordered = sorted(names)
         begin = bisect_right(ordered, self._last)
         for name in (*ordered[begin:], *ordered[:begin]):
@@ -52,7 +52,8 @@ class TopicSummaries:
 
     def __init__(self) -> None:
         self._known: dict[str, TopicSummary] = {}
-        self._hidden: dict[str, float] = {}  # when it was refused to describe them
+        # topics that may not be described, each with the time of the refusal
+        self._hidden: dict[str, float] = {}
         self.rounds = Rounds()
 
     def add(self, topic: TopicDescription, at: float) -> Rate | None:
@@ -68,7 +69,7 @@ class TopicSummaries:
         before, rate = self._known.get(topic.name), None
         if before is not None and at > before.at and records >= before.records:
             seconds = at - before.at
-            # Retention lowers the size; show 0 instead.
+            # Retention reduces the size; show 0 then.
             rate = ((records - before.records) / seconds, max(0, size - before.bytes) / seconds)
         short = sum(len(p.in_sync) < len(p.replicas) for p in topic.partitions)
         self._known[topic.name] = TopicSummary(
@@ -83,7 +84,7 @@ class TopicSummaries:
         self._hidden[name] = at
 
     def keep(self, names: Collection[str], at: float) -> None:
-        """Forget all topics but *names*, and what is no longer fresh."""
+        """Forget all topics except *names*, and outdated summaries."""
         for name in [n for n, t in self._known.items() if n not in names or at - t.at > FRESH_S]:
             del self._known[name]
         for name in [n for n, t in self._hidden.items() if n not in names or at - t > FRESH_S]:
@@ -96,7 +97,7 @@ class TopicSummaries:
 
     @property
     def hidden(self) -> int:
-        """How many topics the principal may not describe, of those visited."""
+        """How many of the visited topics the principal may not describe."""
         return len(self._hidden)
 
     @property
@@ -122,7 +123,7 @@ class Lags:
     """The lags of groups."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, int]] = {}  # by group: when, and the lag
+        self._known: dict[str, tuple[float, int]] = {}  # by group: time, and lag
         self.rounds = Rounds()
 
     def add(self, group: str, lag: int, at: float) -> None:
@@ -130,7 +131,7 @@ class Lags:
         self._known[group] = (at, lag)
 
     def keep(self, names: Collection[str], at: float) -> None:
-        """Forget all groups but *names*, and what is no longer fresh."""
+        """Forget all groups except *names*, and outdated lags."""
         for name in [g for g, (t, _) in self._known.items() if g not in names or at - t > FRESH_S]:
             del self._known[name]
 

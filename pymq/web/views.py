@@ -15,9 +15,9 @@ from pymq.core.metadata.descriptions import (
     TopicDescription,
 )
 
-BLOCKS_MAX = 120  # of a partition; older ones are only counted
-PARTITIONS_MAX = 500  # of a topic
-MEMBERS_MAX = 200  # of a group
+BLOCKS_MAX = 120  # blocks of a partition; older ones are only counted
+PARTITIONS_MAX = 500  # partitions of a topic
+MEMBERS_MAX = 200  # members of a group
 
 Json = dict[str, Any]
 

@@ -1,11 +1,10 @@
 """Reports a broker's offline replicas to the zkserver.
 
-The report is a state, not an event: it names all offline replicas, and the broker sends it every
-second. So a lost or late report does no harm. A broker that never had an offline replica sends
-nothing.
+The report is complete: it names all offline replicas, and the broker sends it every second. So a
+lost or late report does no harm. A broker that never had an offline replica sends nothing.
 
-This process never trusts a file again that failed to sync, nor the disk with another file of that
-partition. So the entry stays until the broker restarts, even if the partition is removed.
+If a file failed to sync, this process trusts neither that file again nor the disk with other files
+of that partition. So the entry stays until the broker restarts, even if the partition is removed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pymq.core.partition.partition import Partition
 from pymq.core.types import NEVER
 from pymq.errors import CorruptBlock, CorruptMetadata
 
-TELL_MS = 1_000  # between two reports
+TELL_MS = 1_000  # pause between two reports
 TELL_MANY_MS = 10_000  # the same, for reports of more than MANY partitions
 MANY = 100
 WHY_MAX = 300  # characters of a reason
@@ -34,7 +33,7 @@ class DiskTroubles:
         self._final: dict[tuple[str, int], None] = {}
 
     def note(self, partition: Partition, now: int) -> None:
-        """Take in that *partition* may have gone offline or come back."""
+        """Note that *partition* may have gone offline or come back."""
         state = partition.state
         key, error = (state.topic_id, state.index), partition.offline
         if error is None:
@@ -54,7 +53,7 @@ class DiskTroubles:
             if self._replicas.get(key) == found:
                 return
             self._replicas[key] = found
-        self.deadline = now  # One report names all that fail in this turn.
+        self.deadline = now  # one report names all replicas that fail in this turn
 
     def forget_topic(self, topic_id: str) -> None:
         """Drop the replicas of a deleted topic."""

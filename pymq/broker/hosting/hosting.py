@@ -2,12 +2,12 @@
 
 | request | effect |
 |---|---|
-| `LeaderAndIsr` | the partition gets a new state, and begins here if the broker did not host it |
-| `Seal` | the open block ends |
+| `LeaderAndIsr` | the partition gets a new state; the broker begins to host it if it did not |
+| `Seal` | the partition seals its open block |
 | `TransferLeader` | another replica leads the open block |
 | `StopReplica` | the broker gives the partition up |
 
-The broker refuses or drops late requests and those of a replaced zkserver
+The broker refuses or drops late requests and those of a zkserver that was replaced
 (:mod:`~pymq.broker.hosting.request_fence`).
 """
 
@@ -44,7 +44,7 @@ from pymq.errors import (
 
 
 class Leftovers:
-    """Blocks found on the disk at the start whose partitions are not hosted yet."""
+    """Blocks that the store found at the start and whose partitions are not hosted yet."""
 
     def __init__(self, found: Iterable[BlockId], unsealed: Iterable[BlockId]) -> None:
         self._numbers: dict[tuple[str, int], list[int]] = {}  # by topic id and index
@@ -89,7 +89,7 @@ class HostedPartitions:
         """Adopt the zkserver's states of partitions; the answer has an error or None for each."""
         host, registration = self._host, self._registration
         if m.incarnation != host.incarnation:
-            return  # It was sent to an earlier start of this broker.
+            return  # the message was sent to an earlier start of this broker
         if m.controller_epoch < registration.epoch:
             error = StaleControllerEpoch(
                 f"controller epoch {m.controller_epoch} was replaced by {registration.epoch}"
@@ -146,9 +146,9 @@ class HostedPartitions:
         return partition
 
     def _given_away(self, state: PartitionState, found: Iterable[int]) -> list[BlockId]:
-        """The blocks *found* here that the zkserver has retired or moved meanwhile.
+        """The blocks *found* on this disk that the zkserver has retired or moved meanwhile.
 
-        Blocks from the open block on stay: they may belong to a state that is still to arrive.
+        The open block and later ones stay: they may belong to a state that is still to arrive.
         """
         me = self._host.me
         mine = {block.number for block in state.blocks if me in block.replicas}
@@ -162,7 +162,7 @@ class HostedPartitions:
         """Seal the open block of a partition."""
         partition = self.by_name.get((m.topic, m.partition))
         if partition is None or m.topic_id not in ("", partition.state.topic_id):
-            return  # It concerns another topic of that name, or a partition that is gone.
+            return  # It concerns another topic of that name, or a partition that was removed.
         if m.controller_epoch >= self._registration.epoch:
             partition.seal(m, now)
             self._schedule.touch(partition)
@@ -180,21 +180,22 @@ class HostedPartitions:
     # --- removal --------------------------------------------------------------------------------
 
     def stop_replica(self, source: str, m: StopReplica, now: int) -> None:
-        """Give up a partition or a whole topic; `Stopped` leaves once that is durable."""
+        """Give up a partition or a whole topic; `Stopped` is sent once that is durable."""
         if m.controller_epoch < self._registration.epoch:
             return
         if m.partition:
             found = self.by_index.get((m.topic_id, m.index))
             stopped = [found] if found is not None and found.state.epoch <= m.epoch else []
             if found is not None and not stopped:
-                return  # This broker hosts it again, with a later epoch.
+                return  # this broker hosts the partition again, with a later epoch
             if self._orders.is_late(m.id, TopicPartition(m.topic, m.partition)):
                 mark("broker.late_stop")
-                return  # It got a block of it since; that does not raise the epoch.
+                return  # the broker got a block of it since, which does not raise the epoch
             self._orders.accept(m.id, TopicPartition(m.topic, m.partition))
         else:
             if self._orders.accept(m.id, m.topic_id):
-                # Only once: when this is repeated, there may be another topic of that name.
+                # Only the first time: when the request is repeated, there may be another topic of
+                # that name.
                 self._host.coordinators.forget_topic(m.topic, m.topic_id, now)
             self._host.troubles.forget_topic(m.topic_id)
             going = [p for (topic, _), p in self.by_index.items() if topic == m.topic_id]
@@ -216,7 +217,7 @@ class HostedPartitions:
             self._drop(partition, error, False, now)
 
     def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:
-        partition.remove(error, delete, now)  # This also hands its group coordinator over.
+        partition.remove(error, delete, now)  # this also hands over its group coordinator
         self._sharing.drop(partition, now)
         self.by_name.pop(partition.name, None)
         self.by_index.pop((partition.state.topic_id, partition.state.index), None)

@@ -1,10 +1,10 @@
 """Removes deleted topics from a broker, some partitions a turn.
 
-A topic may have thousands of partitions and files here. To remove all at once would block
-heartbeats, elections and answers to producers. A turn removes up to :data:`TURN_COST`, where blocks
-with files cost more, because the disk syncs. The broker answers the zkserver when the last file is
-gone. If the broker restarts before, the zkserver repeats its request, and the broker finds the
-remaining files on its disk.
+A topic may have thousands of partitions and files on a broker. Removing all of them at once would
+block heartbeats, elections and answers to producers. A turn removes partitions and blocks up to a
+cost of :data:`TURN_COST`; blocks with files cost more, because the disk syncs. The broker answers
+the zkserver when the last file is gone. If the broker restarts before, the zkserver repeats its
+request, and the broker finds the remaining files on its disk.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pymq.core.ready import RemoveBlock
 from pymq.core.types import NEVER, BlockId
 from pymq.core.values import define
 
-TURN_COST = 64  # removed in a turn; a partition costs 1
-FILE_COST = 16  # of a block that has files: some 10 ms of a disk that syncs
+TURN_COST = 64  # cost of the removals in a turn; a partition costs 1
+FILE_COST = 16  # cost of a block that has files: some 10 ms of a disk that syncs
 
 
 @define
@@ -37,7 +37,7 @@ class Removals:
     """The topics that are being removed."""
 
     def __init__(self, host: PartitionEnvironment, drop: Callable[[Partition, int], None]) -> None:
-        self.deadline = NEVER  # of the next step
+        self.deadline = NEVER  # time of the next step
         self._host = host
         self._drop = drop  # drops a partition without its files
         self._topics: dict[str, Removal] = {}
@@ -61,7 +61,7 @@ class Removals:
             self.tick(now)
 
     def tick(self, now: int) -> None:
-        """Remove as much as a turn may."""
+        """Remove as much as one turn allows."""
         left = TURN_COST
         while left > 0 and self._topics:
             topic_id, removal = next(iter(self._topics.items()))

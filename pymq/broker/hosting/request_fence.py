@@ -1,8 +1,8 @@
 """Rejects controller requests older than the last one accepted for a partition.
 
 A network may deliver a LeaderAndIsr after the StopReplica that followed it. The broker must not
-host the partition again then: its files are gone, and with them its votes and acknowledged records.
-Request ids rise over all zkservers, so the highest id wins in any order of arrival.
+host the partition again then: its files are removed, and with them its votes and acknowledged
+records. Request ids rise over all zkservers, so the highest id wins, whatever the order of arrival.
 """
 
 from __future__ import annotations

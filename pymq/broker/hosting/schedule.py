@@ -17,20 +17,21 @@ class PartitionSchedule:
 
     def __init__(self) -> None:
         self.dirty: dict[Partition, None] = {}
-        self._due: list[tuple[int, int, Partition]] = []  # heap of deadlines, some out of date
+        # heap of deadlines; some may be out of date
+        self._due: list[tuple[int, int, Partition]] = []
         self._armed: dict[Partition, int] = {}  # earliest deadline of each in the heap
         self._armings = 0
-        self.deadline = NEVER  # earliest deadline in the heap, perhaps out of date
+        self.deadline = NEVER  # earliest deadline in the heap; may be out of date
 
     def touch(self, partition: Partition) -> None:
-        """Take in that *partition* may be dirty or have another deadline."""
+        """Note that *partition* may be dirty or have another deadline."""
         if partition.is_dirty:
             self.dirty[partition] = None
         if partition.deadline < self._armed.get(partition, NEVER):
             self.arm(partition)
 
     def arm(self, partition: Partition) -> None:
-        """Take in that the deadline of *partition* may be earlier."""
+        """Note that the deadline of *partition* may be earlier."""
         due = partition.deadline
         if due < self._armed.get(partition, NEVER):
             self._armed[partition] = due
@@ -41,14 +42,14 @@ class PartitionSchedule:
     def due(self, now: int) -> list[Partition]:
         """Take out the partitions whose deadline has come, each once.
 
-        The caller touches each again. A partition that is due again at once waits for the next
-        turn.
+        The caller passes each of them to :meth:`touch` again. If a partition is due again at once,
+        it waits for the next turn.
         """
         found = []
         while self._due and self._due[0][0] <= now:
             due, _, partition = heappop(self._due)
             if self._armed.get(partition) != due:
-                continue  # An earlier deadline replaced it.
+                continue  # An earlier deadline has replaced this one.
             del self._armed[partition]
             found.append(partition)
         self.deadline = self._due[0][0] if self._due else NEVER

@@ -24,8 +24,8 @@ from pymq.nodes.local_cluster import BROKERS_FROM, LocalCluster
 from pymq.nodes.local_cluster import run as run_cluster
 
 HELP = "show brokers and zkservers, and move partitions between brokers"
-MAX_BROKERS = 50  # of one machine, in a cluster for trying it
-STILL_S = 5.0  # without progress, before the reason is printed
+MAX_BROKERS = 50  # in a trial cluster on one machine
+STILL_S = 5.0  # seconds without progress before the reason is printed
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +149,7 @@ _TEXTS = ("broker", "state", "rack", "endpoint")
 
 
 def state(broker: BrokerDescription) -> str:
-    """Return a broker's state in a word."""
+    """Return a broker's state as one word."""
     if not broker.alive:
         return "dead"
     return "draining" if broker.is_draining else "alive"
@@ -193,12 +193,12 @@ def _decommission(args: argparse.Namespace, show: Show) -> int:
     return OK
 
 
-class _Enough(Exception):  # no error: it ends a wait
+class _Enough(Exception):  # not an error: it ends a wait
     """The user has interrupted the wait."""
 
 
 def _wait(mq: pymq.Client, broker: str, show: Show, interrupt: Interrupt) -> BrokerDescription:
-    """Wait until a broker is empty, or until an interrupt; prints what still keeps it."""
+    """Wait until a broker is empty, or until an interrupt; print why it is not empty yet."""
     last: list[BrokerDescription] = []
     total, changed_at, is_told = 0, time.monotonic(), False
     (first,) = [found for found in mq.cluster().brokers if found.name == broker]

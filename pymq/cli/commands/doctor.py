@@ -112,7 +112,7 @@ def _health(mq: pymq.Client, args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _of_cluster(args: argparse.Namespace, url: str) -> Iterator[Finding]:
-    from pymq.nodes.remote import parse_url  # lazy: most commands need no network
+    from pymq.nodes.remote import parse_url  # on demand: most commands need no network
 
     try:
         where = parse_url(url, args.curve_dir, args.principal)
@@ -177,7 +177,7 @@ def _asked(args: argparse.Namespace, where: ClusterAddress, there: list[str]) ->
 def _who(
     mq: pymq.Client, endpoint: str, transport: ZmqTransport
 ) -> tuple[pymq.ClusterDescription | None, PymqError | None]:
-    """Return a zkserver's description of itself; the wait is short for one that refuses our key."""
+    """Return a zkserver's description of itself; do not wait long for one that refuses the key."""
     patience, until = FIRST_S, time.monotonic() + ANSWER_S
     while True:
         try:

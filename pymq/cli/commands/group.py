@@ -77,7 +77,7 @@ def _described(mq: pymq.Client, name: str) -> pymq.GroupDescription | None:
     try:
         return mq.describe_group(name)
     except UnknownGroup:
-        return None  # deleted meanwhile
+        return None  # the group was deleted meanwhile
 
 
 def _describe(args: argparse.Namespace, show: Show) -> int:
@@ -132,7 +132,7 @@ def _not_begun(mq: pymq.Client, group: pymq.GroupDescription) -> list[tuple[str,
 
 
 def waits_for(member: pymq.MemberDescription) -> str:
-    """Return a member's subscription in a word or two."""
+    """Return what a member waits for, in a word or two."""
     if member.asks is None:
         return "nothing now"
     paused = [name for name in member.partitions if name not in member.asks]
@@ -208,7 +208,7 @@ def _reset(args: argparse.Namespace, show: Show) -> int:
 
 
 def _committed(mq: pymq.Client, group: str, topic: str, *, is_changed: bool) -> dict[str, int]:
-    """Return a group's committed offsets in a topic; a group that does not exist has none.
+    """Return a group's committed offsets in a topic; none if the group does not exist.
 
     Raises:
         InvalidRequest: the group is to be reset, and has members.

@@ -61,14 +61,14 @@ def run(args: argparse.Namespace, show: Show) -> int:
 
 def _make(args: argparse.Namespace, show: Show) -> int:
     with zmq_needed():
-        from pymq.transport.curve import key_files as files  # lazy: it loads zmq
+        from pymq.transport.curve import key_files as files  # on demand: it loads zmq
         from pymq.transport.zeromq.sockets import check_endpoint
 
     endpoints = tuple(check_endpoint(each) for each in args.at or ())
     if endpoints and len(args.names) > 1:
         raise ConfigError("an endpoint belongs to one node: give --at with one name")
     for name in args.names:
-        check_name(name, "principal")  # check all names before creating any key
+        check_name(name, "principal")  # check all names before any key is created
         if (args.folder / f"{name}{files.PUBLIC}").exists():
             raise ConfigError(f"{args.folder} has a key of {name!r} already; revoke that first")
     made = []

@@ -223,7 +223,7 @@ def _partition_row(part: PartitionDescription) -> tuple[str, ...]:
         part.leader or "nobody",
         str(part.epoch),
         ", ".join(part.replicas),
-        # Usually all are in sync, so print only the missing ones.
+        # Usually all are in sync, so print only the missing replicas.
         "all" if set(part.in_sync) == set(part.replicas) else ", ".join(part.in_sync) or "none",
         f"{part.start_offset:,}",
         f"{part.high_watermark:,}",
@@ -295,7 +295,7 @@ def _delete(args: argparse.Namespace, show: Show) -> int:
 
 
 def _is_meant(mq: pymq.Client, names: list[str], show: Show) -> bool:
-    """Ask the user at the terminal."""
+    """Ask the user at the terminal for confirmation."""
     if show.is_json or sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError(
             "all records would be deleted: give --yes if there is no terminal to confirm it"

@@ -52,7 +52,7 @@ def _in_browser(url: str) -> Iterator[None]:
 
 def run(args: argparse.Namespace, show: Show) -> int:
     """Serve the page until interrupted."""
-    from pymq import web  # lazy: it loads HTTP
+    from pymq import web  # on demand: it loads HTTP
 
     args.url = args.where or args.url
     with (

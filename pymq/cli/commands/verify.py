@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
     if not os.path.isdir(folder):
         raise StoreError(f"there is no folder {folder}; name the one that pymq.open() was given")
     metadata = os.path.join(folder, METADATA)
-    # The folder of a cluster's broker has no metadata; they are at the coordinator backend.
+    # The folder of a cluster's broker has no metadata, because that is in the coordinator backend.
     is_whole = os.path.exists(metadata)
     if args.remove_unknown and not is_whole:
         raise StoreError(
@@ -85,7 +85,7 @@ def _size(folder: str) -> int:
     for parent, _, names in os.walk(os.path.join(folder, "blocks")):
         for name in names:
             if name.endswith(BLOCK):
-                with suppress(FileNotFoundError):  # retention removes it meanwhile
+                with suppress(FileNotFoundError):  # retention may remove it meanwhile
                     size += os.path.getsize(os.path.join(parent, name))
     return size
 
@@ -95,7 +95,10 @@ def _known(metadata: str) -> frozenset[BlockId]:
 
 
 def _remove(folder: str, metadata: str, unknown: Sequence[Unknown]) -> list[Unknown]:
-    """Remove unknown blocks durably, except those in the present metadata; returns the removed."""
+    """Remove unknown blocks durably, except those in the present metadata.
+
+    Returns the removed ones.
+    """
     store = FileStore(folder)
     try:
         tree = SqliteTree(metadata)

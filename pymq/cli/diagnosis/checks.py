@@ -11,7 +11,7 @@ State = Literal["ok", "warn", "fail"]
 
 @value
 class Finding:
-    """A checked thing, its state, and the next step if something is wrong."""
+    """One check: what was checked, its state, and the next step if something is wrong."""
 
     name: str
     state: State
@@ -25,7 +25,7 @@ def ok(name: str, found: str) -> Finding:
 
 
 def warn(name: str, found: str, next_step: str) -> Finding:
-    """Return a warning: it works, but needs attention."""
+    """Return a warning: the thing works, but needs attention."""
     return Finding(name, "warn", found, next_step)
 
 

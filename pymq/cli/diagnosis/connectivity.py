@@ -1,4 +1,4 @@
-"""Checks why a client cannot connect: name, port, greeting and keys of each endpoint, in turn."""
+"""Checks why a client cannot connect: name, port, greeting and keys of each endpoint."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pymq.nodes.embedded import METADATA
 
 CONNECT_S = 3.0
 ANSWER_S = 5.0
-FREE_MIN = 1 << 30  # free bytes of a disk below which to warn, or ...
-FREE_SHARE = 0.05  # ... this share of it, if less
+FREE_MIN = 1 << 30  # warn if a disk has less free bytes than this, ...
+FREE_SHARE = 0.05  # ... or than this share of its size, if that is less
 
-# A peer's first 64 bytes are signature, version and mechanism (ZMTP 3.1, rfc.zeromq.org/spec/37).
-# It sends all of them once it has our version. We never send our mechanism, since a peer stops
-# answering after one that it does not accept.
+# A peer's first 64 bytes are signature, version and mechanism (ZMTP 3.1, rfc.zeromq.org/spec/37). A
+# peer sends all of them once it has our version. This check never sends its mechanism, because a
+# peer stops answering after a mechanism that it does not accept.
 _SIGNATURE_AND_VERSION = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03"
 _GREETING_BYTES = 64
 
@@ -94,7 +94,7 @@ def _greet(name: str, connection: socket.socket, *, has_keys: bool) -> Iterator[
         while len(data) < _GREETING_BYTES and (more := connection.recv(_GREETING_BYTES)):
             data += more
     except OSError:
-        pass  # Judge by the bytes received so far.
+        pass  # judge by the bytes received so far
     if len(data) < 32 or data[0] != 0xFF or data[9] & 1 == 0:
         said = f"says {data[:20]!r}" if data else "says nothing"
         yield fail(
@@ -128,7 +128,7 @@ def key_checks(
     curve_dir: str, principal: str | None, endpoints: Sequence[str]
 ) -> Iterator[Finding]:
     """Check that the folder has our own key and a public key of each zkserver."""
-    from pymq.transport.curve.key_ring import KeyRing  # lazy: it loads zmq
+    from pymq.transport.curve.key_ring import KeyRing  # on demand: it loads zmq
 
     try:
         keys = KeyRing(curve_dir, principal)
@@ -149,7 +149,7 @@ def key_checks(
 
 
 def answer_check(endpoint: str, error: PymqError | None, trouble: str) -> Finding:
-    """Judge a zkserver's description of itself."""
+    """Evaluate a zkserver's description of itself."""
     name = f"zkserver {endpoint}"
     match error:
         case None:

@@ -14,7 +14,7 @@ from pymq.core.counts import clause, plural
 from pymq.core.metadata.descriptions import BlockDescription, PartitionDescription, TopicDescription
 from pymq.errors import AuthorizationFailed, PymqError, UnknownGroup, UnknownTopic
 
-SILENT_S = 10.0  # warn of a member silent for this long
+SILENT_S = 10.0  # warn about a member that was silent for so long
 SHOWN_MAX = 5  # partitions printed per kind of problem
 
 
@@ -172,9 +172,9 @@ def trouble(
 
 
 def unreadable(part: PartitionDescription, dead: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Return problem and next step for sealed blocks that no alive broker holds.
+    """Return problem and next step for sealed blocks that no live broker holds.
 
-    A partition may have a leader and such blocks at the same time.
+    A partition may have both a leader and such blocks.
     """
     by_holders: dict[tuple[str, ...], list[BlockDescription]] = {}
     for block in part.unreadable(dead):
@@ -297,7 +297,7 @@ def delayed(
             "consumer's log",
         )
     first = next((x for x in leases if x.state == "leased"), None)
-    # Records leased when the group was described may be acknowledged by now.
+    # Records that were leased when the group was described may be acknowledged by now.
     if held and not fresh and not waiting and first is not None:
         return warn(
             what,
@@ -310,7 +310,7 @@ def delayed(
 
 
 def _dead_letters(mq: pymq.Client, topic: str | None) -> Iterator[Finding]:
-    """Warn of records in dead-letter topics."""
+    """Warn about records in dead-letter topics."""
     names = mq.topics() if topic is None else [f"{topic}.dlq"]
     for name in names:
         if not name.endswith(".dlq"):
@@ -328,7 +328,7 @@ def _dead_letters(mq: pymq.Client, topic: str | None) -> Iterator[Finding]:
 
 
 def guarded(name: str, checks: Iterator[Finding]) -> Iterator[Finding]:
-    """Run checks; turns a check that raises into a failed one."""
+    """Run checks; a check that raises counts as failed."""
     try:
         yield from checks
     except PymqError as error:

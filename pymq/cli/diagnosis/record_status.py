@@ -19,7 +19,7 @@ class RecordStatus:
     group: str
     state: str  # "acked", "leased", "to be redelivered", "not delivered" or "not begun"
     why: str
-    member: str | None = None  # member that holds it, or will get it
+    member: str | None = None  # the member that holds the record, or will get it
     delivery_count: int = 0
     until_ms: int | None = None  # wall clock: the end of the lease, or the next delivery
 
@@ -39,7 +39,7 @@ def fates(
         except UnknownGroup:
             if only is not None:
                 raise
-            continue  # deleted meanwhile
+            continue  # the group was deleted meanwhile
         if only is not None or topic in _topics(group):
             found.append(_fate(mq, group, topic, part, offset))
     return found
@@ -137,7 +137,7 @@ def _owner(group: pymq.GroupDescription, topic: str, partition: str) -> str | No
 
 
 def _who_is_to(group: pymq.GroupDescription, topic: str, partition: str) -> str:
-    """Describe the members that a partition is assigned to, and why they do not fetch."""
+    """Describe the members to which a partition is assigned, and why they do not fetch."""
     if not group.consumers:
         return "the group has no consumer: start one"
     owners = [m for m in group.consumers if m.topic == topic and partition in m.partitions]

@@ -182,7 +182,7 @@ class Admin(Handle):
 
     def groups(self) -> list[str]:
         """The names of all consumer groups."""
-        from pymq.client.admin import groups  # only now: a module for those who ask
+        from pymq.client.admin import groups  # imported on demand: few programs need it
 
         return groups.names(self.questions)
 
@@ -192,7 +192,7 @@ class Admin(Handle):
         Raises:
             UnknownGroup: there is none of that name.
         """
-        from pymq.client.admin import groups  # only now: a module for those who ask
+        from pymq.client.admin import groups  # imported on demand: few programs need it
 
         if not isinstance(group, str):
             raise InvalidName(f"a group's name must be str, not {type(group).__name__}")
@@ -212,7 +212,7 @@ class Admin(Handle):
         check_range("limit", limit, 1, 1_000)
         name = self.questions.partition_name(topic, partition)
         place = (check_name(group, "group name"), topic, name)
-        from pymq.client.admin import groups  # only now: a module for those who ask
+        from pymq.client.admin import groups  # imported on demand: few programs need it
 
         return groups.describe_leases(self.questions, *place, offset, limit, self._wall_ms())
 
@@ -243,7 +243,7 @@ class Admin(Handle):
         Raises:
             InvalidRequest: the group has members; close them first.
         """
-        from pymq.client.admin import groups  # only now: a module for those who ask
+        from pymq.client.admin import groups  # imported on demand: few programs need it
 
         groups.reset(self.questions, check_name(group, "group name"), topic, offset)
 
@@ -257,7 +257,7 @@ class Admin(Handle):
             UnknownGroup: there is none of that name.
             InvalidRequest: the group has members; close them first.
         """
-        from pymq.client.admin import groups  # only now: a module for those who ask
+        from pymq.client.admin import groups  # imported on demand: few programs need it
 
         groups.delete(self.questions, check_name(group, "group name"))
 
@@ -281,7 +281,7 @@ class Admin(Handle):
             UnknownTopic, InvalidName: as their names say; nothing is changed.
             NotSubscribed: the group is subscribed to none of the topics that are named.
         """
-        from pymq.client.admin import groups  # only now: a module for those who ask
+        from pymq.client.admin import groups  # imported on demand: few programs need it
 
         return groups.unsubscribe(self.questions, check_name(group, "group name"), topics)
 
@@ -343,7 +343,7 @@ class Admin(Handle):
         check_timeout(timeout)
         count = int(self.questions.ask(lambda r: msg.Decommission(r, broker)))
         if wait:
-            from pymq.client.admin import draining  # only now: a module for those who ask
+            from pymq.client.admin import draining  # imported on demand: few programs need it
 
             show = on_progress or (lambda found: None)
             draining.until_empty(self.questions, broker, timeout, show)
@@ -358,17 +358,21 @@ class Admin(Handle):
         return int(self.questions.ask(msg.BalanceLeaders))
 
     def recommission(self, broker: str) -> bool:
-        """Cancel a decommission: the broker gets new blocks again. Returns whether that is new."""
+        """Cancel a decommission: the broker may lead and gets new blocks again.
+
+        Returns False if the broker was not being decommissioned.
+        """
         check_name(broker, "broker name")
         return bool(self.questions.ask(lambda r: msg.Recommission(r, broker)))
 
     def recover_partition(self, topic: str, partition: str | int) -> Loss | None:
-        """Let a partition without a possible leader go on with the records that are left.
+        """Elect a leader for a partition that can have none, from the records that are left.
 
-        ``describe_topic`` says why it has no leader, and for which brokers one could wait instead.
-        Missing records of its open block may have been acknowledged, and are lost: the result says
-        from which offset on, as does ``describe_topic`` later. New records get these offsets.
-        Returns None if nothing is lost, because the partition has a leader or soon will.
+        ``describe_topic`` says why the partition has no leader, and which brokers would bring its
+        records back. Records that are missing from its open block may have been acknowledged; they
+        are lost. The result and later ``describe_topic`` name the first lost offset, and new
+        records reuse these offsets. Returns None if nothing is lost, because the partition has a
+        leader or will get one soon.
         """
         name = self.questions.partition_name(topic, partition)
         return cast(Loss | None, self.questions.ask(lambda r: msg.RecoverPartition(r, topic, name)))

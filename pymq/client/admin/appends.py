@@ -2,8 +2,8 @@
 
 An ordinary producer assigns sequences itself and decides what to retry. Here the caller has
 assigned the sequences and stored them, so each batch is sent unchanged or not at all. After a crash
-Spark's sink and the redrive of dead letters ask for a partition's next sequence, which tells how
-much was sent.
+Spark's sink and the redrive of dead letters ask the leader for the next sequence, and so learn how
+many batches were written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.types import AckMode
 from pymq.errors import RecordTooLarge, UnknownPartition
 
-ON_THEIR_WAY = 5  # batches of a task
+ON_THEIR_WAY = 5  # batches in flight
 
 
 def append(
@@ -104,7 +104,8 @@ def _lowered(
 ) -> RecordTooLarge:
     """Return the error for a batch over a limit that was lowered after its rows were checked.
 
-    A decided batch cannot be dropped, so the user has to raise the limit; a later retry is safe.
+    The sequence of this batch is assigned, so it cannot be dropped: the user has to raise the limit
+    and can then retry safely.
     """
     enough = batch.header.raw_length  # upper bound for its records
     return RecordTooLarge(

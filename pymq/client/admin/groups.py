@@ -34,7 +34,7 @@ class MemberDescription:
     ack_wait_s: float
     max_deliver: int  # 0: no limit
     silent_s: float  # since its last message to the coordinator
-    asks: tuple[str, ...] | None  # of its pending request for records; None without one
+    asks: tuple[str, ...] | None  # the pending request for records, as text; None without one
 
 
 @value
@@ -78,7 +78,7 @@ class GroupDescription:
     lag: dict[tuple[str, str], int]
     in_flight: dict[tuple[str, str], int]
     delivered: dict[tuple[str, str], int] = Factory(dict)  # the offset that is delivered next
-    waiting: dict[tuple[str, str], int] = Factory(dict)  # records to be delivered again
+    waiting: dict[tuple[str, str], int] = Factory(dict)  # records that wait for redelivery
     consumers: tuple[MemberDescription, ...] = ()
     end: dict[tuple[str, str], int] = Factory(dict)  # the ends of the partitions
     routes: dict[str, str] = Factory(dict)  # by topic: the topics' option ``route``
@@ -103,7 +103,8 @@ def _has_groups(questions: Requests) -> bool:
     except UnknownTopic:
         return False
     except AuthorizationFailed:
-        return True  # Few principals may describe that topic; all may request its metadata.
+        # Few principals may describe that topic; all may request its metadata, so ask for that.
+        return True
     return True
 
 
@@ -228,7 +229,7 @@ def delete(questions: Requests, group: str) -> None:
 def unsubscribe(questions: Requests, group: str, topics: str | Iterable[str] | None) -> list[str]:
     """End a group's consumption of topics; returns those that it was subscribed to.
 
-    The subscriptions go first: a member that joins again must not find its own.
+    Remove the subscriptions first, so that a member that joins again does not find its own.
 
     Raises:
         UnknownGroup, UnknownTopic, NotSubscribed: see
@@ -250,7 +251,8 @@ def unsubscribe(questions: Requests, group: str, topics: str | Iterable[str] | N
         ask = partial(msg.Unsubscribe, name=group, topic=topic, group=group)
         call = questions.call(ask)
         raise_it(call.error)
-        # An earlier try may have ended the subscription. Older zkservers do not say so.
+        # An earlier try may have ended the subscription. Older zkservers do not report which
+        # subscriptions were removed.
         if call.result is not False or call.is_repeated:
             was_subscribed.append(topic)
         if _has_groups(questions):

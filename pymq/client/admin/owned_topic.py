@@ -1,9 +1,9 @@
-"""A compacted topic that clients append to one at a time, each after it has read all of it.
+"""A compacted topic to which one writer at a time appends, after it has read all of it.
 
 A writer takes the topic over by a producer name: it gets a newer epoch of that name, reads the
 topic, and appends a record under the next sequence. The brokers refuse the writer before it from
-then on, and they refuse this one if anything was appended since it asked for the sequence. So what
-a writer appends is based on everything that stands before it.
+then on, and they refuse this one if anything was appended since it asked for the sequence. So each
+record that a writer appends takes all records before it into account.
 """
 
 from __future__ import annotations
@@ -55,10 +55,14 @@ class OwnedTopic:
         try:
             self._client.create_topic(self.name, 1, max(1, len(found.replicas)), **options)
         except NotEnoughBrokers:
-            self._client.create_topic(self.name, 1, **options)  # better there than nowhere
+            # fewer replicas or a weaker ack mode is better than no topic
+            self._client.create_topic(self.name, 1, **options)
 
     def claim(self, load: Callable[[], None]) -> bool:
-        """Fence the writer before this one; *load* reads the topic. False: another was faster."""
+        """Fence the previous writer; *load* reads the topic.
+
+        Returns False if another writer claimed the topic meanwhile.
+        """
         identities, questions = self._client.questions.identities, self._client.questions
         self.producer_id, epoch = identities.named(self.name)
         self.producer_epoch = epoch << EPOCH_HALF

@@ -1,9 +1,9 @@
-"""Counts the records between two offsets, which may be fewer than the offsets.
+"""Counts the records between two offsets; there may be fewer records than offsets.
 
 A partition with several replicas uses an offset for the start of each leader epoch and for the end
-of each block, and compaction leaves gaps. Among many records these do not matter. But a lag of one
-that is no record would look like a record that nobody consumes, so a small range is read and
-counted.
+of each block, and compaction leaves gaps. If there are many records, these gaps do not matter. But
+a lag of one offset without a record would look like a record that nobody consumes, so in a small
+range the records are read and counted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pymq.core.metadata.descriptions import TopicDescription
 from pymq.errors import PymqError
 
 FEW = 32  # offsets; a larger range is not read
-ROUND_BYTES = 32 << 10  # read at a time from each partition; ...
-ROUNDS_MAX = 4  # ... the rest of the offsets count as records
+ROUND_BYTES = 32 << 10  # bytes read at a time from each partition; ...
+ROUNDS_MAX = 4  # ... after so many reads each further offset counts as a record
 
 Spans = Mapping[str, tuple[int, int]]
 

@@ -1,6 +1,6 @@
 """A client's requests to zkservers, leaders and group coordinators, with retries and timeouts.
 
-Any thread may send a request, and blocks until the answer has come.
+Any thread may send a request; it blocks until the answer has come.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Requests:
         return self._driver.monotonic()
 
     def pause(self, seconds: float) -> None:
-        """Wait."""
+        """Sleep."""
         self._driver.pause(seconds)
 
     def has_seen(self, topic: str) -> bool:
@@ -67,7 +67,7 @@ class Requests:
         return bool(self._router.metadata.topics.get(topic))
 
     def forget(self, topic: str) -> None:
-        """Forget the cached metadata of a topic: it is not that of a later topic of its name."""
+        """Forget the cached metadata of a topic: a later topic of that name has its own."""
         with self._driver:
             self._router.metadata.forget(topic)
 
@@ -170,8 +170,8 @@ class Requests:
 
         If the leader does not have the requested block, the brokers that hold it get the request.
         If the leader fails, the other replicas get a request for records by their offsets at once.
-        They get no request for the log end, which they may not know yet, unless *any_replica* is
-        set and half of the time has passed.
+        Requests for the log end go to other replicas only if *any_replica* is set and half of the
+        time has passed, since a replica may not know the newest end.
 
         Raises:
             UnknownTopic, UnknownPartition: there is no such topic or partition (any more).
@@ -215,7 +215,7 @@ class Requests:
         return found
 
     def begin(self, topic: str, partition: str, make: Callable[[int], Message]) -> Call | None:
-        """Send a request to a partition's leader, if it is known, and do not wait: :meth:`end`."""
+        """Send a request to a partition's leader, if known, without waiting: see :meth:`end`."""
         with self._driver as loop:
             peer = PartitionRoute(topic, partition).find(self._router, of_leader=True)
             if peer is None:
@@ -252,7 +252,7 @@ class Requests:
             return False
         known = self._router.metadata.topics.get(route.topic)
         if known is not None and error.details.get("topic_id") == known.topic_id:
-            # The broker and the zkserver agree; each of them alone may have old metadata.
+            # Only if broker and zkserver agree: either of them alone may have old metadata.
             why = "was deleted and created again since the request"
             raise UnknownTopic(f"topic {route.topic!r} {why}")
         with self._driver:
@@ -282,7 +282,7 @@ class Requests:
     ) -> Message | None:
         """Send a request to a group's coordinator.
 
-        *done* is the error of a request that was carried out before. After a retry it means
+        *done* is the error of a request that was carried out before. After a retry that error means
         success: the first try was carried out.
         """
         until = self._driver.monotonic() + timeout
@@ -337,7 +337,7 @@ class Requests:
     ) -> Any:
         """Send a request to *peer*, or to the active zkserver.
 
-        *done* is the error of a request that was carried out before. After a retry it means
+        *done* is the error of a request that was carried out before. After a retry that error means
         success: the first try was carried out.
         """
         call = self.call(make, peer, timeout)
@@ -380,7 +380,7 @@ def _names_records(message: Message) -> bool:
 
 
 def _is_nothing(call: Call) -> bool:
-    """Whether the answer is a follower's that has none of the requested records yet."""
+    """Whether the answer comes from a follower that has none of the requested records yet."""
     asked, found = call.message, call.result
     return isinstance(found, Fetched) and _names_records(asked) and not found.data
 
@@ -388,5 +388,5 @@ def _is_nothing(call: Call) -> bool:
 def raise_it(error: PymqError | None) -> None:
     """Raise the answer if it is an error."""
     if error is not None:
-        # A copy: each caller adds its own traceback.
+        # Raise a copy, because each caller adds its own traceback.
         raise error.with_traceback(None)

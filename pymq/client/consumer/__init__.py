@@ -1,1 +1,1 @@
-"""The consumer, and the machine behind one that reads alone."""
+"""The consumer, and the machine behind a reader."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from pymq.client.admin.record_counts import records_between
 from pymq.client.backoff import Backoff, delays, error_text
@@ -23,15 +23,16 @@ from pymq.client.fetching.consumer_machine import ConsumerMachine
 from pymq.client.fetching.offset_spans import Records
 from pymq.client.group.acknowledgements import Acknowledger
 from pymq.client.group.group_member import GroupConsumer
-from pymq.client.options import REQUEST_S
+from pymq.client.options import REQUEST_S, check_commit, check_range
 from pymq.core.batch.record import Record
 from pymq.core.batch.view import RecordBatch
-from pymq.errors import Closed, ConfigError, InvalidRequest, PymqError
+from pymq.errors import Closed, InvalidRequest, PymqError
 
 if TYPE_CHECKING:
     from pymq.client.client import Client
 
 CHUNK = 500  # records that an iteration polls at a time
+MOST = 1 << 62  # records or bytes of a poll
 
 
 class Consumer(Handle):
@@ -94,10 +95,11 @@ class Consumer(Handle):
                 before it were returned. The error is raised again, after records of other
                 partitions, until the application goes past it (:meth:`skip`, :meth:`seek`).
             UnknownTopic: the topic was deleted.
-            ConfigError: *max_records* is less than 1, or *timeout* no number of seconds.
+            ConfigError: *max_records* is no number from 1, or *timeout* no number of seconds.
             Closed: the consumer was closed.
         """
         check_timeout(timeout)
+        check_range("max_records", max_records, 1, MOST)
         time = self._polling.timeout(timeout)
         while self._unread.records:
             if self._polling.is_ours(time.left):
@@ -128,6 +130,7 @@ class Consumer(Handle):
         Whole batches up to about *max_bytes*. Errors are those of :meth:`poll`.
         """
         check_timeout(timeout)
+        check_range("max_bytes", max_bytes, 1, MOST)
         views = self._poll(self._records_in(max_bytes), timeout, max_bytes)
         if views:
             self._record_bytes = max(1, views[-1].size // max(1, views[-1].batch_count))
@@ -140,8 +143,6 @@ class Consumer(Handle):
     def _poll(
         self, max_records: int, timeout: float | None, max_bytes: int = 1 << 62
     ) -> list[RecordBatch]:
-        if max_records < 1:
-            raise ConfigError(f"max_records={max_records} must be at least 1")
         self._polling.measure()
         self._ack_last()
         self._ack_previous()
@@ -175,7 +176,7 @@ class Consumer(Handle):
             self.ack(view)
 
     def __iter__(self) -> Iterator[Record]:
-        """Iterate over records for ever, or until the consumer is closed."""
+        """Iterate over records without end, or until the consumer is closed."""
         while not self._has_closed():
             try:
                 yield from self._chunk(None)
@@ -185,7 +186,7 @@ class Consumer(Handle):
                 raise
 
     def _has_closed(self) -> bool:
-        return self._polling.is_closed  # by another thread, perhaps
+        return self._polling.is_closed  # maybe by another thread
 
     def _chunk(self, timeout: float | None) -> Iterator[Record]:
         self._polling.check()
@@ -280,9 +281,9 @@ class Consumer(Handle):
     ) -> None:
         """Give records up: write them to the dead-letter topic now, and acknowledge them.
 
-        For a record that no later delivery would help. *error* says why, in the header
-        ``pymq.error`` of the dead letter. This waits until the letters are written. Without a
-        dead-letter topic (``dead_letter=None``) the records are only acknowledged.
+        Use it for a record that would fail at every delivery. *error* says why, in the header
+        ``pymq.error`` of the dead letter. The call returns when the dead letters are written.
+        Without a dead-letter topic (``dead_letter=None``) the records are only acknowledged.
 
         Raises:
             InvalidRequest: the consumer is a reader.
@@ -296,7 +297,7 @@ class Consumer(Handle):
             self._previous = None
         self.ack(rejected)
 
-    def commit(self, timeout: float | None = REQUEST_S) -> None:
+    def commit(self, *nothing: Never, timeout: float | None = REQUEST_S) -> None:
         """Wait until all acknowledgements so far are durable: a power cut does not undo them.
 
         It costs a sync, which simultaneous commits share. Without it acknowledgements are sent
@@ -309,8 +310,10 @@ class Consumer(Handle):
                 does not know its leases: some records are delivered again, here or to other
                 consumers. The consumer goes on.
             StoreFull, StoreError: the offsets could not be written; the coordinator retries.
-            ConfigError: *timeout* is no number of seconds. Records are given to :meth:`ack`.
+            ConfigError: *timeout* is no number of seconds, or it was given without its name.
+                Records are given to :meth:`ack`.
         """
+        check_commit(nothing)
         check_timeout(timeout)
         self._held().settle(timeout, durable=True)
 
@@ -363,13 +366,14 @@ class Consumer(Handle):
         return self.committed().get(name, 0)
 
     def _read_so_far(self) -> dict[str, int]:
-        """The offset of the next record of each partition that a reader has read."""
+        """The offset of the next record of each partition from which a reader has read."""
         return self._positions.read(self._unread.partitions())
 
     def end_offsets(self) -> dict[str, int]:
         """The end of each partition of the topic now.
 
-        If a partition has no leader for 5 s, it is what the best replica knows to be committed.
+        If a partition has no leader for 5 s, this is the highest end that a replica knows to be
+        committed.
         """
         return {p: end for p, (_, end) in self._positions.bounds(any_replica=True).items()}
 
@@ -382,8 +386,9 @@ class Consumer(Handle):
         return {p: start for p, (start, _) in self._positions.bounds(any_replica=True).items()}
 
     def offset_at(self, partition: str, timestamp_ms: int) -> int:
-        """The offset of the first record that is not older than a time; the end if all are
-        older.
+        """The offset of the first record that is not older than a time.
+
+        The end if all are older.
         """
         return self._positions.offset_at(partition, timestamp_ms)
 
@@ -416,7 +421,7 @@ class Consumer(Handle):
         spans = {p: (max(start, done.get(p, start)), end) for p, (start, end) in bounds.items()}
         return records_between(self._client.questions, self.topic, spans)
 
-    # --- steering -------------------------------------------------------------------------------
+    # --- pause and status -------------------------------------------------------------------------
 
     def pause(self, *partitions: str) -> None:
         """Return no more records of these partitions (all if none is named)."""
@@ -437,9 +442,9 @@ class Consumer(Handle):
             loop.touch(self._intake.name)
 
     def status(self) -> ConsumerStatus:
-        """Describe this consumer's position, and why it gets no records if so.
+        """Describe this consumer's position, and the reason if it gets no records.
 
-        It does not wait for brokers that do not answer, and shows their last known state.
+        This does not wait for brokers that do not answer; it shows their last known state.
         """
         return status_of(self)
 

@@ -42,7 +42,7 @@ class DeadLetters:
     def bury(self, view: RecordBatch, why: bytes | None = None) -> None:
         """Write these records to the dead-letter topic, and wait until they are written.
 
-        *why* is their error; None: the last one that they carry.
+        *why* is the error text; None takes the last error that each record carries.
         """
         self.send(view, why)
         self.flush()
@@ -102,7 +102,7 @@ class DeadLetters:
         try:
             make(replicas=max(1, len(first.replicas)))
         except NotEnoughBrokers:
-            make()  # Some brokers are dead; the group must go on.
+            make()  # Create it although some brokers are dead, so that the group can go on.
 
     def close(self) -> None:
         """Close the producer."""

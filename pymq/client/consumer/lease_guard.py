@@ -1,7 +1,7 @@
 """Checks in the application's thread that leases hold, and waits for acknowledgements.
 
 The machine (:mod:`pymq.client.group.group_member`) sends the requests to the group's coordinator;
-this module waits for their answers.
+the application's thread waits here for their answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LeaseGuard:
         self._driver = driver
         self.standing = worker.standing
         self.drops = 0  # the number of lease losses that this thread has seen
-        self.sure_until = 0.0  # when the leases of fetched records may end
+        self.sure_until = 0.0  # until then the leases of fetched records hold for certain
 
     def has_lapsed(self) -> bool:
         """Whether all leases were lost since the last call."""
@@ -33,8 +33,8 @@ class LeaseGuard:
     def lasts(self, timeout: float | None) -> bool:
         """Whether the fetched records are still leased; asks the group if that is not certain.
 
-        False if the group does not answer within *timeout* seconds, or answers that other members
-        may have got them; :meth:`has_lapsed` tells these apart.
+        Returns False if the group does not answer within *timeout* seconds, or if it answers that
+        other members may have got the records; :meth:`has_lapsed` distinguishes the two.
 
         Raises:
             PymqError: the reason why the consumer cannot ask.
@@ -70,7 +70,7 @@ class LeaseGuard:
             raise done.error
 
     def unanswered(self, timeout: float | None) -> RequestTimeout:
-        """Return the error for a caller whom the coordinator did not answer in time."""
+        """Return the error for a caller that the coordinator did not answer in time."""
         group = self._worker.group
         why = self._worker.trouble() or f"the coordinator of group {group!r} did not answer"
         return RequestTimeout(f"not within {timeout:g} s: {why}" if timeout is not None else why)

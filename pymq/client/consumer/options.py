@@ -1,4 +1,4 @@
-"""Options of consumers: which there are, and which go together.
+"""Options of consumers, and the check which of them go together.
 
 A process that only produces does not load this module.
 """
@@ -64,7 +64,7 @@ class ConsumerOptions:
     credit: int
     rack: str | None
     group: WorkerConfig | None  # None in mode "psb"
-    dead_letter: str | None  # as given; see :func:`dead_letter_topic`
+    dead_letter: str | None  # as the user gave it; see :func:`dead_letter_topic`
     auto_ack: bool = False
     on_assigned: Callable[[tuple[str, ...]], object] | None = None
     on_revoked: Callable[[tuple[str, ...]], object] | None = None

@@ -17,7 +17,7 @@ from pymq.errors import Closed
 if TYPE_CHECKING:
     from pymq.client.client import Client
 
-# before the error of an unreadable record is raised again; other partitions go on meanwhile
+# seconds before the error of an unreadable record is raised again; other partitions go on meanwhile
 STUCK_S = 1.0
 
 OnChange = Callable[[tuple[str, ...]], object]  # called with partitions
@@ -96,7 +96,7 @@ class Polling:
         Raises as :meth:`pymq.Consumer.poll`.
         """
         time = self.timeout(timeout)
-        self.bury_dead()  # also where records are always at hand, and no poll waits
+        self.bury_dead()  # also here: if records are always buffered, no poll ever waits
         while True:
             if self._intake.chunks and not self.is_ours(time.left):
                 if time.is_over:
@@ -129,7 +129,7 @@ class Polling:
         count = sum(map(len, views))
         if self._worker is not None:
             self._given, self._given_at = count, self._driver.loop.clock()
-        # no call in between: other threads change this count, too
+        # No call in between: other threads change this counter, too.
         self._tally.consumed += count
         return views
 
@@ -141,7 +141,8 @@ class Polling:
         settler = self._worker.settler
         until = self._driver.loop.clock()
         if not (self._auto_ack or settler.is_armed) and settler.armed_at >= self._given_at:
-            until = settler.armed_at  # The application had finished by then, and waited since.
+            # The application finished by then, and its thread only waited after that.
+            until = settler.armed_at
         self._worker.pace.took(given, until - self._given_at)
 
     # --- leases ---------------------------------------------------------------------------------
@@ -149,8 +150,9 @@ class Polling:
     def is_ours(self, timeout: float | None) -> bool:
         """Whether fetched records may be returned; asks the group if that is not certain.
 
-        They are dropped if their leases may have run out, since other members may have them. They
-        are not returned now if the group does not answer within *timeout* seconds.
+        If their leases may have run out, the records are dropped, since other members may have
+        them. If the group does not answer within *timeout* seconds, they are kept but not returned
+        now.
         """
         guard = self.guard
         if guard is None:
@@ -164,7 +166,8 @@ class Polling:
     def has_dropped(self) -> bool:
         """Drop the fetched records if other members may have got them; returns whether it did.
 
-        The application has not polled for long, or the group has removed this member.
+        This happens if the application has not polled for long, or the group has removed this
+        member.
         """
         if self.guard is None or not self.guard.has_lapsed():
             return False
@@ -191,7 +194,8 @@ class Polling:
                 self._undertaker.send(view, why)
             self._undertaker.flush()
             for view, _ in views:
-                # Only now: the application acknowledges whole batches, also of which some expired.
+                # Acknowledge the expired records only after the others were handed out, because the
+                # application acknowledges whole batches.
                 worker.settler.handed.out(view)
                 worker.settler.acknowledge(view, self._driver.loop.clock())
 

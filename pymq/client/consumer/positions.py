@@ -1,6 +1,6 @@
 """The positions of one consumer in its partitions, its group's offsets, and seeks.
 
-Each call requests the offsets anew; no answer is kept.
+Each call requests the offsets anew; answers are not cached.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Positions:
     # --- the partitions -------------------------------------------------------------------------
 
     def names(self) -> Sequence[str]:
-        """The partitions that it may read: the one given to a reader, else all of the topic."""
+        """The partitions to read: the one that a reader was given, or all of the topic."""
         if self._reader is not None:
             return list(self._reader.cursors)
         return self._questions.partitions(self._topic)
@@ -78,7 +78,7 @@ class Positions:
     def read(self, unread: Collection[str]) -> dict[str, int]:
         """The offset of the next record of each partition for the application.
 
-        *unread* are the first offsets, by partition, that the consumer has fetched and not shown.
+        *unread* maps a partition to the offset of the first record that was fetched and not shown.
         """
         return self._reading().read_so_far(unread)
 
@@ -110,7 +110,7 @@ class Positions:
         return name
 
     def seek_to_time(self, partition: str, timestamp_ms: int) -> str:
-        """Make it continue at the first record not older than a time; returns the partition."""
+        """Continue at the first record not older than a time; returns the partition's name."""
         reader, name = self._reading(), self.name(partition)
         if type(timestamp_ms) is not int:
             raise ConfigError(f"timestamp_ms={timestamp_ms!r} must be milliseconds since 1970")

@@ -1,4 +1,4 @@
-"""The machine behind a consumer that reads alone, from positions of its own (PSB)."""
+"""The machine behind a reader: a consumer that keeps its own positions (PSB)."""
 
 from __future__ import annotations
 
@@ -40,37 +40,39 @@ from pymq.errors import (
     UnknownTopic,
 )
 
-SUBSCRIBE_MS = 10_000  # how often a reader says that it still reads
-LOOK_MS = 5_000  # how often those that read a whole topic look for new partitions
+SUBSCRIBE_MS = 10_000  # how often a reader renews its subscription
+LOOK_MS = 5_000  # how often readers of a whole topic look for new partitions
 
 
 @define
 class Cursor:
-    """One partition as a PSB consumer reads it."""
+    """The position of a reader in one partition."""
 
     partition: str
-    position: int  # of the next fetch; BEGIN or END until it is known
+    position: int  # offset of the next fetch; BEGIN or END until the broker has resolved it
     route: PartitionRoute
-    handed: int = -1  # of the next record to be handed out
-    request: int = 0  # the fetch under way
-    floor: int = 0  # what was asked for before this request is not wanted any more
+    handed: int = -1  # offset of the next record for the application
+    request: int = 0  # id of the fetch in flight
+    floor: int = 0  # answers to requests with a smaller id are dropped
     log_start: int = 0
-    end: int = 0  # high watermark, as last heard
-    bytes: int = 0  # fetched and not handed out
-    records: int = 0  # the same
+    end: int = 0  # high watermark in the last answer
+    bytes: int = 0  # bytes fetched and not handed out
+    records: int = 0  # records fetched and not handed out
     retry_at: int = 0
     is_reached: bool = False  # the position follows a record that was read
-    topic_id: str = ""  # of the topic that the position is in; "": whichever there is
-    damage: DamageCheck = Factory(DamageCheck)  # of the batch at the position
+    # id of the topic that the position belongs to; "": the current topic, whichever it is
+    topic_id: str = ""
+    # findings about the batch at the position, if it came damaged
+    damage: DamageCheck = Factory(DamageCheck)
 
     @classmethod
     def at(cls, topic: str, partition: str, offset: int, preference: Preference) -> Self:
-        """Return a cursor that begins at *offset*, or at BEGIN or END."""
+        """Return a cursor that begins at *offset*, which may be BEGIN or END."""
         return cls(partition, offset, PartitionRoute(topic, partition, preference=preference))
 
 
 class Reader(ConsumerMachine):
-    """Reads partitions from positions of its own; each consumer sees every record (PSB)."""
+    """Reads partitions from its own positions; each reader gets all records (PSB)."""
 
     def __init__(
         self,
@@ -85,45 +87,46 @@ class Reader(ConsumerMachine):
         rack: str | None = None,
         now: int = 0,
     ) -> None:
-        """Read *partitions* from *offset* on; with *is_whole* those that are added, too.
+        """Read *partitions* from *offset* on; with *is_whole* also partitions that are added later.
 
         A replica in *rack* is preferred to the leader.
         """
         super().__init__(name, topic, router, driver, None)
         self._preference = Preference(name, rack)
-        # Replaced when it grows: the application goes through it while the loop turns.
+        # The dictionary is replaced when partitions are added, because the application may iterate
+        # over it while the loop turns.
         self.cursors = {p: Cursor.at(topic, p, offset, self._preference) for p in partitions}
         self._look_at = now + LOOK_MS if is_whole else NEVER
         self._subscribe_at = now + SUBSCRIBE_MS
         self._searches = TimeSearches(topic, router, self)
         self._ahead_bytes = FETCH_BYTES
-        self._credit: int | None = None  # records that may be at hand; None: no limit
-        self._record_bytes = 1  # about what a record takes, as last seen
+        self._credit: int | None = None  # records that may be buffered; None: no limit
+        self._record_bytes = 1  # bytes of a record, estimated from the last batch
         self._is_wanted = False
         self._timers: TimerHeap[str] = TimerHeap()  # by partition
 
     # --- the handle -----------------------------------------------------------------------------
 
     def limit(self, credit: int) -> None:
-        """Have no more than about *credit* records at hand; a batch comes whole."""
+        """Buffer about *credit* records at most; the last batch may exceed it."""
         self._credit = credit
 
     def want(self, records: int, now: int) -> None:
-        """Fetch wherever nothing is at hand and nothing is under way."""
+        """Send a fetch for each partition that has no buffered records and no fetch in flight."""
         self._is_wanted = True
         if self.topic in self._router.metadata.gone:
-            self._router.refresh(self.topic)  # Perhaps it is there again.
+            self._router.refresh(self.topic)  # The topic may have been created again.
         for cursor in self.cursors.values():
             self._fetch(cursor, now)
 
     def seek(self, partition: str, offset: int) -> None:
-        """Go on at *offset* (or BEGIN, END); what was fetched before is dropped."""
+        """Continue at *offset* (or BEGIN, END); records that were fetched before are dropped."""
         self._rewind(self.cursors[partition], offset)
-        self.cursors[partition].topic_id = ""  # the one that there is now
-        self.problem = None  # It was met where the application does not want to read any more.
+        self.cursors[partition].topic_id = ""  # the current topic of that name
+        self.problem = None  # The problem belongs to the position that the application has left.
 
     def pause(self, partitions: Iterable[str], unread: list[tuple[str, Range]], now: int) -> None:
-        """Fetch nothing more of some partitions; what was not handed out is fetched again."""
+        """Stop fetching some partitions; records that were not handed out will be fetched again."""
         for partition in partitions:
             self.paused[partition] = None
             cursor = self.cursors[partition]
@@ -147,27 +150,27 @@ class Reader(ConsumerMachine):
         cursor.damage = DamageCheck()
 
     def find(self, partition: str, timestamp_ms: int) -> Waitable:
-        """Seek to the first record that is not older than a time, once the broker has found it."""
-        self._has_news = True  # The next turn starts it.
+        """Seek to the first record not older than a time; done when a broker has found it."""
+        self._has_news = True  # The next turn sends the request.
         return self._searches.add(partition, timestamp_ms)
 
     def read_so_far(self, unread: Collection[str]) -> dict[str, int]:
         """The offset of the next record of each partition, as far as the application has got.
 
-        Of the partitions *unread* the handle still has records that it has not shown.
+        *unread* names partitions with records that the handle holds and has not shown.
         """
-        # First this: what comes meanwhile is made ready before the position goes on.
+        # Copy the positions first: the loop buffers records before it moves a position.
         fetched = {p: c.position for p, c in self.cursors.items()}
         at_hand = {*unread, *(view.partition for view in self.chunks.copy())}
         found = {p: self.cursors[p].handed for p in fetched}
-        # What holds no record for consumers, behind the last one that does, has been read too.
+        # If only control records follow the last record that was shown, those have been read too.
         for partition in fetched.keys() - at_hand:
             if found[partition] >= 0:
                 found[partition] = max(found[partition], fetched[partition])
         return found
 
     def handed_out(self, chunk: RecordBatch) -> RecordBatch:
-        """Note that the application gets these records."""
+        """Note that the application gets the records of *chunk*."""
         cursor = self.cursors[chunk.partition]
         cursor.handed = chunk.end_offset
         cursor.bytes = max(0, cursor.bytes - chunk.size)
@@ -175,7 +178,7 @@ class Reader(ConsumerMachine):
         return chunk
 
     def trouble(self) -> str | None:
-        """What keeps records from coming, for people; None if nothing does."""
+        """The reason why no records come, as text; None if nothing is wrong."""
         for cursor in self.cursors.values():
             if cursor.partition not in self.paused and (why := cursor.route.why(self._router)):
                 return why
@@ -184,7 +187,7 @@ class Reader(ConsumerMachine):
     # --- the machine ----------------------------------------------------------------------------
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in an answer."""
+        """Handle an answer."""
         if self.is_buried:
             return
         if isinstance(message, Fetched):
@@ -198,10 +201,11 @@ class Reader(ConsumerMachine):
 
     def _on_fetched(self, cursor: Cursor, source: str, m: Fetched, now: int) -> None:
         if cursor.request != m.id:
-            # It was taken for lost and asked for again, perhaps of another broker.
+            # The request was taken for lost and sent again, perhaps to another broker.
             if m.error is not None or not m.data or m.offset != cursor.position:
                 return
-            cursor.floor = self._requests + 1  # What was asked for meanwhile is the same.
+            # Answers to requests sent before this one would bring the same records.
+            cursor.floor = self._requests + 1
         is_leader = source == cursor.route.asked and not cursor.route.is_elsewhere
         cursor.request = 0
         self._timers.drop(cursor.partition)
@@ -213,11 +217,11 @@ class Reader(ConsumerMachine):
     def _fetched(self, cursor: Cursor, m: Fetched, now: int, *, is_leader: bool) -> None:
         if is_leader:
             cursor.log_start, cursor.end = m.log_start, m.high_watermark
-        else:  # It may not know yet how far the log reaches.
+        else:  # A follower may not know the log end yet.
             cursor.log_start = max(cursor.log_start, m.log_start)
             cursor.end = max(cursor.end, m.high_watermark)
         is_new = cursor.handed < 0
-        if is_new:  # It was asked where the log begins and ends.
+        if is_new:  # The request was for the log start and the log end.
             known = {BEGIN: m.log_start, END: m.high_watermark}
             cursor.position = known.get(cursor.position, cursor.position)
             cursor.handed = cursor.position
@@ -233,13 +237,13 @@ class Reader(ConsumerMachine):
                     cursor.damage = DamageCheck()
                 is_shown = len(view) and not view.is_hidden
                 if is_shown:
-                    self.chunks.append(view)  # before the position goes on: see Consumer.position
+                    self.chunks.append(view)  # before the position moves on: see Consumer.position
                     cursor.bytes += view.size
                     cursor.records += len(view)
                     self._record_bytes = max(1, view.size // len(view))
                 cursor.position, cursor.is_reached = batch.end_offset, True
                 if not (is_shown or cursor.bytes):
-                    cursor.handed = cursor.position  # There is nothing to hand out before it.
+                    cursor.handed = cursor.position  # No record before it is left to hand out.
         except PymqError as error:
             self._damaged(cursor, error, now, has_come=cursor.position > start)
             return
@@ -249,8 +253,9 @@ class Reader(ConsumerMachine):
             cursor.route.came()
         else:
             self._try_later(cursor, cursor.route.refused(self._router, _NOTHING) or 0, now)
-        # At the end of the log the records that have come go first: what is asked for there is not
-        # there yet, and the next poll asks for it as well. (Others may not know where the end is.)
+        # At the end of the log hand out the records that have come before the next fetch is sent:
+        # it would find nothing yet, and the next poll sends it anyway. (Followers may not know
+        # where the log ends.)
         is_at_end = is_leader and cursor.position >= m.high_watermark and bool(self.chunks)
         if not m.data or (self._is_wanted and not is_at_end):
             self._fetch(cursor, now)
@@ -259,9 +264,9 @@ class Reader(ConsumerMachine):
         self._arrived()
 
     def _damaged(self, cursor: Cursor, error: PymqError, now: int, *, has_come: bool) -> None:
-        """A batch came damaged: ask for it again, of all that may have it sound, or give up.
+        """Fetch a damaged batch again, from each replica that may hold it undamaged, or give up.
 
-        *has_come*: something came before it.
+        *has_come*: the answer held sound batches before the damaged one.
         """
         mark("reader.damaged")
         is_first, cursor.damage.is_met = not cursor.damage.is_met, True
@@ -271,7 +276,7 @@ class Reader(ConsumerMachine):
         else:
             pause = cursor.route.refused(self._router, error)
             if pause is None and is_first:
-                pause = 0  # Perhaps it is only what was sent.
+                pause = 0  # Only the transfer may have been damaged.
         if pause is None:
             self._give_up(cursor, error)
         else:
@@ -280,11 +285,11 @@ class Reader(ConsumerMachine):
         self._arrived()
 
     def _give_up(self, cursor: Cursor, error: PymqError) -> None:
-        """No replica has what is at the position: go past it, or tell the application."""
+        """No replica has a readable batch at the position: skip it or raise the error."""
         end = error.details.get("end")
         is_damage = isinstance(error, CorruptBlock | CorruptBatch)
         if is_damage and type(end) is int and end > cursor.position:
-            # It is known where the damage ends, so it can be gone past.
+            # The end of the damage is known, so the reader can continue behind it.
             why = cursor.damage.judged(error)
             view = RecordBatch.broken(self.topic, cursor.partition, cursor.position, end, why)
             self.chunks.append(view)
@@ -307,7 +312,8 @@ class Reader(ConsumerMachine):
         pause = cursor.route.refused(self._router, error)
         is_short = isinstance(error, OffsetOutOfRange) and is_leader and cursor.is_reached
         if is_short and m.log_start <= cursor.position and cursor.route.tries < CONFIRMED:
-            # It says that it never was so long. Perhaps it leads no more, and does not know.
+            # The broker says that the log never reached this position. It may be a former leader
+            # that does not know its successor.
             self._router.refresh(self.topic)
             pause = cursor.route.patience_ms // 2
         if pause is not None:
@@ -317,12 +323,12 @@ class Reader(ConsumerMachine):
         self._give_up(cursor, error)
 
     def _is_made_again(self, cursor: Cursor, error: PymqError) -> bool:
-        """Whether leader and zkserver know of the same topic, and the position is in another."""
+        """Whether leader and zkserver name one topic id, and the position has another."""
         known = self._router.metadata.topics.get(self.topic)
         if known is None or error.details.get("topic_id") != known.topic_id:
             return False
         if cursor.handed < 0:
-            cursor.topic_id = known.topic_id  # It has no position yet.
+            cursor.topic_id = known.topic_id  # The cursor has no position yet.
         return cursor.topic_id != known.topic_id
 
     def _try_later(self, cursor: Cursor, pause: int, now: int) -> None:
@@ -333,18 +339,18 @@ class Reader(ConsumerMachine):
     def _fetch(self, cursor: Cursor, now: int) -> None:
         if cursor.request or cursor.bytes >= self._ahead_bytes or now < cursor.retry_at:
             return
-        # Records of one partition that may be at hand.
+        # records of one partition that may be buffered
         share = 1 << 62 if self._credit is None else max(1, self._credit // len(self.cursors))
         if cursor.records >= share:
             return
         if self.topic in self._router.metadata.gone:
             self.fail(UnknownTopic(f"topic {self.topic!r} was deleted"))
             return
-        is_new = cursor.handed < 0  # first of all find out where to begin
+        is_new = cursor.handed < 0  # Resolve BEGIN or END first.
         if cursor.partition in self.paused and not is_new:
             return
         route = cursor.route
-        # Where the log begins can be told by any replica, where it ends by the leader.
+        # Any replica knows the log start; only the leader knows the log end.
         peer = route.find(self._router, of_leader=is_new and cursor.position == END)
         if peer is None:
             return
@@ -355,7 +361,8 @@ class Reader(ConsumerMachine):
         elif route.is_elsewhere:
             wait = NEAR_WAIT_MS if route.is_near else 0
         elif route.is_leaders_turn and route.preference.rack is not None:
-            wait = 0  # A follower will be waited at, unless the leader has more than it.
+            # A fetch waits at a follower only if the leader has no more than the follower.
+            wait = 0
         if (
             not cursor.topic_id
             and (known := self._router.metadata.topics.get(self.topic)) is not None
@@ -377,13 +384,14 @@ class Reader(ConsumerMachine):
         self._timers.set(cursor.partition, now + wait + route.patience_ms)
 
     def ready(self, now: int) -> Ready | None:
-        """Hand over the pending work; metadata may have come that was waited for."""
+        """Hand over the pending work, and continue partitions that waited for metadata."""
         if self._has_news and not self.is_buried:
             self._has_news = False
             self._grow()
             for cursor in self.cursors.values():
                 if cursor.request and cursor.route.has_moved(self._router):
-                    cursor.request = 0  # Nobody will answer, or only to say that he leads no more.
+                    # The broker will not answer, or only with an error that it no longer leads.
+                    cursor.request = 0
                     cursor.retry_at = 0
                     self._fetch(cursor, now)
                 elif cursor.handed < 0 or self._is_wanted:
@@ -392,7 +400,7 @@ class Reader(ConsumerMachine):
         return super().ready(now)
 
     def _grow(self) -> None:
-        """Read the partitions that were added to the topic, from their beginning."""
+        """Read the partitions that were added to the topic, from their start."""
         known = self._router.metadata.topics.get(self.topic)
         if self._look_at == NEVER or known is None:
             return
@@ -404,7 +412,7 @@ class Reader(ConsumerMachine):
 
     @property
     def deadline(self) -> int:
-        """When something is due."""
+        """When ``tick`` has something to do."""
         return (
             0
             if self.is_abandoned
@@ -412,7 +420,7 @@ class Reader(ConsumerMachine):
         )
 
     def tick(self, now: int) -> None:
-        """Try again what was refused or not answered."""
+        """Retry requests that were refused or not answered."""
         if self.is_abandoned:
             self.bury()
             self._searches.due = self._look_at = self._subscribe_at = NEVER
@@ -422,7 +430,7 @@ class Reader(ConsumerMachine):
             self._look_at = now + LOOK_MS
             self._router.refresh(self.topic)
         if now >= self._subscribe_at:
-            # Its subscription is gone when the zkserver that it told is; a new one hears of it.
+            # A zkserver forgets subscriptions when it stops, so renew this one at its successor.
             self._subscribe_at = now + SUBSCRIBE_MS
             subscribe = partial(Subscribe, name=self.name, topic=self.topic, mode="psb")
             self._router.tell(subscribe, self._subscribe_at)

@@ -33,7 +33,7 @@ class ConsumerStatus:
 def status_of(consumer: Consumer) -> ConsumerStatus:
     """Return a consumer's status, with news from its group and the leaders of its partitions.
 
-    If one of them does not answer soon, its last known state is used.
+    If a broker does not answer soon, its last known state is used.
     """
     reader, worker, intake = consumer._reader, consumer._worker, consumer._intake
     if worker is not None:
@@ -65,7 +65,7 @@ def status_of(consumer: Consumer) -> ConsumerStatus:
 
 
 def _ask(consumer: Consumer) -> tuple[dict[str, int], GroupState, str | None]:
-    """Return ends of partitions, the group's state, and the reason if some of it may be old."""
+    """Return partitions' ends, the group's state, and a note if these may be out of date."""
     ends: dict[str, int] = {}
     state, silence = GroupState(0, consumer.group or ""), None
     reader, worker = consumer._reader, consumer._worker
@@ -86,7 +86,7 @@ def _ask(consumer: Consumer) -> tuple[dict[str, int], GroupState, str | None]:
 
 
 def _handle_idle(consumer: Consumer, assigned: tuple[str, ...]) -> str | None:
-    """Return the reason why no records can come, as far as the consumer itself knows."""
+    """Return why no records can come, as far as the consumer knows without requests."""
     worker = consumer._worker
     if consumer._polling.is_closed:
         return "it was closed"
@@ -134,7 +134,7 @@ def _group_idle(
 
 
 def _is_awaited(offset: GroupOffset, state: GroupState) -> bool:
-    """Whether the former owners of a partition still hold leases of its records."""
+    """Whether former owners of a partition still lease its records: the new owner waits."""
     owners = {
         member.member
         for member in state.members

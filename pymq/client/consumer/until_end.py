@@ -21,9 +21,10 @@ class UntilEnd:
     def __init__(self, consumer: Consumer, ends: dict[str, int]) -> None:
         self._consumer = consumer
         self._ends = ends
-        self._has_come = False  # a record came since the last request about other partitions
+        # whether a record came since the last request about other partitions
+        self._has_come = False
         self._has_looked = False  # whether other members' partitions may have records for this one
-        self._since: float | None = None  # since when it makes no progress
+        self._since: float | None = None  # since when no record has come
 
     def before(self, records: Iterator[Record]) -> Iterator[Record]:
         """Iterate over *records*; set those beyond the end aside for the next call."""
@@ -48,17 +49,17 @@ class UntilEnd:
         try:
             consumer._settle_soon()
         except FencedMember:
-            return False  # Records whose acknowledgement came too late are delivered again.
+            return False  # A record whose acknowledgement came too late may be delivered again.
         state = consumer._positions.group_state()
         if not self._is_told(state):
-            return False  # Partitions of other members may be assigned to this one by now.
+            return False  # Partitions of other members may have been assigned to this one.
         found = {o.partition: o for o in state.offsets if o.topic == consumer.topic}
         is_delivered = all(
             p in found and found[p].delivered >= end and found[p].waiting == 0
             for p, end in active.items()
             if p in worker.membership.assigned
         )
-        # Records that were delivered meanwhile may have come to this member.
+        # Records that were redelivered meanwhile may have come to this member.
         if not is_delivered or worker.undelivered.are_coming:
             return False
         return (
@@ -81,7 +82,7 @@ class UntilEnd:
         return [set(partitions) for partitions in own] == [set(worker.membership.assigned)]
 
     def stall(self) -> None:
-        """Take in that no record has come for a while.
+        """Note that no record has come for a while.
 
         Raises:
             RequestTimeout: none has come for STUCK_S seconds, though some are before the end.

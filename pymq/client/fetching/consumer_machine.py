@@ -40,7 +40,7 @@ class ConsumerMachine(Outbox, ABC):
         self.chunks_lock = threading.RLock()
         self.problem: PymqError | None = None  # the error that the next poll raises
         self.final_problem: PymqError | None = None  # the error that each poll raises from now on
-        self._told: list[RecordBatch] = []  # unreadable views whose error was raised
+        self._told: list[RecordBatch] = []  # unreadable views whose error was raised already
         self.started = Waitable()  # done once the start offsets are known
         self.paused: dict[str, None] = {}
         self.is_awaited = False  # a poll waits for records
@@ -49,7 +49,7 @@ class ConsumerMachine(Outbox, ABC):
         self._router = router
         self._driver = driver
         self._arrival: Waitable | None = None
-        self._has_news = False  # of metadata
+        self._has_news = False  # new metadata has come
         router.metadata.listen(name, self._on_metadata)
 
     @property
@@ -95,9 +95,9 @@ class ConsumerMachine(Outbox, ABC):
     def take(self, max_records: int, max_bytes: int) -> list[RecordBatch]:
         """Take out fetched views for the application, or raise the error of an unreadable one.
 
-        At most *max_records*, for which the last view is cut, and about *max_bytes*. An unreadable
-        view stays. Its error is raised when its turn comes, and it holds back the later views of
-        its own partition only (:meth:`stuck`).
+        Returns at most *max_records*, for which the last view is cut, and about *max_bytes*. An
+        unreadable view stays. Its error is raised when its turn comes, and it holds back the later
+        views of its own partition only (:meth:`stuck`).
         """
         if not self.chunks and (problem := self.take_problem()) is not None:
             raise problem
@@ -129,7 +129,7 @@ class ConsumerMachine(Outbox, ABC):
     def _first(self, stuck: Collection[str]) -> int:
         """The index of the first view of a partition that is not *stuck*, or -1.
 
-        By index, because the loop appends views meanwhile, which would break an iterator.
+        The loop appends views meanwhile, which would break an iterator; an index stays valid.
         """
         if not stuck:
             return 0 if self.chunks else -1
@@ -150,11 +150,11 @@ class ConsumerMachine(Outbox, ABC):
 
     @abstractmethod
     def want(self, records: int, now: int) -> None:
-        """Take in that the application waits for records, and fetch some."""
+        """Note that the application waits for records, and fetch some."""
 
     @abstractmethod
     def handed_out(self, chunk: RecordBatch) -> RecordBatch:
-        """Take in that the application gets the records of a view; returns those that it gets."""
+        """Note that the application gets the records of a view; returns those that it gets."""
 
     @abstractmethod
     def pause(self, partitions: Iterable[str], unread: list[tuple[str, Range]], now: int) -> None:
@@ -165,11 +165,12 @@ class ConsumerMachine(Outbox, ABC):
         """Undo :meth:`pause`."""
 
     def abandon(self) -> None:
-        """Take in that the application has dropped the consumer without closing it.
+        """Note that the application has dropped the consumer without closing it.
 
-        The garbage collector calls this at any moment, in any thread.
+        The garbage collector may call this at any moment, in any thread.
         """
-        self.is_abandoned = True  # The next tick closes the machine: there the driver is held.
+        # The next tick closes the machine, because a tick runs with the driver held.
+        self.is_abandoned = True
         self._driver.loop.rearm(self.name)
 
     def bury(self) -> None:
@@ -184,7 +185,7 @@ class ConsumerMachine(Outbox, ABC):
 
     @abstractmethod
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in an answer."""
+        """Handle an answer."""
 
     @abstractmethod
     def tick(self, now: int) -> None:
@@ -206,9 +207,9 @@ def located(error: PymqError, topic: str, partition: str, offset: int) -> PymqEr
 
 
 def wait_ms(partitions: int) -> int:
-    """Return how long a broker holds each of *count* fetches while no records come.
+    """Return how long a broker holds each of the fetches of *partitions* while no records come.
 
-    A short wait finds a dead broker soon. A long one costs fewer requests, so with many partitions
-    each fetch waits longer.
+    With a short wait a dead broker is found soon. A long wait costs fewer requests, so with many
+    partitions each fetch waits longer.
     """
     return min(FETCH_WAIT_MS, max(FETCH_WAIT_MIN_MS, partitions * 1000 // FETCHES_PER_S))

@@ -19,11 +19,12 @@ from pymq.errors import CorruptBatch, CorruptBlock, PymqError
 class DamageCheck:
     """The findings about one batch."""
 
-    is_met: bool = False  # it arrived damaged, so the next fetch asks brokers to verify it
+    # the batch arrived damaged once, so the next fetch asks brokers to verify it
+    is_met: bool = False
     found: dict[str, int] = Factory(dict)  # by broker, the CRC of the bytes on its disk
 
     def heard(self, broker: str, error: PymqError) -> None:
-        """Take in that a broker has refused to send it."""
+        """Note that *broker* has refused to send the batch."""
         crc = error.details.get("found_crc")
         if isinstance(error, CorruptBlock) and type(crc) is int:
             self.found[broker] = crc
@@ -49,7 +50,7 @@ def sound(batch: EncodedBatch, start: int = 0) -> RecordBatch:
         CorruptBatch: its CRC does not hold; ``details`` hold ``end``, the offset behind it.
     """
     try:
-        if not batch.header.is_control:  # Consumers never decode these.
+        if not batch.header.is_control:  # Consumers never decode control batches.
             batch.verify()
         return RecordBatch(batch, start)
     except CorruptBatch as error:

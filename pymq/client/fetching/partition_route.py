@@ -28,11 +28,13 @@ RETRY_MS = 50  # before the first retry; doubled with each, up to ...
 RETRY_MAX_MS = 250
 ANSWER_MS = 500  # the time for an answer, on top of the wait that the fetch allows: at first ...
 ANSWER_MAX_MS = 4_000  # ... and after many tries
-_OWN = (StoreError, CorruptBatch, ReplicaNotAvailable)  # problems of one replica
-OWN_TRIES = 8  # before the reader gets the error: a follower may not have the records yet
-LEADERLESS_TRIES = 2  # an election has mostly ended by then
-LEADERS_TURNS = 100  # answers after which a follower that was silent may be chosen again
-CONFIRMED = 3  # times that a leader must say that the log ends before what was read of it
+# errors of one replica, not of the partition
+_OWN = (StoreError, CorruptBatch, ReplicaNotAvailable)
+OWN_TRIES = 8  # tries before the reader gets the error: a follower may not have the records yet
+LEADERLESS_TRIES = 2  # tries without a leader; an election mostly takes no longer
+# answers of the leader after which a follower that was silent may be chosen again
+LEADERS_TURNS = 100
+CONFIRMED = 3  # how many times a leader must say that the log ends before the reader's position
 
 
 @define
@@ -44,17 +46,18 @@ class PartitionRoute:
     asked: str = ""  # the broker that was asked last
     others: list[str] = Factory(list)  # brokers to ask in place of the leader
     tries: int = 0  # since the last answer with records
-    trouble: str | None = None  # why no records come, as a text for users
+    trouble: str | None = None  # the reason why no records come, as text for users
     preference: Preference = LEADER
     is_behind: bool = False  # the reader's position is far from the end
-    is_chosen: bool = False  # the reader chose the others; the leader has not named them
+    is_chosen: bool = False  # this route chose the others; the leader did not name them
     is_substitute: bool = False  # ... because the leader fails, or there is none
-    is_leaders_turn: bool = False  # a follower had no records: the leader is next
-    leaders_turns: int = 0  # answers before a follower is chosen again: one was silent
+    is_leaders_turn: bool = False  # a follower had no records, so the leader is asked next
+    # answers of the leader before a follower may be chosen again, because one was silent
+    leaders_turns: int = 0
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another broker than the leader is asked."""
+        """Whether the request goes to another broker than the leader."""
         return bool(self.others)
 
     @property
@@ -68,7 +71,7 @@ class PartitionRoute:
         return min(ANSWER_MS << min(self.tries, 10), ANSWER_MAX_MS)
 
     def find(self, router: Router, *, of_leader: bool = False) -> str | None:
-        """Return the broker to ask; None while the metadata is refreshed.
+        """Return the broker to send the request to; None while the metadata is refreshed.
 
         *of_leader*: only the leader knows the answer.
         """
@@ -123,7 +126,7 @@ class PartitionRoute:
         self._turn_to([])
 
     def has_moved(self, router: Router) -> bool:
-        """Whether another broker leads than the one that was asked, or none that can be reached.
+        """Whether the broker that got the last request no longer leads, or cannot be reached.
 
         A replica that stands in for the leader has moved when the zkserver no longer names it.
         """
@@ -141,7 +144,7 @@ class PartitionRoute:
         return name != self.asked
 
     def came(self) -> None:
-        """Take in an answer with records; the broker for the next fetch is chosen anew."""
+        """Note an answer with records; the next fetch chooses its broker anew."""
         self.tries = 0
         self.is_leaders_turn = False
         self.leaders_turns = max(0, self.leaders_turns - 1)
@@ -152,7 +155,7 @@ class PartitionRoute:
             self.forget()
 
     def silent(self, router: Router) -> None:
-        """Take in that a broker has not answered in time."""
+        """Note that a broker has not answered in time."""
         self.tries += 1
         if not self.is_chosen:
             self.trouble = f"{self.asked} did not answer"
@@ -161,7 +164,7 @@ class PartitionRoute:
                 # The substitute may be dead as well. The zkserver may know the live replicas.
                 router.distrust(self.topic, self.partition)
             elif self.is_chosen:
-                # The choice is the same each time, and each fetch would wait for it.
+                # The same follower would be chosen again, and each fetch would wait for it.
                 self.leaders_turns = LEADERS_TURNS
                 router.refresh(self.topic)
             self._next()
@@ -170,23 +173,25 @@ class PartitionRoute:
             self._stand_in(live(router, self.topic, self.partition, self.asked))
 
     def _next(self) -> None:
-        """Drop the broker that was asked from the others."""
+        """Remove the broker that got the last request from the others."""
         self.others.pop(0)
         if not self.others:
             self.leave()
 
     def refused(self, router: Router, error: PymqError) -> int | None:
-        """Take in an error; returns the milliseconds until the retry, or None if it is final."""
+        """Handle an error; returns the milliseconds until the retry, or None if it is final."""
         before = self.trouble
         self.tries += 1
-        if not self.is_chosen:  # otherwise the leader's answer, or its absence, is the trouble
+        # if a replica was chosen, only the leader's answer, or its absence, explains the trouble
+        if not self.is_chosen:
             self.trouble = f"{self.asked}: {error}"
-        # The first retry is at once; later ones pause, since brokers may name each other for ever.
+        # The first retry is at once; later ones pause, since brokers may name each other in a
+        # circle.
         pause = 0
         if self.tries > 1:
             pause = min(RETRY_MS << min(self.tries - 2, 10), RETRY_MAX_MS)
         if isinstance(error, QuotaExceeded):
-            # Another broker has the same quota, and nothing is wrong.
+            # The client has reached its quota: another broker has the same one, so wait.
             return max(pause, error.retry_ms)
         if self.others:
             is_final = not (
@@ -202,7 +207,8 @@ class PartitionRoute:
                 [n for n in names if n != self.asked] if isinstance(names, (list, tuple)) else []
             )
             if found:
-                self.trouble = before  # The broker has named others.
+                # The broker has named other brokers, so this is no trouble yet.
+                self.trouble = before
                 turn = (self.tries - 1) % len(found)
                 self.others = [*found[turn:], *found[:turn]]
                 self.is_chosen = self.is_substitute = False
@@ -215,7 +221,7 @@ class PartitionRoute:
         if isinstance(error, NotLeader):
             is_known = router.refused(self.topic, self.partition, self.asked, error)
             if not is_known and self.tries > LEADERLESS_TRIES:
-                # Without a leader all replicas are equal, and this one may be the last.
+                # Without a leader all replicas are equal, and no other one may be left.
                 names = live(router, self.topic, self.partition)
                 self._stand_in(sorted(names, key=lambda name: name == self.asked))
             return pause if is_known else max(pause, RETRY_MS)

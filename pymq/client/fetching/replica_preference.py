@@ -7,8 +7,8 @@
 | anything, by a reader that names its rack | a follower in that rack, if the leader is in another |
 | all else | the leader |
 
-A follower serves what it knows to be committed (KIP-392). It may lag, so when it has nothing, the
-leader is asked before a follower is asked again.
+A follower serves what it knows to be committed (KIP-392). It may lag, so after a fetch without
+records the leader is asked before a follower again.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from zlib import crc32
 from pymq.client.router import Router
 from pymq.core.values import value
 
-BEHIND_BYTES = 1 << 18  # a fetch that returned so much, and not all records, reads in bulk
-NEAR_WAIT_MS = 500  # at a follower; it may be cut off from its leader, so the leader is next
-BEHIND_RECORDS = 4096  # so far from the end, a member of a group reads in bulk
+BEHIND_BYTES = 1 << 18  # a fetch that returned so many bytes, and not all records, reads in bulk
+# wait of a fetch at a follower; it may be cut off from its leader, so the leader is asked next
+NEAR_WAIT_MS = 500
+BEHIND_RECORDS = 4096  # offsets from the end at which a member of a group reads in bulk
 
 
 @value
 class Preference:
     """A reader's preference: *name* identifies the reader, *rack* is where it runs."""
 
-    name: str = ""  # "": it reads from the leader, if there is one
+    name: str = ""  # "": it reads from the leader if there is one
     rack: str | None = None
 
 
@@ -35,7 +36,7 @@ LEADER = Preference()
 
 
 def live(router: Router, topic: str, partition: str, but: str = "") -> list[str]:
-    """The reachable replicas, the most complete first."""
+    """The reachable replicas without *but*, the most complete first."""
     found = router.metadata.replicas(topic, partition)
     return [name for name in found if name != but and not router.is_lost(name)]
 
@@ -56,7 +57,7 @@ def preferred(
         return leader
     found = live(router, topic, partition)
     if leader not in found:
-        return leader  # The list of replicas is older than the leader.
+        return leader  # The leader is new, and the list of replicas is older.
     if preference.rack is not None:
         racks = router.metadata.racks(topic)
         near = [name for name in found if racks.get(name) == preference.rack]
@@ -70,6 +71,6 @@ def preferred(
 
 
 def _one_of(names: list[str], preference: Preference, partition: str) -> str:
-    """Return the same one for a reader and a partition each time: its caches stay warm."""
+    """Return the same replica for a reader and a partition each time: caches stay warm."""
     names = sorted(names)
     return names[crc32(f"{preference.name}/{partition}".encode()) % len(names)]

@@ -17,7 +17,7 @@ from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.errors import Closed, CommitFailed, FencedMember, PymqError
 
-LAPSED_MAX = 20  # ranges that an error names
+LAPSED_MAX = 20  # ranges of offsets that an error names
 ACK_LINGER_MS = 20  # acknowledgements without a waiting thread are sent together
 
 
@@ -55,7 +55,7 @@ class Settlement:
         return any(done.is_waited_for for done in self.waits)
 
     def finish(self, error: PymqError | None) -> None:
-        """Finish it: it was answered, or never will be."""
+        """Finish the request: it was answered, or never will be."""
         for done in self.waits:
             done.error = error
             done.finish()
@@ -64,7 +64,7 @@ class Settlement:
 class Acknowledger:
     """Collects acknowledgements from any thread, and sends them to the coordinator.
 
-    It is part of the machine *name*.
+    It is part of the machine of the consumer *name*.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Acknowledger:
         self.nacks: deque[Nack] = deque()
         self.refused = 0  # acknowledgements that came too late
         self.due = NEVER
-        self.armed_at = -1  # when a thread last asked for a send
+        self.armed_at = -1  # when a thread last armed the timer; see :meth:`arm`
         self.handed = DeliveredRanges()
-        # Returns the records that the handle has and the application has not; set by the handle.
+        # Returns the records that the handle has fetched and not shown; set by the handle.
         self.buffered: Callable[[], list[Span]] = list
         self._holes: list[Span] = []  # offsets without a record for the application
         self._name = name
@@ -92,17 +92,17 @@ class Acknowledger:
         self._driver = driver
         self._sent: dict[int, Settlement] = {}
         self._held: list[Settling] = []  # commits that wait until the consumer is a member again
-        # acknowledgements are pending and there is no coordinator to send them to
+        # acknowledgements are pending, and there is no coordinator to send them to
         self._is_put_back = False
         self._unarmed: list[Key] = []  # requests that were sent and have no timeout yet
-        self._was_fenced = False  # at least once
+        self._was_fenced = False  # whether a coordinator has fenced this member at least once
         self._forfeited = 0  # failed acknowledgements that no commit has reported
         self._released = (
             DeliveredRanges()
         )  # delivered under leases that have run out, and not acknowledged
-        self._lapsed = 0  # acknowledgements that came after the lease, and no commit has reported
+        self._lapsed = 0  # acknowledgements after the end of a lease that no commit has reported
         self._ended: PymqError | None = None  # why acknowledgements cannot be sent any more
-        self._lapsed_in: list[tuple[str, int, int]] = []  # their offsets, as far as known
+        self._lapsed_in: list[tuple[str, int, int]] = []  # offsets of those, as far as known
 
     # --- the handle -----------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Acknowledger:
         """Return the part of *acks* that was delivered under leases that may still hold."""
         handed, buffered = self.handed, list[Span]()
         if self._was_fenced and acks:
-            # Records in the buffer may be there for the second time.
+            # A record in the buffer may be a second delivery, which the application has not seen.
             buffered = [(p, part) for p, span in self.buffered() for part in handed.take(p, span)]
         found = list[Span]()
         for partition, span in acks:
@@ -194,19 +194,19 @@ class Acknowledger:
         return found
 
     def leased(self, leases: Iterable[Lease]) -> None:
-        """Count the records among them whose leases have run out."""
+        """Count the records of *leases* that were delivered before: that lease has run out."""
         for lease in leases:
             for part in self.handed.take(lease.partition, (lease.start, lease.end)):
                 self._released.put(lease.partition, part)
 
     def _note_lapsed(self, partition: str, span: Range, held: list[Range]) -> None:
-        """Of an acknowledged range only the parts that are *held* can be settled."""
+        """Note the parts of an acknowledged range whose leases have run out: not *held*."""
         start = span[0]
         for low, high in [*held, (span[1], span[1])]:
             if start < low:
                 for part in self._released.take(partition, (start, low)):
                     self._lapse(part[1] - part[0], [(partition, part)])
-            # It was delivered again, and is acknowledged.
+            # A later delivery of the record is acknowledged.
             self._released.take(partition, (low, high))
             start = high
 
@@ -217,8 +217,9 @@ class Acknowledger:
                 self._lapsed_in.append((partition, start, end))
 
     def _commit_failed(self) -> CommitFailed | None:
-        """Return the error for the next commit if leases have run out; each loss is reported
-        once.
+        """Return the error for the next commit if leases have run out.
+
+        Each loss is reported once.
         """
         count, ranges = self._lapsed, tuple(self._lapsed_in)
         if not count:
@@ -245,12 +246,12 @@ class Acknowledger:
             self.settle()
 
     def time(self, now: int) -> None:
-        """Give a timeout to requests that were sent without one."""
+        """Give a timeout to the requests that were sent without one."""
         while self._unarmed:
             self._timers.set(self._unarmed.pop(), now + self._membership.coordinator.patience_ms)
 
     def send_again(self, request: int, now: int) -> None:
-        """Take in that a request was not answered, or got a transient error."""
+        """Send a request again that was not answered, or got a transient error."""
         settlement = self._sent.get(request)
         if settlement is None:
             return
@@ -261,9 +262,7 @@ class Acknowledger:
         self._timers.set(("settle", request), now + self._membership.coordinator.patience_ms)
 
     def send_later(self, request: int, due: int) -> None:
-        """Resend a request that may have been carried out: the coordinator, or the next one,
-        knows.
-        """
+        """Send a request again at *due*; a coordinator recognises one that it has carried out."""
         self._timers.drop(("settle", request))
         self._timers.set(("again", request), due)
 
@@ -272,16 +271,17 @@ class Acknowledger:
         return request in self._sent
 
     def answered(self, m: Settled) -> PymqError | None:
-        """Take in a final answer; returns an error that no caller waits for."""
+        """Handle a final answer; returns an error that no caller waits for."""
         settlement = self._sent.pop(m.id)
         error, is_waited_for = m.error, settlement.is_waited_for
         self._timers.drop(("settle", m.id))
         self._membership.coordinator.answered()
         if settlement.tries == 1 or self._was_fenced:
-            self.refused += m.refused  # Otherwise the first try may have acknowledged it.
+            # A retry proves nothing: the first try may have acknowledged these records.
+            self.refused += m.refused
         if self._was_fenced:
             self._forfeited += m.refused
-        elif m.lapsed:  # They failed: no earlier try was carried out in time.
+        elif m.lapsed:  # They failed in this try; an earlier try would have reported the same.
             self._lapse(m.lapsed, settlement.message.acks)
         if error is None and any(done.is_durable for done in settlement.waits):
             error = self._commit_failed()
@@ -313,7 +313,7 @@ class Acknowledger:
         return True
 
     def skip(self, view: RecordBatch, now: int) -> None:
-        """Acknowledge offsets without a record for consumers: nobody else would."""
+        """Acknowledge offsets that hold no record for consumers, since no application will."""
         if view.is_control:
             holes = [(view.base_offset, view.end_offset)]
         elif len(view) != view.end_offset - view.base_offset:
@@ -325,17 +325,17 @@ class Acknowledger:
         self._holes += [(view.partition, hole) for hole in holes]
         self.due = min(self.due, now + ACK_LINGER_MS)
 
-    # --- the end of it --------------------------------------------------------------------------
+    # --- end of membership ------------------------------------------------------------------------
 
     def fenced(self, error: PymqError) -> None:
-        """Take in that all leases are lost: acknowledgements of their records fail."""
+        """Note that all leases are lost: acknowledgements of their records fail."""
         self._was_fenced = True
         sent, self._sent = self._sent, {}
         for request, settlement in sent.items():
             self._timers.drop(("settle", request))
             self._forfeit(settlement.count)
             if settlement.is_waited_for:
-                self._forfeited = 0  # It is reported now.
+                self._forfeited = 0  # The error that is raised now reports it.
             settlement.finish(error)
         self._forfeit(sum(_count(ranges(drain(queue))) for queue in self.acks.values()))
         self.nacks.clear()
@@ -348,7 +348,7 @@ class Acknowledger:
         self._forfeited += count
 
     def end(self, error: PymqError) -> None:
-        """Fail each acknowledgement with *error*: the group is gone."""
+        """Fail each acknowledgement with *error*: the group is deleted or unsubscribed."""
         self._ended = error
         self._give_up(error)
 

@@ -1,5 +1,6 @@
-"""Which broker coordinates a group; the counterpart of
-:mod:`pymq.client.fetching.partition_route`.
+"""Which broker coordinates a group.
+
+The counterpart of :mod:`pymq.client.fetching.partition_route`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class CoordinatorRoute:
     def __init__(self, group: str, router: Router) -> None:
         self.group = group
         self._router = router
-        self._asked = ""  # the broker that is taken for it
+        self._asked = ""  # the broker that got the last request
         self._tries = 0  # tries since its last answer
         self._trouble: str | None = None  # why it does not answer
 
@@ -33,11 +34,11 @@ class CoordinatorRoute:
         return min(ANSWER_MS << min(self._tries, 10), ANSWER_MAX_MS)
 
     def answered(self) -> None:
-        """Take in an answer."""
+        """Handle an answer."""
         self._tries, self._trouble = 0, None
 
     def silent(self) -> None:
-        """Take in that it has not answered in time: another broker may coordinate by now."""
+        """The coordinator has not answered in time: another broker may coordinate by now."""
         self._tries += 1
         self._trouble = f"{self._asked} did not answer"
         place = self._router.metadata.coordinator_of(self.group)
@@ -47,7 +48,7 @@ class CoordinatorRoute:
             self._router.distrust(*place)
 
     def refused(self, source: str, error: PymqError) -> int:
-        """Take in a transient error; returns the milliseconds until the retry."""
+        """Handle a transient error; returns the milliseconds until the retry."""
         pause = 0
         if self._tries:
             pause = min(RETRY_MS << min(self._tries - 1, 10), RETRY_MAX_MS)
@@ -65,7 +66,7 @@ class CoordinatorRoute:
         return pause
 
     def why(self) -> str | None:
-        """Why it does not answer, as a text for users; None if it does."""
+        """The reason why the coordinator does not answer, as text for users; None if it does."""
         place = self._router.metadata.coordinator_of(self.group)
         if place is None or self._router.metadata.find(*place) is None:
             reason = self._router.why_no_leader(OFFSETS_TOPIC)

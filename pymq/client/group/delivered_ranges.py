@@ -1,9 +1,9 @@
 """Records that were delivered under the consumer's present leases and are not acknowledged.
 
-An acknowledgement names offsets, and a record may be delivered twice to the same consumer: its
-lease ran out, or another coordinator took over, and it was leased again. An acknowledgement of the
-first delivery must not count for the second one, which is still to come. Otherwise the record would
-be delivered after its acknowledgement was confirmed.
+An acknowledgement names offsets, and the same consumer may get a record twice: its lease ran out,
+or another coordinator took over, and the record was leased to it again. An acknowledgement of the
+first delivery must not count for the second one, which the application has not seen. Otherwise the
+application would get the record after its acknowledgement was confirmed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DeliveredRanges:
             self._news.extend((view.partition, span) for span in ranges(list(view.offsets)))
 
     def forget(self) -> None:
-        """Drop all: nothing is leased any more."""
+        """Remove all ranges: nothing is leased any more."""
         self._news.clear()
         self._ranges.clear()
 

@@ -35,8 +35,9 @@ from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
 from pymq.errors import FencedMember, NotSubscribed, PymqError
 
-SKIP_MAX = 4_096  # records of a lease that follows on others of which none was delivered
-TELL_MS = 20  # how long a member at work does not report new ends
+# offsets that a lease may skip: those before it held no record for the application
+SKIP_MAX = 4_096
+TELL_MS = 20  # how long a member that is processing records waits before it reports new ends
 
 __all__ = ["GroupConsumer", "WorkerConfig"]
 
@@ -60,7 +61,7 @@ class GroupConsumer(ConsumerMachine):
         super().__init__(name, topic, router, driver, config.group)
         self.config = config
         self.dead: deque[Dead] = deque()
-        self._timers: TimerHeap[Key] = TimerHeap()  # when an answer is missing
+        self._timers: TimerHeap[Key] = TimerHeap()  # timeouts of requests, by kind and number
         timers = self._timers
         subscribed = Subscription(config.group, topic, router, self._unsubscribed)
         self.membership = Membership(
@@ -100,8 +101,9 @@ class GroupConsumer(ConsumerMachine):
             self.dead,
         )
         self.pace = LeasePace(config.prefetch)
-        self._skipped = 0  # records of the last lease, if none of them was for the application
-        self._tell_at = NEVER  # the ends of partitions, while the application works
+        # how many records the last lease skipped, if none of them was for the application
+        self._skipped = 0
+        self._tell_at = NEVER  # when to report the ends of partitions while the application works
         self.poll_timer = PollTimer(config.max_poll_ms)
         self.standing = LeaseValidity(self.membership, driver)
 
@@ -137,7 +139,7 @@ class GroupConsumer(ConsumerMachine):
     def handed_out(self, chunk: RecordBatch) -> RecordBatch:
         """Note that the application gets these records; returns those that have not expired.
 
-        Their leases run since they were leased.
+        The time of their leases began when the coordinator leased them.
         """
         self.poll_timer.is_used = self.undelivered.is_at_work = True
         view = self.undelivered.unexpired(chunk)
@@ -165,7 +167,8 @@ class GroupConsumer(ConsumerMachine):
         self.paused.update(dict.fromkeys(partitions))
         self.settler.give_back(unread + self.undelivered.take_out(self.paused))
         if self.lease_requests.is_waiting:
-            self.lease_requests.ask(now)  # The waiting request would bring records of them.
+            # The waiting request would bring records of these partitions, so replace it.
+            self.lease_requests.ask(now)
 
     def resume(self, partitions: Iterable[str], now: int) -> None:
         """Undo :meth:`pause`."""
@@ -186,7 +189,7 @@ class GroupConsumer(ConsumerMachine):
     # --- the machine ----------------------------------------------------------------------------
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in an answer."""
+        """Handle an answer."""
         if self.membership.state is MembershipState.CLOSED:
             return
         match message:
@@ -202,7 +205,7 @@ class GroupConsumer(ConsumerMachine):
                 pass
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         if self.is_abandoned:
             self.bury()
             return
@@ -225,7 +228,7 @@ class GroupConsumer(ConsumerMachine):
                 self.watches.over(str(what), now)
             elif kind == "lease":
                 self._leased.over(int(what), now)
-                self._has_news = True  # Other members need not wait for it.
+                self._has_news = True  # Report it, so that other members need not wait for it.
             elif kind == "again":
                 self.settler.send_again(int(what), now)
             else:
@@ -235,7 +238,7 @@ class GroupConsumer(ConsumerMachine):
             self._has_news = True
 
     def ready(self, now: int) -> Ready | None:
-        """Hand over the pending work, and start what waited for metadata or a time."""
+        """Hand over the pending work, and start requests that waited for metadata or a time."""
         membership = self.membership
         if self._has_news or not membership.is_joined:
             self._has_news = False
@@ -265,7 +268,8 @@ class GroupConsumer(ConsumerMachine):
         if self.topic in self._router.metadata.gone:
             self._gone()
             if not (membership.is_joined or membership.retry_at):
-                # A member refreshes the topic with each heartbeat; so does one that was removed.
+                # Each heartbeat of a member refreshes the topic's metadata; a member that was
+                # removed must do the same.
                 self._router.refresh(self.topic)
                 membership.retry(now, BEAT_MS)
             return
@@ -292,12 +296,13 @@ class GroupConsumer(ConsumerMachine):
         if not (self.started.is_done or requests.has_introduced) and self.watches.know_ends:
             requests.introduce(now)
         if self._leased.stuck(now) and not self.has_chunks:
-            requests.wanted = requests.wanted or 1  # The leased records were not enough.
+            # The leased records were not enough for the poll.
+            requests.wanted = requests.wanted or 1
         if requests.wanted and not requests.is_waiting:
             requests.ask(now)
 
     def _gone(self) -> None:
-        """Take in that the topic was deleted: a new topic of its name begins at its beginning."""
+        """Note that the topic was deleted: a new topic of its name is read from its start."""
         self.watches.forget()
         self._leased.forget()
         self.fail(self._router.metadata.gone[self.topic])
@@ -305,7 +310,7 @@ class GroupConsumer(ConsumerMachine):
     # --- the coordinator ------------------------------------------------------------------------
 
     def _no_answer(self, kind: str, request: int, now: int) -> None:
-        """Take in that the coordinator has not answered in time: ask again."""
+        """Note that the coordinator has not answered in time: ask again."""
         self.membership.coordinator.silent()
         self.membership.unanswered(kind, request, now)
         if kind == "settle":
@@ -314,7 +319,7 @@ class GroupConsumer(ConsumerMachine):
             self.lease_requests.unanswered(request, now)
 
     def _turned_down(self, source: str, error: PymqError, now: int) -> bool:
-        """Take in an error of the coordinator; returns False if it is final."""
+        """Handle an error of the coordinator; returns False if it is final."""
         if isinstance(error, FencedMember):
             self._lost_group(error)
             return True
@@ -352,25 +357,25 @@ class GroupConsumer(ConsumerMachine):
         self._go_on(now)
 
     def _lost_group(self, error: PymqError) -> None:
-        """Join again: the coordinator does not know this member, since it is new or has removed it.
+        """Join again: the coordinator is new or has removed this member.
 
-        The leases of delivered records are lost: acknowledgements of them fail, and the group
-        delivers them again, to any member.
+        The leases of delivered records are lost: acknowledgements of these records fail, and the
+        group delivers them again, to any member.
         """
         self.membership.fenced()
         if error.details.get("deleted"):
-            # The topic may have been created again, so its known ends mean nothing.
+            # The topic may have been created again, so the known ends are worthless.
             self.watches.forget()
         self._drop_leases(error)
         self._has_news = True
 
     def _unsubscribed(self, error: NotSubscribed) -> None:
-        """Take in that the group no longer consumes the topic: the consumer is done."""
+        """Note that the group no longer consumes the topic: the consumer has ended."""
         if self.membership.state in (MembershipState.UNSUBSCRIBED, MembershipState.CLOSED):
             return
         mark("worker.unsubscribed")
         self.final_problem = error
-        # A coordinator that does not know that still takes the consumer for a member.
+        # A coordinator that has not heard of this would still count the consumer as a member.
         self.membership.leave([])
         self.watches.change(self.membership.assigned, ())
         self.membership.lapsed()
@@ -384,15 +389,15 @@ class GroupConsumer(ConsumerMachine):
     def _drop_leases(self, error: PymqError) -> None:
         is_awaited = not self.has_chunks
         with self.chunks_lock:
-            # Without the leases these would be worked on here and by others. They go first: what is
-            # taken before that is forgotten below, and nothing is taken after it.
+            # Without their leases, other members would work on these records too. Clear them first:
+            # records that were taken before are forgotten below, and none can be taken after.
             self.chunks.clear()
         self.settler.fenced(error)
         self.lease_requests.forget()
         if self._leased and is_awaited:
             self.lease_requests.wanted = (
                 self.lease_requests.wanted or 1
-            )  # Other members may wait for them.
+            )  # Other members may wait for these records.
         self._leased.forget()
         self.dead.clear()
         self.standing.dropped()
@@ -490,8 +495,8 @@ class GroupConsumer(ConsumerMachine):
         self.undelivered.fetched(now)
         self.settler.give_back(unread)
         if not self._leased and not self.has_chunks:
-            # All of it was compacted, or is not for consumers now. The records behind it may be of
-            # the same kind, so each further lease is larger.
+            # All records of the lease were compacted away or are not for consumers now. The records
+            # behind it may be of the same kind, so each further lease is larger.
             self._skipped = min(2 * self._skipped + 1, SKIP_MAX)
             self.lease_requests.wanted = max(self.lease_requests.wanted, self._skipped)
             self.lease_requests.ask(now)

@@ -16,7 +16,8 @@ from pymq.client.group.watches import WatermarkWatches
 from pymq.core.message import Acquire, Acquired
 from pymq.core.time.timer_heap import TimerHeap
 
-WAIT_MS = 2_000  # how long a request may wait at the coordinator; its answer shows that it is alive
+# how long a request may wait at the coordinator; its answer proves the coordinator alive
+WAIT_MS = 2_000
 ACQUIRES_MAX = 16  # requests without an answer, which may come late
 FIRST = 16  # records, before the application's speed is known
 GROWTH = 8  # greatest growth from one lease to the next
@@ -47,10 +48,11 @@ class LeaseRequests:
         self._paused = paused
         self._shares = shares  # unkeyed records go to any idle member
         self._waiting = 0  # the waiting request
-        self._introduction = 0  # the request that reports where partitions begin and end
+        self._introduction = 0  # id of the request that reports where partitions begin and end
         self._open: dict[int, int] = {}  # requests that may still bring leases, with their timeouts
-        self._is_late = False  # there are changes that were not reported yet
-        self._told: dict[int, tuple[tuple[str, int, int, int], ...]] = {}  # priorities, by request
+        self._is_late = False  # some changes have not been reported yet
+        # the positions that each open request has reported
+        self._told: dict[int, tuple[tuple[str, int, int, int], ...]] = {}
 
     @property
     def is_waiting(self) -> bool:
@@ -118,7 +120,7 @@ class LeaseRequests:
         coordinator = membership.coordinator.find()
         if coordinator is None:
             return
-        # Nor must records behind unreadable ones be leased: they would only wait here.
+        # Nor must records behind unreadable ones be leased: the application could not get them.
         known = self._watches.known({*self._paused, *stuck, *self.halted})
         if not known and membership.assigned and not self._paused:
             return  # The watches will wake it.
@@ -147,8 +149,8 @@ class LeaseRequests:
     def _has_room(self, now: int) -> bool:
         """Whether one more request is allowed; gives up those whose answers are long overdue.
 
-        Records leased by a lost answer wait until their leases run out. So a request whose answer
-        can still come is not given up while another one is waited for.
+        Records that a lost answer leased cannot be delivered until their leases run out. So a
+        request that may still be answered is not given up while the member waits for another one.
         """
         while len(self._open) >= ACQUIRES_MAX:
             oldest, due = next(iter(self._open.items()))
@@ -159,17 +161,17 @@ class LeaseRequests:
         return True
 
     def unanswered(self, request: int, now: int) -> None:
-        """Take in that an answer is missing: ask again."""
+        """Note that an answer is missing: ask again."""
         if request == self._introduction:
             self.introduce(now)
         elif request == self._waiting:
-            # Its answer may hold leases; if it comes after all, they are accepted.
+            # The answer may hold leases; if it comes after all, they are accepted.
             self._waiting = 0
             if self.wanted:
                 self.ask(now)
 
     def is_due(self, m: Acquired) -> bool:
-        """Whether an answer is to a request of this membership; true once for each."""
+        """Whether *m* answers a request of this membership; true once for each request."""
         if m.id not in self._open:
             return False  # The request was of an earlier membership.
         del self._open[m.id]
@@ -177,7 +179,7 @@ class LeaseRequests:
         return True
 
     def refused(self, m: Acquired) -> bool:
-        """Take in an error; returns whether it counts: the request was not repeated since."""
+        """Handle an error; returns False if the request was replaced by a later one."""
         self._told.pop(m.id, None)
         if m.id == self._introduction:
             self._introduction = 0
@@ -188,17 +190,17 @@ class LeaseRequests:
         return True
 
     def granted(self, m: Acquired) -> bool:
-        """Take in an answer without leases; returns whether it was to the first report."""
+        """Handle an answer without leases; returns whether it answers the first report."""
         self._watches.told(self._told.pop(m.id, ()))
         if m.leases:
-            # Even if a later request has replaced it: both may have crossed.
+            # Also if a later request has replaced this one: the two may have crossed.
             self.wanted = 0
         if m.id == self._waiting:
             self._waiting = 0
         return m.id == self._introduction
 
     def forget(self) -> None:
-        """Take in that another member has asked for the same."""
+        """Drop all requests: the leases are lost, and answers to these count no more."""
         self._waiting = self._introduction = 0
         self._is_late = False
         self._open.clear()
@@ -217,20 +219,22 @@ class LeasePace:
     def __init__(self, prefetch: int | None = None) -> None:
         self._prefetch = prefetch
         self._limit = FIRST
-        self._last = 0, 0.0  # records and milliseconds so far, weighted
-        self._idle_ms = 0.0  # milliseconds between two polls whatever there is to do
+        self._last = 0, 0.0  # weighted sums of records and of milliseconds
+        # milliseconds between two polls that do not depend on the number of records
+        self._idle_ms = 0.0
 
     def limit(self, wanted: int) -> int:
         """How many of *wanted* records to lease, at least one."""
         return max(1, min(wanted, self._prefetch or self._limit))
 
     def took(self, records: int, ms: float) -> None:
-        """Take in that the application polled again, *ms* milliseconds after it got *records*."""
+        """Note that the application polled again, *ms* milliseconds after it got *records*."""
         if records < 1:
             return
         records_before, ms_before = self._last
         if records * 2 <= records_before and ms * 4 > ms_before * 3:
-            # Fewer records took as long: the application waits for something else, such as a timer.
+            # Fewer records took as long, so the application spends the time on something else, such
+            # as a timer.
             self._idle_ms = ms
         self._idle_ms = min(self._idle_ms, ms)
         self._last = records, ms

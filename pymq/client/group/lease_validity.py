@@ -1,7 +1,7 @@
 """Whether a member's leases still hold.
 
-A coordinator that was replaced may not know it. Its successor knows of no leases and gives the
-records to other members. So leases hold for certain only for a while after an answer of the
+A coordinator that was replaced may not know that. Its successor knows no leases and may give the
+same records to other members. So leases hold for certain only for a while after an answer of the
 coordinator. Later the member asks the coordinator before it delivers records.
 """
 
@@ -12,23 +12,26 @@ from pymq.client.group.membership import Membership
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
 
-SURE_MS = 250  # so long after an answer no other coordinator can have given the leases away
+# milliseconds after an answer in which no other coordinator can have given the leases away
+SURE_MS = 250
 
 
 class LeaseValidity:
     """Whether one member's leases hold.
 
-    A proof is a request to the coordinator. It is done once there is an answer, whatever it says,
-    or all leases are dropped.
+    A proof is a request to the coordinator. It is done once there is an answer of any kind, or all
+    leases are dropped.
     """
 
     def __init__(self, membership: Membership, driver: ClientDriver) -> None:
         self.drops = 0  # how often all leases were lost
-        self.is_unsure = False  # fetched records wait for the coordinator's answer
+        # fetched records wait until the coordinator has confirmed their leases
+        self.is_unsure = False
         self._membership = membership
         self._driver = driver
         self._heard_at = -NEVER  # when the coordinator last answered
-        self._proof = Waitable()  # of the leases of fetched records
+        # done once the coordinator has answered about the leases of fetched records
+        self._proof = Waitable()
 
     # --- the handle -----------------------------------------------------------------------------
 
@@ -39,7 +42,7 @@ class LeaseValidity:
     def sure_ms(self) -> int:
         """Return for how many milliseconds the leases hold for certain; any thread may call this.
 
-        Later the coordinator may have been replaced, and its successor have given the records away.
+        After that a successor may have replaced the coordinator and given the records away.
         """
         return SURE_MS - (self._driver.loop.clock() - self._heard_at)
 
@@ -73,19 +76,17 @@ class LeaseValidity:
             self._membership.heartbeat(now)
 
     def heard(self, now: int) -> None:
-        """Take in that the coordinator knows this member."""
+        """Note that the coordinator knows this member."""
         self._heard_at = now
         self._proof.finish()
 
     def assured(self) -> bool:
-        """Take in the answer to a proof; returns whether one was requested."""
+        """Handle the answer to a proof; returns whether a proof was requested."""
         was_unsure, self.is_unsure = self.is_unsure, False
         return was_unsure
 
     def dropped(self) -> None:
-        """Take in that all leases are lost: the coordinator does not know the member, or it
-        left.
-        """
+        """All leases are lost: the coordinator does not know the member, or it has left."""
         self.is_unsure = False
         self.drops += 1
         self.unanswerable()

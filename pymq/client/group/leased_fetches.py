@@ -1,7 +1,7 @@
 """Fetches of leased records.
 
-A member fetches several leases at a time. It delivers the records of a partition in the order of
-the leases, whatever order they come in.
+A member fetches several leases at a time. Batches may arrive in any order; the records of a
+partition are delivered in the order of its leases.
 """
 
 from __future__ import annotations
@@ -34,27 +34,29 @@ from pymq.errors import (
     ReplicaNotAvailable,
 )
 
-LEASE_WAIT_MS = 500  # a new leader may not know yet that the leased records are committed
-STUCK_MS = 1_000  # so long other partitions wait for one whose fetch is slow
+# extra wait of a fetch: a new leader may not know yet that the leased records are committed
+LEASE_WAIT_MS = 500
+STUCK_MS = 1_000  # how long other partitions wait for one whose fetch is slow
 
 
 @define
 class LeasedFetch:
-    """A lease whose records are fetched."""
+    """A lease whose records are being fetched."""
 
     lease: Lease
     route: PartitionRoute
-    handed: int  # ready to be handed out up to here,
-    position: int  # fetched up to here,
-    end: int  # to be fetched up to here
-    since: int  # when its last records came, or it was leased
-    damage: DamageCheck = Factory(DamageCheck)  # of the batch at the position
+    handed: int  # records before this offset were lined up for delivery
+    position: int  # records before this offset were fetched
+    end: int  # end of the lease
+    since: int  # when its last records came, or when it was leased
+    # findings about the batch at the position, if it came damaged
+    damage: DamageCheck = Factory(DamageCheck)
     # fetched records that wait for those of earlier leases
     views: list[RecordBatch] = Factory(list)
 
 
 class LeasedFetches:
-    """The leases of one member whose records are not delivered."""
+    """The leases of one member whose records are not delivered yet."""
 
     def __init__(
         self,
@@ -80,18 +82,19 @@ class LeasedFetches:
         self._fetching: dict[int, LeasedFetch] = {}  # fetches in flight, by request
         self._to_fetch: list[LeasedFetch] = []  # leases that wait for a leader
         self._last: dict[str, RecordBatch] = {}  # the batch fetched last, by partition
-        self._lined_up: list[tuple[RecordBatch, bool]] = []  # with whether they are dead letters
+        # views for the application, each with whether they are dead letters
+        self._lined_up: list[tuple[RecordBatch, bool]] = []
 
     def __bool__(self) -> bool:
         return bool(self._lined_up) or any(self._lines.values())
 
     def is_coming(self, stuck: Container[str]) -> bool:
-        """Whether records are awaited, apart from stuck partitions."""
+        """Whether records are still being fetched, apart from those of stuck partitions."""
         lines = self._lines.items()
         return bool(self._lined_up) or any(line and name not in stuck for name, line in lines)
 
     def stuck(self, now: int) -> set[str]:
-        """Partitions whose records do not come; others do not wait for them."""
+        """The partitions whose records do not come, so that others need not wait for them."""
         return {
             partition
             for partition, line in self._lines.items()
@@ -99,7 +102,7 @@ class LeasedFetches:
         }
 
     def routes(self) -> Iterator[PartitionRoute]:
-        """The brokers that records are fetched from."""
+        """The routes of the fetches in flight."""
         return (fetching.route for line in self._lines.values() for fetching in line)
 
     def take(self, leases: Iterable[Lease], now: int) -> None:
@@ -130,7 +133,7 @@ class LeasedFetches:
 
     def coming(self) -> list[Span]:
         """The leased records that will be delivered once they are fetched."""
-        # Without dead letters: given back, they would count one delivery less.
+        # Without dead letters: a return would lower their delivery count.
         found = [
             (view.partition, (view.base_offset, view.end_offset))
             for view, is_dead in self._lined_up
@@ -184,7 +187,7 @@ class LeasedFetches:
         self._timers.set(("lease", request), now + wait + route.patience_ms)
 
     def over(self, request: int, now: int) -> None:
-        """Take in that a fetch was not answered in time: send it again."""
+        """Note that a fetch was not answered in time, and send it again."""
         fetching = self._fetching.pop(request, None)
         if fetching is not None:
             fetching.route.silent(self._router)
@@ -205,7 +208,7 @@ class LeasedFetches:
         return fetching
 
     def came(self, fetching: LeasedFetch, m: Fetched, now: int) -> tuple[bool, PymqError | None]:
-        """Take in an answer; returns whether records came, and the error to raise."""
+        """Handle an answer; returns whether records came, and the error to raise."""
         partition, route = fetching.lease.partition, fetching.route
         problem: PymqError | None = None
         start = fetching.position
@@ -218,14 +221,15 @@ class LeasedFetches:
             and m.log_start > fetching.position
             and not route.is_elsewhere
         ):
-            # Retention was faster. The coordinator drops the lease when it learns the new start.
+            # Retention has removed these records. The coordinator drops the lease when it learns
+            # the new start.
             self._watches.begins(partition, m.log_start)
             fetching.position = min(m.log_start, fetching.end)
         elif m.error is not None and (pause := self._pause(route, m.error)) is not None:
             self._fetch_later(fetching, pause, now)
             return False, None
         elif m.error is None and not m.data:
-            # The broker does not have it yet: a new leader, or one that lags.
+            # The broker does not have the record yet: it is a new leader, or a follower that lags.
             self._fetch_later(fetching, route.refused(self._router, _NOTHING) or 0, now)
             return False, None
         else:
@@ -242,14 +246,15 @@ class LeasedFetches:
                         self._fetch_later(fetching, pause, now)
                         self._line_up(partition)
                         return has_come, None
-                # The error stands for the records behind it, and is raised until they are
+                # The error stands for the records up to *end*, and is raised until they are
                 # acknowledged.
                 behind = error.details.get("end")
                 end = fetching.end if type(behind) is not int else min(behind, fetching.end)
                 self._replace(fetching, max(end, fetching.position + 1), error)
             except PymqError as error:
                 problem = located(error, self._topic, partition, fetching.position)
-                fetching.end = fetching.position  # The rest stays leased until the lease runs out.
+                # The rest of the lease is not fetched; it runs out.
+                fetching.end = fetching.position
         if fetching.position < fetching.end:
             self._fetch(fetching, now)
         self._line_up(partition)
@@ -258,10 +263,11 @@ class LeasedFetches:
     def _pause_damaged(
         self, fetching: LeasedFetch, error: PymqError, *, has_come: bool
     ) -> int | None:
-        """Return the milliseconds until a damaged batch is fetched again; None if all replicas
-        have it so.
+        """Return the wait in ms before a damaged batch is fetched again, or None.
 
-        *has_come*: records came before it.
+        None: each replica has it damaged.
+
+        *has_come*: the answer held sound records before the damaged batch.
         """
         mark("leased.damaged")
         is_first, fetching.damage.is_met = not fetching.damage.is_met, True
@@ -272,8 +278,9 @@ class LeasedFetches:
         return 0 if pause is None and is_first else pause
 
     def _pause(self, route: PartitionRoute, error: PymqError) -> int | None:
-        """Return the milliseconds until a refused fetch is sent again; None if that is of no
-        use.
+        """Return the milliseconds until a refused fetch is sent again.
+
+        None if a retry cannot help.
         """
         is_leader = not route.is_elsewhere
         pause = route.refused(self._router, error)

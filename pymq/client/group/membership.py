@@ -1,4 +1,4 @@
-"""A consumer's membership of its group: it joins, sends heartbeats, and joins again if needed."""
+"""A consumer as a member of its group: it joins, sends heartbeats, and joins again if removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pymq.core.values import define
 from pymq.errors import StaleEpoch
 
 SESSION_MS = 10_000
-BEAT_MS = 3_000  # at most; a member sends three heartbeats in a session
+BEAT_MS = 3_000  # longest interval; a member sends three heartbeats in a session
 
 
 class MembershipState(Enum):
@@ -32,7 +32,7 @@ class MembershipState(Enum):
 
 
 TRANSITIONS = {
-    # The coordinator may remove a member at any time; it joins again as another one.
+    # The coordinator may remove a member at any time; the consumer joins again under a new id.
     MembershipState.JOINING: {
         MembershipState.JOINED,
         MembershipState.UNSUBSCRIBED,
@@ -66,15 +66,15 @@ class WorkerConfig:
     max_deliver: int
     reset: int
     max_poll_ms: int = 300_000  # the longest time between two polls
-    ordered: bool | None = None  # None: records with a key keep its order, others have none
+    ordered: bool | None = None  # None: only records with the same key keep their order
     # records that are leased at a time; None: by the application's speed
     prefetch: int | None = None
-    session_ms: int = 0  # after so long a silence the group removes it; 0: SESSION_MS
-    buries_expired: bool = False  # records that expire become dead letters
+    session_ms: int = 0  # the group removes a member that is silent for so long; 0: SESSION_MS
+    buries_expired: bool = False  # expired records become dead letters
 
 
 class Membership:
-    """A member of a group, and what the group has assigned to it."""
+    """A consumer's membership, and the partitions that the group has assigned to it."""
 
     def __init__(
         self,
@@ -93,13 +93,14 @@ class Membership:
         self.name = new_name()
         self.assigned: tuple[str, ...] = ()
         self.generation = 0
-        self.changes: deque[tuple[tuple[str, ...], tuple[str, ...]]] = deque()  # (lost, gained)
+        # callbacks to run: pairs (lost, gained) of partitions
+        self.changes: deque[tuple[tuple[str, ...], tuple[str, ...]]] = deque()
         self.state = MembershipState.JOINING
-        self.is_joined = False  # in the state JOINED; each turn reads it
+        self.is_joined = False  # in the state JOINED; a plain attribute because each turn reads it
         self.told: tuple[str, ...] = ()  # the partitions reported to the coordinator last ...
         self._confirmed: tuple[str, ...] = ()  # ... and those that it has confirmed
-        self.topic_id = ""  # of the topic to join for
-        self.retry_at = 0  # join, at first at once
+        self.topic_id = ""  # id of the topic when the consumer joined
+        self.retry_at = 0  # when to try the join again
         self.beat_at = NEVER
         self._new_name = new_name
         self._on_join = on_join  # called with the topic's id at each join
@@ -176,10 +177,11 @@ class Membership:
         coordinator = self.coordinator.find()
         if not self.is_joined:
             return
-        self._router.refresh(self.topic)  # Partitions may have been added.
+        self._router.refresh(self.topic)  # The coordinator may know of added partitions.
         self._timers.drop(("beat", self._beat))
         self._beat, self.told = self._outbox.number(), self.partitions()
-        # The coordinator has answered a member; only another broker says that it is none.
+        # Only a changed coordinator may refuse a member that was answered before, so it gets all
+        # partitions.
         news = self.told if self.told != self._confirmed else ()
         beat = Heartbeat(self._beat, self.group, self.name, news)
         if coordinator is not None:
@@ -187,7 +189,7 @@ class Membership:
         self._timers.set(("beat", self._beat), now + self.coordinator.patience_ms)
 
     def unanswered(self, kind: str, request: int, now: int) -> None:
-        """Take in that the coordinator has not answered in time: ask again."""
+        """Note that the coordinator has not answered in time, and send the request again."""
         if kind == "join" and request == self._joining:
             self._joining = 0
             self.join(now)
@@ -213,7 +215,7 @@ class Membership:
         return is_join
 
     def assign(self, m: Assigned, now: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Take in the assigned partitions; returns those that were lost and those gained."""
+        """Handle the assigned partitions; returns those that were lost and those gained."""
         self._move(MembershipState.JOINED)
         self._confirmed = self.told
         self.beat_at = now + self._beat_ms
@@ -233,7 +235,7 @@ class Membership:
             self._outbox.post(coordinator, leave)
 
     def fenced(self) -> None:
-        """Take in that the coordinator does not know the member: it joins again as another one."""
+        """The coordinator does not know the member: the consumer joins again under a new id."""
         self.name = self._new_name()
         self._confirmed = ()
         if self.is_joined:
@@ -243,7 +245,7 @@ class Membership:
         self.retry_at = 0
 
     def lapsed(self) -> tuple[str, ...]:
-        """Leave for now, to join again as another member; returns the partitions that are lost."""
+        """Leave until the next poll, then join under a new id; returns the lost partitions."""
         if self.is_joined:
             self._move(MembershipState.LAPSED)
         self.fenced()

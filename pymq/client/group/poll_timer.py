@@ -1,4 +1,4 @@
-"""Whether the application still polls; if not for long, other members get its records."""
+"""Detects an application that no longer polls, so that other members get its records."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ LOOKS = 4  # checks in an interval
 
 
 class PollTimer:
-    """How long the application has not polled.
+    """Measures how long the application has not polled.
 
-    A poll reads no clock: it sets a flag, which the machine checks now and then. So the time is
-    over after *max_poll_ms* milliseconds, or up to a quarter more. Then the member lapses, until
-    the application polls again.
+    Reading a clock at each poll would cost time, so a poll sets a flag that the machine checks a
+    few times per interval. So the application counts as late *max_poll_ms* milliseconds after its
+    last poll, or up to a quarter later. Then the consumer leaves the group until the application
+    polls again.
     """
 
     def __init__(self, max_poll_ms: int) -> None:
         self.is_used = True  # the application has polled; set by any thread
-        self.look_at = 0  # at first at once
+        self.look_at = 0  # the first check is at once
         self._max_poll_ms = max_poll_ms
         self._idle_looks = 0  # checks in a row without a poll
 
     def look(self, now: int, *, is_awaited: bool) -> bool:
-        """Check whether the application has polled or waits for records; returns whether it is
-        late.
+        """Check whether the application has polled or waits for records.
+
+        Returns whether it is late.
         """
         self.look_at = now + max(1, self._max_poll_ms // LOOKS)
         self._idle_looks = 0 if self.is_used or is_awaited else self._idle_looks + 1

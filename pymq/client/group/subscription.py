@@ -1,8 +1,8 @@
 """Whether a consumer's group is still subscribed to the topic.
 
-The subscription is in the metadata, which the coordinator does not know. A coordinator removes the
-members of a group that is unsubscribed; its successor does not know that. So a consumer that joins
-again asks the zkserver at the same time.
+The metadata has the subscriptions; the coordinator does not know them. A coordinator removes the
+members when their group is unsubscribed, but its successor does not know about that. So a consumer
+that joins again asks the zkserver at the same time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Subscription:
         self._until = 0
 
     def joins(self, topic_id: str, now: int) -> None:
-        """Take in that the consumer joins its group, for the topic with that id.
+        """Note that the consumer joins its group, for the topic with that id.
 
         A topic that was created again has no subscriptions yet, so the group is subscribed.
         """
@@ -52,7 +52,7 @@ class Subscription:
         self._has_joined = True
 
     def _answered(self) -> None:
-        """Check whether the topic was created again meanwhile: that has no subscription either."""
+        """Check whether the topic was created again: the new one has no subscription either."""
         if self._call is not None and isinstance(self._call.error, NotSubscribed):
             topic, until = self._topic, self._until
             self._refused = self._call.error
@@ -63,6 +63,6 @@ class Subscription:
         if self._call is None or self._refused is None:
             return
         refused, self._refused, found = self._refused, None, self._call.result
-        # A consumer joins again for a topic that was created again, which subscribes its group.
+        # A consumer that joins again for a new topic of that name subscribes its group.
         if isinstance(found, TopicMetadata) and found.topic_id == self._topic_id:
             self._on_refused(refused)

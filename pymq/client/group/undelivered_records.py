@@ -3,8 +3,8 @@
 | record | what the member does |
 |---|---|
 | waits for the application | renews the lease |
-| came while the application works on others | returns it after some milliseconds |
-| is not for this group, or not now | acknowledges it, without delivering it |
+| came while the application works on other records | returns it after some milliseconds |
+| is for another group, or expired or delayed | acknowledges it, without delivering it |
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pymq.client.group.leased_fetches import LeasedFetches
 from pymq.client.group.membership import Membership
 from pymq.core.batch.header import EXPIRES, ROUTED
 from pymq.core.batch.view import RecordBatch
-from pymq.core.delay.record_times import TIMED, due_now, has_expired
+from pymq.core.delay.record_times import TIMED, due_now
 from pymq.core.metadata.route import for_group
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
@@ -67,7 +67,7 @@ class UndeliveredRecords:
 
     @property
     def are_coming(self) -> bool:
-        """Whether there are leased records that the consumer has not taken, fetched or not."""
+        """Whether leased records are being fetched or wait for the application."""
         return bool(self._chunks or self._leased)
 
     def spans(self) -> list[Span]:
@@ -77,31 +77,33 @@ class UndeliveredRecords:
         found += [(c.partition, (c.base_offset, c.end_offset)) for c in self._chunks.copy()]
         return found
 
-    # --- for this group, now --------------------------------------------------------------------
+    # --- for this group, and due ------------------------------------------------------------------
 
     def due_now(self, view: RecordBatch) -> RecordBatch:
-        """Return the fetched records that are for this group now; the others are holes.
+        """Return the fetched records that are for this group and due; the others count as holes.
 
-        With expired ones if these become dead letters.
+        Expired records are included if they become dead letters.
         """
         attributes = view.batch.header.attributes
         is_named = self._membership.is_named_by_route()
         if not (attributes & FOR_SOME or is_named) or view.problem is not None:
             return view
-        config, wall, kept = self._membership.config, self._wall_ms(), view
+        config = self._membership.config
         try:
-            if attributes & TIMED:
-                kept = due_now(view, BEGINNING if config.buries_expired else wall)
-            mine = for_group(kept, config.group, is_named=is_named)
+            due = due_now(view, BEGINNING) if attributes & TIMED else view
+            mine = for_group(due, config.group, is_named=is_named)
+            if not attributes & EXPIRES or config.buries_expired:
+                return mine
+            kept = due_now(mine, self._wall_ms())
         except CorruptBatch:
             return view  # The application gets the error.
-        if kept is not view and not config.buries_expired:
-            self._tally.expired += sum(has_expired(headers, wall) for headers in view.headers)
-        return mine
+        self._tally.expired += len(mine) - len(kept)
+        return kept
 
     def without_expired(self, view: RecordBatch) -> RecordBatch:
-        """Return the leased records that have not expired; the others become dead letters, if the
-        consumer wants that.
+        """Return the leased records that have not expired.
+
+        The others become dead letters, if the consumer wants that.
         """
         if not self._membership.config.buries_expired or not _may_expire(view):
             return view
@@ -110,7 +112,7 @@ class UndeliveredRecords:
         return kept
 
     def unexpired(self, view: RecordBatch) -> RecordBatch:
-        """Return the records of a view that have not expired, now that the application gets them.
+        """Return the records of a view that have not expired by the time the application gets them.
 
         The others are acknowledged, or become dead letters.
         """
@@ -132,14 +134,14 @@ class UndeliveredRecords:
         self._tally.expired += len(left)
         return [view.part(start, end, view.delivery_count) for start, end in ranges(left)]
 
-    # --- their leases ---------------------------------------------------------------------------
+    # --- leases of undelivered records ------------------------------------------------------------
 
     def leased(self, now: int) -> None:
-        """Take in that more records were leased."""
+        """Note that more records were leased."""
         self.renew_at = min(self.renew_at, now + self._third_ms)
 
     def fetched(self, now: int) -> None:
-        """Take in that records may have been fetched."""
+        """Note that records may have been fetched."""
         if self.is_at_work and self._chunks:
             self.return_at = min(self.return_at, now + AHEAD_MS)
 
@@ -161,8 +163,8 @@ class UndeliveredRecords:
     def return_surplus(self, *, is_stuck: bool) -> None:
         """Return records that came while the application works on others.
 
-        The member has sent its second request before the first answer came, and both brought
-        records. Those of the second would wait here while other members are idle.
+        The member sent a second request before the first answer came, and both brought records.
+        Those of the second would wait here although other members are idle.
         """
         self.return_at = NEVER
         if not self.is_at_work or is_stuck:
@@ -172,7 +174,7 @@ class UndeliveredRecords:
             self._settler.give_back(surplus)
 
     def stop(self) -> None:
-        """Renew and return no more records: the leases are lost."""
+        """Stop renewing and returning records: the leases are lost."""
         self.renew_at = self.return_at = NEVER
 
 

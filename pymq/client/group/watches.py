@@ -1,6 +1,6 @@
 """The ends of a member's assigned partitions.
 
-The member watches each with a fetch without data, which the broker answers when there is more.
+The member sends a fetch without data for each; the broker answers when the partition has grown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pymq.errors import OffsetOutOfRange, PymqError, ReplicaNotAvailable
 
 @define
 class WatermarkWatch:
-    """One assigned partition, and its known end."""
+    """One assigned partition, and its end as far as known."""
 
     partition: str
     route: PartitionRoute
@@ -54,18 +54,18 @@ class WatermarkWatches:
         return iter(self._watches.values())
 
     def change(self, lost: tuple[str, ...], gained: tuple[str, ...]) -> None:
-        """Take in the assigned partitions."""
+        """Adopt a changed assignment."""
         for partition in lost:
             self._watches.pop(partition, None)
-            # The partition may be assigned again before that is answered.
+            # The partition may be assigned again before the request is answered.
             self._timers.drop(("watch", partition))
         for partition in gained:
             self._watches[partition] = self._new(partition)
 
     def forget(self) -> None:
-        """Take in that the topic was deleted: a new topic of its name begins at its beginning."""
+        """Note that the topic was deleted: a new topic of its name is read from its start."""
         for partition in self._watches:
-            # Otherwise no request would be sent before that is answered.
+            # Otherwise no request would be sent until the old one is answered or times out.
             self._timers.drop(("watch", partition))
         self._watches = {partition: self._new(partition) for partition in self._watches}
 
@@ -92,7 +92,7 @@ class WatermarkWatches:
         )
 
     def priorities(self) -> tuple[tuple[str, int, int, int], ...]:
-        """The priorities of records that the coordinator may not know, of one message."""
+        """The record priorities that the coordinator may not know yet, as many as fit a message."""
         found = (
             (watch.partition, *run)
             for watch in self._watches.values()
@@ -102,18 +102,18 @@ class WatermarkWatches:
         return tuple(islice(found, PRIORITY_RUNS_MAX))
 
     def told(self, runs: Iterable[tuple[str, int, int, int]]) -> None:
-        """Take in that the coordinator knows these priorities."""
+        """Note that the coordinator knows these priorities."""
         for partition, _, end, _ in runs:
             if (watch := self._watches.get(partition)) is not None:
                 watch.told = max(watch.told, end)
 
     def untold(self) -> None:
-        """Take in that another coordinator knows no priorities."""
+        """Report all priorities again: another coordinator knows none."""
         for watch in self._watches.values():
             watch.told = 0
 
     def saw(self, partition: str, header: Header) -> None:
-        """Take in the end of a fetched batch, which the leader may not have reported yet."""
+        """Note the end of a fetched batch, which the leader may not have reported yet."""
         watch = self._watches.get(partition)
         if watch is not None and not has_keys(header):
             watch.unkeyed.put(header.base_offset, header.end_offset)
@@ -124,17 +124,15 @@ class WatermarkWatches:
         return watch.end if watch is not None else -1
 
     def begins(self, partition: str, log_start: int) -> None:
-        """Take in where a partition begins."""
+        """Note the log start of a partition."""
         watch = self._watches.get(partition)
         if watch is not None:
             watch.log_start = max(watch.log_start, log_start)
-            if watch.end >= 0:  # The coordinator refuses a partition that ends before it begins.
+            if watch.end >= 0:  # The coordinator refuses a partition that ends before it starts.
                 watch.end = max(watch.end, watch.log_start)
 
     def look(self, now: int) -> None:
-        """Send a request for each partition without one, or with one at a broker that leads no
-        more.
-        """
+        """Send a request for each partition without one, or whose request is at a former leader."""
         for watch in self._watches.values():
             if watch.request and watch.route.has_moved(self._router):
                 watch.request = 0
@@ -142,18 +140,18 @@ class WatermarkWatches:
             self.ask(watch, now)
 
     def ask(self, watch: WatermarkWatch, now: int) -> None:
-        """Ask the leader to answer when the partition grows."""
+        """Ask the leader for an answer when the partition grows."""
         if watch.request or ("watch", watch.partition) in self._timers:
             return
         is_new = watch.end < 0
-        # A follower may name an end before the real one, which a new group would begin at.
+        # A follower may name an end before the real one, where a new group would wrongly begin.
         at_end = is_new and self._membership.config.reset == END
         peer = watch.route.find(self._router, of_leader=at_end)
         if peer is None:
             return
         watch.request = self._outbox.number()
         offset, wait = (END, 0) if is_new else (watch.end, wait_ms(len(self._watches)))
-        # A new topic of that name begins and ends elsewhere, which would mislead the group.
+        # Offsets of a new topic of that name would mislead the group.
         id = self._membership.topic_id
         is_elsewhere = watch.route.is_elsewhere
         if is_elsewhere:
@@ -173,7 +171,7 @@ class WatermarkWatches:
         self._timers.set(("watch", watch.partition), due)
 
     def over(self, partition: str, now: int) -> None:
-        """Take in that a retry is due, or an answer is missing."""
+        """A retry is due, or an answer has not come in time."""
         watch = self._watches.get(partition)
         if watch is None:
             return
@@ -192,7 +190,7 @@ class WatermarkWatches:
         return watch
 
     def refused(self, watch: WatermarkWatch, error: PymqError, now: int) -> bool:
-        """Take in an error; returns whether it is final."""
+        """Handle an error; returns whether it is final."""
         if isinstance(error, (OffsetOutOfRange, ReplicaNotAvailable)) and watch.end >= 0:
             watch.end = -1  # The topic was created again, or its open block has moved.
             watch.unkeyed, watch.priorities = Ranges(RUNS_MAX), PriorityRuns()
@@ -205,11 +203,12 @@ class WatermarkWatches:
         return pause is None
 
     def came(self, watch: WatermarkWatch, m: Fetched, now: int) -> tuple[bool, bool]:
-        """Take in an answer; returns whether the end was unknown before, and whether it has
-        grown.
+        """Handle an answer.
+
+        Returns whether the end was unknown before, and whether it has grown.
         """
         if watch.route.is_elsewhere:
-            # A follower answers at once; the leader is asked again when there is one.
+            # A follower answers at once; ask the leader again when there is one.
             self._timers.set(("watch", watch.partition), now + RETRY_MAX_MS)
             watch.route.leave()
         else:

@@ -1,8 +1,9 @@
 """Deliveries, which ``send`` returns for each record, and batches, which travel.
 
-Each record has a delivery, so it holds two references and nothing else: no lock, no future. Only
-the application keeps it, and nothing notifies it: when it is asked, it looks for its record in the
-batches that were made since. A thread that waits for a delivery waits for its batch.
+There is a delivery for each record, so it holds only two references: no lock, no future. Only the
+application keeps it, and nothing notifies it: when the application asks for its state, it looks for
+its record in the batches that were made since. A thread that waits for a delivery waits for its
+batch.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 
 # A record in its queue: its value; its key, if it has one; headers and its own time, if it has any.
-# Each is a new tuple, so that two equal records stay distinct. The garbage collector stops to
-# track such tuples at once, unlike objects of a class.
+# Each is a new tuple, so that two equal records stay distinct. The garbage collector soon stops
+# tracking such tuples, unlike objects of a class.
 Row = tuple[bytes] | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Headers, int | None]
 
 _VALUE = itemgetter(0)  # of a row
@@ -55,7 +56,8 @@ class ColumnBuffer:
         self.keys = keys
         self.headers = headers
         self.timestamps = timestamps
-        self.attributes = 0  # of the batch: whether records have a delay, an expiry or a route
+        # attributes of the batch: whether records have a delay, an expiry or a route
+        self.attributes = 0
         self.width = width_of(values) if width == ANY else width
 
     def __len__(self) -> int:
@@ -100,7 +102,7 @@ class ColumnBuffer:
         keys = self.keys[start:end] if self.keys is not None else None
         headers = self.headers[start:end] if self.headers is not None else None
         times = self.timestamps[start:end] if self.timestamps is not None else None
-        # Parts of values with many lengths are not checked again.
+        # The parts of values with many lengths are not checked again.
         part = ColumnBuffer(self.values[start:end], keys, headers, times, self.width)
         part.attributes = self.attributes
         return part
@@ -113,7 +115,7 @@ class ColumnBuffer:
 
 
 def columns_of(run: list[Row], wall_ms: int, *, has_keys: bool, has_extras: bool) -> ColumnBuffer:
-    """Return records as columns; *wall_ms* is the time of those without one of their own."""
+    """Return records as columns; *wall_ms* is the timestamp of records without their own."""
     columns = ColumnBuffer(list(map(_VALUE, run)))
     if has_keys:
         columns.keys = [row[1] if len(row) > 1 else None for row in run]
@@ -126,7 +128,7 @@ def columns_of(run: list[Row], wall_ms: int, *, has_keys: bool, has_extras: bool
 
 
 def by_priority(run: list[Row], *, in_order: bool) -> list[tuple[int, list[Row]]]:
-    """Group records by priority: the highest first, or only consecutive ones if *in_order*."""
+    """Group records by priority, highest first; *in_order*: only consecutive records."""
     levels = [priority_of(row[2]) if len(row) > 2 else 0 for row in run]
     places: Sequence[int] = range(len(run))
     if not in_order:
@@ -193,27 +195,29 @@ class Batch(Waitable):
         self.columns: ColumnBuffer | None = columns  # until it is encoded
         self.count = len(columns.values)
         self.size = size  # size of its records in the producer's buffer
-        self.timestamp_ms = wall_ms  # of its records that have no time of their own
+        self.timestamp_ms = wall_ms  # timestamp of records without their own
         self.timestamps = columns.timestamps
         self.until = until  # when its delivery times out
         self.rows = rows  # None: it was part of a bulk send
         self._indexes: dict[int, int] | None = None  # index of each row by its id, built on request
         self.encoded: EncodedBatch | None = None
         self.sequence = -1
-        self.past: list[tuple[int, int]] = []  # (epoch, sequence): sent so, before other numbers
-        self.maybe: list[tuple[int, int]] = []  # those of them that are still to be asked for
-        self.is_asked_for = False  # under the sequences that it had before
-        self.place = 0  # among all batches that its queue ever sent, once it is sent
-        self.request = 0  # 0: not under way
+        # (epoch, sequence) pairs under which the batch was sent before it got new ones
+        self.past: list[tuple[int, int]] = []
+        # those of *past* that the producer has yet to look for in the log
+        self.maybe: list[tuple[int, int]] = []
+        self.is_asked_for = False  # the producer is looking for the batch under earlier numbers
+        self.place = 0  # its number among all batches of its queue, once it is sent
+        self.request = 0  # id of the request in flight; 0: none
         self.sent_at = 0
         self.dropped: tuple[int, ...] = ()  # requests that were resent before they were answered
-        self.is_unsure = False  # a broker refused it that may have written it all the same
+        self.is_unsure = False  # a broker refused the batch, but may have written it before
         self.base_offset = -1
         self.error: PymqError | None = None
 
     @property
     def may_be_written(self) -> bool:
-        """Whether the log may hold it: a request may have been carried out, or may still be."""
+        """Whether the log may hold the batch: a request may have been carried out, now or later."""
         return bool(self.request or self.dropped or self.is_unsure)
 
     def apart(self) -> list[Delivery]:
@@ -255,9 +259,10 @@ class Batch(Waitable):
 
 
 class OpenBatch:
-    """The records that are added to a queue until it is closed into batches, and these batches.
+    """The records that are added to a queue until they are closed into batches, and these batches.
 
-    A thread that adds a record and then finds another open batch in the queue was late. It says so
+    A thread may add a record just after the machine has put a new open batch into the queue. The
+    thread then reports the old one as late
     (:meth:`pymq.client.producer.partition_queue.PartitionQueue.add`), and its record goes into a
     later batch.
     """
@@ -267,10 +272,10 @@ class OpenBatch:
     def __init__(self, queue: PartitionQueue) -> None:
         self.queue = queue
         self.items: list[Row | DeliveryPart] = []  # appended to by any thread
-        self.batches: list[Batch] = []  # those that may have some of its rows
+        self.batches: list[Batch] = []  # batches that may contain some of its rows
 
     def take(self) -> list[Row | DeliveryPart]:
-        """Take out the records; those that other threads append meanwhile stay."""
+        """Take out the records; records that other threads append meanwhile stay."""
         taken = self.items[:]
         del self.items[: len(taken)]
         return taken
@@ -279,15 +284,15 @@ class OpenBatch:
 class Delivery:
     """The result of one ``send``, now or in the future.
 
-    Two deliveries are equal if they are of the same record.
+    Two deliveries are equal if they belong to the same record.
     """
 
     __slots__ = ("index", "owner", "row")
 
-    # The caller sets these: an ``__init__`` would cost more than the rest of a delivery.
-    owner: OpenBatch | Batch  # its open batch, until it was found in a batch; ...
+    # The caller sets these, because an ``__init__`` would cost more than the rest of a delivery.
+    owner: OpenBatch | Batch  # its open batch, until its batch is known; ...
     row: Row
-    index: int  # ... then its index there
+    index: int  # ... then the record's index in the batch
 
     @property
     def topic(self) -> str:
@@ -336,7 +341,7 @@ class Delivery:
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the record is acknowledged, and return its metadata.
 
-        Waiting sends it at once, whatever ``linger_ms`` says.
+        To wait sends the record at once, regardless of ``linger_ms``.
 
         Raises:
             DeliveryTimeout: *timeout* seconds are over; sending goes on.
@@ -379,11 +384,11 @@ def batch_of(delivery: Delivery) -> Batch | None:
     return None
 
 
-Piece = tuple[Batch, int, int]  # records of a batch, from one number up to another
+Piece = tuple[Batch, int, int]  # a batch, and the first and last (exclusive) of some records in it
 
 
 class Deliveries:
-    """The result of one ``send_many``: of each record, in the order of the call."""
+    """The result of one ``send_many``: one entry for each record, in the order of the call."""
 
     __slots__ = ("_driver", "_parts", "_sender")
 
@@ -410,7 +415,7 @@ class Deliveries:
         check_timeout(timeout)
         until = NEVER if timeout is None else self._driver.monotonic() + timeout
         if not all(part.pieces for part in self._parts):
-            self._sender.seal()  # They have no batches before they are closed.
+            self._sender.seal()  # Records have no batches until they are closed.
         for batch, _, _ in self._pieces():
             left = None if timeout is None else until - self._driver.monotonic()
             if not self._driver.wait(batch, left):
@@ -464,8 +469,8 @@ class DeliveryPart:
         self.count = len(columns)
         self.size = columns.size
         self.places = places  # the indexes of its records in the call; None: all of them
-        self.pieces: list[Piece] = []  # once it is closed
+        self.pieces: list[Piece] = []  # its records in batches, once it is closed
 
     def batches_done(self) -> bool:
-        """Whether it was closed and all of its batches were answered."""
+        """Whether the part was closed and all of its batches were answered."""
         return bool(self.pieces) and all(batch.is_done for batch, _, _ in self.pieces)

@@ -1,4 +1,4 @@
-"""The error of a batch without an answer: the last obstacle, and whether it may be written."""
+"""The error of a batch without an answer: its last obstacle, and whether it may be written."""
 
 from __future__ import annotations
 

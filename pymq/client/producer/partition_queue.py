@@ -1,21 +1,21 @@
 """A producer's queue for one partition: records, closed into batches, with sequences.
 
 ``send`` runs in the user's threads without a lock. It appends to the queue's open batch, which only
-the producer's machine empties, under the driver's lock. The order of steps makes that safe:
+the producer's machine empties, under the driver's lock. The order of the steps makes that safe:
 
 | | user's thread | machine |
 |---|---|---|
 | 1 | appends the record | disarms the queue |
 | 2 | arms the queue unless it is armed | empties the open batch |
 
-So the machine takes the record, or the thread arms the queue again.
+So either the machine takes the record, or the thread arms the queue again.
 
 | | user's thread | machine |
 |---|---|---|
 | 1 | appends to the open batch | puts a new open batch in its place |
-| 2 | if another took its place, notes the old one as late | empties the old one |
+| 2 | if the open batch was replaced, reports the old one as late | empties the old one |
 
-So the machine takes the record, or finds it in a late batch.
+So either the machine takes the record, or it finds the record in a late batch.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
     from pymq.client.producer.producer_topic import ProducerTopic, Routing
     from pymq.client.producer.sender import Sender
 
-COUNT_MAX = 100_000  # records a batch
+COUNT_MAX = 100_000  # records in a batch
 # bytes in a batch after which records without a key go to the next partition
 SPREAD_BYTES = 1 << 10
 RETRY_MS = 20  # before a refused batch is resent; doubled each time, up to ...
 RETRY_MAX_MS = 250
-PAST_MAX = 32  # earlier sequences of a batch that are still looked for
+PAST_MAX = 32  # earlier sequences of a batch under which the producer looks for it
 _SINGLE = frozenset({tuple})
 
 
 class PartitionQueue:
-    """The records of one partition that are not acknowledged yet."""
+    """The unacknowledged records of one partition."""
 
     __slots__ = (
         "backlog",
@@ -107,32 +107,38 @@ class PartitionQueue:
         self.partition = partition
         self.topic_id = ""  # id of the topic that the sequences below are for
         self.gathering = OpenBatch(self)  # the open batch, to which any thread appends
-        self.late: deque[OpenBatch] = deque()  # earlier open batches that got a record since
+        # replaced open batches to which a thread has added a record since
+        self.late: deque[OpenBatch] = deque()
         self.bytes = 0  # size of the open batch, roughly
-        self.limit = self.config.batch_bytes  # with so many bytes ``send`` fills a batch
+        # bytes of the open batch at which ``send`` has it closed
+        self.limit = self.config.batch_bytes
         self.topic_queues: ProducerTopic | None = (
-            None  # where the next partition of its topic takes over
+            None  # at the limit the topic chooses another partition
         )
         self.routing: Routing | None = None
-        self.has_keys = self.has_extras = self.has_parts = False  # a record had a key, at any time
+        # whether a record so far had a key, headers or an own time, or came by a bulk send
+        self.has_keys = self.has_extras = self.has_parts = False
         self.is_armed = False
-        self.is_due = False  # a thread waits for it, and the machine will close it
-        self.held_at = -1  # since when it is due but cannot send
+        self.is_due = False  # a thread waits for the open batch, which the machine will close
+        self.held_at = -1  # since when the open batch is due but cannot be sent
         self.callbacks: deque[tuple[Delivery, Callable[[], None]]] = deque()
-        self.waiters: deque[threading.Lock] = deque()  # of threads that wait for all answers
-        # Only the machine uses what follows.
+        self.waiters: deque[threading.Lock] = deque()  # locks of threads that wait for all answers
+        # Only the machine uses the attributes below.
         self.sealed: deque[Batch] = deque()  # not sent yet
-        # Sent batches in order, from the first without an answer on.
+        # Sent batches in order, beginning with the first one that was not answered.
         self.in_flight: deque[Batch] = deque()
-        self.places = 0  # batches sent so far; a partition remembers the last few
-        self.target: PartitionLeader | None = None  # the broker they were sent to
-        self.epoch = self.config.producer_epoch  # rises when a batch is lost for good
+        self.places = 0  # number of batches sent; a partition remembers only the last few
+        # the broker that the batches in flight were sent to
+        self.target: PartitionLeader | None = None
+        # rises when a batch is lost and the later ones get its sequence
+        self.epoch = self.config.producer_epoch
         self.next_sequence = -1 if self.config.is_named else 0  # -1: not known
-        self.is_asking = 0  # the request for it, if one is in flight: see Sequences
+        # id of the request for the next sequence, if one is in flight: see Sequences
+        self.is_asking = 0
         self.known = Waitable()  # done once the next sequence is known
         self.must_resend = self.must_ask = self.is_renumbering = False
-        # Whether the partition has accepted a batch of this epoch. Before that, only one batch is
-        # in flight: the partition may expect another sequence than the producer has, and of two
+        # Whether the partition has accepted a batch of this epoch. Until then only one batch is in
+        # flight: the partition may expect another sequence than the producer uses, and of two
         # batches it could refuse the first and accept the second.
         self.is_sure = not self.config.is_named
         self.retry_at = 0
@@ -155,10 +161,11 @@ class PartitionQueue:
     def _take(self) -> tuple[list[Row | DeliveryPart], list[OpenBatch]]:
         """Take out the records of all open batches, in order."""
         gathering = self.gathering
-        self.gathering = OpenBatch(self)  # First this, then empty it: see the module's top.
+        # Disarm before the open batch is emptied: see the module's docstring.
+        self.gathering = OpenBatch(self)
         taken, sources = gathering.take(), [gathering]
         before: list[Row | DeliveryPart] = []
-        # After that a thread appends to the new one, so its record is not late.
+        # From now on threads append to the new one, so their records are not late.
         for _ in range(len(self.late)):
             late = self.late.popleft()
             if late is gathering:
@@ -170,7 +177,7 @@ class PartitionQueue:
 
     def seal(self, now: int, wall_ms: int) -> None:
         """Close all records sent so far into batches."""
-        # First this, then empty it: see the module's top.
+        # Disarm before the open batch is emptied: see the module's docstring.
         self.is_armed = self.is_due = False
         self.held_at = -1
         taken, sources = self._take()
@@ -194,12 +201,12 @@ class PartitionQueue:
         if self.sealed:
             while self.waiters:
                 self.sealed[-1].wake(self.waiters.popleft())
-            # Late ones that come meanwhile are for the next time.
+            # Callbacks that other threads add meanwhile are handled next time.
             for _ in range(len(self.callbacks)):
                 try:
                     entry = self.callbacks.popleft()
                 except IndexError:
-                    break  # Its thread has found the record's batch and withdrawn it.
+                    break  # A thread has found its record's batch, and taken its callback back.
                 self._attach(*entry)
 
     def _attach(self, delivery: Delivery, callback: Callable[[], None]) -> None:
@@ -207,14 +214,15 @@ class PartitionQueue:
         if batch is not None:
             batch.then(callback)
         else:
-            self.callbacks.append((delivery, callback))  # Its record came after this call.
+            # The record was added after the open batch was emptied.
+            self.callbacks.append((delivery, callback))
 
     def _seal_run(self, run: list[Row], wall_ms: int, until: int) -> list[Batch]:
         """Make batches of consecutive records: usually one."""
         if not run:
             return []
         if self.has_extras and self.backlog.has_priorities:
-            # A named producer counts on the order of its records, to go on where it stopped.
+            # A named producer resumes by the count of its records, so they must stay in order.
             groups = by_priority(run, in_order=self.config.is_named)
             return [
                 batch
@@ -241,7 +249,7 @@ class PartitionQueue:
         return made
 
     def _seal_parts(self, parts: list[DeliveryPart], wall_ms: int, until: int) -> None:
-        """Make batches of consecutive bulk sends: small ones joined, large ones cut."""
+        """Make batches of consecutive bulk sends: small ones are joined, large ones cut."""
         limit = self.config.batch_bytes
         most = limit + (limit >> 1)
         together: list[DeliveryPart] = []
@@ -285,7 +293,7 @@ class PartitionQueue:
         until: int,
         run: list[Row] | None = None,
     ) -> Batch:
-        """Make a batch; *size* is that of its records as they were sent, without a route."""
+        """Make a batch; *size* is the size of its records before a route header was added."""
         if self.routing is not None:
             columns = self.routing.stamp(columns)
         batch = Batch(self, columns, size, wall_ms, until, run)
@@ -295,11 +303,12 @@ class PartitionQueue:
     # --- numbering ------------------------------------------------------------------------------
 
     def meet(self, topic_id: str) -> None:
-        """Begin anew for a topic that was deleted and created again.
+        """Start again for a topic that was deleted and created again.
 
-        It needs another epoch: under the same, a batch for the old topic could pass for a new one.
+        The new topic needs another epoch: under the same epoch a batch for the old topic could be
+        taken for a new one.
         """
-        if self.topic_id not in ("", topic_id):  # The sequences are for the topic before.
+        if self.topic_id not in ("", topic_id):  # The sequences belong to the deleted topic.
             self.epoch += 1
             self.is_sure = False
             if self.config.is_named:
@@ -320,7 +329,8 @@ class PartitionQueue:
     def number(self, batch: Batch, acks: AckMode) -> EncodedBatch:
         """Encode a batch with its epoch and sequence.
 
-        A batch without acks has none: its loss could not be told from a repeat.
+        A batch without acks has no sequence: the broker could not distinguish a lost batch from a
+        repeated one.
         """
         config = self.config
         named = config.producer_id != NO_PRODUCER and acks is not AckMode.NONE
@@ -350,22 +360,21 @@ class PartitionQueue:
         if not named:
             return encoded
         # A batch that was sent keeps its sequence, even if later ones were answered. Under a new
-        # one it could be written twice; under that of another batch it would pass for that batch.
+        # sequence it could be written twice; under that of another batch it would be taken for that
+        # batch.
         self.next_sequence = max(self.next_sequence, batch.sequence + batch.count)
         return encoded
 
     def _is_void(self, batch: Batch, encoded: EncodedBatch) -> bool:
-        """Whether a batch has sequences of an earlier epoch, in which nothing is written any
-        more.
-        """
+        """Whether a batch has sequences of an earlier epoch, which the broker now refuses."""
         is_past = encoded.header.producer_epoch != self.epoch
         return is_past and batch.sequence >= self.next_sequence
 
     def renumber(self, batch: Batch, now: int) -> None:
-        """Take in that a batch is lost: those after it take its place, in a new epoch.
+        """Give the sequences of a lost batch to the batches after it, in a new epoch.
 
-        The new epoch fences the lost batch, which may still reach the broker. If the broker has it
-        already, or later ones, its answer to the next batch says so.
+        The new epoch fences the lost batch, which may still be on its way to the broker. If the
+        broker has written it, or later ones, its answer to the next batch reports that.
         """
         if batch.sequence < 0:
             return
@@ -376,12 +385,11 @@ class PartitionQueue:
         self.retry_at = now
 
     def void(self, expected: int) -> None:
-        """Take in that the partition expects *expected*: batches in flight are not there under
-        theirs.
+        """Handle that the partition expects *expected*: batches in flight were not written.
 
-        A batch may be there under earlier sequences, so the producer asks for those first, the
-        latest ones first. A batch that is there under none gets a new sequence. Its old ones are
-        kept, since the answer may be of a broker that led no more.
+        Such a batch may have been written under earlier sequences, so the producer looks for these
+        first, beginning with the latest. If the partition knows none of them, the batch gets a new
+        sequence. The old ones are kept, since the answer may come from a former leader.
         """
         self._raise_epoch()
         for batch in self.in_flight:
@@ -404,7 +412,7 @@ class PartitionQueue:
         batch.past = [*batch.past, (encoded.header.producer_epoch, batch.sequence)][-PAST_MAX:]
 
     def taken(self, batch: Batch, epoch: int) -> None:
-        """Take in that the partition accepted a batch of *epoch*: several may be in flight now."""
+        """The partition has accepted a batch of *epoch*: several may be in flight from now on."""
         if batch.sequence >= 0 and epoch == self.epoch:
             self.is_sure = True
 
@@ -417,7 +425,7 @@ class PartitionQueue:
     # --- sending --------------------------------------------------------------------------------
 
     def next_batch(self, unanswered: int) -> Batch | None:
-        """Take out the next batch if it may leave; *unanswered* without acks have left."""
+        """Take out the next batch if it may be sent while *unanswered* batches are in flight."""
         in_flight, most = self.in_flight, self.config.max_in_flight
         if not self.sealed or len(in_flight) + unanswered >= most:
             return None
@@ -425,12 +433,14 @@ class PartitionQueue:
         if in_flight:
             last = in_flight[-1]
             if not self.is_sure and last.sequence >= 0:
-                return None  # Its answer tells the partition's next sequence.
+                # The answer to the batch in flight tells the partition's next sequence.
+                return None
             if self._is_of_the_past(last):
-                return None  # The next epoch would fence it.
+                # A batch in flight is of this epoch, and the next epoch would fence it.
+                return None
             place = batch.place or self.places + 1
             if place >= in_flight[0].place + most:
-                return None  # The partition would forget the first one.
+                return None  # With more batches in flight the partition would forget the first one.
         if not batch.place:
             self.places += 1
             batch.place = self.places
@@ -457,7 +467,7 @@ class PartitionQueue:
             in_flight.popleft()
 
     def resume(self) -> bool:
-        """Restart at the first batch that is not written, when none in flight is awaited."""
+        """Start again at the first unwritten batch, once no batch in flight is awaited."""
         if not self.must_resend or any(batch.request for batch in self.in_flight):
             return False
         self.must_resend = False
@@ -466,7 +476,7 @@ class PartitionQueue:
         self.target, self.is_sure = None, False
         if self.must_ask:
             self.must_ask = False
-            self.forget_sequence()  # The result of a batch that was given up is unknown.
+            self.forget_sequence()  # It is unknown whether a batch that was given up was written.
         self.is_renumbering = False
         self.sealed.extendleft(reversed(again))
         return True

@@ -48,12 +48,12 @@ TIME_MAX = 1 << 62  # milliseconds; differences of two times still have 64 bits
 class Producer(Handle):
     """Sends records; made by :meth:`pymq.Client.producer`. Any thread may use it.
 
-    A record with a key goes to the partition that the key hashes to. Records without a key fill
-    one batch after the other, each for another partition, and a burst that is less than a batch
-    begins batches in up to eight partitions. Within a partition records keep the order in which
-    one thread sent them. A producer uses partitions that are added to the topic, at once if this
-    client has added them and else within 30 s of sending. Keys are hashed over all of them then, so
-    if a key moves, its next records may be read before its last ones.
+    A record with a key goes to the partition that the key hashes to. Records without a key fill one
+    batch after the other, each for another partition; a burst smaller than a batch is spread over
+    up to eight partitions. Within a partition records keep the order in which one thread sent them.
+    A producer uses partitions that are added to the topic: at once if this client has added them,
+    otherwise within 30 s of sending. Keys are then hashed over all partitions, so a key may move to
+    another one, and a consumer may read its new records before its old ones.
     """
 
     def __init__(self, client: Client, sender: Sender, config: SenderConfig) -> None:
@@ -102,8 +102,9 @@ class Producer(Handle):
             priority: 0 to 9; of the records that are available, groups get those of a higher one
                 first (docs/howto/priorities.md).
 
-        Readers see a delayed record at once, where it was sent (docs/howto/delays.md). Its
-        delivery's partition and offset are what :meth:`pymq.Client.cancel` takes.
+        Readers see a delayed record immediately in the partition to which it is sent
+        (docs/howto/delays.md). The partition and offset of its delivery are the arguments for
+        :meth:`pymq.Client.cancel`.
 
         Raises:
             TypeError: value, key or a header is not bytes-like.
@@ -124,9 +125,7 @@ class Producer(Handle):
         if priority != 0:
             headers = with_priority(headers, priority)
             self._backlog.has_priorities = True
-        found = self._topics.get(topic)
-        if found is None:
-            found = self._open_topic(topic)
+        found = self._topics.get(topic) or self._open_topic(topic)
         size = len(value)
         if key is not None:
             if type(key) is not bytes:
@@ -189,17 +188,17 @@ class Producer(Handle):
         return (value, key, pairs, timestamp_ms), size
 
     def _arm(self, queue: PartitionQueue) -> None:
-        """Start the linger of a batch with its first record."""
+        """Start the linger time when a batch gets its first record."""
         now = self._clock()
         if queue.held_at == now:
-            return  # The thread that takes in the next answers will look at this queue.
+            return  # The thread that handles the next answers will look at this queue.
         queue.is_armed = True
         due = now + self._linger_ms
         self._backlog.armed.append((due, queue))
         self._driver.arm(due, self._sender.name)
 
     def _fill(self, topic: ProducerTopic, queue: PartitionQueue) -> None:
-        """Send a full batch, or let another partition begin one, too."""
+        """Send a full batch, or let another partition begin a batch, too."""
         if queue.bytes < self._batch_bytes:
             queue.limit = self._batch_bytes
             if queue is topic.sticky:
@@ -210,14 +209,15 @@ class Producer(Handle):
         if queue is topic.sticky:
             topic.is_bulk = True
             topic.rotate()
-        queue.bytes = 0  # The loop may be busy closing it; it is notified again a batch later.
+        # The loop may be busy closing it; the next notification comes a batch later.
+        queue.bytes = 0
         self._backlog.full.append(queue)
         self._sender.push()
         if self._is_closed:
             raise Closed("the producer was closed")
 
     def _wait_for_space(self) -> None:
-        """Check a record before it is taken: a record whose send raises must not be sent."""
+        """Wait before the record is taken: a record whose ``send`` raises must not be sent."""
         timeout = self._config.delivery_timeout_ms / 1000
         if not self._backlog.wait_for_space(timeout):
             raise BufferFull(
@@ -248,7 +248,7 @@ class Producer(Handle):
         """Adopt a topic's partitions; queues of known partitions stay in use."""
         with self._growing:  # Two threads must not create two queues for a new partition.
             topic = self._topics[name]
-            # the topic was created again since
+            # whether the topic was deleted and created again
             is_another = fresh.topic_id != topic.metadata.topic_id
             has_more = len(fresh.partitions) > len(topic.queues)
             if (is_another or has_more) and not self._is_closed:
@@ -336,7 +336,7 @@ class Producer(Handle):
             if queue.bytes >= self._batch_bytes:
                 queue.bytes = 0
                 backlog.full.append(queue)
-            elif queue.held_at < 0:  # else it leaves when an answer arrives
+            elif queue.held_at < 0:  # otherwise it leaves when an answer arrives
                 queue.is_armed = True
                 backlog.armed.appendleft((self._clock(), queue))
         sender.push()
@@ -395,7 +395,8 @@ class Producer(Handle):
         found = self._topics.get(topic) or self._open_topic(topic)
         queue = self._chosen(found, partition)
         if not self._client.questions.has_seen(topic):
-            self._client.questions.topic_metadata(topic)  # The topic was deleted and created again.
+            # The topic was deleted and created again, so retry with the new one.
+            self._client.questions.topic_metadata(topic)
         self._sender.ask_sequence(queue)
         timeout = self._config.delivery_timeout_ms / 1000
         if queue.next_sequence < 0 and not self._driver.wait(queue.known, timeout):
@@ -418,7 +419,8 @@ class Producer(Handle):
         with self._growing:
             self._is_closed = True
             for topic in self._topics.values():
-                topic.limit = -1  # so that a later send checks, and finds the producer closed
+                # A later send then checks the producer's state, and finds it closed.
+                topic.limit = -1
         try:
             with self._driver as loop:
                 self._sender.close(loop.clock())
@@ -456,7 +458,8 @@ def _headers(headers: HeaderPairs | None) -> Headers:
         if not isinstance(name, str):
             raise TypeError(f"a header's name must be str, not {type(name).__name__}")
         if not name.isascii():
-            name.encode()  # a lone surrogate is a UnicodeEncodeError here rather than in the loop
+            # A lone surrogate raises UnicodeEncodeError here rather than in the loop.
+            name.encode()
         pairs.append((name, item if type(item) is bytes else _bytes(item, "a header's value")))
     return tuple(pairs)
 

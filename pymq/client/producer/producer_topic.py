@@ -13,12 +13,12 @@ from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.metadata.route import ROUTE, WHOLE, Route, parse_route, routed_bit
 from pymq.core.metadata.topic_config import TopicConfig
 
-SPREAD_MAX = 8  # partitions in which a burst of records without a key begins batches
-_STRIDE = 6_180  # the golden section of WHOLE: producers with consecutive ids begin far apart
+SPREAD_MAX = 8  # partitions over which a burst of records without a key is spread
+_STRIDE = 6_180  # golden section of WHOLE, so that producers with consecutive ids begin far apart
 
 
 class ProducerTopic:
-    """A producer's state of one topic."""
+    """What a producer knows and has of one topic."""
 
     __slots__ = (
         "by_name",
@@ -41,12 +41,12 @@ class ProducerTopic:
         self.routing: Routing | None = None
         self.producer_id = sender.config.producer_id
         self.turn = turn % len(self.queues)
-        self.is_bulk = False  # the last batch was full before its linger ended
+        self.is_bulk = False  # the last batch was full before its linger time ended
         self.choose()
         self.follow(metadata.config)
 
     def follow(self, config: TopicConfig) -> None:
-        """Take over the options of the topic."""
+        """Adopt the options of the topic."""
         self.limit = config.max_record_bytes
         known = None if self.routing is None else self.routing.text
         if config.route is None:
@@ -57,8 +57,8 @@ class ProducerTopic:
             queue.routing = self.routing
 
     def choose(self) -> None:
-        """Return the partition for records without a key."""
-        self.sticky = self.queues[self.turn]  # for one batch
+        """Choose the partition for records without a key."""
+        self.sticky = self.queues[self.turn]  # for the length of a batch
         if len(self.queues) > 1:
             for queue in self.queues:
                 if queue.topic_queues is None:
@@ -71,10 +71,10 @@ class ProducerTopic:
         self.sticky = self.queues[self.turn]
 
     def spread(self) -> None:
-        """Begin a batch in another partition, unless several batches are begun.
+        """Begin a batch in another partition, unless several batches are already begun.
 
-        A burst smaller than a batch is spread over several partitions, while a steady stream fills
-        one batch after the other.
+        So a burst smaller than a batch is spread over several partitions, while a steady stream
+        fills one batch after the other.
         """
         if self.is_bulk:
             return
@@ -98,11 +98,12 @@ class Routing:
         self.text = text
         self._route = route
         self._header = (ROUTE, route.group.encode())
-        # Many producers that send one record each must not all send the one that is not routed.
+        # The start value differs by producer: many producers with one record each must not all
+        # choose the same route.
         self._credit = producer_id * _STRIDE % WHOLE
 
     def stamp(self, columns: ColumnBuffer) -> ColumnBuffer:
-        """Return the records with the header of those that are routed.
+        """Return the records, with a header added to those that are routed.
 
         A record that has the header already keeps it: the caller has chosen its group.
         """
@@ -123,7 +124,8 @@ class Routing:
             return self._matching(columns)
         if keys is None:
             return self._spaced(range(len(columns)))
-        # Another modulus than that of the partition, so that the shares of partitions are alike.
+        # Use another modulus than the choice of partitions does, so that all partitions get the
+        # same share of routed records.
         chosen = [
             index
             for index, key in enumerate(keys)
@@ -138,7 +140,7 @@ class Routing:
         return [index for index, (key, found) in enumerate(pairs) if matches(key, found or ())]
 
     def _spaced(self, indexes: Sequence[int]) -> list[int]:
-        """Choose the share of some records, at even distances, over all batches."""
+        """Choose the share of some records, at even distances across all batches."""
         share, credit = self._route.share, self._credit
         chosen = []
         for index in indexes:

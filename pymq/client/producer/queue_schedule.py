@@ -6,16 +6,16 @@ from pymq.client.producer.partition_queue import PartitionQueue
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
 
-PROBE_MS = 500  # after so long without an answer the producer requests metadata, ...
-PROBE_AGAIN_MS = 150  # ... and again after so long
+PROBE_MS = 500  # after so long without an answer the producer refreshes the leader, ...
+PROBE_AGAIN_MS = 150  # ... and again after so long each time
 
 
 class QueueSchedule:
-    """The live queues of one producer."""
+    """The queues of one producer with unfinished batches."""
 
     def __init__(self) -> None:
-        self.live: dict[PartitionQueue, None] = {}  # with sealed or sent batches
-        self.dirty: dict[PartitionQueue, None] = {}  # some may have batches to send
+        self.live: dict[PartitionQueue, None] = {}  # queues with sealed or sent batches
+        self.dirty: dict[PartitionQueue, None] = {}  # queues that may have batches to send
         self.timers: TimerHeap[PartitionQueue] = TimerHeap()
 
     def wake(self, queue: PartitionQueue) -> None:

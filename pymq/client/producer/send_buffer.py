@@ -1,7 +1,7 @@
-"""A producer's buffer: queues to close, failures, and the threads that wait.
+"""A producer's buffer: queues to close, failures, and waiting threads.
 
-Threads put records into queues and queues into the buffer, without a lock; the producer's machine
-takes them out. A thread waits here for its record's answer, or for room.
+Threads put records into queues and queues into the buffer, without a lock; the machine takes them
+out. A thread waits here for its record's answer, or for room.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ __all__ = ["SendBuffer"]
 
 
 class SendBuffer:
-    """The queues that machine *name* has to close, and the threads that wait for it."""
+    """The queues that the machine *name* has to close, and the threads that wait for it."""
 
     def __init__(self, name: str, driver: ClientDriver, buffer_bytes: int) -> None:
         self.buffered = 0  # bytes of records without an answer, roughly
         # failures that the application has not seen, by batch and index ...
         self.failed: dict[tuple[Batch, int], Delivery] = {}
         self.uncounted = 0  # ... and how many more there are than are kept
-        self.armed: deque[tuple[int, PartitionQueue]] = deque()  # (when it is due, queue)
+        # pairs (time when it is due, queue)
+        self.armed: deque[tuple[int, PartitionQueue]] = deque()
         self.full: deque[PartitionQueue] = deque()  # queues to close now
-        self.has_times = False  # a record had a delay or an expiry, at any time
+        self.has_times = False  # whether a record so far had a delay or an expiry
         self.has_priorities = False
         self._name = name
         self._driver = driver
@@ -39,10 +40,10 @@ class SendBuffer:
         self._failed_bytes = 0  # size of ``failed``, roughly
         self.space: deque[Waitable] = deque()  # locks of threads that wait for room
 
-    # --- for threads that wait ------------------------------------------------------------------
+    # --- for waiting threads ----------------------------------------------------------------------
 
     def settle(self, delivery: Delivery, timeout: float | None) -> Batch:
-        """Wait until a delivery is done, and note that the application sees its failure.
+        """Wait until a delivery is done, and note that its failure was reported to the application.
 
         Raises:
             DeliveryTimeout: *timeout* seconds are over.
@@ -64,9 +65,9 @@ class SendBuffer:
     def _wait_sealed(self, delivery: Delivery, queue: PartitionQueue, until: float | None) -> None:
         """Close a delivery's batch, in this thread or in the one that turns the loop.
 
-        That thread may be in the middle of a sync. To wait for its lock would be unfair: a thread
-        that releases a lock gets it again before those that sleep. So a thread waits for the
-        batch, and threads that wait for one batch are woken together.
+        The thread that turns the loop may be in the middle of a sync. Waiting for its lock would be
+        unfair: a thread that releases a lock gets it again before those that sleep. So a thread
+        waits for the batch instead, and all threads that wait for one batch are woken together.
         """
         is_first = not queue.is_due
         if is_first:
@@ -79,31 +80,34 @@ class SendBuffer:
         queue.waiters.append(waiter)
         if is_first:
             self._driver.poke(self._name)
-        # The machine first closes the batch and then takes the waiters, so none is missed.
+        # The machine closes the batch first and then takes the waiters, so no waiter is missed.
         if batch_of(delivery) is None:
             left = None if until is None else until - self._driver.monotonic()
             if not self._driver.sleep(waiter, left):
                 raise _timeout(None)
 
     def on_done(self, delivery: Delivery, callback: Callable[[], None]) -> None:
-        """Call *callback* once a delivery is done. This never waits, so callbacks may call it."""
+        """Call *callback* once a delivery is done.
+
+        This never waits, so callbacks may call this method.
+        """
         batch = batch_of(delivery)
         if batch is None:
             queue, entry = delivery.owner.queue, (delivery, callback)
             queue.callbacks.append(entry)
             batch = batch_of(delivery)
             if batch is None:
-                return  # The machine finds it when it closes the queue.
+                return  # The machine finds the callback when it closes the queue.
             try:
                 queue.callbacks.remove(entry)
             except ValueError:
-                return  # The machine has found it.
+                return  # The machine has taken the callback.
         batch.then(callback)
 
     def wait_for_space(self, timeout: float) -> bool:
         """Wait until the buffer has room; returns whether it has.
 
-        It does not wait for the driver's lock: the thread that holds it may wait for a hung disk.
+        This does not wait for the driver's lock: the thread that holds it may wait for a hung disk.
         """
         space = Waitable()
         self.space.append(space)
@@ -114,28 +118,26 @@ class SendBuffer:
         try:
             self.space.remove(space)
         except ValueError:
-            return True  # The room came just now.
+            return True  # There is room by now.
         return False
 
     # --- failures -------------------------------------------------------------------------------
 
     def take_failed(self) -> tuple[list[Delivery], int]:
-        """Take out the failures that the application has not seen, and the count of those not
-        kept.
-        """
+        """Take out the failures not reported to the application, and how many more there were."""
         failed, self.failed = self.failed, {}
         more, self.uncounted = self.uncounted, 0
         return list(failed.values()), more
 
     def looked_at_batch(self, batch: Batch, start: int, end: int) -> None:
-        """Note that the application has seen the failures of these records."""
+        """Note that the failures of these records were reported to the application."""
         for index in range(start, end):
             self.failed.pop((batch, index), None)
 
     # --- for the machine ------------------------------------------------------------------------
 
     def finish(self, batch: Batch) -> None:
-        """Take in that a batch is done: wake the threads that wait for it or for room."""
+        """Note that a batch is done: wake the threads that wait for it or for room."""
         self.buffered -= batch.size
         if batch.error is not None:
             self._keep_failed(batch)
@@ -149,18 +151,20 @@ class SendBuffer:
         if not self.failed:
             self._failed_bytes = 0
         if self._failed_bytes >= self._buffer_bytes:
-            self.uncounted += batch.count  # The application may never look while a broker is away.
+            # The application may never look at failures while a broker is down, so the rest is only
+            # counted.
+            self.uncounted += batch.count
             return
         self._failed_bytes += batch.size
         self.failed.update(((batch, each.index), each) for each in batch.apart())
 
     def offer_space(self) -> None:
-        """Wake threads that wait for room, as far as there is room."""
+        """Wake as many of the threads that wait for room as there is room for."""
         while self.space and self.buffered < self._buffer_bytes:
             try:
                 space = self.space.popleft()
             except IndexError:
-                return  # Another thread took the waiter.
+                return  # Another thread has taken the waiter.
             space.finish()
 
 

@@ -1,4 +1,4 @@
-"""What ``send`` says about a record's delivery: delay, time of delivery, time to live, priority."""
+"""The options of ``send`` for a record's delivery: delay, time, time to live, priority."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pymq.errors import ConfigError
 
 HeaderPairs = Iterable[tuple[str, bytes]]
 YEARS_MAX = 1_000
-MS_MAX = YEARS_MAX * 366 * 86_400_000  # of a delay or a time to live
+MS_MAX = YEARS_MAX * 366 * 86_400_000  # longest delay or time to live
 
 
 def with_times(
@@ -31,7 +31,7 @@ def with_times(
     if deliver_at is not None:
         if delay_s is not None:
             raise ConfigError("give delay_s or deliver_at, not both")
-        if getattr(deliver_at, "tzinfo", None) is None:  # users may give anything
+        if getattr(deliver_at, "tzinfo", None) is None:  # Users may pass any object.
             raise ConfigError(
                 f"deliver_at must be a datetime with a time zone, not {deliver_at!r}; "
                 "datetime.now(UTC) has one"

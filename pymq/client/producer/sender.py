@@ -5,11 +5,11 @@ The producer sends the batches of a partition in the order of their sequences, s
 
 | what happens to a batch | what the producer does |
 |---|---|
-| a transient error, or no answer | resends it and all after it, in order; the broker knows repeats
+| a transient error, or no answer | resends it and all later ones in order; brokers drop repeats
 |
-| the same, without sequences | resends when everything in flight is answered or given up |
-| a final error | gives those after it the sequences that follow the last written one |
-| no answer for a while | looks the leader up; a new leader gets all batches at once |
+| the same, without sequences | resends it once everything in flight is answered or given up |
+| a final error | numbers the later ones on from the last written one |
+| no answer for a while | refreshes the leader; a new leader gets all batches at once |
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ from pymq.errors import (
 
 __all__ = ["PartitionQueue", "Sender", "SenderConfig"]
 
-# Without an answer for so long, the producer resends the batch, and then after twice as long each
-# time, up to ...
+# A batch without an answer is resent after so long, and then after twice as long each time, up to
+# ...
 REQUEST_MS = 2_000
 REQUEST_MAX_MS = 16_000
-SHARE = 16  # share of the requests in flight: fewer new ones wait to share a packet
+# 1/16 of the requests in flight: if fewer than that are new, they wait to share a packet
+SHARE = 16
 
 
 @define
@@ -64,8 +65,8 @@ class SenderConfig:
     producer_epoch: int
     delivery_timeout_ms: int
     max_in_flight: int
-    is_named: bool = False  # it continues the sequences of an earlier producer of this name
-    grant: bytes = b""  # proof of its id, where the cluster has keys
+    is_named: bool = False  # it continues the sequences of an earlier producer with this name
+    grant: bytes = b""  # proof that it owns its id, in a cluster with keys
 
 
 def _nothing(topics: Mapping[str, TopicMetadata]) -> None:
@@ -86,7 +87,7 @@ class Sender(Outbox):
         super().__init__()
         self.name = name
         self.config = config
-        self.tally = Counters()  # the client's, set by it
+        self.tally = Counters()  # counters of the client, which sets them
         self.on_metadata: Callable[[Mapping[str, TopicMetadata]], None] = _nothing
         self.backlog = SendBuffer(name, driver, config.buffer_bytes)
         self._router = router
@@ -95,7 +96,7 @@ class Sender(Outbox):
         self._schedule = QueueSchedule()
         self.sealer = BatchSealer(self.backlog, self._schedule, wall_ms)
         self._sequences = Sequences(router, self, self._schedule.timers)
-        self._has_news = False  # errors of leaders, and of partitions
+        self._has_news = False  # whether there are errors of leaders or partitions to handle
         self._is_closed = False
         router.metadata.listen(name, self._on_metadata)
 
@@ -112,7 +113,7 @@ class Sender(Outbox):
         loop.touch(self.name)
 
     def push(self) -> None:
-        """Send what is due: now, or together with the next answers if many are in flight."""
+        """Send the batches that are due: now, or, if many requests are in flight, later."""
         if (len(self.backlog.full) + 1) * SHARE >= len(self._in_flight.awaited):
             self._driver.push(self.name)
 
@@ -129,7 +130,7 @@ class Sender(Outbox):
             ]
 
     def ask_sequence(self, queue: PartitionQueue) -> None:
-        """Ask a partition for this producer's next sequence, unless it is known."""
+        """Ask a partition for the next sequence of this producer, unless it is known."""
         with self._driver as loop:
             self._meet(queue, loop.clock())
             self._schedule.wake(queue)
@@ -147,14 +148,14 @@ class Sender(Outbox):
             queue.in_flight.clear()
             queue.sealed.clear()
 
-    # --- the four verbs -------------------------------------------------------------------------
+    # --- the machine ------------------------------------------------------------------------------
 
     def ready(self, now: int) -> Ready | None:
         """Close batches that are due, and send those that may leave."""
         backlog, schedule = self.backlog, self._schedule
         armed = backlog.armed
         if backlog.full or backlog.space or (armed and armed[0][0] <= now):
-            # A thread waits for space, which lingering records take up.
+            # If a thread waits for room, close all: lingering records take up the buffer.
             self.sealer.seal_due(now, everything=bool(backlog.space))
         if self._has_news:
             self._has_news = False
@@ -174,14 +175,14 @@ class Sender(Outbox):
                 elif not queue.in_flight:
                     schedule.rest(queue)
         while armed and not armed[0][1].is_armed:
-            armed.popleft()  # It was closed early: it was full, or a thread waited for it.
+            armed.popleft()  # The queue was closed early: it was full, or a thread waited for it.
         if not self.out.send:
             return None
         out, self.out = self.out, Ready()
         return out
 
     def tick(self, now: int) -> None:
-        """Give up batches whose time is over; resend those without an answer."""
+        """Fail batches whose time is over; resend those without an answer."""
         for queue in self._schedule.timers.over(now):
             self._expire(queue, now)
             if queue.in_flight:
@@ -192,7 +193,7 @@ class Sender(Outbox):
                 self._schedule.rearm(queue, now)
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in an answer."""
+        """Handle an answer."""
         if isinstance(message, Sequence):
             queue = self._sequences.answered(source, message, now)
             if queue is not None:
@@ -211,7 +212,8 @@ class Sender(Outbox):
     def deadline(self) -> int:
         """When something may be due. Threads arm queues at any time, so it is computed on request.
 
-        An answer does not postpone it: a tick in vain is cheaper.
+        An answer does not postpone the deadline, because a tick too many is cheaper than a new
+        computation.
         """
         armed = self.backlog.armed
         if armed:
@@ -226,7 +228,7 @@ class Sender(Outbox):
     def _send(self, queue: PartitionQueue, now: int) -> None:
         if queue.must_resend or now < queue.retry_at or self._is_closed:
             return
-        queue.retry_at = 0  # From here on it does not wait for a time.
+        queue.retry_at = 0  # The queue no longer waits for a retry time.
         leader = self._router.leader(queue.topic, queue.partition)
         if (
             leader is None
@@ -244,16 +246,17 @@ class Sender(Outbox):
             return
         if queue.target is None or not queue.in_flight:
             if queue.target is not None and queue.target.leader != leader.leader:
-                queue.is_sure = False  # It may have fewer records than the leader before.
+                queue.is_sure = False  # The new leader may have fewer records than the former one.
             queue.target = leader
         elif queue.target.leader != leader.leader:
-            return  # Batches in flight go first.
+            return  # Batches in flight must be answered first.
         acks = self.config.acks if self.config.acks is not None else leader.acks
         unanswered, in_flight, is_first = 0, queue.in_flight, not queue.in_flight
         while queue.sealed and (batch := queue.next_batch(unanswered)) is not None:
             self._requests += 1
             request, encoded = self._requests, queue.number(batch, acks)
-            # Without acks no error would say that the topic is another one: any will do.
+            # Without acks no error could report a new topic of that name, so any topic id is
+            # accepted.
             topic_id = queue.topic_id if acks is not AckMode.NONE else ""
             produce = Produce(
                 request,
@@ -276,14 +279,13 @@ class Sender(Outbox):
         if is_first and in_flight:
             self._schedule.timers.set(queue, now + PROBE_MS)
         if unanswered and queue.sealed:
-            # Without acks the rest waits for the next turn, so that the broker can refuse.
+            # Without acks send the rest in the next turn, so that a refusal by the broker can
+            # arrive first.
             self._schedule.dirty[queue] = None
             self._driver.loop.touch(self.name)
 
     def _meet(self, queue: PartitionQueue, now: int) -> None:
-        """Number batches anew for a topic that was created again; those in flight are for the old
-        one.
-        """
+        """Number batches anew for a topic that was created again, but not those in flight."""
         known = self._router.metadata.topics.get(queue.topic)
         if known is None or known.topic_id == queue.topic_id:
             return
@@ -309,12 +311,12 @@ class Sender(Outbox):
             self._meet(queue, now)
             self._sequences.ask(queue, leader, now)
 
-    # --- silence --------------------------------------------------------------------------------
+    # --- missing answers --------------------------------------------------------------------------
 
     def _look_at_leader(self, queue: PartitionQueue, now: int) -> None:
-        """Take in new metadata: batches in flight may be at a broker that leads no more.
+        """Compare new metadata with batches in flight: their broker may no longer lead.
 
-        Without sequences the producer waits for them, since they may still be answered.
+        Batches without sequences are not resent yet, since they may still be answered.
         """
         target = queue.target
         if target is None or not queue.in_flight:
@@ -352,7 +354,7 @@ class Sender(Outbox):
     # --- answers --------------------------------------------------------------------------------
 
     def _turned_away(self, source: str, m: Produced) -> None:
-        """Take in that a batch without acks was sent to a broker that does not lead: it is lost."""
+        """Note that a batch without acks went to a broker that does not lead: it is lost."""
         queue = self._in_flight.without_acks.pop(m.id)
         if isinstance(m.error, NotLeader):
             self._router.refused(queue.topic, queue.partition, source, m.error)
@@ -389,7 +391,7 @@ class Sender(Outbox):
             self._resume(queue, now)
 
     def _refused(self, source: str, batch: Batch, error: PymqError, now: int) -> None:
-        """Take in a transient error of a batch."""
+        """Handle a transient error of a batch."""
         queue = batch.queue
         if isinstance(error, NotLeader):
             is_known = self._router.refused(queue.topic, queue.partition, source, error)
@@ -397,7 +399,7 @@ class Sender(Outbox):
             is_known = False
             if not isinstance(error, QuotaExceeded):
                 self._router.refresh(queue.topic)
-        # Two brokers may name each other as the leader, so hints are not followed for ever.
+        # Follow only the first hint at once: two brokers may name each other as the leader.
         pause = 0 if is_known and queue.tries == 0 else queue.pause_ms
         if isinstance(error, QuotaExceeded):
             pause = max(pause, error.retry_ms)

@@ -1,7 +1,7 @@
-"""A producer's next sequence in each partition, as the partitions know it.
+"""Requests for the next sequence that a partition expects from a producer.
 
-The producer asks a partition when it has a name, since an earlier producer of that name may have
-written, and when it has given a batch up, which may have been written.
+The producer asks a partition in two cases: it has a name, under which an earlier producer may have
+written, or it has given up a batch that may have been written.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pymq.core.message import GetSequence, Sequence
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.errors import OutOfOrderSequence
 
-ANSWER_MS = 500  # without an answer for so long, the broker may lead no more
-DOUBTS = 2  # times that a partition must answer that it has lost records
+ANSWER_MS = 500  # after so long without an answer, the broker may have lost its leadership
+DOUBTS = 2  # how many times a partition must report that it has lost records
 
 
 class Sequences:
@@ -33,14 +33,14 @@ class Sequences:
         self._asked: dict[int, PartitionQueue] = {}  # by request
 
     def whom(self, queue: PartitionQueue, now: int) -> str | None:
-        """Return the leader to ask now; None if it is too soon, or there is none."""
+        """Return the leader to ask now; None if it is too soon or no leader is known."""
         if queue.is_asking or now < queue.retry_at:
             return None
         leader = self._router.leader(queue.topic, queue.partition)
         return leader.leader if leader is not None else None
 
     def ask(self, queue: PartitionQueue, leader: str, now: int) -> None:
-        """Ask *leader* which number comes next."""
+        """Ask *leader* for the next sequence."""
         request = queue.is_asking = self._outbox.number()
         self._asked[request] = queue
         producer_id, topic_id = queue.config.producer_id, queue.topic_id
@@ -50,12 +50,12 @@ class Sequences:
         self._timers.set(queue, queue.retry_at)
 
     def forget(self, queue: PartitionQueue) -> None:
-        """Whatever is answered is not what we want to know."""
+        """Ignore the answer to the request in flight."""
         self._asked.pop(queue.is_asking, None)
         queue.is_asking = 0
 
     def look(self, queue: PartitionQueue, now: int) -> None:
-        """See whether it has not been answered in time, so that it has to be asked again."""
+        """Send the request again if it was not answered in time."""
         if queue.is_asking and queue.retry_at <= now:
             self.forget(queue)
             if (leader := self._router.metadata.find(queue.topic, queue.partition)) is not None:
@@ -63,7 +63,7 @@ class Sequences:
             self._router.distrust(queue.topic, queue.partition)
 
     def answered(self, source: str, m: Sequence, now: int) -> PartitionQueue | None:
-        """Take in an answer; returns what it is about, if it is still waited for."""
+        """Handle an answer; returns its queue, or None if the request is not awaited any more."""
         queue = self._asked.pop(m.id, None)
         if queue is None:
             return None
@@ -79,9 +79,9 @@ class Sequences:
         return queue
 
     def out_of_order(self, batch: Batch, error: OutOfOrderSequence) -> int:
-        """Something before a batch is missing: on its way to the broker, or in the broker's log.
+        """Handle a gap before a batch: earlier batches are on their way, or the log has lost them.
 
-        Returns for how many milliseconds to wait before all in flight is sent again.
+        Returns how many milliseconds to wait before everything in flight is sent again.
         """
         queue = batch.queue
         expected = error.details.get("expected")
@@ -89,7 +89,8 @@ class Sequences:
         queue.tries += 1
         if batch is queue.in_flight[0] and isinstance(expected, int):
             if expected < batch.sequence and queue.tries <= DOUBTS:
-                # It has lost what was acknowledged, or leads no more and does not know.
+                # The broker has lost acknowledged records, or it is a former leader that does not
+                # know its successor.
                 self._router.refresh(queue.topic)
                 pause = queue.pause_ms
             else:

@@ -40,7 +40,7 @@ class Round:
     first: dict[str, int]  # the sequence of the first letter in each partition
 
     def left(self, known: dict[str, int]) -> dict[str, list[int]]:
-        """The offsets of letters not sent yet, by partition; *known* are the next sequences."""
+        """The offsets of letters not sent yet, by partition; *known* holds the next sequences."""
         found = dict[str, list[int]]()
         for offset, partition in self.places:
             found.setdefault(partition, []).append(offset)
@@ -54,7 +54,7 @@ class Round:
 
 
 @define
-class Entry:
+class JournalEntry:
     """The journal's entry of one partition of the dead-letter topic."""
 
     done: list[Range] = Factory(list)  # letters that were sent back or purged, in order
@@ -66,7 +66,7 @@ class Entry:
         return index >= 0 and offset < self.done[index][1]
 
     def add(self, offsets: Iterable[int]) -> None:
-        """Note letters that were sent back or purged.
+        """Note that letters were sent back or purged.
 
         Raises:
             InvalidRequest: there are too many gaps between them.
@@ -87,7 +87,7 @@ class Entry:
         return cbor.dumps(item)
 
     @classmethod
-    def decode(cls, data: bytes, topic_id: str) -> Entry:
+    def decode(cls, data: bytes, topic_id: str) -> JournalEntry:
         """Decode an entry; that of an earlier topic of the same name counts for nothing.
 
         Raises:
@@ -115,17 +115,17 @@ class Journal:
         self._client = client
         self._of = topic
         self.log = OwnedTopic(client, topic.topic + JOURNAL, 4 << 20)
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, JournalEntry] = {}
 
     def load(self) -> None:
         """Read the journal; without one, no letter was sent back."""
-        self.entries = {part.partition: Entry() for part in self._of.partitions}
+        self.entries = {part.partition: JournalEntry() for part in self._of.partitions}
         try:
             with self._client.consumer(self.log.name, mode="psb", offset="begin") as records:
                 for record in records.until_end():
                     name = (record.key or OWNER).decode()
                     if name in self.entries:
-                        self.entries[name] = Entry.decode(record.value, self._of.topic_id)
+                        self.entries[name] = JournalEntry.decode(record.value, self._of.topic_id)
         except UnknownTopic:
             return
 
@@ -150,7 +150,7 @@ class Journal:
             raise self.fenced()
 
     def fenced(self) -> ProducerFenced:
-        """Return the error of a redrive from which another one has taken over."""
+        """Return the error for a redrive that a later redrive has replaced."""
         return ProducerFenced(
             f"another redrive of {self._of.topic!r} has begun, and goes on from here"
         )

@@ -1,17 +1,17 @@
-"""Sends dead letters back, each of them once, also over a crash.
+"""Sends dead letters back, each exactly once even if the process crashes.
 
-A journal in a compacted topic (the dead-letter topic's name with ``.redriven``) knows for each
-partition which letters were sent back, and the round that is being sent. A round is sent so:
+The journal, a compacted topic (the dead-letter topic's name with ``.redriven``), stores for each
+partition which letters were sent back, and the round in progress. These are the steps of a round:
 
 1. Choose up to :data:`ROUND` letters, and the partition for each.
 2. Write the round to the journal: its letters, and the first sequence in each partition.
 3. Append the letters with these sequences, under the producer name of the journal.
-4. Write that they are sent, together with the next round.
+4. Note in the journal that they are sent; the same record holds the next round.
 
 After a crash between these steps the next redrive asks the partitions for the next sequence of the
-producer name, which tells how many letters of the round are there, and sends the others. Two
-redrives of a topic cannot both send: the second takes the producer's name over, and the brokers
-refuse the first (the same protocol as for the decisions of Spark's sink).
+producer name: this tells how many letters of the round were written, and it sends the others. Two
+redrives of a topic cannot both send: the second takes over the producer name, and the brokers
+refuse the first (Spark's sink uses the same protocol).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from pymq.client.admin.appends import append, sequences
 from pymq.client.admin.owned_topic import TIMEOUT_S
 from pymq.client.consumer.dead_letters import OBITUARY
-from pymq.client.options import check_callback, check_flag, check_range, check_seconds
-from pymq.client.redrive.journal import Entry, Journal, Round
+from pymq.client.options import check_callback, check_flag, check_range, check_rate
+from pymq.client.redrive.journal import Journal, JournalEntry, Round
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import Record
 from pymq.core.metadata.descriptions import TopicMetadata
@@ -40,7 +40,7 @@ from pymq.hash.partitioner import key_partition
 if TYPE_CHECKING:
     from pymq.client.client import Client
 
-ROUND = 500  # letters
+ROUND = 500  # letters in a round
 ROUND_BYTES = 1 << 20
 REDRIVEN_HEADER = "pymq.redriven"  # how often a record was sent back
 
@@ -51,8 +51,8 @@ Where = Callable[[Record], object]
 class Redriven:
     """The result of :meth:`pymq.Client.redrive`."""
 
-    count: int  # letters that were sent back, or would be
-    skipped: int  # letters that stay, of those looked at: not chosen, or their topic is not known
+    count: int  # letters that were sent back, or in a dry run would be
+    skipped: int  # letters that were looked at and stay: not chosen, or their topic is unknown
 
 
 class Redrive:
@@ -69,7 +69,7 @@ class Redrive:
     ) -> None:
         check_callback("where", where)
         if rate is not None:
-            check_seconds("rate", rate)
+            check_rate("rate", rate)
         if limit is not None:
             check_range("limit", limit, 1, 1 << 62)
         self._client = client
@@ -81,10 +81,10 @@ class Redrive:
         self._room = limit  # letters that may still be chosen; None: all
         self._round = ROUND if rate is None else max(1, min(ROUND, int(rate)))
         self._targets: dict[str, TopicMetadata | None] = {}
-        self._turn = 0  # for letters without a key
+        self._turn = 0  # index of the next partition for letters without a key
         self.journal = Journal(client, self._topic)
 
-    # --- what a caller wants --------------------------------------------------------------------
+    # --- public operations ------------------------------------------------------------------------
 
     def run(self) -> Redriven:
         """Send letters back; returns how many."""
@@ -135,15 +135,15 @@ class Redrive:
     # --- choosing -------------------------------------------------------------------------------
 
     def _rounds(
-        self, partition: str, entry: Entry, *, needs_target: bool = True
+        self, partition: str, entry: JournalEntry, *, needs_target: bool = True
     ) -> Iterator[tuple[list[Record], int]]:
-        """Choose letters of a partition, by the round, with the number of those that stay."""
+        """Choose letters of a partition, round by round, with the number of letters that stay."""
         chosen, passed, size = list[Record](), 0, 0
         with self._client.consumer(self._topic.topic, mode="psb", partition=partition) as records:
             start = records.begin_offsets()[partition]
             entry.done = [each for each in entry.done if each[1] > start]
             if entry.done and entry.done[0][0] <= start:
-                records.seek(partition, entry.done[0][1])  # no need to read these again
+                records.seek(partition, entry.done[0][1])  # no need to read earlier letters again
             for letter in records.until_end():
                 if self._room == 0:
                     break
@@ -167,7 +167,7 @@ class Redrive:
         """The topic that a letter goes to; None if it is not known, or does not exist."""
         headers = dict(letter.headers)
         if "pymq.end_offset" in headers:
-            return None  # It stands for records that cannot be read.
+            return None  # The letter stands for records that cannot be read.
         to = self._to or headers.get("pymq.topic", b"").decode(errors="replace")
         return to if to and self._metadata(to) is not None else None
 
@@ -182,7 +182,7 @@ class Redrive:
         return self._targets[to]
 
     def _place(self, letter: Record, topic: TopicMetadata) -> str:
-        """The partition that a letter goes to: its own, or that of its key."""
+        """The partition that a letter goes to: its former one, or the one of its key."""
         headers, names = dict(letter.headers), [part.partition for part in topic.partitions]
         before = headers.get("pymq.partition", b"").decode(errors="replace")
         if before in names and headers.get("pymq.topic") == topic.topic.encode():
@@ -194,7 +194,7 @@ class Redrive:
 
     # --- sending --------------------------------------------------------------------------------
 
-    def _send(self, partition: str, entry: Entry, to: str, letters: list[Record]) -> int:
+    def _send(self, partition: str, entry: JournalEntry, to: str, letters: list[Record]) -> int:
         """Send letters of a partition to a topic; returns how many."""
         topic = self._metadata(to)
         assert topic is not None
@@ -209,7 +209,7 @@ class Redrive:
             self._questions.pause(count / self._rate)
         return count
 
-    def _finish(self, partition: str, entry: Entry, letters: dict[int, Record]) -> int:
+    def _finish(self, partition: str, entry: JournalEntry, letters: dict[int, Record]) -> int:
         """Send the letters of a round that are not there yet; returns how many these were."""
         sent, entry.round = entry.round, None
         assert sent is not None
@@ -217,7 +217,7 @@ class Redrive:
         while True:
             left = self._left(sent)
             if left is None:
-                return 0  # The topic was deleted: the letters are chosen anew.
+                return 0  # The topic was deleted, so choose these letters again.
             if not left:
                 entry.add(sent.offsets)
                 return count
@@ -228,11 +228,12 @@ class Redrive:
             if any(offset not in letters for offset in offsets):
                 there = set(sent.offsets) - set(offsets)
                 entry.add(sorted(there))
-                return 0  # Retention has removed letters. Those behind them are chosen anew.
+                # Retention has removed letters of the round. The remaining ones are chosen again.
+                return 0
             self._append(sent, left, letters)
 
     def _left(self, sent: Round) -> dict[str, list[int]] | None:
-        """The letters of a round that are not there; None if its topic is not there any more."""
+        """The letters of a round that are not written yet; None if their topic was deleted."""
         try:
             topic = self._questions.topic_metadata(sent.to)
         except UnknownTopic:
@@ -246,7 +247,10 @@ class Redrive:
         return sent.left(known)
 
     def _append(self, sent: Round, left: dict[str, list[int]], letters: dict[int, Record]) -> None:
-        """Append letters to their partitions. The caller finds out which of them are there."""
+        """Append letters to their partitions.
+
+        On an error the caller finds out which of them were written.
+        """
         batches = {}
         for name, offsets in left.items():
             rows = [letters[offset] for offset in offsets]
@@ -267,7 +271,7 @@ class Redrive:
                 sync=True,
             )
         except (OutOfOrderSequence, DuplicateSequence):
-            return  # A batch of the redrive before has arrived only now.
+            return  # A batch of the previous redrive has arrived only now.
         except ProducerFenced:
             raise self.journal.fenced() from None
         except RecordTooLarge as error:
@@ -292,7 +296,7 @@ class Redrive:
 
 
 def _headers(letter: Record) -> Headers:
-    """The headers of a record that is sent back: its own, and how often that was done."""
+    """The headers for a record that is sent back: its own, and the count of returns."""
     before = dict(letter.headers).get(REDRIVEN_HEADER, b"0")
     count = int(before) + 1 if before.isdigit() and len(before) < 9 else 1
     own = (

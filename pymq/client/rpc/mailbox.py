@@ -1,15 +1,17 @@
 """How requests and replies find each other.
 
 A service is a topic that a group of the same name consumes, so each request goes to one responder.
-Replies of all services go to the topic ``pymq.replies``: no topic for a client, none for a request.
+Replies of all services go to the topic ``pymq.replies``, so that no client or request needs its own
+topic.
 
-1. A client chooses a partition of ``pymq.replies`` and reads it from its end on.
-2. A request carries that partition in ``pymq.reply_to``, an id of its own in ``pymq.request``, and
-   its deadline in ``pymq.expires_at``: after that no responder gets it.
-3. The responder sends its reply to that partition, with the id, then acknowledges the request.
-4. The client takes the replies with its own ids, and leaves out those of others.
+1. A client chooses a partition of ``pymq.replies`` and reads it from its end.
+2. A request carries that partition in ``pymq.reply_to``, a unique id in ``pymq.request``, and its
+   deadline in ``pymq.expires_at``: after that no responder gets it.
+3. The responder sends its reply with that id to that partition, then acknowledges the request.
+4. The client keeps the replies with ids of its requests and ignores others.
 
-Nobody else chooses where a reply goes: the topic is fixed, and a request names the partition only.
+A request cannot redirect replies to another topic: the topic is fixed, and the request names only
+the partition.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
 REPLIES = "pymq.replies"
 REPLY_TO = "pymq.reply_to"
 REQUEST_ID = "pymq.request"
-REPLY_PARTITIONS = 16  # clients that share one read each other's replies
+REPLY_PARTITIONS = 16  # clients that share a partition read each other's replies
 REPLIES_KEPT_MS = 600_000
-REPLICAS = 3  # of a service's topic, if there are so many brokers
+REPLICAS = 3  # replicas of a service's topic, if there are so many brokers
 
 
 class Request(NamedTuple):
@@ -44,9 +46,9 @@ class Request(NamedTuple):
     key: bytes | None
     headers: Headers
     deadline_ms: int | None
-    """When the asking client gives up, in milliseconds since 1970; None: never."""
+    """When the requesting client gives up, in milliseconds since 1970; None: never."""
     delivery_count: int
-    """1 at first; more if a responder before this one died at work."""
+    """1 at first; more if an earlier responder died before it replied."""
 
 
 def request_of(record: Record) -> Request:
@@ -63,14 +65,14 @@ def header(headers: Headers, name: str) -> bytes | None:
 
 
 class Pending:
-    """A request without a reply so far."""
+    """A request without a reply."""
 
     def __init__(self, on_reply: Callable[[Pending], object] | None = None) -> None:
         self.reply: Record | None = None
         self._on_reply = on_reply
 
     def take(self, reply: Record) -> None:
-        """Take in the reply."""
+        """Store the reply."""
         self.reply = reply
         if self._on_reply is not None:
             self._on_reply(self)
@@ -89,7 +91,7 @@ class Pending:
         return self.reply
 
 
-class Mailbox:
+class ReplyMailbox:
     """The requests of one client that wait for replies."""
 
     def __init__(self, token: bytes, partition: str) -> None:
@@ -99,14 +101,14 @@ class Mailbox:
         self._waiting: dict[bytes, Pending] = {}
 
     def add(self, pending: Pending) -> bytes:
-        """Wait for the reply of a new request; returns its id."""
+        """Register a new request and return its id."""
         self._made += 1
         id = b"%b-%d" % (self._token, self._made)
         self._waiting[id] = pending
         return id
 
     def drop(self, id: bytes) -> None:
-        """Wait no more."""
+        """Stop waiting for the reply."""
         self._waiting.pop(id, None)
 
     def headers(self, id: bytes, more: Iterable[tuple[str, bytes]] | None) -> Headers:
@@ -123,7 +125,7 @@ class Mailbox:
 
 
 def choose_partition(client: Client, service: str) -> tuple[bytes, str, int]:
-    """Choose a partition for replies; returns a client's token, the partition and its end."""
+    """Choose a partition for replies; returns the client's token, the partition and its end."""
     create_replies(client, service)
     token = client._random_bytes(12)
     names = [p.partition for p in client.questions.topic_metadata(REPLIES).partitions]

@@ -1,8 +1,8 @@
-"""The asking side of request and reply.
+"""The requesting side of request and reply.
 
-The thread that waits for a reply reads the replies of all: of several threads one reads, and the
-others wait until it has found theirs or leaves the reading to them. So there is no thread of its
-own, and in a simulation the waiting turns the loop.
+One of the waiting threads reads the replies for all of them; when it has its own reply, another
+thread takes over the reading. So no extra thread is needed, and in a simulation waiting turns the
+loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pymq.client.admin.groups import count_members
 from pymq.client.options import check_seconds
-from pymq.client.rpc.mailbox import REPLIES, Mailbox, Pending, choose_partition
+from pymq.client.rpc.mailbox import REPLIES, Pending, ReplyMailbox, choose_partition
 from pymq.core.batch.record import Record
 from pymq.core.types import check_name
 from pymq.errors import NoResponders, OffsetOutOfRange, RequestTimeout, UnknownTopic
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pymq.client.consumer.consumer import Consumer
     from pymq.client.producer.producer import Producer
 
-CHECK_S = 1.0  # how long a group is taken to have the members that it had
+CHECK_S = 1.0  # how long a service counts as having responders after a check
 
 
 class Requester:
@@ -34,10 +34,10 @@ class Requester:
         self._monotonic = client.driver.monotonic
         self._turn = threading.Condition()
         self._is_read = False  # a thread reads replies now
-        self._mailbox: Mailbox | None = None
+        self._mailbox: ReplyMailbox | None = None
         self._reader: Consumer | None = None
         self._producer: Producer | None = None
-        self._checked: dict[str, float] = {}  # when a service had a responder
+        self._checked: dict[str, float] = {}  # when each service last had a responder
 
     def ask(
         self,
@@ -59,7 +59,7 @@ class Requester:
         headers: Iterable[tuple[str, bytes]] | None,
         timeout: float,
     ) -> tuple[bytes, Pending, float]:
-        """Send a request; returns its id, the place of its reply, and when it is given up."""
+        """Send a request; returns its id, its pending reply, and the time when it is given up."""
         check_seconds("timeout", timeout)
         until = self._monotonic() + timeout
         self.check(service)
@@ -106,13 +106,13 @@ class Requester:
         """Whether a service had a responder less than a second ago."""
         return self._monotonic() < self._checked.get(service, float("-inf")) + CHECK_S
 
-    def _open(self, service: str) -> Mailbox:
+    def _open(self, service: str) -> ReplyMailbox:
         """Choose a partition for replies, and read it from its end on."""
         client = self._client
         token, partition, end = choose_partition(client, service)
         self._reader = client.consumer(REPLIES, mode="psb", partition=partition, offset=end)
         self._producer = client.producer(linger_ms=0)
-        self._mailbox = Mailbox(token, partition)
+        self._mailbox = ReplyMailbox(token, partition)
         return self._mailbox
 
     def wait(self, service: str, id: bytes, pending: Pending, until: float) -> Record:
@@ -137,7 +137,7 @@ class Requester:
             self._mailbox.drop(id)
 
     def read(self, pending: Pending, timeout: float) -> None:
-        """Read replies, or wait for the thread that does."""
+        """Read replies, or wait for the thread that reads them."""
         with self._turn:
             if pending.reply is not None:
                 return
@@ -162,6 +162,6 @@ class Requester:
         try:
             return self._reader.poll(1_000, timeout)
         except OffsetOutOfRange:
-            # Retention was faster than this client asks: earlier replies are gone.
+            # Retention was faster than this client reads: earlier replies are gone.
             self._reader.seek(self._mailbox.partition, "end")
             return []

@@ -35,7 +35,7 @@ Reply = tuple[str, bytes, Headers]  # partition, value and headers
 
 
 class Responder(Handle):
-    """Answers requests of a service in threads of its own; made by :meth:`pymq.Client.reply`."""
+    """Answers requests of a service in its own threads; made by :meth:`pymq.Client.reply`."""
 
     def __init__(
         self, client: Client, service: str, handler: Handler, workers: int, options: GroupOptions
@@ -59,7 +59,8 @@ class Responder(Handle):
     def serve(self, timeout: float | None = 0) -> int:
         """Answer the requests that come within *timeout* seconds; for simulations.
 
-        Returns how many. A simulation has no threads: a responder in it is not started.
+        Returns the number of answered requests. A simulation has no threads, so its responders are
+        not started.
         """
         consumer = self._workers[0].consumer
         records = consumer.poll(timeout=timeout)
@@ -90,7 +91,7 @@ class Responder(Handle):
             return b"", error
 
     def close(self) -> None:
-        """Stop: end the requests at work, and leave the rest to other responders."""
+        """Finish the current requests and stop; other responders get the rest."""
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:
@@ -100,7 +101,7 @@ class Responder(Handle):
 
 
 class _Worker:
-    """A thread with a consumer of its own."""
+    """A thread with its own consumer."""
 
     def __init__(self, responder: Responder, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -132,13 +133,13 @@ class _Worker:
                     return
 
     def _begin(self) -> bool:
-        """Begin with a request; False if the worker stops, and leaves it to others."""
+        """Begin a request; returns False if the worker is stopping and must leave it to others."""
         with self._lock:
             self._is_busy = not self._is_stopping
             return self._is_busy
 
     def _end(self) -> bool:
-        """End a request; returns whether the worker stops."""
+        """End a request; returns whether the worker is stopping."""
         with self._lock:
             self._is_busy = False
             return self._is_stopping
@@ -152,14 +153,14 @@ class _Worker:
             self.consumer.close()
 
     def join(self) -> None:
-        """Wait until the request at work has ended."""
+        """Wait until the current request is finished."""
         if self.thread.is_alive() and self.thread is not threading.current_thread():
             self.thread.join()
         self.consumer.close()
 
 
 def skip(consumer: Consumer, error: PymqError) -> bool:
-    """Go past records that cannot be read; False if *error* is of another kind."""
+    """Skip records that cannot be read; returns False if *error* is of another kind."""
     try:
         consumer.skip(error)
     except PymqError:
@@ -192,7 +193,7 @@ def reply_to(record: Record, value: bytes, error: BaseException | None) -> Reply
 
 
 def log_failure(text: str, service: str, error: BaseException) -> None:
-    """Log an error that a responder survives."""
+    """Log an error after which the responder continues."""
     import logging  # on demand: it takes long to load
 
     logging.getLogger("pymq").error(text, service, exc_info=error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Never, TypeVar
 
 from pymq.client.base import Handle
 from pymq.client.consumer.consumer import Consumer
@@ -20,8 +20,8 @@ Typed = TypedRecord[T] | Iterable[TypedRecord[T]]
 class TypedConsumer(Handle, Generic[T]):
     """Gets records with decoded values; made by :meth:`TypedTopic.consumer`.
 
-    ``consumer`` is the :class:`pymq.Consumer` underneath, for all that has nothing to do with
-    values: positions, lag, pause, status.
+    Its attribute ``consumer`` is the :class:`pymq.Consumer` underneath, with everything that does
+    not concern values: positions, lag, pause, status.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TypedConsumer(Handle, Generic[T]):
         return []
 
     def __iter__(self) -> Iterator[TypedRecord[T]]:
-        """Iterate over records for ever, or until the consumer is closed."""
+        """Iterate over records without end, or until the consumer is closed."""
         for record in self.consumer:
             yield from self._decode([record])
 
@@ -98,9 +98,9 @@ class TypedConsumer(Handle, Generic[T]):
         """Give records up as dead letters; see :meth:`pymq.Consumer.reject`."""
         self.consumer.reject(raw(records), error)
 
-    def commit(self, timeout: float | None = REQUEST_S) -> None:
+    def commit(self, *nothing: Never, timeout: float | None = REQUEST_S) -> None:
         """Wait until all acknowledgements are durable; see :meth:`pymq.Consumer.commit`."""
-        self.consumer.commit(timeout)
+        self.consumer.commit(*nothing, timeout=timeout)
 
     def close(self) -> None:
         """Close the consumer; see :meth:`pymq.Consumer.close`."""

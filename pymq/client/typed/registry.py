@@ -1,4 +1,4 @@
-"""The registry: all schemas of all typed topics, in a compacted topic of the cluster itself.
+"""The registry: the schemas of all typed topics, in a compacted topic of the same cluster.
 
 A record of the topic ``pymq.schemas`` has the key ``TOPIC/VERSION`` and a JSON object with
 ``topic``, ``version``, ``format``, ``schema`` (a text), ``fingerprint`` and ``compatibility``.
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 TOPIC = "pymq.schemas"
 SCHEMA_MAX = 1 << 20  # bytes of one record
-RELOAD_S = 1.0  # between two searches for a schema that is not there
-ATTEMPTS = 20  # to register a schema while others register theirs
+RELOAD_S = 1.0  # seconds between two searches for an unknown schema
+ATTEMPTS = 20  # attempts to register a schema while other clients register theirs
 NAMED = 3  # problems that an error names
 
 
@@ -34,10 +34,10 @@ class SchemaVersion:
 
     topic: str
     version: int
-    """From 1 on."""
+    """Versions count from 1."""
     schema: Schema
     compatibility: str
-    """The rule by which it was compared with the versions before it."""
+    """The rule under which it was compared with earlier versions."""
 
 
 class SchemaRegistry:
@@ -63,13 +63,15 @@ class SchemaRegistry:
             ConfigError: there is no such *compatibility*.
         """
         problems(schema, (), compatibility)
-        with self._registering:  # Two threads would use one epoch for two registrations.
+        # One at a time: two threads would use one epoch for two registrations.
+        with self._registering:
             self._load()
             if (found := self._find(topic, schema)) is not None:
                 return found
             self._log.create(like=topic)
             for _ in range(ATTEMPTS):
-                # False: another client has taken the topic over, for its own registration
+                # A False from claim: another client has taken the topic over for its own
+                # registration.
                 if self._log.claim(self._load) and (
                     found := self._append(topic, schema, compatibility)
                 ):
@@ -79,7 +81,7 @@ class SchemaRegistry:
     def _append(
         self, topic: str, schema: Schema, compatibility: Compatibility
     ) -> SchemaVersion | None:
-        """Append a new version, as the owner of the topic; None if that is somebody else now."""
+        """Append a version as the topic's owner; None if another client has taken it over."""
         if (found := self._find(topic, schema)) is not None:
             return found
         earlier = self.versions(topic)
@@ -103,7 +105,7 @@ class SchemaRegistry:
         return [known[version] for version in sorted(known)]
 
     def refresh(self) -> None:
-        """Read all schemas anew."""
+        """Read all schemas again."""
         self._load()
 
     def find(self, fingerprint: str) -> Schema | None:
@@ -145,7 +147,7 @@ def _encode(found: SchemaVersion) -> bytes:
 
 
 def _decode(data: bytes) -> SchemaVersion | None:
-    """Decode an entry; None for one that this version cannot read."""
+    """Decode an entry; None if it has a format that this version of pymq cannot read."""
     try:
         item = json.loads(data)
         schema = Schema(str(item["format"]), str(item["schema"]))

@@ -43,7 +43,7 @@ class TypedTopic(Handle, Generic[T]):
     def register(self) -> None:
         """Register the schema, if the topic was opened with a registry.
 
-        The first send or consumer does that, too.
+        The first send or the first consumer does that, too.
 
         Raises:
             SchemaIncompatible: earlier values could not be read any more.
@@ -89,7 +89,7 @@ class TypedTopic(Handle, Generic[T]):
     def send_many(
         self, values: Iterable[T], keys: Iterable[bytes | None] | None = None
     ) -> list[Delivery]:
-        """Send values, all or none of them if one cannot be encoded."""
+        """Send values; if one cannot be encoded, none is sent."""
         encoded = [self._values.encode(value) for value in values]
         names = [None] * len(encoded) if keys is None else list(keys)
         producer = self._producer or self._open()
@@ -125,8 +125,8 @@ class TypedTopic(Handle, Generic[T]):
         """Make a consumer of values; see :meth:`pymq.Client.consumer` for the other arguments.
 
         A record whose value cannot be decoded is not returned. *on_bad* gets it with its error. A
-        group then rejects it: it becomes a dead letter with the error. A reader logs it and goes
-        on. ``pymq_consumer_undecodable_total`` counts such records.
+        group then rejects it: it becomes a dead letter with the error. A reader logs the error and
+        continues. ``pymq_consumer_undecodable_total`` counts such records.
         """
         from pymq.client.consumer.options import CalledElsewhere
 

@@ -1,4 +1,4 @@
-"""Encodes the values of a typed topic, and decodes records with schemas of others."""
+"""Encodes the values of a typed topic, and decodes records written with other schemas."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Values(Generic[T]):
         return {each for each in written if each is not None and each not in self._decoders}
 
     def learn(self, fingerprints: Iterable[bytes]) -> None:
-        """Look up schemas in the registry; one that is not there stays unknown."""
+        """Look up schemas in the registry; a schema that is not registered stays unknown."""
         make = self.codec.decoder_for
         assert make is not None
         for fingerprint in fingerprints:
@@ -79,12 +79,12 @@ class Values(Generic[T]):
                 self._decoders[fingerprint] = _failing(error)
 
     def decode(self, records: Sequence[Record]) -> tuple[list[TypedRecord[T]], list[Bad]]:
-        """Decode records; returns the good ones, and the others with their errors."""
+        """Decode records; returns the decoded ones, and the failed ones with their errors."""
         good, bad = list[TypedRecord[T]](), list[Bad]()
         decoders, plain = self._decoders, self.codec.decode
         needs_writer = self.codec.decoder_for is not None
         for record in records:
-            # Without a header the value is taken to be of our own schema.
+            # A value without a schema header is taken to have this topic's own schema.
             written = _fingerprint(record) if needs_writer else None
             decode = plain if written is None else decoders.get(written)
             try:

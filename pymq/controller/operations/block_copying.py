@@ -1,8 +1,8 @@
-"""Copies sealed blocks to other brokers: a few at once, one commit each.
+"""Copies sealed blocks to other brokers: a few at a time, one commit each.
 
 :mod:`~pymq.controller.transitions.rereplication` decides which blocks move and where to.
 :mod:`~pymq.controller.transitions.replica_moves` drafts the change of the tree. This module starts
-and cancels the moves. All moves are in the tree, so another zkserver can continue them.
+and cancels the moves. All moves are in the tree, so a new zkserver can continue them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER, TopicPartition
 from pymq.errors import PymqError
 
-LOOK_MS = 1_000  # between two checks, while there may be something to do
-LIST_MS = 30_000  # until blocks that could not be moved are listed again
+LOOK_MS = 1_000  # interval of checks while there may be something to do
+LIST_MS = 30_000  # interval at which blocks that could not be moved are listed again
 
 
 class BlockCopying:
-    """The moves of sealed blocks that are under way, and the queue of the next ones."""
+    """The moves of sealed blocks that are in progress, and the queue of the next ones."""
 
     def __init__(
         self,
@@ -35,14 +35,15 @@ class BlockCopying:
         self._commits = context.commits
         self._members = context.members
         self._updates = context.updates
-        self._lost_ms = lost_ms  # a broker that is dead for so long is lost; 0: never
+        self._lost_ms = lost_ms  # a broker that is dead for so long counts as lost; 0: never
         self._at_once = at_once  # blocks that are copied at the same time
         self._queue: deque[Place] = deque()
-        self._pending: dict[Place, None] = {}  # blocks with a commit under way
-        self._stuck = 0  # moves under way that wait for brokers that are away
+        self._pending: dict[Place, None] = {}  # blocks with a commit in progress
+        self._stuck = 0  # moves in progress that wait for brokers that are away
         self._lost: tuple[str, ...] = ()
-        self._listed_for: tuple[object, ...] = ()  # reasons for which the queue was filled
-        self._listed = 0  # number of copies that had to move then
+        # the state (lost and draining brokers, requests) for which the queue was filled
+        self._listed_for: tuple[object, ...] = ()
+        self._listed = 0  # how many copies had to move at that time
         self._list_at = 0
         self._has_begun = False  # whether a move has begun since then
         self._look_at = 0
@@ -55,7 +56,7 @@ class BlockCopying:
         self._list_at = self._look_at = 0
 
     def lost(self, now: int) -> tuple[str, ...]:
-        """The brokers whose copies are replaced on other brokers."""
+        """The brokers whose copies are being replaced on other brokers."""
         return tuple(self._members.lost(now, self._lost_ms)) if self._lost_ms else ()
 
     @property
@@ -66,7 +67,7 @@ class BlockCopying:
             return self._look_at - LOOK_MS
         if image.draining or image.moving or image.sealed_to or self._members.dead_since:
             return self._look_at
-        return self._look_at if any(self._listed_for) else NEVER  # to note that all is done
+        return self._look_at if any(self._listed_for) else NEVER  # to note that all moves are done
 
     @property
     def _away(self) -> tuple[str, ...]:

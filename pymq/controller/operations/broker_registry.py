@@ -27,7 +27,7 @@ from pymq.errors import NotRegistered, PymqError
 
 
 class BrokerRegistry:
-    """Commits what follows from brokers that come and go."""
+    """Commits the consequences of brokers that start, stop or fail."""
 
     def __init__(
         self,
@@ -54,11 +54,15 @@ class BrokerRegistry:
         """Begin after a take-over, without any live broker."""
         self._members.begin(self._commits.image.brokers, now)
         self._was_settled = self._members.is_settled
-        # If brokers never die, their registrations do all that checks would do.
+        # If brokers never die, no further check is needed: their registrations cause the same
+        # actions.
         self._check_at = NEVER if self._was_settled else now + self._check_ms
 
     def end(self) -> None:
-        """Stop: this zkserver is no longer active. Queue held requests, which are then refused."""
+        """Stop: this zkserver is no longer active.
+
+        Queue the held requests, which are then refused.
+        """
         self._commits.queues.redo_held()
         self._registering.clear()
         self._members.begin((), 0)
@@ -67,7 +71,7 @@ class BrokerRegistry:
     # --- registering ----------------------------------------------------------------------------
 
     def beat(self, source: str, m: BrokerHeartbeat, now: int) -> None:
-        """Take in a heartbeat; answer an unknown broker with `NotRegistered`."""
+        """Handle a heartbeat; answer an unknown broker with `NotRegistered`."""
         if not self._members.beat(m.name, m.incarnation, now):
             mark("registry.unknown")
             unknown = NotRegistered(f"{m.name} is not registered as incarnation {m.incarnation}")
@@ -79,7 +83,7 @@ class BrokerRegistry:
         if self._registering.get(m.name) == m or self._is_told(node):
             mark("registry.asked_again")
             self._members.beat(m.name, m.incarnation, now)
-            return  # A retry, one a second; each would get all states of the broker again.
+            return  # A retry, sent once a second; each would get all states of the broker again.
         self._registering[m.name] = m
         sweep = Sweep(m.name)
         heard = self._members.heard_by(m.name)
@@ -103,14 +107,15 @@ class BrokerRegistry:
                 )
             request_plans.keep_secret(
                 draft, self._new_id
-            )  # Brokers get it with the states of their partitions.
+            )  # brokers get it with the states of their partitions
             is_last = broker_restarts.register(draft, node, sweep, heard_ms, self._wall_ms(now))
             return Later.ANSWER if is_last else Later.MORE
 
         def sliced(now: int) -> None:
-            # Reports of the broker's earlier incarnation must not undo a slice.
+            # Late reports of the broker's earlier incarnation must not undo a part of the
+            # registration.
             self._members.end(m.name, m.incarnation)
-            self._updates.close(m.name)  # Its registration brings all states again.
+            self._updates.close(m.name)  # its registration will send all states again
             self._updates.tell_all(sweep.commit(), now)
 
         def done(now: int) -> None:
@@ -124,7 +129,7 @@ class BrokerRegistry:
         self._commits.do(plan, done=done, failed=failed, sliced=sliced, is_urgent=True)
 
     def _is_told(self, node: BrokerNode) -> bool:
-        """Whether a broker is registered as *node* and has yet to confirm its states."""
+        """Whether a broker is registered as *node* and has not confirmed its states yet."""
         known = self._commits.image.brokers.get(node.name)
         return (
             node.name not in self._registering
@@ -148,10 +153,10 @@ class BrokerRegistry:
     # --- offline replicas -----------------------------------------------------------------------
 
     def offline(self, m: OfflineReplicas, now: int) -> None:
-        """Take in a broker's report of offline replicas."""
+        """Handle a broker's report of offline replicas."""
         if not m.incarnation or not self._members.is_of(m.broker, m.incarnation):
             mark("registry.offline.other_incarnation")
-            return  # The broker repeats the report.
+            return  # the broker repeats the report
         image = self._commits.image
         known = tuple(
             each
@@ -175,7 +180,8 @@ class BrokerRegistry:
 
     def _out_of_sync(self, names: list[TopicPartition]) -> None:
         changed: list[TopicPartition] = []
-        at = planned = 0  # positions in *names*: after the last committed and the planned slice
+        # positions in *names*: after the last committed part, and after the planned part
+        at = planned = 0
 
         def plan(draft: Draft) -> Result | Later:
             nonlocal planned
@@ -199,7 +205,7 @@ class BrokerRegistry:
     # --- timers ---------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Detect dead brokers, and roll or replace what concerns them."""
+        """Detect dead brokers, and roll or replace the affected partitions."""
         for broker in self._members.expire(now):
             self._commits.journal.note("broker_dead", broker=broker)
             self._updates.close(broker)
@@ -220,11 +226,11 @@ class BrokerRegistry:
             self._check(now)
 
     def _died(self, broker: str) -> None:
-        """Take a dead broker out of the in-sync sets of fetch blocks."""
+        """Remove a dead broker from the in-sync sets of fetch blocks."""
         sweep = Sweep(broker)
 
         def plan(draft: Draft) -> Result | Later:
-            if broker in self._members:  # It has registered again meanwhile.
+            if broker in self._members:  # the broker has registered again meanwhile
                 return None
             return (
                 None
@@ -239,7 +245,7 @@ class BrokerRegistry:
         self._commits.do(plan, sliced=sliced, is_urgent=True)
 
     def _check(self, now: int) -> None:
-        """Consider rolls of the partitions that may have too few or the wrong replicas."""
+        """Consider a roll of each partition that may have too few or the wrong replicas."""
         self._check_at = now + self._check_ms
         self._triggers.consider_short(now)
         self._triggers.resume(now)
@@ -248,7 +254,7 @@ class BrokerRegistry:
                 self._died(broker)
             if node.is_draining or broker in self._members.dead_since:
                 self._triggers.consider_all(broker, now)
-        # A broker may be free for them by now.
+        # a broker may be available for them by now
         self._triggers.consider(self._members.offline.to_replace(), now)
 
     @property

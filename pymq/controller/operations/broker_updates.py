@@ -4,10 +4,10 @@
   It repeats the latest state until the broker answers without an error.
 - A broker that registers gets the states of all its partitions and the replicas to remove.
 - A broker has one thread: heartbeats and elections wait while it handles a message. So a message
-  has few states. If many changed at once, the next message leaves when the one before is answered.
-  Small changes do not wait for that.
-- A broker with many removals gets the next one when it has confirmed one. Removals that it does not
-  confirm do not block the others.
+  has few states. If many states changed at once, the next message is sent when the previous one is
+  answered. Small changes do not wait for that.
+- A broker with many removals gets the next one when it has confirmed an earlier one. Unconfirmed
+  removals do not block the others.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from pymq.core.types import NEVER, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError, StaleEpoch, UnknownPartition
 
-RETRY_MS = 500  # the first time; then twice as long each time
+RETRY_MS = 500  # first pause before a retry; then twice as long each time
 RETRY_MAX_MS = 8_000
-STATES_MAX = 64  # in a message; a broker takes some 15 ms for them
+STATES_MAX = 64  # states in a message; a broker takes some 15 ms for them
 STATES_BYTES_MAX = (
     4 << 20
-)  # bytes of states in a message, about; a packet's header may have four times as much
+)  # bytes of states in a message, roughly; a packet's header may have four times as much
 TOLD_MAX = 256  # partitions of a topic in a turn; finding their brokers takes some 2 ms
 STOPS_MAX = 64  # unconfirmed removals of a broker
-NOT_SENT = -1  # as id
-LATER_THAN_ALL = 1 << 62  # as epoch: a deleted topic's id is never used again
+NOT_SENT = -1  # as id of a message: not sent
+# as epoch: higher than all, because a deleted topic's id is never used again
+LATER_THAN_ALL = 1 << 62
 
-Stop = str | TopicPartition  # removal of a whole topic, by its id, or of a partition
+Stop = str | TopicPartition  # what to remove: a whole topic, by its id, or a partition
 
 
 @define
@@ -47,12 +48,13 @@ class Mailbox:
     """The unsent and unconfirmed updates of one live broker."""
 
     incarnation: int
-    full: int = 0  # id of the last message of all states, until it is answered; else 0
+    full: int = 0  # id of the last message with all states, until it is answered; else 0
     new: dict[TopicPartition, None] = Factory(dict)  # states for the next flush
     later: dict[TopicPartition, None] = Factory(dict)  # states to send when *out* is answered
     out: dict[int, None] = Factory(dict)  # unanswered messages of states from *later*
-    owed: dict[TopicPartition, int] = Factory(dict)  # unconfirmed states, with their last message
-    stops: dict[Stop, int] = Factory(dict)  # unconfirmed removals, with their message
+    # unconfirmed states, each with the id of its last message
+    owed: dict[TopicPartition, int] = Factory(dict)
+    stops: dict[Stop, int] = Factory(dict)  # unconfirmed removals, each with the id of its message
     stops_later: dict[Stop, None] = Factory(dict)  # removals to send when some are confirmed
     stop_ids: dict[int, Stop] = Factory(dict)  # unconfirmed removals, by message
     retry_at: int = NEVER
@@ -82,8 +84,8 @@ class BrokerUpdates:
         self._boxes: dict[str, Mailbox] = {}
         self._new: dict[str, None] = {}  # brokers with updates for the next flush
         self._ids = 0
-        self._due: list[tuple[int, str]] = []  # heap of retries, some out of date
-        self._topics: dict[str, list[str]] = {}  # partitions for the next turns, last first
+        self._due: list[tuple[int, str]] = []  # heap of retries; some may be out of date
+        self._topics: dict[str, list[str]] = {}  # partitions for the next turns, in reverse order
         self._topics_at = NEVER
 
     def next_id(self) -> int:
@@ -114,7 +116,7 @@ class BrokerUpdates:
         self._arm(broker, box, now)
 
     def is_telling_all(self, broker: str, incarnation: int) -> bool:
-        """Whether a broker is being sent all its states and has not confirmed them yet."""
+        """Whether a broker was sent all its states and has not confirmed them yet."""
         box = self._boxes.get(broker)
         return box is not None and box.incarnation == incarnation and box.full != 0
 
@@ -173,7 +175,7 @@ class BrokerUpdates:
             box.new[name] = self._new[broker] = None
 
     def flush(self, now: int) -> None:
-        """Send new updates: one message a broker, or the first ones if there are many."""
+        """Send new updates: one message for each broker, or the first ones if there are many."""
         brokers, self._new = self._new, {}
         for broker in brokers:
             box = self._boxes.get(broker)
@@ -220,7 +222,7 @@ class BrokerUpdates:
             keys = self._send_states(broker, box, names, full=is_last)
             if is_last:
                 box.full = keys[-1]
-            box.out = dict.fromkeys(keys)  # Empty if all these partitions are gone.
+            box.out = dict.fromkeys(keys)  # empty if all these partitions were deleted
             is_sent = is_sent or bool(keys)
         return is_sent
 
@@ -232,7 +234,7 @@ class BrokerUpdates:
         *,
         full: bool = False,
     ) -> list[int]:
-        """Send the current states of *names*, without partitions that are gone by now.
+        """Send the current states of *names*, without partitions that were deleted meanwhile.
 
         States that are too large for one message take several; the last one carries *full*.
         Returns the ids of the messages.
@@ -252,7 +254,7 @@ class BrokerUpdates:
                     self._send_part(broker, box, key, states, full=False)
                     sent.append(key)
                     key, states, size = self.next_id(), [], 0
-                box.owed[name] = key  # id of the last part
+                box.owed[name] = key  # id of the message with its last part
                 states.append(state)
                 size += taken
         if states or full:
@@ -302,7 +304,7 @@ class BrokerUpdates:
     # --- answers --------------------------------------------------------------------------------
 
     def answered(self, m: LeaderAndIsrAnswer) -> None:
-        """Take in a broker's answer, with an error or None for each partition."""
+        """Handle a broker's answer, with an error or None for each partition."""
         box = self._boxes.get(m.broker)
         if box is None or m.error is not None:
             return
@@ -311,7 +313,7 @@ class BrokerUpdates:
         if m.id in box.out:
             del box.out[m.id]
             box.has_got_on = True
-            self._new[m.broker] = None  # The next states leave with the next flush.
+            self._new[m.broker] = None  # the next flush sends the next states
         for topic, partition, error in m.errors:
             name = TopicPartition(topic, partition)
             if box.owed.get(name) == m.id and _is_final(error):
@@ -320,7 +322,7 @@ class BrokerUpdates:
             box.retry_at = NEVER
 
     def stopped(self, m: Stopped) -> None:
-        """Take in that a broker has carried out a removal."""
+        """Note that a broker has carried out a removal."""
         box = self._boxes.get(m.broker)
         if box is None or m.id not in box.stop_ids:
             return
@@ -328,7 +330,7 @@ class BrokerUpdates:
         mark("notices.removed")
         box.forget_stop(what)
         box.has_removed = True
-        self._new[m.broker] = None  # The next removal leaves with the next flush.
+        self._new[m.broker] = None  # the next flush sends the next removal
         self._removed(what, m.broker)
         if box.is_empty:
             box.retry_at = NEVER
@@ -368,7 +370,7 @@ class BrokerUpdates:
                 box.retry_at = NEVER
                 continue
             if box.has_got_on and box.later:
-                mark("notices.gets_on")  # The broker makes progress; a retry would slow it down.
+                mark("notices.gets_on")  # the broker makes progress, and a retry would slow it down
                 box.has_got_on, box.retry_at = False, now + RETRY_MS
                 heappush(self._due, (box.retry_at, broker))
                 continue
@@ -386,7 +388,7 @@ class BrokerUpdates:
             box.out.clear()
             self._send_later(broker, box)
         if box.has_removed:
-            box.has_removed = False  # The broker makes progress; a retry would slow it down.
+            box.has_removed = False  # the broker makes progress, and a retry would slow it down
         else:
             # Move unconfirmed removals to the end, so that they do not block others.
             for what in list(box.stops):
@@ -407,5 +409,5 @@ class BrokerUpdates:
 
 
 def _is_final(error: PymqError | None) -> bool:
-    """Whether a retry is useless: the broker has done it, or has a later state."""
+    """Whether a retry is useless: the broker has carried it out, or has a later state."""
     return error is None or isinstance(error, (StaleEpoch, UnknownPartition))

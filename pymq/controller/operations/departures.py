@@ -29,7 +29,8 @@ class Departures:
         self._updates = context.updates
         self._rolls = rolls
         self._send = context.send
-        self._asked: dict[tuple[str, int], int] = {}  # newest request, by broker and incarnation
+        # newest request number, by broker and incarnation
+        self._asked: dict[tuple[str, int], int] = {}
         self._candidates = Candidates(self._roll)  # partitions led by a broker that is stopping
 
     def end(self) -> None:
@@ -43,12 +44,15 @@ class Departures:
         return self._candidates.deadline
 
     def tick(self, now: int) -> None:
-        """Begin more rolls of brokers that lead many partitions."""
+        """Begin more rolls for brokers that lead many partitions."""
         if self._candidates.deadline <= now:
             self._candidates.tick(now)
 
     def step(self, source: str, m: ControlledShutdown, now: int) -> None:
-        """Take in a request to stop; the answer is how many led partitions others could lead."""
+        """Handle a broker's request to stop.
+
+        The answer is how many of its partitions others could lead.
+        """
         if not self._members.leave(m.broker, m.incarnation):
             unknown = NotRegistered(f"{m.broker} is not registered as incarnation {m.incarnation}")
             self._send(source, Answer(m.id, error=unknown))
@@ -66,7 +70,7 @@ class Departures:
         def plan(draft: Draft) -> Later:
             nonlocal rest
             if not self._members.is_leaving(m.broker, m.incarnation):
-                # It is gone or back, and leaders count on it again.
+                # The broker is gone or back, and leaders count on it again.
                 mark("departures.called_off")
                 raise NotRegistered(f"{m.broker} is not about to stop as {m.incarnation}")
             live = [name for name in self._members.live if name not in self._members.leaving]

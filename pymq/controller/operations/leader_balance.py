@@ -1,9 +1,10 @@
 """Balances leaders over the brokers, one partition at a time.
 
-After failures, leaders stay where they were elected. When the brokers have not changed for a while,
-the zkserver carries out the plan of :mod:`~pymq.controller.transitions.leader_leveling`. It asks
-the leader of a Raft block to transfer its leadership. It rolls any other block, so that an in-sync
-replica leads the next one. The plan is kept in memory only: a new zkserver plans again.
+After a failure, leaders stay on the brokers where they were elected. When the brokers have not
+changed for a while, the zkserver carries out the plan of
+:mod:`~pymq.controller.transitions.leader_leveling`. It asks the leader of a Raft block to transfer
+its leadership. It rolls any other block, so that another in-sync replica leads the next one. The
+plan is kept in memory only: a new zkserver plans again.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from pymq.core.message import BalanceLeaders, Result, TransferLeader
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER, AckMode
 
-SETTLE_MS = 60_000  # without a change of brokers, before a balance; at most one period
+SETTLE_MS = 60_000  # how long no broker must have changed before a balance; at most one period
 SHIFT_MS = 5_000  # timeout of a shift
-LOOK_MS = 50  # between two checks of a shift
-RETRY_MS = 500  # between two requests of a shift
+LOOK_MS = 50  # interval of checks of a shift
+RETRY_MS = 500  # pause between two requests of a shift
 
 
 class LeaderBalance:
-    """The shifts that the active zkserver has planned, and the one that is under way."""
+    """The shifts that the active zkserver has planned, and the one in progress."""
 
     def __init__(
         self,
@@ -44,13 +45,13 @@ class LeaderBalance:
         self._send = context.send
         self._every_ms = every_ms  # 0: only on request
         self._shifts: deque[Shift] = deque()
-        self._shift: Shift | None = None  # under way
-        self._until = 0  # timeout of that shift
+        self._shift: Shift | None = None  # the shift in progress
+        self._until = 0  # when that shift times out
         self._ask_at = 0
-        self._is_asked_for = False  # an administrator requested it
+        self._is_asked_for = False  # whether an administrator has requested a balance
         self._next_at = NEVER
         self._seen: object = None  # live brokers at the last check
-        self._since = 0  # time of their last change
+        self._since = 0  # time of the last change of live brokers
 
     def begin(self, now: int) -> None:
         """Begin as the active zkserver."""
@@ -79,7 +80,7 @@ class LeaderBalance:
         self._commits.do(plan, answer=(source, m.id))
 
     def tick(self, now: int) -> None:
-        """Continue the shift under way, or begin the next one."""
+        """Continue the shift in progress, or begin the next one."""
         if now < self._next_at:
             return
         if not (self._is_quiet(now) or (self._is_asked_for and self._members.is_settled)):
@@ -122,7 +123,7 @@ class LeaderBalance:
         self._shifts.extend(leader_leveling.plan(image, brokers, members.can_act))
 
     def _is_quiet(self, now: int) -> bool:
-        """Whether all brokers except lost ones are alive, and have been so for a while."""
+        """Whether all brokers except lost ones are alive, and have been for a while."""
         members, image = self._members, self._commits.image
         seen = {name: live.incarnation for name, live in members.live.items()}
         if seen != self._seen:
@@ -135,7 +136,7 @@ class LeaderBalance:
     # --- one shift ------------------------------------------------------------------------------
 
     def _is_over(self, shift: Shift, now: int) -> bool:
-        """Whether a shift is done, timed out or obsolete."""
+        """Whether a shift is done, timed out or no longer needed."""
         found = self._commits.image.find(shift.name)
         if found is None or found.open_block.leader != shift.source:
             return True

@@ -1,9 +1,9 @@
 """Changes the offsets topic to Raft once there are enough brokers.
 
 The first group may join while a cluster has one broker. The offsets topic then begins in ack mode
-``leader``: a confirmed commit can be lost with a disk's cache or with the leader. As soon as three
-brokers can hold the topic, the zkserver rolls its partitions to mode ``raft``, one at a time. From
-then on a confirmed commit is durable on a majority.
+``leader``: a confirmed commit can be lost together with a disk's cache or with the leader. As soon
+as three brokers can hold the topic, the zkserver rolls its partitions to mode ``raft``, one at a
+time. From then on a confirmed commit is durable on a majority.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pymq.core.metadata.nodes import Wanted
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode, TopicPartition
 
-SOON_MS = 1_000  # after a broker has registered, so that its registration commits first
-LEAST = 3  # replicas; with fewer, no majority survives the loss of one
+SOON_MS = 1_000  # pause after a broker's registration, so that this is committed first
+LEAST = 3  # minimal number of replicas; with fewer, no majority survives the loss of one
 
 
 class Promotion:
@@ -50,12 +50,12 @@ class Promotion:
         self.deadline = NEVER
 
     def soon(self, now: int) -> None:
-        """Check soon: there may be one more broker."""
+        """Check soon, because there may be one more broker."""
         if self.deadline != NEVER:
             self.deadline = min(self.deadline, now + SOON_MS)
 
     def tick(self, now: int) -> None:
-        """Begin the next partition, if one is left and there are enough brokers."""
+        """Begin the next partition, if there is one and enough brokers are alive."""
         if now < self.deadline:
             return
         self.deadline = now + self._check_ms

@@ -36,7 +36,7 @@ class Reports:
         self._rolls = rolls
 
     def step(self, m: Message, now: int) -> bool:
-        """Take in a report; returns whether it is one."""
+        """Handle a report; returns whether it is one."""
         match m:
             case Sealed():
                 self._rolls.sealed(m, now)
@@ -64,14 +64,15 @@ class Reports:
         image = self._commits.image.find(name)
         if image is None or image.node.acks is AckMode.UNSET:
             return
-        # The block's number suffices, because a block is open only once.
+        # The block's number suffices, because a block is opened only once.
         if image.open_block.number == m.block:
             self._rolls.start(name, now)
 
     def _change(self, m: AlterIsr | BecomeLeader, plan: Callable[[Draft], None]) -> None:
         """Commit a broker's report of a partition, and send its replicas the new state.
 
-        If nothing changes, send the state to the reporting broker only: its own is out of date.
+        If nothing changes, send the state only to the reporting broker, whose own state is out of
+        date.
         """
         name = TopicPartition(m.topic, m.partition)
         is_changed = False
@@ -97,7 +98,7 @@ class Reports:
         self._commits.do(plan_it, scope=name, done=done, is_urgent=True)
 
     def _note(self, m: RetireBlocks | BlockSizes, plan: Callable[[Draft], bool]) -> None:
-        """Commit a report of blocks, in slices if needed."""
+        """Commit a report about blocks, in several commits if needed."""
         is_changed = False
 
         def plan_it(draft: Draft) -> Result | Later:
@@ -119,7 +120,8 @@ class Reports:
     def _alter_isr(self, m: AlterIsr) -> None:
         def plan(draft: Draft) -> None:
             roll = self._rolls.get(TopicPartition(m.topic, m.partition))
-            # A take-over relies on the committed in-sync set, so the leader must not change it.
+            # A take-over relies on the committed in-sync set, so the leader must not change it
+            # meanwhile.
             if roll is None or not roll.is_takeover:
                 report_transitions.alter_isr(draft, m, self._members)
 
@@ -130,7 +132,7 @@ class Reports:
 
         def plan(draft: Draft) -> Result | Later:
             changed.clear()
-            # A report of another incarnation may describe a disk that is gone.
+            # A report of another incarnation may describe a disk that was replaced.
             if not self._members.is_of(m.broker, m.incarnation):
                 return None
             return None if report_transitions.progress(draft, m, changed) else Later.MORE
@@ -139,6 +141,6 @@ class Reports:
             self._updates.tell_all(changed, now)
 
         names = {TopicPartition(topic, partition) for topic, partition, *_ in m.ends}
-        # Most reports are about one partition, and can share a commit with other partitions'.
+        # Most reports concern one partition, and can share a commit with those of other partitions.
         scope = names.pop() if len(names) == 1 else None
         self._commits.do(plan, scope=scope, sliced=sliced)

@@ -1,4 +1,4 @@
-"""The rolls that are under way, in the controller's memory.
+"""The rolls in progress, in the controller's memory.
 
 ============= ==================================================== ==============================
 state         meaning                                              next
@@ -29,12 +29,12 @@ from pymq.core.types import NEVER, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError
 
-SEAL_RETRY_MS = 500  # the first pause; each further one is twice as long
+SEAL_RETRY_MS = 500  # the first pause before a retry; each further one is twice as long
 SEAL_RETRY_MAX_MS = 4_000
 
 
 class RollState(Enum):
-    """What a roll waits for."""
+    """The event for which a roll waits."""
 
     SEALING = auto()
     COMMITTING = auto()
@@ -52,19 +52,19 @@ TRANSITIONS: Mapping[RollState, frozenset[RollState]] = {
 
 @define
 class Caller:
-    """An administrator's request that waits for a roll, and how to begin it again."""
+    """An administrator's request that waits for a roll, and the function that begins it again."""
 
     source: str
     request: int
     again: Callable[[int], None]
-    wants_loss: bool = False  # the answer says what was lost
+    wants_loss: bool = False  # whether the answer names the lost records
 
 
 @define
 class Roll:
-    """A roll under way.
+    """A roll in progress.
 
-    In a take-over no replica leads, and all live replicas are asked.
+    In a take-over no replica leads, so all live replicas get the seal request.
     """
 
     name: TopicPartition
@@ -76,15 +76,16 @@ class Roll:
     is_unclean: bool = False
     leader: str | None = None  # the wanted leader of the next block, if it has all of this one
     state: RollState = RollState.SEALING
-    answers: dict[str, Sealed] = Factory(dict)  # of a take-over
-    patience: int = 0  # of a take-over: after how long it decides by the answers so far
+    answers: dict[str, Sealed] = Factory(dict)  # answers in a take-over
+    patience: int = 0  # in a take-over: how long to wait before it decides with the answers so far
     decide_at: int = NEVER  # the earliest decision, on the clock of BrokerLiveness.listened
-    is_late: bool = False  # the time of the decision has come
+    is_late: bool = False  # whether the time of the decision has passed
     retry_at: int = NEVER
     wait_ms: int = SEAL_RETRY_MS
     callers: list[Caller] = Factory(list)  # answered once the roll is committed
-    is_withdrawn: bool = False  # requests to remove from the tree, whose callers get an error
-    behind: list[Caller] = Factory(list)  # callers that begin after this roll
+    # whether requests are to be removed from the tree; their callers get an error
+    is_withdrawn: bool = False
+    behind: list[Caller] = Factory(list)  # callers whose requests begin after this roll
     loss: Loss | None = None  # the result
 
     def move(self, to: RollState) -> None:
@@ -96,23 +97,23 @@ class Roll:
 
     @property
     def due(self) -> int:
-        """When there is something to do."""
+        """When the roll has something to do."""
         return min(self.retry_at, self.decide_at)
 
     @property
     def has_wish(self) -> bool:
-        """Whether the roll is for a request that is noted in the tree, or was."""
+        """Whether the roll is for a request that the tree contains or contained."""
         return self.is_withdrawn or not all(caller.wants_loss for caller in self.callers)
 
     def has(self, caller: Caller) -> bool:
-        """Whether the same request waits already and was only sent again."""
+        """Whether the same request waits already, so that this one is a retry."""
         known = (caller.source, caller.request)
         return known in [(c.source, c.request) for c in (*self.callers, *self.behind)]
 
     def answer(self, result: Result, error: PymqError | None) -> list[tuple[str, Answer]]:
-        """Return the answers to all callers, and forget the callers.
+        """Return the answers to all callers, and remove the callers.
 
-        A request that was answered with an error must not be carried out later.
+        If a request was answered with an error, it must not be carried out later.
         """
         callers, self.callers = self.callers, []
         if error is not None:
@@ -129,14 +130,14 @@ class Roll:
         self.decide_at, self.is_late = NEVER, False
 
     def void(self, brokers: Iterable[str], now: int) -> None:
-        """Drop the answers of *brokers*; the other replicas are asked at once."""
+        """Drop the answers of *brokers*, and send the seal request again at once."""
         for broker in brokers:
             self.answers.pop(broker, None)
         self.is_late = self.is_unclean = False
         self.retry_at = now
 
     def asked(self, now: int, *, anybody: bool) -> None:
-        """Set the retry after a request; without *anybody* alive, wait for a registration."""
+        """Set the retry after a request; if no replica is alive, wait for a registration."""
         self.retry_at = now + self.wait_ms if anybody else NEVER
         self.wait_ms = min(2 * self.wait_ms, SEAL_RETRY_MAX_MS)
 
@@ -156,7 +157,7 @@ class Agenda:
             heappush(self._due, (roll.due, self._armings, roll.name))
 
     def due(self, now: int) -> Iterator[Roll]:
-        """Yield the rolls that are due; the caller arms them again."""
+        """Yield the rolls that are due; the caller calls :meth:`arm` for each again."""
         while self._due and self._due[0][0] <= now:
             due, _, name = heappop(self._due)
             roll = self._rolls.get(name)

@@ -1,8 +1,7 @@
-"""Decides which partitions must be rolled without a request: their replicas should change, and can.
+"""Decides which partitions to roll without a request: their replicas should change, and can.
 
-What happens to brokers makes partitions candidates: registrations, deaths, failed disks,
-decommissions. Each candidate is considered once, some in each turn
-(:mod:`~pymq.controller.state.roll_candidates`).
+Partitions become candidates when brokers register, die, lose a disk or are decommissioned. Each
+candidate is considered once, some in each turn (:mod:`~pymq.controller.state.roll_candidates`).
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ class RollTriggers:
             self._candidates.tick(now)
 
     def registered(self, broker: str, now: int) -> None:
-        """Take in that a broker has registered."""
+        """Note that a broker has registered."""
         self.consider_all(broker, now)
         self.consider_short(now)
         self.resume(now)
 
     def resume(self, now: int) -> None:
-        """Resume the administrators' requests that are noted in the tree."""
+        """Resume the administrators' requests that the tree contains."""
         wanted = self._commits.image.wanted
         self.consider([name for name in wanted if name not in self._rolls], now)
 
     def consider_all(self, broker: str, now: int) -> None:
-        """Consider all partitions of which a broker has the open block."""
+        """Consider all partitions whose open block a broker hosts."""
         self.consider(self._commits.image.hosting.opened(broker), now)
 
     def consider_short(self, now: int) -> None:
@@ -65,7 +64,7 @@ class RollTriggers:
         self._candidates.add(names, now)
 
     def _look(self, name: TopicPartition, now: int) -> None:
-        """Roll a partition if its replicas should change, or a request for it is noted."""
+        """Roll a partition if its replicas should change, or the tree contains a request for it."""
         image = self._commits.image
         found = image.find(name)
         if found is not None and found.node.acks is not AckMode.UNSET:

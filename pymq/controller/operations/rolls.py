@@ -1,18 +1,19 @@
-"""Rolls: seal the open block, commit its end together with the next block, tell the brokers.
+"""Rolls: seal the open block, commit its end together with the next block, update the brokers.
 
 A roll is the only way to change a partition.
 
-* A *planned* roll asks the leader to seal, which answers when all its records are committed. For a
-  Raft block all live replicas are asked, and the one that leads answers.
-* In a *take-over* no replica leads or can be elected. Every live replica stops and reports where
-  its copy ends. The best copy's end becomes the block's end, once the replicas that have answered
-  are known to hold all committed records between them
+* In a *planned* roll the leader gets the seal request, and answers when all its records are
+  committed. In a Raft block all live replicas get the request, and the leader among them answers.
+* In a *take-over* no replica leads or can be elected. Each live replica stops and reports where its
+  copy ends. The end of the best copy becomes the block's end, as soon as the replicas that have
+  answered are known to hold all committed records together
   (:mod:`~pymq.controller.transitions.takeover`).
 
-Only the commit of a roll is kept, and another zkserver can repeat every step: sealing twice has no
-effect, and the commit succeeds once. A leader whose block is sealed and not rolled requests a roll
-again. An administrator's request is noted in the partition's node first. The commit of the roll
-carries it out and removes the note, so a zkserver that takes over completes it, once.
+Only the commit of a roll is stored, and a new zkserver can repeat each step: sealing twice has no
+effect, and the commit succeeds only once. If a block is sealed but not rolled, its leader requests
+the roll again. An administrator's request is stored in the partition's node first. The commit of
+the roll carries it out and removes it there, so a zkserver that takes over completes the request
+exactly once.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from pymq.errors import (
 
 
 class Rolls:
-    """The rolls that the controller has under way."""
+    """The rolls of the controller that are in progress."""
 
     def __init__(
         self,
@@ -62,14 +63,14 @@ class Rolls:
         self._agenda = Agenda(self._rolls)
 
     def __len__(self) -> int:
-        """How many rolls are under way."""
+        """How many rolls are in progress."""
         return len(self._rolls)
 
     def __contains__(self, name: TopicPartition) -> bool:
         return name in self._rolls
 
     def get(self, name: TopicPartition) -> Roll | None:
-        """Return the roll of a partition that is under way."""
+        """Return the roll of a partition that is in progress, or None."""
         return self._rolls.get(name)
 
     def end_all(self, error: NotController) -> None:
@@ -95,9 +96,9 @@ class Rolls:
         is_forced: bool = False,
         leader: str | None = None,
     ) -> None:
-        """Begin to roll a partition; *caller* is answered once the roll is committed.
+        """Begin to roll a partition; *caller* gets its answer once the roll is committed.
 
-        *leader* is to lead the next block, if it has all of the one before.
+        *leader* will lead the next block, if it has all of the previous one.
         """
         roll = self._rolls.get(name)
         if roll is None:
@@ -112,13 +113,13 @@ class Rolls:
             self._join(roll, caller, now, is_forced=is_forced)
 
     def _join(self, roll: Roll, caller: Caller, now: int, *, is_forced: bool) -> None:
-        """Add a caller to a roll that is under way."""
+        """Add a caller to a roll in progress."""
         is_sealing = roll.state is RollState.SEALING
         if roll.state is RollState.WITHDRAWING or (roll.callers and not (is_sealing and is_forced)):
             self.wait(roll.name, caller)
             return
         if not roll.callers:
-            # An automatic roll that is under way carries out the administrator's request, too.
+            # If an automatic roll is in progress, it carries out the administrator's request, too.
             mark("rolls.caller_goes_first")
             roll.is_withdrawn = False
         roll.callers.append(caller)
@@ -129,7 +130,10 @@ class Rolls:
             self._ask(roll, now)
 
     def wait(self, name: TopicPartition, caller: Caller) -> bool:
-        """Queue *caller* behind a roll that can no longer be changed, if there is one."""
+        """Queue *caller* behind a roll that can no longer be changed.
+
+        Returns whether there is one.
+        """
         roll = self._rolls.get(name)
         if roll is None or (roll.state is RollState.SEALING and not roll.callers):
             return False
@@ -139,7 +143,7 @@ class Rolls:
         return True
 
     def gone(self, name: TopicPartition, now: int) -> None:
-        """Take in that the partition was deleted."""
+        """Note that the partition was deleted."""
         roll = self._rolls.get(name)
         if roll is not None:
             self._end(roll, UnknownTopic(f"topic {name.topic!r} was deleted"), now)
@@ -175,7 +179,7 @@ class Rolls:
         self._decide(roll, now)
 
     def _targets(self, roll: Roll, block: BlockNode) -> tuple[str, ...]:
-        """Return the replicas to ask for the seal."""
+        """Return the replicas that get the seal request."""
         if roll.is_takeover:
             return self._last_hopes(roll) or ()
         if block.acks is AckMode.RAFT:
@@ -189,12 +193,13 @@ class Rolls:
     # --- answers of replicas --------------------------------------------------------------------
 
     def sealed(self, m: Sealed, now: int) -> None:
-        """Take in where a replica's block ends, or why the replica cannot seal it."""
+        """Handle a replica's answer: where its block ends, or the error that prevents the seal."""
         name = TopicPartition(m.topic, m.partition)
         roll, image = self._rolls.get(name), self._commits.image.find(name)
         if not self._members.is_of(m.broker, m.incarnation):
             mark("rolls.other_incarnation")
-            # The answer is of an earlier life of the broker; it was asked again when it registered.
+            # The answer comes from an earlier incarnation of the broker; the request was repeated
+            # when it registered.
             return
         if image is None or image.open_block.number != m.block:
             mark("rolls.rolled_since")
@@ -208,14 +213,16 @@ class Rolls:
         if roll is None:
             if m.error is None:
                 mark("rolls.orphaned_seal")
-                # It was sealed for an earlier controller: nothing can be appended until the roll.
+                # The block was sealed for an earlier controller: nothing can be appended until the
+                # roll.
                 self.start(name, now)
             return
         if (roll.block, roll.epoch) != (m.block, m.epoch) or roll.state is not RollState.SEALING:
             return
         if m.controller_epoch not in (0, self._commits.image.controller_epoch):
             mark("rolls.told_another")
-            return  # The answer is to an earlier controller; the block may have grown since.
+            # The answer belongs to an earlier controller's request; the block may have grown since.
+            return
         if roll.is_takeover:
             roll.answers[m.broker] = m
             self._decide(roll, now)
@@ -227,12 +234,12 @@ class Rolls:
     def _refused(
         self, roll: Roll, block: BlockNode, broker: str, error: PymqError, now: int
     ) -> None:
-        """Take in that *broker* cannot seal the block."""
+        """Note that *broker* cannot seal the block."""
         if block.acks is AckMode.RAFT:
             is_led = takeover.has_leader(self._commits.image, self._members, roll.name, block)
             if len(block.replicas) > 1 and (is_led or broker != block.leader):
                 mark("rolls.follower_in_trouble")
-                return  # The other replicas elect a leader, which is asked then.
+                return  # the other replicas elect a leader, which gets the request then
         else:
             others = [b for b in block.in_sync if b != broker and b in self._members]
             is_lost = isinstance(error, StoreError) and not isinstance(error, StoreFull)
@@ -309,11 +316,11 @@ class Rolls:
         def failed(error: PymqError, now: int) -> None:
             self._failed(roll, error, now)
 
-        # Live brokers are not part of the tree, but here they are only hints.
+        # Live brokers are not part of the tree, but here they only serve as hints.
         self._commits.do(plan, scope=roll.name, done=done, failed=failed, is_urgent=True)
 
     def _failed(self, roll: Roll, error: PymqError, now: int) -> None:
-        """Take in that the commit failed: retry the roll, and answer its callers with the error."""
+        """Note that the commit failed: retry the roll, and answer its callers with the error."""
         if roll.state is not RollState.COMMITTING:
             return  # The partition was deleted meanwhile.
         if isinstance(error, (StaleEpoch, LookupError)):
@@ -340,7 +347,7 @@ class Rolls:
     def _end(self, roll: Roll, error: PymqError | None, now: int) -> None:
         def over(now: int) -> None:
             if roll.state is RollState.OVER:
-                return  # It was committed while its request was being removed.
+                return  # the roll was committed while its request was being removed
             roll.move(RollState.OVER)
             if self._rolls.get(roll.name) is roll:
                 del self._rolls[roll.name]
@@ -357,8 +364,8 @@ class Rolls:
     def _withdraw(self, roll: Roll, then: Callable[[int], None], now: int) -> None:
         """Remove a failed request from the tree before its callers are answered.
 
-        Else another zkserver could still carry it out. Other requests for the partition wait
-        meanwhile, so that they are not removed with it.
+        Otherwise a new zkserver could still carry it out. Other requests for the partition wait
+        meanwhile, so that they are not removed together with it.
         """
         if roll.state is RollState.WITHDRAWING:
             return
@@ -372,14 +379,14 @@ class Rolls:
                 blocks.want(draft, roll.name, None)
 
         def failed(error: PymqError, now: int) -> None:
-            then(now)  # A replica may come back and answer, but none is alive to be asked.
+            then(now)  # A replica may come back and answer, but no live one can be asked now.
 
         self._commits.do(plan, scope=roll.name, done=then, failed=failed, is_urgent=True)
 
     # --- registrations and elections ------------------------------------------------------------
 
     def registered(self, broker: str) -> None:
-        """Take in that a broker has registered: its earlier answers are void."""
+        """Note that a broker has registered: its earlier answers no longer count."""
         for name in self._commits.image.hosting.opened(broker):
             roll = self._rolls.get(name)
             if roll is not None:
@@ -387,7 +394,7 @@ class Rolls:
                 roll.wait_ms = SEAL_RETRY_MS
 
     def ask_again(self, name: TopicPartition, now: int) -> None:
-        """Ask for the seal again, because the block's replicas or its leader have changed."""
+        """Send the seal request again, because the block's replicas or its leader have changed."""
         roll = self._rolls.get(name)
         if roll is not None and roll.state is RollState.SEALING:
             self._ask(roll, now)
@@ -395,7 +402,7 @@ class Rolls:
     # --- timers ---------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         for roll in islice(self._agenda.due(now), TURN_MAX):
             if roll.decide_at <= now and self._members.listened(now) < roll.patience:
                 mark("rolls.decides_later_still")

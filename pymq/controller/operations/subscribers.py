@@ -1,8 +1,8 @@
 """Subscriptions of readers, which expire when the reader is silent.
 
 A group's subscription is permanent. A reader renews its subscription periodically; if it does not,
-the zkserver removes the subscription. The node is ephemeral, so it also ends with its zkserver; the
-reader's next renewal creates it again.
+the zkserver removes the subscription. The reader's node is ephemeral, so it is also removed when
+its zkserver stops; the reader's next renewal creates it again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER
 
 SILENCE_MS = 35_000  # readers renew every 10 s
-LOOK_MS = 5_000  # between two checks
+LOOK_MS = 5_000  # interval of checks
 
 Key = tuple[str, str]  # topic and name
 
 
 class Subscribers:
-    """The subscriptions, with the expiry of those of readers."""
+    """The subscriptions; those of readers have an expiry."""
 
     def __init__(self, commits: Transactions) -> None:
         self._commits = commits
@@ -100,7 +100,8 @@ class Subscribers:
 
 def _removal(key: Key) -> Callable[[Draft], None]:
     def plan(draft: Draft) -> None:
-        # Built inside the plan: clients choose the names, and errors of a plan become answers.
+        # Built inside the plan, because clients choose the names, and errors of a plan become
+        # answers.
         draft.delete(paths.subscription(*key))
 
     return plan

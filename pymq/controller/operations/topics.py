@@ -35,18 +35,21 @@ class Topics:
         self._new_id = context.new_id
         self._wall_ms = context.wall_ms
         self._created = 0
-        self._own: dict[str, None] = {}  # ids of hidden topics with a task under way
+        self._own: dict[str, None] = {}  # ids of hidden topics with a task in progress
         # Requests that wait for a name, by that name.
         self._waiting: dict[str, dict[tuple[str, int], Callable[[int], None]]] = {}
 
     def begin(self, now: int) -> None:
-        """Begin after a take-over: remove all hidden topics, also half-created ones."""
+        """Begin after a take-over: remove all hidden topics, including half-created ones."""
         self._own.clear()
         self._waiting.clear()
         self._remove_all()
 
     def end(self) -> None:
-        """Stop: this zkserver is no longer active. Queue waiting requests, which are refused."""
+        """Stop: this zkserver is no longer active.
+
+        Queue the waiting requests, which are then refused.
+        """
         for waiting in self._waiting.values():
             for answer in waiting:
                 self._commits.do(lambda draft: None, answer=answer)
@@ -67,7 +70,7 @@ class Topics:
     # --- creating -------------------------------------------------------------------------------
 
     def create(self, source: str, m: CreateTopic, now: int, *, fewer: bool = False) -> None:
-        """Create a topic; *fewer* allows fewer replicas if there are not enough brokers."""
+        """Create a topic; with *fewer* it gets fewer replicas if there are not enough brokers."""
         self._created += 1
         # Ids rise, so that groups detect a topic that was deleted and created again.
         epoch, chance = self._commits.image.controller_epoch, self._new_id()[16:]
@@ -99,7 +102,7 @@ class Topics:
             self._updates.tell(m.name, now)
             self._over(topic_id, m.name, now)
             if is_sliced:
-                # A chosen broker may have died or been decommissioned between two slices.
+                # A chosen broker may have died or been decommissioned between two commits.
                 draining = self._commits.image.draining
                 for broker in dict.fromkeys((*self._members.dead_since, *draining)):
                     self._triggers.consider_all(broker, now)
@@ -173,7 +176,7 @@ class Topics:
         self._commits.do(plan, done=done, failed=failed)
 
     def _over(self, topic_id: str, name: str, now: int) -> None:
-        """Note that a topic is complete or gone, and run the requests that waited for its name."""
+        """A topic is complete or removed: run the requests that waited for its name."""
         self._own.pop(topic_id, None)
         for again in self._waiting.pop(name, {}).values():
             again(now)

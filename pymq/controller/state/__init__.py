@@ -1,1 +1,1 @@
-"""The active zkserver's state, and how it changes the metadata tree."""
+"""The active zkserver's state, and the way it changes the metadata tree."""

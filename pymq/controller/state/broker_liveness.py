@@ -1,11 +1,11 @@
 """Which brokers are alive, as far as the active zkserver knows.
 
-- A broker is alive from its registration until it is silent for a session. Pauses of this zkserver
-  do not count (:mod:`~pymq.core.time.pausable_clock`).
-- A zkserver that takes over knows of no live broker. It waits one session for brokers to register
-  before it takes any for dead.
-- A broker that stays dead for *replace_ms*, measured likewise, is given up: the zkserver replaces
-  it.
+- A broker is alive from its registration until it is silent for a session. The time in which this
+  zkserver itself paused does not count (:mod:`~pymq.core.time.pausable_clock`).
+- A zkserver that takes over knows no live broker yet. It waits for one session for brokers to
+  register before it considers any of them dead.
+- A broker that stays dead for *replace_ms*, measured in the same way, is given up: the zkserver
+  replaces it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Live:
 
     incarnation: int
     heard: int  # time of the last message
-    until: int  # end of its session, on the pausable clock
-    is_over: bool = False  # it has restarted, and its registration is under way
+    until: int  # end of its session on the pausable clock
+    is_over: bool = False  # it has restarted, and its new registration is in progress
 
 
 class BrokerLiveness:
@@ -41,8 +41,10 @@ class BrokerLiveness:
     def __init__(self, session_ms: int, replace_ms: int = 0) -> None:
         self.live: dict[str, Live] = {}
         self.dead_since: dict[str, int] = {}
-        self.offline = OfflineState(replace_ms)  # replicas whose disk failed, of brokers that live
-        self.leaving: dict[str, None] = {}  # alive, in controlled shutdown; they must not lead
+        # replicas with a failed disk, on brokers that are alive
+        self.offline = OfflineState(replace_ms)
+        # live brokers in controlled shutdown, which must not lead
+        self.leaving: dict[str, None] = {}
         self._session_ms = session_ms
         self._replace_ms = replace_ms
         self._attention = PausableClock(session_ms // LOOKS)
@@ -50,7 +52,8 @@ class BrokerLiveness:
         self._settled_at = NEVER  # when unregistered brokers count as dead
         self._due: list[tuple[int, str]] = []  # heap of checks, one for each live broker
         self._missed: dict[str, int] = {}  # dead brokers, and when each is given up
-        self._give_up: list[tuple[int, str]] = []  # the same as a heap; entries may be outdated
+        # the same as a heap; some entries may be out of date
+        self._give_up: list[tuple[int, str]] = []
         self._known: tuple[str, ...] = ()  # brokers in the tree at the take-over
 
     def begin(self, known: Iterable[str], now: int) -> None:
@@ -77,9 +80,9 @@ class BrokerLiveness:
         return 0 if self.is_settled else self._settled_at
 
     def listened(self, now: int) -> int:
-        """The pausable clock: for how long this zkserver has listened, from an arbitrary start.
+        """The pausable clock: for how long this zkserver has been listening.
 
-        All timeouts of other nodes are measured by it.
+        All timeouts of other nodes are measured with it.
         """
         return self._attention.look(now) if self._session_ms else now
 
@@ -103,7 +106,7 @@ class BrokerLiveness:
         return [broker for broker in self.live if not self.offline.bars(broker, name)]
 
     def is_of(self, broker: str, incarnation: int) -> bool:
-        """Whether a broker is alive as that incarnation; 0 stands for any."""
+        """Whether a broker is alive as the given incarnation; 0 stands for any."""
         live = self.live.get(broker)
         return live is not None and incarnation in (0, live.incarnation) and not live.is_over
 
@@ -118,7 +121,7 @@ class BrokerLiveness:
         return dead_since - self._session_ms if dead_since != NEVER else NEVER
 
     def join(self, broker: str, incarnation: int, now: int) -> None:
-        """Take in that a broker has registered."""
+        """Note that a broker has registered."""
         known = self.live.get(broker)
         if known is None or known.incarnation != incarnation:
             self.leaving.pop(broker, None)
@@ -131,7 +134,7 @@ class BrokerLiveness:
             heappush(self._due, (until, broker))
 
     def end(self, broker: str, incarnation: int) -> None:
-        """Take in that a broker restarts as *incarnation*; drop messages of its earlier one.
+        """Note that a broker restarts as *incarnation*; drop messages of its earlier one.
 
         It counts as alive until its session ends, so that it is not replaced meanwhile.
         """
@@ -140,7 +143,7 @@ class BrokerLiveness:
             live.is_over = True
 
     def leave(self, broker: str, incarnation: int) -> bool:
-        """Take in that a broker is about to stop; returns whether it is known to be alive."""
+        """Note that a broker is about to stop; returns whether it is known to be alive."""
         if not self.is_of(broker, incarnation):
             return False
         self.leaving[broker] = None
@@ -151,7 +154,7 @@ class BrokerLiveness:
         return broker in self.leaving and self.is_of(broker, incarnation)
 
     def beat(self, broker: str, incarnation: int, now: int) -> bool:
-        """Take in a broker's heartbeat; returns whether the broker is registered and alive."""
+        """Handle a broker's heartbeat; returns whether the broker is registered and alive."""
         live = self.live.get(broker)
         if live is None or live.incarnation != incarnation or live.is_over:
             return False
@@ -160,7 +163,7 @@ class BrokerLiveness:
         return True
 
     def expire(self, now: int) -> list[str]:
-        """Take out and return the brokers that are newly dead."""
+        """Remove and return the brokers that are newly dead."""
         dead, listened = [], self._attention.look(now)
         while self._due and self._due[0][0] <= listened:
             _, broker = heappop(self._due)

@@ -1,8 +1,8 @@
-"""The changes of the tree that wait for a commit, and the requests that they will answer.
+"""The changes of the tree that wait for a commit, and the requests that they answer.
 
-Two queues: a commit may take half a second. Urgent tasks (registrations and deaths of brokers,
-leaders, in-sync sets, ends of blocks) do not wait for requests of administrators and applications,
-nor for clean-up. The queues take turns, so neither starves.
+There are two queues, because a commit may take half a second. Urgent tasks (registrations and
+deaths of brokers, leaders, in-sync sets, ends of blocks) do not wait for requests of administrators
+and applications, or for clean-up. The queues take turns, so neither starves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Later(Enum):
     """What a plan returns when its answer comes later."""
 
     ANSWER = 0
-    MORE = 1  # this was a slice; plan the next one
+    MORE = 1  # this was one part; plan the next one
 
 
 Plan = Callable[[Draft], Result | Later]
@@ -31,17 +31,18 @@ Plan = Callable[[Draft], Result | Later]
 
 @define
 class CommitTask:
-    """A change to plan; it is planned again when its commit loses a race."""
+    """A change to plan; if its commit loses a race, it is planned again."""
 
     plan: Plan
     source: str = ""  # node that gets the answer
-    request: int = 0  # its request id; 0: no answer
+    request: int = 0  # id of that node's request; 0: no answer
     scope: TopicPartition | None = None  # the only partition that the plan reads and changes
-    done: Callable[[int], None] | None = None  # after the commit, or if there is nothing to commit
+    # called after the commit, or if there is nothing to commit
+    done: Callable[[int], None] | None = None
     failed: Callable[[PymqError, int], None] | None = None
-    sliced: Callable[[int], None] | None = None  # after each slice, also the last one
-    is_urgent: bool = False  # a partition cannot continue without it
-    is_read: bool = False  # changes nothing
+    sliced: Callable[[int], None] | None = None  # called after each part, including the last one
+    is_urgent: bool = False  # whether a partition cannot continue without it
+    is_read: bool = False  # whether it changes nothing
     tries: int = 0
 
 
@@ -50,14 +51,14 @@ class CommitQueues:
 
     def __init__(self) -> None:
         self.deadline = NEVER  # when the resting tasks are queued again
-        self.was_urgent = False  # whether the last commit was urgent; then it is the others' turn
+        self.was_urgent = False  # whether the last commit was urgent; then the other queue is next
         self._tasks: deque[CommitTask] = deque()
         self._urgent: deque[CommitTask] = deque()
-        self._resting: list[CommitTask] = []  # tasks whose next slice waits for the next turn
-        self._held: list[CommitTask] = []  # requests that wait until brokers could register
+        self._resting: list[CommitTask] = []  # tasks whose next part waits for the next turn
+        self._held: list[CommitTask] = []  # requests that wait until brokers had time to register
 
     def __len__(self) -> int:
-        """How many tasks wait, except those that are held back."""
+        """How many tasks wait, without those that are held back."""
         return len(self._tasks) + len(self._urgent) + len(self._resting)
 
     @property
@@ -118,12 +119,13 @@ class CommitQueues:
 class OpenRequests:
     """The requests that have no answer yet.
 
-    A retry of one is not queued. That would add load just when the zkserver is slow.
+    If a client repeats such a request, it is not queued. Otherwise it would add load just when the
+    zkserver is slow.
     """
 
     def __init__(self) -> None:
         self._asked: set[tuple[str, int]] = set()
-        self._begun: set[tuple[str, int]] = set()  # those with a committed slice
+        self._begun: set[tuple[str, int]] = set()  # requests with a committed part
 
     def add(self, task: CommitTask) -> None:
         """Note the request of a task, if it has one."""
@@ -131,12 +133,12 @@ class OpenRequests:
             self._asked.add((task.source, task.request))
 
     def sliced(self, task: CommitTask) -> None:
-        """Note that a slice of a task was committed, and not the last one."""
+        """Note that a part of a task was committed, but not the last one."""
         if task.request:
             self._begun.add((task.source, task.request))
 
     def forget(self, task: CommitTask) -> None:
-        """Note that a request was answered, or that its answer comes from elsewhere."""
+        """Note that a request was answered, or will be answered from elsewhere."""
         self._asked.discard((task.source, task.request))
         self._begun.discard((task.source, task.request))
 
@@ -145,5 +147,5 @@ class OpenRequests:
         return (source, request) in self._asked
 
     def is_begun(self, source: str, request: int) -> bool:
-        """Whether some slices of a request were committed, but not the last one."""
+        """Whether some parts of a request were committed, but not the last one."""
         return (source, request) in self._begun

@@ -8,16 +8,16 @@ from itertools import islice
 from pymq.core.metadata.nodes import BlockNode
 from pymq.core.types import TopicPartition
 
-CHANGED_MAX = 1 << 14  # remembered changes of blocks
+CHANGED_MAX = 1 << 14  # changes of blocks that are remembered
 
 
 class Hosting:
-    """Partitions by broker, in the order in which the image took them in."""
+    """Partitions by broker, in the order in which they were added to the image."""
 
     def __init__(self) -> None:
-        self.leads: Counter[str] = Counter()  # number of open blocks, by leader
-        self.sequence = 0  # number of blocks created or changed so far
-        self.blocks: Counter[str] = Counter()  # number of blocks, by replica
+        self.leads: Counter[str] = Counter()  # number of open blocks by leader
+        self.sequence = 0  # number of block changes so far
+        self.blocks: Counter[str] = Counter()  # number of blocks by replica
         self._blocks: dict[str, Counter[TopicPartition]] = {}
         self._open: dict[str, dict[TopicPartition, None]] = {}
         self._leaving: dict[str, dict[TopicPartition, None]] = {}
@@ -42,7 +42,7 @@ class Hosting:
     def changed(self, broker: str, since: int) -> tuple[TopicPartition, ...] | None:
         """A broker's partitions of which a block was created or changed after sequence *since*.
 
-        None if that was too long ago.
+        None if *since* is too long ago.
         """
         count = self.sequence - since
         if count > len(self._changed):
@@ -54,7 +54,7 @@ class Hosting:
     def replace_block(
         self, name: TopicPartition, before: BlockNode | None, after: BlockNode | None
     ) -> None:
-        """Take in that a block was created, changed or removed."""
+        """Note that a block was created, changed or removed."""
         if before is not None:
             self._remove(name, before)
         if after is not None:
@@ -90,7 +90,7 @@ class Hosting:
     def replace_leaving(
         self, name: TopicPartition, before: tuple[str, ...], after: tuple[str, ...]
     ) -> None:
-        """Take in that other brokers must now remove their files of a partition."""
+        """Note that other brokers must now remove their files of a partition."""
         if before == after:
             return
         for broker in before:

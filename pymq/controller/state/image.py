@@ -1,8 +1,8 @@
 """The zkserver's image of the metadata tree, and drafts of atomic changes to it.
 
 The image changes in two ways only: it is loaded, or it adopts a :class:`Draft` that the coordinator
-has committed. So it always equals the tree at one point in time. Its indexes, for example of
-partitions by broker, make scans of all partitions unnecessary.
+has committed. So it always equals the tree at one point in time. It has indexes, for example of
+partitions by broker, so that no request has to scan all partitions.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import UnknownPartition, UnknownTopic
 
-SLICE_OPS = 500  # in a commit, about; larger changes take several commits
-SLICE_BYTES = 1 << 18  # likewise; ZooKeeper accepts 1 MiB in one transaction
+SLICE_OPS = 500  # operations in a commit, roughly; larger changes take several commits
+SLICE_BYTES = 1 << 18  # bytes in a commit, roughly; ZooKeeper accepts 1 MiB in one transaction
 
 K = TypeVar("K")
 
@@ -52,7 +52,7 @@ class PartitionImage:
 
     @property
     def open_block(self) -> BlockNode:
-        """The last block, to which records are appended."""
+        """The last block, which takes new records."""
         return self.blocks[next(reversed(self.blocks))]
 
     @property
@@ -84,7 +84,7 @@ class TopicImage:
             self.node.config,
             tuple(image.blocks.values()),
             len(self.partitions),
-            # Both only rise, so the sum rises with each change of either.
+            # Both versions only rise, so their sum rises with each change of either.
             self.node.version + node.version,
         )
 
@@ -99,15 +99,16 @@ class Image:
         self.controller: ControllerNode | None = None
         self.controller_epoch = 0
         self.producers: dict[str, ProducerNode] = {}
-        self.secret = b""  # of producer-id grants
+        self.secret = b""  # secret of producer-id grants
         self.deleted: dict[str, DeletedNode] = {}  # by topic id
         self.hosting = Hosting()
         self.short: dict[TopicPartition, None] = {}  # partitions with too few replicas
-        self.wanted: dict[TopicPartition, None] = {}  # partitions with an open request of an admin
+        # partitions with an open request of an administrator
+        self.wanted: dict[TopicPartition, None] = {}
         self.draining: dict[str, None] = {}  # decommissioned brokers
         self.sealed_to: dict[TopicPartition, None] = {}  # partitions whose sealed blocks must move
         self.moving: dict[tuple[TopicPartition, int], None] = {}  # sealed blocks being moved
-        # sealed blocks with fewer complete copies than wanted
+        # sealed blocks with fewer complete copies than requested
         self.not_whole: dict[tuple[TopicPartition, int], None] = {}
         self.versions: dict[str, int] = {}
 
@@ -166,7 +167,7 @@ class Image:
         return image
 
     def set(self, path: str, node: Node | None, version: int) -> None:
-        """Take in that *path* now holds *node* (None for a folder)."""
+        """Note that *path* now holds *node* (None for a folder)."""
         self.versions[path] = version
         match paths.parse(path), node:
             case paths.TopicPath(topic=topic), TopicNode():
@@ -194,10 +195,10 @@ class Image:
             case paths.DeletedTopicPath(), DeletedNode():
                 self.deleted[node.id] = node
             case _:
-                pass  # A folder, or a node of a later version.
+                pass  # a folder, or a node of a later version
 
     def unset(self, path: str) -> None:
-        """Take in that *path* is gone."""
+        """Note that *path* is gone."""
         self.versions.pop(path, None)
         match paths.parse(path):
             case paths.TopicPath(topic=topic):
@@ -238,7 +239,8 @@ class Image:
 
     def _show(self, name: TopicPartition, image: PartitionImage, *, is_hidden: bool) -> None:
         """Add a partition to the indexes, or remove it if it becomes hidden."""
-        node = image.node  # All partitions of a topic run this in one turn, so it skips no-ops.
+        # all partitions of a topic run this in one turn, so it skips changes without effect
+        node = image.node
         if node.leaving and is_hidden:
             self.hosting.replace_leaving(name, node.leaving, ())
         elif node.leaving:
@@ -311,7 +313,7 @@ class Image:
         """Note whether the open block has too few replicas."""
         open_block = image.open_block if image.blocks else None
         if open_block is None or open_block.end is not None or not open_block.replicas:
-            return  # In the middle of a change, or the partition has no replicas yet.
+            return  # in the middle of a change, or the partition has no replicas yet
         if len(open_block.replicas) < image.node.replicas:
             self.short[name] = None
         else:
@@ -355,11 +357,11 @@ class Draft:
     bytes_max: int = SLICE_BYTES
     ops: list[Op] = Factory(list)
     edits: list[tuple[str, Node | None, bool]] = Factory(list)  # (path, node, whether it is gone)
-    size: int = 0  # of the operations in a request, in bytes, about
+    size: int = 0  # bytes of the operations in a request, roughly
 
     @property
     def is_full(self) -> bool:
-        """Whether a change in slices must continue in the next commit."""
+        """Whether the change must continue in another commit."""
         return len(self.ops) >= SLICE_OPS or self.size >= self.bytes_max
 
     def _add(self, op: Op, node: Node | None, *, is_gone: bool = False) -> None:
@@ -377,11 +379,11 @@ class Draft:
         self._add(Create(path, encode_node(node), ephemeral), node)
 
     def put(self, path: str, node: Node) -> None:
-        """Replace a node, on condition of the image's version."""
+        """Replace a node, if it still has the image's version."""
         self._add(Put(path, encode_node(node), self.image.versions[path]), node)
 
     def delete(self, path: str) -> None:
-        """Delete a node, on condition of the image's version."""
+        """Delete a node, if it still has the image's version."""
         if path in self.image.versions:
             self._add(Delete(path, self.image.versions[path]), None, is_gone=True)
 
@@ -392,7 +394,10 @@ class Draft:
         self.size += other.size
 
     def adopt(self, versions: Sequence[int]) -> None:
-        """Apply the committed changes to the image; *versions* are the nodes' new ones."""
+        """Apply the committed changes to the image.
+
+        *versions* are the new versions of the nodes.
+        """
         for (path, node, gone), version in zip(self.edits, versions, strict=True):
             if gone:
                 self.image.unset(path)

@@ -1,8 +1,8 @@
 """The offline replicas, as brokers report them to the active zkserver.
 
-An offline replica's broker is alive, but its disk failed. The replica does not lead, is not in sync
-and gets no new block. If it stays offline for *replace_ms*, the zkserver replaces it like a replica
-on a dead broker.
+An offline replica's broker is alive, but its disk failed. The broker of an offline replica is
+alive, but its disk failed. If it stays offline for *replace_ms*, the zkserver replaces it like a
+replica on a dead broker.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class OfflineState:
         self._told.pop(broker, None)
 
     def told(self, m: OfflineReplicas, now: int) -> tuple[list[TopicPartition], bool]:
-        """Take in a report; returns what is newly offline, and whether any replica is back."""
+        """Handle a report.
+
+        Returns the newly offline partitions, and whether any replica is back.
+        """
         known = self._told.setdefault(m.broker, BrokerReport(0))
         if m.version <= known.version:
             return [], False
@@ -76,7 +79,7 @@ class OfflineState:
         return known.replicas.get(name) if known is not None else None
 
     def has(self, broker: str, name: TopicPartition) -> bool:
-        """Whether a broker cannot act on the open block of a partition."""
+        """Whether a broker cannot act for the open block of a partition."""
         return self.find(broker, name) is not None
 
     def bars(self, broker: str, name: TopicPartition) -> bool:
@@ -85,7 +88,7 @@ class OfflineState:
         return trouble is not None and not trouble.replica.is_damaged
 
     def why(self, broker: str, name: TopicPartition) -> str | None:
-        """The reason why a replica is offline, for people."""
+        """The reason why a replica is offline, as text for users."""
         trouble = self.find(broker, name)
         return trouble.replica.why if trouble is not None else None
 
@@ -95,7 +98,7 @@ class OfflineState:
         return trouble is not None and trouble.is_given_up
 
     def given_up(self, now: int) -> list[TopicPartition]:
-        """Return the partitions with replicas that are newly given up."""
+        """Return the partitions with newly given-up replicas."""
         if now < self.deadline:
             return []
         found, self.deadline = [], NEVER

@@ -1,4 +1,4 @@
-"""Log ends of the replicas of open blocks, as brokers report them. In memory only."""
+"""Log ends of the replicas of open blocks, as brokers report them. They are kept in memory only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KnownEnds:
         self._reaches.clear()
 
     def note(self, image: Image, m: ReplicaEnds) -> None:
-        """Take in a report; entries of blocks that are no longer open are ignored."""
+        """Handle a report; entries of blocks that are no longer open are ignored."""
         for topic, partition, block, end, high in m.ends:
             name = TopicPartition(topic, partition)
             found = image.find(name)

@@ -1,8 +1,8 @@
 """A queue of partitions to consider for a roll, some in each turn.
 
-A broker that dies, comes back or is decommissioned concerns all partitions that it hosts, perhaps
-ten thousand. To roll all of them in one turn would block all other requests. The queue is in memory
-only: a zkserver that takes over considers all partitions again.
+If a broker dies, comes back or is decommissioned, this concerns all partitions that it hosts, which
+may be ten thousand. Rolling all of them in one turn would block all other requests. The queue is in
+memory only: a zkserver that takes over considers all partitions again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Candidates:
     """The partitions that wait to be considered, each once."""
 
     def __init__(self, look: Callable[[TopicPartition, int], None]) -> None:
-        self.deadline = NEVER  # of the next partitions
+        self.deadline = NEVER  # when to consider the next partitions
         self._look = look
         self._names: dict[TopicPartition, None] = {}
 
     def add(self, names: Iterable[TopicPartition], now: int) -> None:
-        """Consider *names*: at once if they are few and no others wait."""
+        """Consider *names*: at once if there are few and none wait, otherwise later."""
         self._names.update(dict.fromkeys(names))
         if self.deadline == NEVER:
             self.tick(now)

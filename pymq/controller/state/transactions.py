@@ -1,20 +1,21 @@
 """Plan, commit, adopt: how the zkserver changes the metadata tree.
 
 1. A task has a plan, a function that fills a :class:`~pymq.controller.state.image.Draft`.
-2. One commit is in flight at a time. Tasks that queue up meanwhile share the next commit if they
+2. One commit is in flight at a time. Tasks that arrive meanwhile share the next commit if they
    concern different partitions. They wait in :mod:`~pymq.controller.state.commit_queues`.
-3. When the coordinator has committed, the image adopts the drafts. If the commit loses a race, the
-   tasks are planned again on the new tree.
+3. When the coordinator backend has committed, the image adopts the drafts. If the commit loses a
+   race, the tasks are planned again on the new tree.
 
-Slices: a plan of many nodes stops when its draft is full and returns :attr:`Later.MORE`. The slice
-is committed, and the task queues again for the rest. Each slice must leave a tree from which
-another zkserver can continue, and each plan finds in the tree what is left. After a slice that
-drafted nothing, the next one waits for the next turn.
+Large changes: a plan that changes many nodes stops when its draft is full, and returns
+:attr:`Later.MORE`. That part is committed, and the task queues again for the rest. Each part must
+leave a tree from which another zkserver can continue, because a plan learns from the tree what is
+left to do. If a part changed nothing, the next one waits for the next turn.
 
-Lost answers: the zkserver submits the same commit again. Only the active zkserver writes, so the
-first operation fails exactly if the commit was done. So it is done once, without a read.
+Lost answers: the zkserver submits the same commit again. Only the active zkserver writes, so if the
+commit was done, the first operation of the repeated commit fails. So the commit is done exactly
+once, and no read is needed.
 
-Fence: every commit checks the controller epoch, so a replaced zkserver can change nothing (K1).
+Fencing: each commit checks the controller epoch, so a replaced zkserver can change nothing (K1).
 """
 
 from __future__ import annotations
@@ -54,32 +55,32 @@ from pymq.core.values import Factory, define
 from pymq.errors import InvalidRequest, NotController, NotEnoughBrokers, PymqError, RequestTimeout
 
 TRIES_MAX = 5  # lost races until a plan fails
-REPEATS_MAX = 3  # of a commit whose answers are lost; then the tree is read again
-PASSED_MAX = 1_000  # tasks that a commit skips for later ones, while it is filled
+REPEATS_MAX = 3  # how often a commit without an answer is repeated before the tree is read again
+PASSED_MAX = 1_000  # tasks that may be skipped in favour of later ones while a commit is filled
 
 Send = Callable[[str, Message], None]
 
 
 class Backend(Protocol):
-    """The coordinator, as the machine's parts use it."""
+    """The coordinator backend, as the machine's parts use it."""
 
     def next_tag(self) -> int:
         """Return a tag that no other request has."""
         ...
 
     def ask(self, request: CoordRequest) -> None:
-        """Send *request* to the coordinator."""
+        """Send *request* to the coordinator backend."""
         ...
 
 
 @define
 class CommitInFlight:
-    """A commit under way."""
+    """A commit in progress."""
 
     tag: int = 0
     items: list[tuple[CommitTask, Draft, Result | Later]] = Factory(list)
-    ops: list[Op] = Factory(list)  # of all items
-    size: int = 0  # of the operations, in bytes, about
+    ops: list[Op] = Factory(list)  # operations of all items
+    size: int = 0  # bytes of the operations, roughly
     scopes: set[TopicPartition | None] = Factory(set)
     repeats: int = 0  # times it was submitted again after a lost answer
 
@@ -108,10 +109,10 @@ class Transactions:
         self._flight: CommitInFlight | None = None
         self._is_open = False
         self._is_reading = False  # the tree is being read again
-        self._bytes_max = SLICE_BYTES  # of a slice; less if the coordinator accepts less
+        self._bytes_max = SLICE_BYTES  # largest part; less if the coordinator backend accepts less
 
     def __len__(self) -> int:
-        """How many changes wait or are under way."""
+        """How many changes wait or are in progress."""
         return len(self.queues) + (len(self._flight.items) if self._flight else 0)
 
     def do(
@@ -125,10 +126,9 @@ class Transactions:
         sliced: Callable[[int], None] | None = None,
         is_urgent: bool = False,
     ) -> None:
-        """Queue *plan*; tasks of one queue, urgent or not, run in order.
+        """Queue *plan*; the tasks of one queue, urgent or not, run in order.
 
-        Later tasks of the other queue may run first, so a plan must rely only on the tree that it
-        finds.
+        Later tasks of the other queue may run first, so a plan must rely only on the present tree.
         """
         self._add(CommitTask(plan, *answer, scope, done, failed, sliced, is_urgent=is_urgent))
 
@@ -141,7 +141,7 @@ class Transactions:
     ) -> None:
         """Answer with the result of *look* on the tree after all earlier requests.
 
-        A long read is done in parts, one a turn (:mod:`~pymq.controller.gradual_reads`).
+        A long read is split into parts, one in each turn (:mod:`~pymq.controller.gradual_reads`).
         """
 
         def plan(draft: Draft) -> Result | Later:
@@ -153,14 +153,15 @@ class Transactions:
         self.requests.add(task)
         self.queues.add(task)
 
-    # --- becoming active, and resigning ---------------------------------------------------------
+    # --- election of this zkserver ----------------------------------------------------------------
 
     def begin(self, image: Image) -> None:
         """Begin as the active zkserver, with *image*."""
         epoch = paths.controller_epoch()
         self.image = image
-        # The second check covers the time until another zkserver takes over. A zkserver that found
-        # no active one and then read the tree must not miss a later commit of this one.
+        # The second check protects the time until another zkserver takes over. It guarantees that a
+        # zkserver that found no active one and then read the tree does not miss a later commit of
+        # this one.
         self._fence = (Check(epoch, image.versions[epoch]), Check(paths.controller(), 0))
         self._is_open, self._is_reading = True, False
 
@@ -169,7 +170,7 @@ class Transactions:
         self._is_open = False
 
     def resume(self) -> None:
-        """Allow commits again, unless the tree is being read: the image is out of date then."""
+        """Allow commits again, unless the tree is being read, since the image is then outdated."""
         self._is_open = not self._is_reading
 
     def end(self, error: NotController) -> None:
@@ -208,7 +209,8 @@ class Transactions:
             if flight.items and (task.scope is None or None in scopes or task.scope in scopes):
                 if not task.is_read and (task.scope is None or None in scopes):
                     break
-                # It runs after this commit. Later tasks of other scopes need not wait for it.
+                # The skipped task runs after this commit. Later tasks of other scopes need not wait
+                # for it.
                 passed.append(tasks.popleft())
                 continue
             tasks.popleft()
@@ -222,7 +224,7 @@ class Transactions:
                 self._finish(task, result, now, is_resting=True)
                 continue
             if flight.items and flight.size + draft.size > self._bytes_max:
-                # The backend may refuse a large commit, and the others would fail with it.
+                # The backend may refuse a large commit, and the other tasks would fail with it.
                 tasks.appendleft(task)
                 break
             mark("commits.planned")
@@ -235,7 +237,7 @@ class Transactions:
     # --- outcomes of commits --------------------------------------------------------------------
 
     def settle(self, event: Committed | Conflicted | Uncertain, now: int) -> None:
-        """Take in the coordinator's answer to a commit."""
+        """Handle the coordinator backend's answer to a commit."""
         flight = self._flight
         if flight is None or flight.tag != event.tag:
             return
@@ -266,7 +268,7 @@ class Transactions:
         self._adopt(flight, event.versions[len(self._fence) :], now)
 
     def _submit(self, flight: CommitInFlight) -> None:
-        """Send *flight* to the coordinator, for the first time or again."""
+        """Send *flight* to the coordinator backend, for the first time or again."""
         flight.tag = self._backend.next_tag()
         self._backend.ask(CommitRequest(flight.tag, (*self._fence, *flight.ops)))
 
@@ -291,13 +293,14 @@ class Transactions:
             self._finish(task, result, now)
 
     def loaded(self, image: Image, now: int) -> None:
-        """Take in the tree that was read again; this zkserver is still active."""
+        """Handle the tree that was read again; this zkserver is still active."""
         self.image = image
         self._is_open, self._is_reading = True, False
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        # Only the active zkserver writes, and commits are atomic: one operation shows the outcome.
+        # Only the active zkserver writes, and commits are atomic: one operation shows the outcome
+        # of all.
         if _was_done(flight.items[0][1].ops[0], image):
             for task, _, result in flight.items:
                 self._finish(task, result, now)
@@ -305,7 +308,7 @@ class Transactions:
             self._again(flight, now)
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """Take in that the backend could not carry out the commit; nothing was changed."""
+        """Note that the backend could not carry out the commit; nothing was changed."""
         flight = self._flight
         if flight is None or flight.tag != tag:
             return
@@ -380,7 +383,7 @@ def _was_done(op: Op, image: Image) -> bool:
 
 
 def _done_already(op: Op) -> str:
-    """Why the coordinator refuses *op* a second time, if no other node has written."""
+    """The reason why the backend refuses *op* a second time, if no other node has written."""
     match op:
         case Create():
             return "exists"

@@ -22,7 +22,7 @@ from pymq.core.metadata.nodes import BlockNode, Loss, PartitionNode, ReplicaNode
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import ConfigError, NotEnoughBrokers, ReplicaNotAvailable, StaleEpoch
 
-LOSSES_MAX = 16  # remembered by a partition
+LOSSES_MAX = 16  # losses that a partition remembers
 
 
 def change(draft: Draft, name: TopicPartition, **fields: Any) -> None:
@@ -78,14 +78,14 @@ def _open(
 
 
 def remove(draft: Draft, name: TopicPartition, image: PartitionImage, number: int) -> None:
-    """Remove a block."""
+    """Brokers that are *leaving* do not count as in sync, unless all replicas are leaving."""
     for broker in image.blocks[number].replicas:
         draft.delete(paths.replica(*name, number, broker))
     draft.delete(paths.block(*name, number))
 
 
 def leavers(image: PartitionImage, blocks: Iterable[BlockNode]) -> tuple[str, ...]:
-    """The brokers that must remove their files, if only *blocks* are left of the partition."""
+    """The brokers that must remove their files if only *blocks* are left of the partition."""
     stay = {broker for block in blocks for broker in block.replicas}
     return tuple(sorted({*image.node.leaving, *image.hosts} - stay))
 
@@ -111,7 +111,7 @@ def open_first(
     chosen: tuple[str, ...],
     wall_ms: int,
 ) -> None:
-    """Change from UNSET to any mode: the empty open block gets its replicas."""
+    """Change from UNSET to any mode: the empty open block gets replicas."""
     image = draft.image.partition(*name)
     epoch = image.node.epoch + 1
     change(draft, name, acks=acks, replicas=replicas, epoch=epoch)
@@ -123,16 +123,16 @@ def change_acks(draft: Draft, name: TopicPartition, acks: AckMode) -> None:
     image = draft.image.partition(*name)
     node, block = image.node, image.open_block
     wanted = node.wanted
-    if wanted is not None:  # This replaces a requested mode; other requested changes stay.
+    if wanted is not None:  # this replaces a requested mode; other requested changes stay
         wanted = _or_none(attrs.evolve(wanted, acks=None))
     change(draft, name, acks=acks, wanted=wanted)
     draft.put(paths.block(*name, block.number), attrs.evolve(block, acks=acks))
 
 
 def want(draft: Draft, name: TopicPartition, wanted: Wanted | None) -> None:
-    """Note in the tree what the next roll must change, so that any zkserver can carry it out.
+    """Store in the tree what the next roll must change, so that any zkserver can carry it out.
 
-    Fields that are None keep their earlier value. *wanted* None cancels the request.
+    Fields that are None keep their earlier value. If *wanted* is None, the request is cancelled.
     """
     image = draft.image.find(name)
     if image is None:
@@ -148,7 +148,7 @@ def want(draft: Draft, name: TopicPartition, wanted: Wanted | None) -> None:
             before.move_sealed if wanted.replicas is None else wanted.move_sealed,
         )
     if wanted != node.wanted:
-        # Brokers need not know it, so the version stays.
+        # Brokers need not know this field, so the version stays.
         draft.put(paths.partition(*name), attrs.evolve(node, wanted=wanted))
 
 
@@ -169,9 +169,9 @@ def roll(
 ) -> Loss | None:
     """Seal the open block at its end and open the next one there: one conditional write.
 
-    *holders* have the whole block; *leader*, if it is one of them, leads the next block. An empty
+    *holders* have the whole block; if *leader* is one of them, it leads the next block. An empty
     block is removed. With *is_unclean*, no replica is known to have the whole block. The partition
-    then continues without the lost records, and the possible loss is noted and returned.
+    then continues without the lost records, and the possible loss is stored and returned.
 
     Raises:
         StaleEpoch: the block is no longer the open one.
@@ -221,9 +221,9 @@ def roll(
 def _holding(
     draft: Draft, name: TopicPartition, sealed: Sealed, holders: Collection[str]
 ) -> tuple[str, ...]:
-    """The *holders* of the open block whose disks have not been replaced since.
+    """The *holders* of the open block whose disks were not replaced since.
 
-    The broker that sealed the block may not know yet that a replica has lost its disk.
+    The broker that sealed the block may not know yet that another replica has lost its disk.
     """
     block = draft.image.partition(*name).open_block
     holding = tuple(
@@ -239,11 +239,11 @@ def _holding(
 def _past(
     block: BlockNode, sealed: Sealed, replicas: tuple[str, ...], holding: tuple[str, ...]
 ) -> bytes:
-    """The producer state for the next block.
+    """The producer table for the next block.
 
-    The only replica of the sealed block has it in that block. Other replicas cannot rely on theirs:
-    an empty block is removed, a fetched copy may not be synced yet, and a Raft copy may continue
-    after its seal, with another leader's no-op.
+    If the sealed block had a single replica, that one has the table. Several replicas cannot rely
+    on their own: an empty block is removed, a fetched copy may not be synced yet, and a Raft copy
+    may continue after its seal with another leader's no-op.
     """
     is_empty = sealed.end == block.start
     is_known = block.replicas == replicas == holding == (sealed.broker,) and not is_empty
@@ -255,7 +255,7 @@ def _without_lost(
 ) -> list[BlockNode]:
     """Remove the oldest blocks without a complete copy; returns the others of the sealed *blocks*.
 
-    A block between others stays, so that the kept offsets have no gaps.
+    A block between two others stays, so that the kept offsets have no gaps.
     """
     kept = list(dropwhile(lambda block: not block.in_sync, blocks))
     for lost in blocks[: len(blocks) - len(kept)]:
@@ -270,7 +270,7 @@ def _loss(
     holding: tuple[str, ...],
     wall_ms: int,
 ) -> Loss:
-    """What may be lost; *left* are the sealed blocks before that are kept."""
+    """What may be lost; *left* are the earlier sealed blocks that are kept."""
     start = left[0].start if left else block.start if holding else sealed.end
     return Loss(block.number, sealed.end, start, sealed.broker or None, wall_ms)
 
@@ -282,10 +282,10 @@ def _next_leader(
     replicas: tuple[str, ...],
     leaving: Collection[str],
 ) -> str:
-    """The leader of the next block: the sealer, else a holder of the sealed block, else the first.
+    """The leader of the next block: the sealer, else a holder of all records, else the first.
 
     A *wanted* leader that holds the block precedes the sealer. A broker that is not *leaving*
-    precedes all that are.
+    precedes all brokers that are.
     """
     sealer = wanted if wanted is not None and wanted in holding else sealed.broker
     candidates = [broker for broker in (sealer, *holding, *replicas) if broker in replicas]
@@ -315,7 +315,7 @@ def _seal(
         interrupted=(),
         epochs=sealed.epochs,
         past=b"",
-        # From now on only holders count, and they reported with their present disks.
+        # From now on only holders count, and they have reported with their present disks.
         storages=tuple(brokers[broker].storage_id for broker in block.replicas),
         is_unclean=is_unclean,
     )
@@ -333,7 +333,7 @@ def note_replica(
     broker: str,
     end: int | None,
 ) -> None:
-    """Note that a replica has a sealed block completely, up to *end*, or (None) that it has not."""
+    """Note that a replica has a sealed block completely, up to *end*, or (None) has not."""
     replica = image.replicas.get((number, broker))
     if replica is None:
         return

@@ -1,4 +1,4 @@
-"""Drafts what follows from a broker's restart, death, drain or removal of files.
+"""Drafts the consequences of a broker's restart, death, decommission or removal of files.
 
 Pure functions over the image, as in :mod:`~pymq.controller.transitions.blocks`.
 """
@@ -19,13 +19,13 @@ from pymq.core.types import AckMode, TopicPartition
 
 
 def register(draft: Draft, node: BrokerNode, sweep: Sweep, heard_ms: int, wall_ms: int) -> bool:
-    """Draft the next slice of a broker's start; returns whether it is the last one.
+    """Draft the next part of a broker's registration; returns whether it is the last one.
 
-    After a restart the broker may have lost unsynced records; with a new disk it has lost all. Its
-    last message before the restart came at *heard_ms* or earlier.
+    After a restart the broker may have lost unsynced records; with a new disk it has lost all
+    records. It sent its last message before the restart at *heard_ms* or earlier.
 
-    The last slice writes the broker's new node. If a zkserver stops before, the broker registers
-    again. The committed slices remain correct: the broker has lost its unsynced records.
+    The last part writes the broker's new node. If a zkserver stops before that, the broker
+    registers again. The committed parts remain correct: the broker has lost its unsynced records.
     """
     path, known = paths.broker(node.name), draft.image.brokers.get(node.name)
     if known is None:
@@ -57,7 +57,8 @@ def _restarted(
         if broker.name not in block.replicas:
             continue
         if draft.is_full:
-            is_whole = False  # Only a new disk changes so much; the next slice skips done blocks.
+            # only a new disk changes so much; the next part skips the blocks that are done
+            is_whole = False
             break
         made_on = block.storages[block.replicas.index(broker.name)] if block.storages else ""
         is_wiped = bool(made_on) and made_on != broker.storage_id
@@ -91,21 +92,21 @@ def _interrupted(
 ) -> BlockNode:
     """An open block after one replica may have lost its unsynced tail, or everything.
 
-    Raft tolerates a lost tail; after a lost disk, the roll that follows replaces the replica. If
-    the broker led a fetch block, the block loses its leader: it might assign offsets again that
-    other replicas already have.
+    Raft tolerates a lost tail; after the loss of a disk, the roll that follows replaces the
+    replica. If the broker led a fetch block, the block loses its leader: after the restart it might
+    assign offsets again that other replicas already have.
     """
     is_voted = block.acks is AckMode.RAFT and len(block.replicas) > 1
     if is_voted or (len(block.replicas) == 1 and not is_wiped):
         return block
     in_sync = without(block, broker)
     if not in_sync and not is_wiped:
-        in_sync = block.in_sync  # Its remaining records are still the best copy.
+        in_sync = block.in_sync  # its remaining records are still the best copy
     interrupted = block.interrupted
-    if is_wiped:  # Otherwise its entry holds: what it had after that restart was synced.
+    if is_wiped:  # otherwise its entry stays valid: records from before that restart were synced
         interrupted = tuple(entry for entry in interrupted if entry.broker != broker)
     if block.leader == broker:
-        # A leader continues without a replica only after the zkserver has confirmed it.
+        # A leader continues without a replica only after the zkserver has confirmed that.
         interrupted = tuple(entry for entry in interrupted if entry.at_ms > heard_ms)
     if broker in block.in_sync and broker not in in_sync and not is_wiped:
         interrupted = (*interrupted, Interrupted(broker, wall_ms))
@@ -114,10 +115,10 @@ def _interrupted(
 
 
 def died(draft: Draft, broker: str, sweep: Sweep, live: Collection[str]) -> bool:
-    """Take a dead broker out of the in-sync sets of fetch blocks that other brokers lead.
+    """Remove a dead broker from the in-sync sets of fetch blocks that other brokers lead.
 
-    A leader would do so after ``lag_max_ms``, but producers that wait for all in-sync replicas
-    should not wait so long. Drafts the next slice; returns whether it is the last one.
+    A leader would do that itself after ``lag_max_ms``, but producers that wait for all in-sync
+    replicas should not wait so long. This drafts the next part; returns whether it is the last one.
     """
 
     def leave(draft: Draft, name: TopicPartition) -> bool:
@@ -133,7 +134,7 @@ def died(draft: Draft, broker: str, sweep: Sweep, live: Collection[str]) -> bool
 
 
 def offline(draft: Draft, members: BrokerLiveness, name: TopicPartition) -> bool:
-    """Take offline replicas out of a partition's in-sync set (KIP-858).
+    """Remove offline replicas from a partition's in-sync set (KIP-858).
 
     Returns whether that changes anything. If the leader's own disk has failed, a roll handles it.
     """
@@ -164,7 +165,7 @@ def stopped(draft: Draft, name: TopicPartition, broker: str) -> None:
     """Note that a broker has removed its files of a partition."""
     image = draft.image.find(name)
     if image is not None and broker in image.node.leaving:
-        # Brokers need not know it, so the version stays.
+        # Brokers need not know this field, so the version stays.
         left = tuple(name for name in image.node.leaving if name != broker)
         draft.put(paths.partition(*name), attrs.evolve(image.node, leaving=left))
 

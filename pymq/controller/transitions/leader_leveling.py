@@ -2,7 +2,8 @@
 
 Only an in-sync replica may lead. So if a broker leads too many partitions, and none of them has a
 replica on a broker that leads too few, leaders move along a chain of brokers (an augmenting path).
-The result is within one of the ideal, as far as the places of the replicas allow.
+The numbers of leaders then differ from the ideal by at most one, as far as the places of the
+replicas allow.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pymq.core.metadata.nodes import BlockNode
 from pymq.core.types import AckMode, TopicPartition, is_internal
 from pymq.core.values import value
 
-SHIFTS_MAX = 1_000  # in one plan
+SHIFTS_MAX = 1_000  # shifts in one plan
 
 CanLead = Callable[[str, TopicPartition], bool]
 
@@ -36,7 +37,8 @@ def targets(
 ) -> tuple[str, ...]:
     """The replicas that could lead the open block instead of its leader.
 
-    All replicas of a Raft block count: its leader transfers only to a replica that has all.
+    All replicas of a Raft block count: its leader transfers leadership only to a replica with all
+    records.
     """
     able = block.replicas if block.acks is AckMode.RAFT else block.in_sync
     return tuple(
@@ -62,7 +64,7 @@ def plan(image: Image, brokers: Collection[str], can_lead: CanLead) -> list[Shif
 
 
 class _Board:
-    """Numbers of leaders and possible moves, as if the shifts so far were done."""
+    """Numbers of leaders and possible moves, assuming that the shifts so far are done."""
 
     def __init__(self, image: Image, leads: dict[str, int], can_lead: CanLead) -> None:
         self._leads = leads
@@ -85,7 +87,7 @@ class _Board:
                 self._edges[leader].setdefault(other, {})[name] = None
 
     def next(self) -> Shift | None:
-        """Do the next shift: the last step of the shortest chain from the busiest broker."""
+        """Plan the next shift: the last step of the shortest chain from the busiest broker."""
         leads = self._leads
         for source in sorted(leads, key=lambda broker: (-leads[broker], broker)):
             step = self._last_step(source)
@@ -107,7 +109,7 @@ class _Board:
         return None
 
     def _do(self, source: str, target: str) -> Shift:
-        # A new group coordinator must reload, so move internal partitions last.
+        # The group coordinator on a new leader must load again, so move internal partitions last.
         names = self._edges[source][target]
         name = min(names, key=lambda name: (is_internal(name.topic), name))
         for others in self._edges[source].values():

@@ -1,4 +1,4 @@
-"""Changes all partitions that a broker hosts, in slices."""
+"""Changes all partitions that a broker hosts, in several commits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pymq.core.observe.coverage import mark
 from pymq.core.types import TopicPartition
 from pymq.core.values import define
 
-LOOKS_MAX = 1_000  # partitions checked in a slice, some 5 ms
+LOOKS_MAX = 1_000  # partitions checked for one commit, some 5 ms
 
 # Changes one partition; returns False if the draft is full and more is left.
 Change = Callable[[Draft, TopicPartition], bool]
@@ -18,37 +18,37 @@ Change = Callable[[Draft, TopicPartition], bool]
 
 @define
 class _Position:
-    """Where a slice ends."""
+    """The position after one part of a sweep."""
 
     names: tuple[TopicPartition, ...] = ()
     at: int = 0  # position in the names
     hosting: Hosting | None = None  # index of the image that the names are from
-    looks: int = 0  # how many partitions the slice may check
-    left: int = 0  # how many were left before it; 0: there was no slice yet
+    looks: int = 0  # how many partitions the next part may check
+    left: int = 0  # how many partitions were left before it; 0: it is the first part
 
 
 class Sweep:
-    """The progress of a change in slices.
+    """The progress of a change that takes several commits.
 
-    Other changes are committed between two slices. So the sweep visits a partition again if one of
-    its blocks changed meanwhile, or if the broker got a block of it. With the last slice, the sweep
+    Other changes are committed in between. So the sweep visits a partition again if one of its
+    blocks has changed meanwhile, or if the broker got a block of it. After the last part, the sweep
     has seen the present state of all partitions.
 
-    A sweep ends however much changes meanwhile: when no less is left than before the last slice,
-    the next slice may check twice as many partitions, in the end all of them.
+    A sweep always ends: if a part did not reduce the number of partitions that are left, the next
+    part may check twice as many, in the end all of them.
     """
 
     def __init__(self, broker: str) -> None:
-        self.changed: list[TopicPartition] = []  # by the latest planned slice
+        self.changed: list[TopicPartition] = []  # partitions changed by the latest planned part
         self._broker = broker
-        self._done = _Position(looks=LOOKS_MAX)  # after the last committed slice
+        self._done = _Position(looks=LOOKS_MAX)  # position after the last committed part
         self._planned = self._done
-        self._sequence = 0  # sequence of its index, after the last committed slice
+        self._sequence = 0  # sequence of its index after the last committed part
 
     def plan(self, draft: Draft, change: Change) -> bool:
-        """Draft the next slice; returns whether nothing is left after it.
+        """Draft the next part; returns whether nothing is left after it.
 
-        Without :meth:`commit` in between, it drafts the same slice again.
+        Without a :meth:`commit` in between, it drafts the same part again.
         """
         names, at = self._left(draft.image.hosting)
         left, looks_max = len(names) - at, self._done.looks
@@ -63,7 +63,7 @@ class Sweep:
                 is_whole = False
                 break
             looks += 1
-            if draft.image.find(names[at]) is None:  # Its topic was deleted.
+            if draft.image.find(names[at]) is None:  # its topic was deleted
                 at += 1
                 continue
             before = len(draft.ops)
@@ -77,9 +77,9 @@ class Sweep:
         return is_whole
 
     def commit(self) -> list[TopicPartition]:
-        """Take in that the latest slice is committed; returns the partitions that it changed.
+        """Note that the latest part is committed; returns the partitions that it changed.
 
-        No other change may have been committed since the slice was planned.
+        No other change may have been committed since the part was planned.
         """
         self._done = self._planned
         hosting = self._done.hosting
@@ -89,7 +89,7 @@ class Sweep:
     def _left(self, hosting: Hosting) -> tuple[tuple[TopicPartition, ...], int]:
         """Return the partitions to visit, and the position of the next one."""
         done, late = self._done, None
-        if hosting is done.hosting:  # Otherwise the tree was read again.
+        if hosting is done.hosting:  # otherwise the tree was read again
             late = hosting.changed(self._broker, self._sequence)
         if late is None:
             return hosting.hosted(self._broker), 0

@@ -1,4 +1,4 @@
-"""Chooses the brokers of a new block: few changes of replicas, evenly spread load."""
+"""Chooses the brokers of a new block: with few changes of replicas and an evenly spread load."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def succeed(
     """Return the replicas of the block after the open one.
 
     - Live replicas stay; dead ones are replaced.
-    - The block gets fewer replicas than wanted only if fewer brokers are alive, and at least one if
-      any broker is alive.
+    - The block gets fewer replicas than requested only if fewer brokers are alive, and at least one
+      if any broker is alive.
     - If some replicas must go, *holders* stay.
     - One replica may move to a broker with much less load. A new block has no data to move, so an
-      added broker gets its share this way.
+      added broker gets its share of blocks this way.
     """
     found = image.partition(*name)
     brokers = usable(image, live)

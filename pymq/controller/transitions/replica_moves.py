@@ -6,7 +6,8 @@
    replica and removes the old one.
 
 So no crash reduces the number of complete copies. If the block is retired or its topic deleted, the
-move ends. Pure functions over the image, as in :mod:`~pymq.controller.transitions.blocks`.
+move ends. All functions are pure functions over the image, as in
+:mod:`~pymq.controller.transitions.blocks`.
 """
 
 from __future__ import annotations
@@ -78,10 +79,10 @@ def _replace(draft: Draft, name: TopicPartition, image: PartitionImage, node: Bl
 
 
 def set_sealed_to(draft: Draft, name: TopicPartition, brokers: tuple[str, ...]) -> bool:
-    """Note where an administrator wants the sealed blocks; () when all are there."""
+    """Store where an administrator wants the sealed blocks; () when all of them are there."""
     image = draft.image.find(name)
     if image is None or image.node.sealed_to == brokers:
         return False
-    # Brokers need not know it, so the version stays.
+    # Brokers need not know this field, so the version stays.
     draft.put(paths.partition(*name), attrs.evolve(image.node, sealed_to=brokers))
     return True

@@ -1,4 +1,4 @@
-"""Drafts what follows from reports of leaders and replicas.
+"""Drafts the consequences of reports of leaders and replicas.
 
 Pure functions over the image, as in :mod:`~pymq.controller.transitions.blocks`.
 """
@@ -22,18 +22,20 @@ from pymq.core.types import AckMode, TopicPartition
 def is_of_another(image: Image, topic: str, topic_id: str) -> bool:
     """Whether a report concerns a deleted topic of the same name.
 
-    Blocks and epochs of the two topics have the same numbers, so only the id distinguishes them.
+    Blocks and epochs of both topics have the same numbers, so only the id distinguishes them.
     """
     found = image.topics.get(topic)
     return found is not None and topic_id not in ("", found.node.id)
 
 
 def alter_isr(draft: Draft, m: AlterIsr, members: BrokerLiveness) -> None:
-    """Change the in-sync set on request of its leader (KIP-497); ignores other requests.
+    """Change the in-sync set at the request of the block's leader (KIP-497).
 
-    Brokers that may not join are left out. A refusal raises the version in any case: the leader's
-    earlier requests become invalid, so it need not count on them. The version also rises if the
-    leader requests the present set, which withdraws its earlier requests.
+    Ignores other requests.
+
+    Brokers that may not join are left out. A refusal also raises the version: this invalidates the
+    leader's earlier requests, so the leader need not consider them any more. The version also rises
+    if the leader requests the present set; that withdraws its earlier requests.
     """
     name = TopicPartition(m.topic, m.partition)
     topic, image = draft.image.topic(m.topic), draft.image.partition(*name)
@@ -99,7 +101,7 @@ def become_leader(draft: Draft, m: BecomeLeader) -> None:
 def progress(draft: Draft, m: Progress, changed: list[TopicPartition]) -> bool:
     """Note which sealed blocks a broker has completely, or no longer has; extends *changed*.
 
-    Returns whether all fitted into this commit.
+    Returns whether everything fitted into this commit.
     """
     found: dict[TopicPartition, dict[int, int]] = {}
     ids = m.topic_ids or ("",) * len(m.ends)
@@ -114,7 +116,7 @@ def progress(draft: Draft, m: Progress, changed: list[TopicPartition]) -> bool:
         blocks = {}
         for number, end in ends.items():
             if draft.is_full:
-                is_whole = False  # The next slice skips the noted ones.
+                is_whole = False  # the next part skips those that are noted
                 break
             block = _note_end(draft, name, image, m.broker, number, end)
             if block is not None:
@@ -158,7 +160,7 @@ def _with(block: BlockNode, broker: str) -> tuple[str, ...]:
 def retire(draft: Draft, m: RetireBlocks) -> bool:
     """Remove the blocks that retention has retired; brokers delete the files after the commit.
 
-    Returns whether all fitted into this commit.
+    Returns whether everything fitted into this commit.
     """
     name = TopicPartition(m.topic, m.partition)
     image = draft.image.find(name)
@@ -177,7 +179,7 @@ def retire(draft: Draft, m: RetireBlocks) -> bool:
 
 
 def resize(draft: Draft, m: BlockSizes) -> bool:
-    """Note the sizes of compacted blocks; returns whether all fitted into this commit."""
+    """Store the sizes of compacted blocks; returns whether everything fitted into this commit."""
     name = TopicPartition(m.topic, m.partition)
     image = draft.image.find(name)
     is_whole = True

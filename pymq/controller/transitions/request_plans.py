@@ -54,9 +54,10 @@ from pymq.errors import (
 )
 
 PARTITIONS_MAX = 100_000
-SUBSCRIPTIONS_MAX = 10_000  # of a topic: groups, and as many readers; some 150 bytes each
-NAMES_MAX = 100_000  # of producers in a cluster, kept forever; some 150 bytes each
-MODES = ("ptp", "psb")  # of subscriptions
+# subscriptions of a topic: so many groups, and as many readers; some 150 bytes each
+SUBSCRIPTIONS_MAX = 10_000
+NAMES_MAX = 100_000  # names of producers in a cluster, kept forever; some 150 bytes each
+MODES = ("ptp", "psb")  # modes of subscriptions
 OFFSETS_CONFIG = {"cleanup_policy": "compact", "block_bytes": 16 << 20, "fsync": "interval"}
 
 
@@ -86,9 +87,9 @@ class Making:
         self.topic_id = topic_id
         self.wall_ms = wall_ms
         self.fewer = fewer  # allow fewer replicas if there are not enough brokers
-        self.replicas = 0  # of each partition
+        self.replicas = 0  # replicas of each partition
         self._load: BrokerLoad | None = None
-        self._brokers: list[str] = []  # counted in the load
+        self._brokers: list[str] = []  # brokers that the load counts
         self._disks: dict[str, str] = {}  # storage ids on which partitions were placed
 
     def load(self, image: Image, brokers: list[str], made: Iterable[PartitionImage]) -> BrokerLoad:
@@ -109,7 +110,7 @@ class Making:
 
 
 def create_topic(draft: Draft, m: CreateTopic, live: Collection[str], making: Making) -> bool:
-    """Draft the next slice of a topic with all its partitions; returns whether it is the last one.
+    """Draft the next part of a topic with all its partitions; returns whether it is the last one.
 
     Raises:
         InvalidName, TopicExists, ConfigError, InvalidRequest, NotEnoughBrokers: as they say.
@@ -198,8 +199,8 @@ def delete_topic(draft: Draft, topic: TopicImage) -> tuple[tuple[str, ...], bool
     If the topic is too large for one commit, this one hides it, and :func:`remove_topic` does the
     rest.
 
-    The tree keeps the brokers until they have confirmed: a broker removes files only on request,
-    never because they are unknown to it (K7).
+    The tree keeps the names of the brokers until these have confirmed: a broker removes files only
+    on request, never because it does not know them (K7).
 
     Raises:
         InvalidRequest: the topic is internal.
@@ -211,7 +212,8 @@ def delete_topic(draft: Draft, topic: TopicImage) -> tuple[tuple[str, ...], bool
     for image in topic.partitions.values():
         brokers.update(image.hosts, image.node.leaving)
     if (offsets := draft.image.topics.get(OFFSETS_TOPIC)) is not None:
-        # Group coordinators must drop its offsets: a later topic of that name starts without any.
+        # Group coordinators must drop the topic's offsets: a later topic of that name starts
+        # without any.
         for image in offsets.partitions.values():
             brokers.update(image.open_block.replicas)
     rest = Draft(draft.image, draft.bytes_max)
@@ -275,12 +277,14 @@ def alter_topic(draft: Draft, m: AlterTopic) -> None:
 
 
 def offsets_topic(
-    id: int,  # a field's name
+    id: int,  # the parameter is named after a field
     partitions: int,
     replicas: int,
     brokers: int,
 ) -> CreateTopic:
-    """The request that creates the group coordinators' topic, with *brokers* the number alive.
+    """The request that creates the group coordinators' topic.
+
+    *brokers* is the number of live brokers.
 
     Its ack mode is ``raft`` if a majority survives the loss of one broker. With two replicas,
     either must be able to continue alone, so the mode is ``leader``, with its in-sync set.
@@ -296,9 +300,9 @@ def offsets_topic(
 def subscribe(draft: Draft, m: Subscribe, source: str) -> None:
     """Create or replace a subscription; does nothing if the same one exists.
 
-    A group's subscription is permanent. A reader's ends with its reader or its zkserver (see
-    :mod:`~pymq.controller.operations.subscribers`), so it needs no write to a disk, which may be
-    full.
+    A group's subscription is permanent. A reader's subscription ends with the reader or its
+    zkserver (see :mod:`~pymq.controller.operations.subscribers`), so it needs no write to a disk,
+    which may be full.
 
     Raises:
         UnknownTopic, UnknownPartition, InvalidName: as they say.
@@ -370,10 +374,12 @@ def keep_secret(draft: Draft, new_id: Callable[[], str]) -> None:
 
 
 def init_producer(draft: Draft, m: InitProducer, new_id: Callable[[], str]) -> ProducerIds | int:
-    """Raise the epoch of a named producer, unless it is the same run; or give out a block of ids.
+    """Raise the epoch of a named producer, unless it is the same run.
 
-    A name from before ids were given out keeps the id that it hashes to, so that its sequences
-    continue. A grant protects that id like any other.
+    Without a name assign a block of ids.
+
+    A name from before the cluster assigned ids keeps its hashed id, so that its sequences continue.
+    A grant protects that id like any other.
 
     Raises:
         InvalidName: the name or the run is not valid.

@@ -1,7 +1,7 @@
 """Decides which replicas of sealed blocks move, and where to; pure functions over the image.
 
 A sealed block is copied for three reasons only: one of its brokers is lost, one was decommissioned,
-or an administrator wants the sealed blocks on other brokers. The number of copies never changes.
+or an administrator wants the sealed blocks on other brokers. The number of copies does not change.
 *live* are the brokers that are alive, *lost* those that have been dead for too long.
 """
 
@@ -35,12 +35,12 @@ def candidates(image: Image, live: Collection[str], lost: Collection[str]) -> li
 
 
 def _sources(image: Image, lost: Collection[str]) -> list[str]:
-    """The brokers that must have no sealed blocks."""
+    """The brokers that must hold no sealed blocks."""
     return sorted({*image.draining, *lost})
 
 
 def sealed_on_sources(image: Image, lost: Collection[str]) -> int:
-    """How many copies of sealed blocks are on brokers that must have none."""
+    """How many copies of sealed blocks are on brokers that must hold none."""
     hosting = image.hosting
     return sum(hosting.blocks[b] - hosting.opened_count(b) for b in _sources(image, lost))
 
@@ -64,7 +64,7 @@ def _unwanted(image: Image, found: PartitionImage, block: BlockNode) -> str | No
 def choose(
     image: Image, live: Collection[str], lost: Collection[str], place: Place
 ) -> Move | str | None:
-    """Return the move of one replica of a block, or why it cannot move, or None if none must."""
+    """Return the move of one replica, or why it cannot move, or None if none must move."""
     name, number = place
     found = image.find(name)
     block = found.blocks.get(number) if found is not None else None
@@ -82,7 +82,7 @@ def choose(
     if not _alive(block, live):
         return "no broker that holds all of it is alive"
     if found.open_block.replicas == (removing,):
-        # Recovery of the open block may need this one's producer state (pymq.core.block.recovery).
+        # Recovery of the open block may need this one's producer table (pymq.core.block.recovery).
         return "the block that takes records is on that broker alone"
     adding = _target(image, live, block, removing, wanted)
     if adding is None:
@@ -97,7 +97,7 @@ def _target(
     removing: str,
     wanted: Sequence[str],
 ) -> str | None:
-    """The broker for the new copy: on a rack of its own if possible, with the least load."""
+    """The broker for the new copy: with the least load, if possible in another rack."""
     brokers, carried = image.brokers, image.hosting.blocks
     able = [
         broker
@@ -113,7 +113,7 @@ def _target(
 
 
 def is_void(image: Image, live: Collection[str], lost: Collection[str], place: Place) -> bool:
-    """Whether a move under way must be cancelled."""
+    """Whether a move in progress must be cancelled."""
     name, number = place
     found = image.partition(*name)
     move = found.blocks[number].move
@@ -124,12 +124,15 @@ def is_void(image: Image, live: Collection[str], lost: Collection[str], place: P
     if move.removing in image.draining or move.removing in lost:
         return False
     is_wanted = move.adding in found.node.sealed_to and move.removing not in found.node.sealed_to
-    # If the old replica is away but not lost, an earlier zkserver may have seen it as lost.
+    # If the old replica is away but not lost, an earlier zkserver may have considered it lost.
     return move.removing in live and not is_wanted
 
 
 def is_stuck(image: Image, live: Collection[str], place: Place) -> bool:
-    """Whether a move waits for brokers that are away; then it does not count as under way."""
+    """Whether a move waits for brokers that are away.
+
+    Then it does not count as being in progress.
+    """
     block = image.partition(*place[0]).blocks[place[1]]
     return block.move is not None and (block.move.adding not in live or not _alive(block, live))
 
@@ -162,7 +165,7 @@ def under_replicated(image: Image, live: Collection[str]) -> int:
 def kept_by(
     image: Image, live: Collection[str], lost: Collection[str], broker: str
 ) -> tuple[str, ...]:
-    """Why a decommissioned broker is not empty, in words; empty when it is."""
+    """The reasons why a decommissioned broker is not empty, as text; empty when it is."""
     whys: Counter[str] = Counter()
     firsts: dict[str, str] = {}
     for name in image.hosting.hosted(broker):

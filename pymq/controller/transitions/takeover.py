@@ -9,9 +9,9 @@
 
 A fetch block cannot elect a leader. In a Raft block, every committed record is on a majority.
 
-If all in-sync disks of a fetch block were replaced, the replicas count that were in sync until they
-restarted, provided that the leader cannot have continued without them since. Together they have all
-committed records, except those that they had not synced by then.
+If all in-sync disks of a fetch block were replaced, the replicas that were in sync until their
+restart count instead, provided that the leader cannot have committed without them since. Together
+they have all committed records, except those that they had not synced by then.
 
 A Raft replica with a replaced disk never votes again, because its earlier votes are lost. During a
 take-over of a Raft block no leader can be elected: it would need the vote of a replica that has
@@ -36,7 +36,7 @@ from pymq.replication.quorum import majority
 
 
 def survivors(image: Image, block: BlockNode) -> tuple[str, ...]:
-    """The replicas, alive or not, that are still on the disk where they were created."""
+    """The replicas, alive or not, whose disk is still the one on which they were created."""
     return tuple(broker for broker in block.replicas if has_storage(image, block, broker))
 
 
@@ -49,7 +49,7 @@ def able(
 
 
 def is_enough(block: BlockNode, brokers: Collection[str]) -> bool:
-    """Whether *brokers*, of the surviving replicas, together have all committed records."""
+    """Whether *brokers*, which are surviving replicas, together have all committed records."""
     if block.acks is AckMode.RAFT:
         count = len(block.replicas)
         return len(brokers) > count - majority(count)
@@ -71,7 +71,7 @@ def is_needed(
 ) -> bool:
     """Whether the open block must be sealed without a leader; otherwise its leader seals it.
 
-    *is_forced*: also if replicas that are away could elect a leader when they come back.
+    *is_forced*: also if replicas that are away could elect a leader after they come back.
     """
     if block.acks is not AckMode.RAFT:
         if block.leader is None or not members.may_live(block.leader):
@@ -108,14 +108,15 @@ def seal_targets(
     if is_enough(block, sound):
         return sound
     if is_enough(block, live):
-        return live  # An offline disk may still be readable.
+        return live  # an offline disk may still be readable
     if is_forced:
         return live
     if not image.topics[name.topic].node.config.unclean_election:
         return None
     hopes = left
     if block.acks is not AckMode.RAFT:
-        # Fetch: a broker that was silent for a session is given up. Raft: only with its disk.
+        # Fetch: a broker that is silent for a session is given up. Raft: it is given up only
+        # together with its disk.
         hopes = tuple(b for b in left if members.may_live(b))
     if is_enough(block, hopes) or (left and not live):
         return None
@@ -123,16 +124,19 @@ def seal_targets(
 
 
 def rank(m: Sealed) -> tuple[int, int]:
-    """Rank of a copy by how complete it may be; copies of one rank are equal.
+    """How complete a copy may be; copies of one rank are equal.
 
-    A later epoch ranks before a longer log, as in an election of Raft: its leader had all records
-    that were committed before. A fetch block has only one epoch.
+    A later epoch ranks before a longer log, as in an election of Raft: the leader of that epoch had
+    all records that were committed before. A fetch block has only one epoch.
     """
     return (m.epochs[-1][0] if m.epochs else 0, m.end)
 
 
 def problem(image: Image, members: BrokerLiveness, name: TopicPartition) -> str | None:
-    """Why a partition cannot be written to, in words for administrators; None if it can."""
+    """The reason why a partition cannot be written to, as text for administrators.
+
+    None if it can.
+    """
     found = image.partition(*name)
     block = found.open_block
     if found.node.acks is AckMode.UNSET:

@@ -1,13 +1,12 @@
 """A coordinator backend in ZooKeeper: zkservers on several machines share one tree.
 
-The thread of the loop decides everything, in ``submit`` and ``poll``, and never waits for an
-answer.
-:class:`pymq.coord.zookeeper.session.ZookeeperLink` keeps what kazoo's thread reads until then.
-Without a connection, requests are kept and sent later.
+The thread of the loop makes all decisions, in ``submit`` and ``poll``, and never waits for an
+answer. :class:`pymq.coord.zookeeper.session.ZookeeperLink` stores what kazoo's thread has read
+until the loop's thread takes it. Without a connection, requests are kept and sent later.
 
 A commit is one multi-op transaction, conditional on versions, so it is atomic. If the connection is
-lost before its answer, the commit is ``Uncertain``. Its outcome does not change later: ZooKeeper
-refuses requests of a session from an old connection after the session has moved to another one.
+lost before its answer, the commit is ``Uncertain``. Its outcome does not change later: when a
+session has moved to a new connection, ZooKeeper refuses its requests from the old one.
 :mod:`pymq.coord.zookeeper.tree_loader` carries out loads.
 """
 
@@ -61,7 +60,7 @@ COMMITS_OUT = 64  # commits in flight at once; kazoo blocks its caller when some
 
 
 class ZookeeperCoordinator:
-    """Successive sessions on the ensemble at *address*; an object of its loop's thread.
+    """Successive sessions on the ensemble at *address*; used only by its loop's thread.
 
     *wake*, *timeout_s* and the errors raised are those of :func:`pymq.coord.open`.
     """
@@ -81,16 +80,16 @@ class ZookeeperCoordinator:
             is_owned=credentials is not None,
             max_request_bytes=address.max_request_bytes,
         )
-        # Never empty: each poll also looks at the connection.
+        # Never empty, because each poll also looks at the connection.
         self.arrivals = (None,)
         self._news = News()
-        self._queue: deque[CoordRequest] = deque()  # submitted, not started
-        self._commits = 0  # sent, not answered
-        self._is_up = False  # connected, by the last event of the link
+        self._queue: deque[CoordRequest] = deque()  # requests that were submitted and not started
+        self._commits = 0  # commits that were sent and not answered
+        self._is_up = False  # whether there is a connection, by the last event of the link
         # whether the node above the tree exists; None: request in flight
         self._has_root: bool | None = False
         self._denial: Exception | None = None  # the refusal to create that node
-        # why that node is missing, or why the link has ended
+        # the error because of which that node is missing, or the link has ended
         self._problem: PymqError | None = None
         self._is_broken = self._is_closed = False
         self._link = ZookeeperLink(address.hosts, address.session_ms, credentials, wake)
@@ -119,7 +118,7 @@ class ZookeeperCoordinator:
                     f"no answer from ZooKeeper at {hosts} within {timeout_s:g} s"
                 )
             self._link.wait(left)
-        self._news.take()  # The owner gets no events of the time before it had this object.
+        self._news.take()  # the owner does not get events from before it had this object
 
     # --- the contract ---------------------------------------------------------------------------
 
@@ -131,8 +130,8 @@ class ZookeeperCoordinator:
     def submit(self, request: CoordRequest) -> None:
         """Start *request*, or keep it until there is a connection.
 
-        Raises as the contract says, and :class:`InvalidRequest` for a commit above ZooKeeper's
-        size limit.
+        Raises the errors of the contract, and :class:`InvalidRequest` for a commit above
+        ZooKeeper's size limit.
         """
         validate(request)
         self._check()
@@ -239,7 +238,8 @@ class ZookeeperCoordinator:
         if path is None or not self._loader.changed(path):
             return
         if self._commits:
-            # A commit of this session may have made the change: report its answer first.
+            # A commit of this session may have made the change, and its answer must be reported
+            # first.
             self._news.hold(Changed(path))
         else:
             self._news.tell(Changed(path))
@@ -272,7 +272,7 @@ class ZookeeperCoordinator:
 
     def _prepared(self, _: Any, error: Exception | None) -> None:
         if isinstance(error, REFUSED):
-            self._denial = error  # if the node exists already, this does not matter
+            self._denial = error  # does not matter if the node exists already
 
     def _entered(self, _: Any, error: Exception | None) -> None:
         if error is None:

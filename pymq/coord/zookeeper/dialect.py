@@ -1,6 +1,6 @@
 """Translates requests into ZooKeeper's and ZooKeeper's answers into events. Pure.
 
-The tree is below a node of the ensemble; its paths omit the part above it.
+The tree is below a node of the ensemble; paths in the tree omit the part above it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pymq.errors import AuthorizationFailed, InvalidRequest, PymqError, StoreErr
 
 __all__ = ["LOST", "REFUSED", "Dialect", "NoNodeError"]
 
-_HEADER_BYTES = 8  # of each request, in addition to its body
+_HEADER_BYTES = 8  # bytes of each request in addition to its body
 _OWN = "/zookeeper"  # ZooKeeper's own nodes, at its root
 
 # Reasons for which a conditional operation is refused; any other error is unexpected.
@@ -60,7 +60,7 @@ REFUSED = (
     zk.QuotaExceededError,
     zk.UnimplementedError,
 )
-# After these, no sent request is answered any more; the link reports the loss.
+# After these errors no request that was sent is answered any more; the link reports the loss.
 LOST = (
     zk.AuthFailedError,
     zk.ConnectionClosedError,
@@ -71,7 +71,10 @@ NoNodeError: type[Exception] = zk.NoNodeError
 
 
 class Dialect:
-    """Requests and answers for the tree below *root*; *is_owned* reserves nodes for our user."""
+    """Requests and answers for the tree below *root*.
+
+    With *is_owned* only our user may access its nodes.
+    """
 
     def __init__(self, root: str, *, is_owned: bool, max_request_bytes: int) -> None:
         self._root = root
@@ -87,7 +90,7 @@ class Dialect:
             return None
         return full[len(self._root) :] or "/"
 
-    # --- questions ------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def ancestors(self) -> list[ZookeeperRequest]:
         """Requests that create the nodes above the tree; existing ones are no error."""
@@ -146,7 +149,7 @@ class Dialect:
         size = len(self.transaction(commit).serialize()) + _HEADER_BYTES
         limit = self._max_request_bytes
         if size > limit:
-            # ZooKeeper would close the connection without a reason.
+            # ZooKeeper would close the connection without giving a reason.
             raise InvalidRequest(
                 f"a change of {len(commit.ops)} nodes in {size} bytes; ZooKeeper takes {limit} at "
                 "a time: change less at once, or raise jute.maxbuffer on all its servers and "
@@ -176,7 +179,8 @@ class Dialect:
         if error is not None:
             if isinstance(error, REFUSED):
                 return Failed(commit.tag, self.error(error, commit.ops[0].path))
-            return Uncertain(commit.tag)  # connection or session lost, or unexpected
+            # the connection or session was lost, or the error is unexpected
+            return Uncertain(commit.tag)
         for index, (op, outcome) in enumerate(zip(commit.ops, result, strict=True)):
             if isinstance(outcome, Exception) and not isinstance(outcome, zk.RolledBackError):
                 reason = _REASONS.get(type(outcome))

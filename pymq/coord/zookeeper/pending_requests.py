@@ -9,14 +9,14 @@ from pymq.coord.zookeeper.session import Reply, ZookeeperLink, ZookeeperRequest
 
 __all__ = ["OnReply", "PendingRequests"]
 
-OnReply = Callable[[Any, Exception | None], None]  # (result, error), one of which is None
+OnReply = Callable[[Any, Exception | None], None]  # (result, error); one of them is None
 
 
 class PendingRequests:
     """Numbers requests, sends them over *link*, and passes each answer to its callback."""
 
     def __init__(self, link: ZookeeperLink) -> None:
-        self.session = ""  # the session that requests are sent in; empty before the first one
+        self.session = ""  # the session in which requests are sent; empty before the first one
         self._link = link
         self._waiting: dict[int, OnReply] = {}  # by request number
         self._numbers = 0

@@ -1,8 +1,8 @@
 """A session with a ZooKeeper ensemble, through kazoo: events and answers as values, in wire order.
 
-kazoo's connection thread decides nothing here. It turns all that it reads into :data:`Arrival`
-values in the order of the wire, and the owner takes them later. Loads rely on this order: ZooKeeper
-sends the event of a change before any answer that reflects it.
+kazoo's connection thread makes no decisions here. It turns all that it reads into :data:`Arrival`
+values, in the order in which ZooKeeper sent them, and the owner takes them later. Loads rely on
+this order: ZooKeeper sends the event of a change before any answer that reflects the change.
 
 This module adds to kazoo, by overriding some methods outside its public API:
 
@@ -11,7 +11,7 @@ This module adds to kazoo, by overriding some methods outside its public API:
 - A lease: a connection without any received byte for two thirds of the session timeout is dropped.
   kazoo counts sent bytes as a sign of life, so with requests in flight it notices neither a server
   that hangs nor that this process was stopped.
-- A session boundary: no request of one session is ever sent in the next.
+- A session boundary: a request of one session is never sent in the next.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ _log.addFilter(_Seldom())
 
 @value
 class Connected:
-    """Connected, in this session: the one before or a new one."""
+    """There is a connection, in this session, which may be the previous one or a new one."""
 
     session: str
 
 
 @value
 class Lost:
-    """The connection is lost. Requests without an answer before this event get none."""
+    """The connection is lost. Requests without an answer before this event get no answer."""
 
 
 @value
@@ -150,7 +150,7 @@ def session_name(session_id: int) -> str:
 
 
 class ZookeeperLink:
-    """Successive sessions, each over one connection after the other, until it is closed."""
+    """Successive sessions, each over one or more connections, until the link is closed."""
 
     def __init__(
         self,
@@ -168,8 +168,9 @@ class ZookeeperLink:
             timeout=session_ms / 1000,
             handler=self._handler,
             auth_data=[("digest", _Secret(credentials))] if credentials else None,
-            # kazoo's default backs off for up to an hour. A restarted server gives each session its
-            # full timeout again, so a client that reconnects within that time keeps its session.
+            # By default kazoo waits up to an hour between tries. A restarted server gives each
+            # session its full timeout again, so a client that reconnects within that time keeps its
+            # session.
             connection_retry={
                 "max_tries": -1,
                 "delay": 0.05,
@@ -208,11 +209,11 @@ class ZookeeperLink:
         return self._handler.is_silent(time.monotonic())
 
     def drop(self) -> None:
-        """Drop the connection and make another one."""
+        """Drop the connection and open a new one."""
         self._handler.is_unwanted = True
 
     def close(self) -> None:
-        """End the session; if the server does not answer, it will expire there."""
+        """End the session; if the server does not answer, the session will expire there."""
         # stop() may hang (kazoo's issue 582), so wait for it in a thread with a timeout.
         stopper = threading.Thread(target=self._stop, name="pymq-zookeeper-stop", daemon=True)
         stopper.start()
@@ -244,7 +245,7 @@ class ZookeeperLink:
             self._arrived(Lost())
         elif self._client.client_state == KeeperState.AUTH_FAILED:
             self._is_denied = True
-        # Otherwise the server has reported that the session expired; a new one follows.
+        # Otherwise the server has reported that the session expired, and a new one follows.
 
     def _ended(self) -> None:
         self._arrived(Ended(self._is_denied))
@@ -260,7 +261,7 @@ class _Secret(str):
 
 
 class _Bound:
-    """A request that is sent in its own session only."""
+    """A request that is sent only in its own session."""
 
     def __init__(self, request: ZookeeperRequest, session: str, client: KazooClient) -> None:
         self.type = request.type
@@ -270,13 +271,13 @@ class _Bound:
 
     def serialize(self) -> bytes:
         if session_name(self._client._session_id or 0) != self._session:
-            # It was submitted before the end of its session was known. Only a lost connection
-            # makes kazoo answer a request without sending it.
+            # It was submitted before the end of its session was known. Only a lost connection makes
+            # kazoo answer a request without sending it.
             raise ConnectionDropped("a request of an earlier session")
         return self._request.serialize()
 
     def deserialize(self, data: bytes, offset: int) -> Any:
-        # Kazoo calls this for requests that have the method.
+        # Kazoo calls this method for requests that have it.
         return self._request.deserialize(data, offset)  # type: ignore[attr-defined] # see above
 
 
@@ -285,13 +286,13 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no
 
     def __init__(self) -> None:
         super().__init__()
-        self.lease_s = 0.0  # the longest silence; 0 until it is known
+        self.lease_s = 0.0  # the longest allowed silence; 0 until it is known
         self.is_unwanted = False
         self._heard = 0.0
         self._server: Any = None  # the socket
 
     def start(self) -> None:
-        """Start no threads: a handler that is not running runs callbacks at once."""
+        """Start no threads: a handler that is not running calls callbacks directly."""
 
     def stop(self) -> None:
         """Do nothing: there are no threads."""
@@ -339,7 +340,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc] # kazoo has no types
     def _connect(self, *args: Any) -> Any:
         self.handler.lease_s = 0.0  # while connecting, kazoo's own timeouts are enough
         timeouts = super()._connect(*args)
-        self.handler.lease_s = timeouts[0] / 1000  # two thirds of what the server grants
+        # two thirds of the session timeout that the server grants
+        self.handler.lease_s = timeouts[0] / 1000
         return timeouts
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:

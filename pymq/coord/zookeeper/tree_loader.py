@@ -1,8 +1,8 @@
 """Loads parts of the tree, one after the other, and keeps them watched.
 
-A load begins with a ``sync``, so it contains every earlier commit, even one that was sent to
-another server. A load that fails because the connection is lost or the server is overloaded goes
-back to the queue.
+A load begins with a ``sync``, so it contains each earlier commit, even one that was sent to another
+server. A load that fails because the connection is lost or the server is overloaded goes back to
+the queue.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class TreeLoader:
         self._news.tell(Changed(root))
 
     def forget(self) -> None:
-        """Handle the end of the session, and with it of all watches."""
+        """Handle the end of the session, which also ends all watches."""
         self._roots.clear()
 
     # --- reading --------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class TreeLoader:
         self._go_on(reading)
 
     def _is_read(self, reading: TreeReading, error: Exception | None) -> bool:
-        """Whether the read succeeded; that a node is missing is a valid answer."""
+        """Whether the read succeeded; a missing node is a valid answer."""
         if error is not None and not isinstance(error, NoNodeError):
             # kazoo answers lost reads before it reports the lost connection; _failed ignores them.
             self._failed(reading, error)

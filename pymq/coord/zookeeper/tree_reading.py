@@ -1,8 +1,9 @@
 """Reads a tree node by node; the result is a consistent snapshot. Pure.
 
 ZooKeeper has no request for a whole tree, and the tree may change while it is read. But its root is
-watched, and ZooKeeper sends the event of a change before any answer that reflects it. So a changed
-node is read again. When no reads are left, no node has changed since it was read.
+watched, and ZooKeeper sends the event of a change before any answer that reflects the change. So
+this module reads a changed node again. When no reads are left, no node has changed since it was
+read.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class TreeReading:
             return
         self._found[path] = entry
         if has_children and path not in self._listed:
-            # List once: a new child is reported as changed.
+            # List a node only once, because new children are reported as changed.
             self._todo[ListNode(path)] = None
 
     def listed(self, path: str, names: Iterable[str] | None) -> None:

@@ -34,10 +34,10 @@ def split(data: Buffer) -> Iterator[EncodedBatch]:
 
 
 def clip(data: bytes, offset: int) -> bytes:
-    """Return *data* from *offset* on, if its first batch begins before that and is empty.
+    """Return *data* from *offset* on; its first batch may begin earlier only if it is empty.
 
-    Compaction merges empty batches, so *offset* may be the end of a batch on one broker and inside
-    a merged batch on another. Compaction never merges batches with records.
+    Compaction merges empty batches, so *offset* may be a batch's end on one broker and inside a
+    merged batch on another. Compaction never merges batches with records.
 
     Raises:
         CorruptBatch: the first batch is damaged.

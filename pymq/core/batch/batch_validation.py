@@ -22,12 +22,13 @@ from pymq.core.batch.record import EncodedBatch, check_times
 from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp
 
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
-ROUTE_BYTES = 300  # of the header of a routed record, which the producer adds to what was sent
-_BACK = 1 << 31  # milliseconds; the most negative delta of 32 bits
+ROUTE_BYTES = 300  # bytes of the route header, which the producer adds to the sent record
+# milliseconds; times in a batch may be so much before its first one (32-bit deltas)
+_BACK = 1 << 31
 
 
 def check(batch: EncodedBatch) -> None:
-    """Check CRC and form; not necessary for a batch that is sound already.
+    """Check CRC and form, unless the batch is known to be sound.
 
     Raises:
         CorruptBatch: the body is damaged or cannot be decoded.
@@ -62,7 +63,7 @@ def check_form(batch: EncodedBatch) -> None:
     columns.check_bytes(values, count, nulls=False)
     present = header.columns
     if present == columns.VALUES:
-        return  # the most frequent case
+        return  # the usual case
     if (keys := batch.column(columns.KEYS)) is not None:
         columns.check_bytes(keys, count, nulls=True)
     if (times := batch.column(columns.TIMESTAMPS)) is not None:
@@ -70,7 +71,8 @@ def check_form(batch: EncodedBatch) -> None:
     if (headers := batch.column(columns.HEADERS)) is not None:
         columns.check_headers(headers, count)
     if present & columns.OFFSETS:
-        _ = batch.offsets  # written by compaction, read by followers and consumers
+        # the access checks the column, which compaction writes and followers and consumers read
+        _ = batch.offsets
 
 
 def is_too_large(header: Header, limit: int) -> bool:

@@ -24,7 +24,7 @@ a column with cbor2             55      46
 byte strings of one length      11      14
 ==============================  ======  ======
 
-Most streams have byte strings of one length. Their array is ``head + prefix +
+In most streams all byte strings have the same length. Their array is ``head + prefix +
 prefix.join(values)``, and one struct format reads it back. The bytes are the same CBOR, so a reader
 in any language needs no special case.
 """
@@ -55,9 +55,9 @@ Headers = tuple[tuple[str, bytes], ...]
 
 _LENGTH = struct.Struct("<I")
 _LITTLE = sys.byteorder == "little"
-_COPIED = 256  # bytes of a value and its head up to which a column is copied for checking
-_WHOLE = 1 << 16  # items that a check decodes at a time
-_RUN = 64  # values of a struct format: longer formats cost more to compile than they save
+_COPIED = 256  # a column is copied for checking if its items are at most so long
+_WHOLE = 1 << 16  # items that a check decodes at once
+_RUN = 64  # values in one struct format: longer formats cost more to compile than they save
 
 
 def pack(columns: Sequence[bytes]) -> bytes:
@@ -102,7 +102,7 @@ def _head(major: int, number: int) -> bytes:
     return struct.pack(">BI", major << 5 | 26, number)
 
 
-ANY = -1  # a width that is not known yet
+ANY = -1  # a width that still has to be measured
 
 
 def width_of(values: Sequence[bytes | None]) -> int | None:
@@ -146,7 +146,7 @@ def _run(prefix: int, size: int, count: int) -> struct.Struct:
 
 
 def _byte_string(view: memoryview, position: int) -> tuple[int, int]:
-    """Read a byte string's head: its own length and the string's; (0, 0) if it is none."""
+    """Read a byte string's head: the lengths of head and string; (0, 0) if there is none."""
     first = view[position] if position < len(view) else 0
     if 0x40 <= first < 0x58:
         return 1, first - 0x40
@@ -161,7 +161,7 @@ class RecordRun(NamedTuple):
 
     data: memoryview
     prefix: int  # bytes of CBOR before each value
-    size: int  # of each value
+    size: int  # bytes of each value
 
     @property
     def stride(self) -> int:
@@ -178,9 +178,9 @@ def find_run(column: Buffer, count: int) -> RecordRun | None:
     if prefix == 0 or len(view) != start + count * stride or bytes(view[:start]) != head:
         return None
     if count == 1:
-        return RecordRun(view[start:], prefix, size)  # There is no other head.
-    # The total length fits. Each value must also have the same head.
-    # Steps through a view cost 5 ns an item, so short values are copied first.
+        return RecordRun(view[start:], prefix, size)  # No other head occurs.
+    # The total length is right. Each value must also have the same head. Steps through a view cost
+    # 5 ns an item, so short values are copied first.
     data = bytes(view) if stride <= _COPIED else view
     for at in range(start, start + prefix):
         if bytes(data[at::stride]).count(view[at]) != count:
@@ -250,7 +250,7 @@ def _array_head(view: memoryview, count: int) -> int:
 
 
 def _decode_array(view: memoryview, count: int, depth: int = 1) -> list[Any]:
-    _array_head(view, count)  # first: the declared count decides how much is allocated
+    _array_head(view, count)  # First check the declared count: it decides how much is allocated.
     values = _load(view, depth)
     if type(values) is not list or len(values) != count:
         raise CorruptBatch(f"a column does not hold an array of {count} items")
@@ -309,7 +309,8 @@ def check_headers(column: Buffer, count: int) -> None:
         rows = list(filter(None, piece))
         if any(map(and_, map(len, rows), repeat(1))):
             raise CorruptBatch("a record's headers are not an array of pairs")
-        items = list(chain.from_iterable(rows))  # Rows have even lengths: names are at even places.
+        # Each row has an even length, so names are at the even indexes.
+        items = list(chain.from_iterable(rows))
         names, values = items[::2], items[1::2]
         if not ({str}.issuperset(map(type, names)) and {bytes}.issuperset(map(type, values))):
             raise CorruptBatch("a header is not a text and a byte string")

@@ -1,4 +1,4 @@
-"""The codecs of a batch's body; unpacking is bounded, whatever size the sender declared."""
+"""The codecs of a batch's body; unpacking is bounded, even if the declared size is wrong."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def decompress(codec: int, data: bytes | memoryview, size: int) -> bytes:
     else:
         raise CorruptBatch(f"compression {codec} is unknown; a newer pymq wrote this batch")
     try:
-        # One byte more than allowed detects data that unpacks to too much.
+        # Allow one byte more, to detect data that unpacks to more than the declared size.
         unpacked: bytes = unpacker.decompress(bytes(data), max_length=size + 1)
-    except Exception as error:  # each codec has an exception class of its own
+    except Exception as error:  # each codec has its own exception class
         raise CorruptBatch(f"the body cannot be unpacked: {error}") from None
     if len(unpacked) != size or not unpacker.eof or unpacker.unused_data:
         raise CorruptBatch(f"the body does not unpack to the {size} bytes that its header declares")

@@ -62,21 +62,22 @@ KAFKA_FORMAT = 2
 COMPRESSION_MASK = 0b111
 CONTROL = 0b1000
 COMPACTED = 0b10000
-DELAYED = 0b100000  # some records are not for groups before their time
-EXPIRES = 0b1000000  # some records are not for groups after their time
-DELAYED_COPY = 0b10000000  # the leader has copied the records from earlier in the log
-ROUTED = 0b100000000  # some records are for one group alone
+DELAYED = 0b100000  # some records are not for groups before a time in their headers
+EXPIRES = 0b1000000  # some records are not for groups after a time in their headers
+# the batch holds copies, made by the leader, of records earlier in the log
+DELAYED_COPY = 0b10000000
+ROUTED = 0b100000000  # some records are for one group only
 PRIORITY_SHIFT = 9
-PRIORITY_MASK = 0b1111 << PRIORITY_SHIFT  # of all records of the batch, 0 to 9
-NOTE = DELAYED | DELAYED_COPY  # the leader's notes about delayed records
+PRIORITY_MASK = 0b1111 << PRIORITY_SHIFT  # priority of all records of the batch, 0 to 9
+NOTE = DELAYED | DELAYED_COPY  # both bits together: a note of the leader about delayed records
 # what a producer may set; only the broker itself sets DELAYED_COPY
 PRODUCED = COMPRESSION_MASK | DELAYED | EXPIRES | DELAYED_COPY | ROUTED | PRIORITY_MASK
 _ATTRIBUTES = PRODUCED | CONTROL | COMPACTED
 
 HEADER = struct.Struct("<4sIqqIIIBBHqqIIIHHqqII")
 HEADER_SIZE = HEADER.size
-STAMPED = struct.Struct("<4sIqq")  # the first part, of the stamping broker
-SIGNED_PART = struct.Struct("<IBBHqqIIIHHqqII")  # the last part, of the producer
+STAMPED = struct.Struct("<4sIqq")  # the fields of the stamping broker, at the start
+SIGNED_PART = struct.Struct("<IBBHqqIIIHHqqII")  # the producer's fields, at the end
 CRC = struct.Struct("<I")
 HEADER_CRC = 24  # position of the header CRC, after the stamp
 REST = 28  # position of the part after the header CRC
@@ -85,7 +86,8 @@ SIGNED = 32  # position of the part that the batch CRC covers
 BATCH_BYTES_MAX = 64 << 20
 COUNT_MAX = 1 << 24
 NO_PRODUCER = -1
-EPOCH_HALF = 32  # bits of the half that a producer raises itself; its name raises the upper half
+# bits that a producer raises itself; each new producer of its name raises the upper half
+EPOCH_HALF = 32
 EPOCH_LOW = (1 << EPOCH_HALF) - 1
 
 
@@ -138,7 +140,7 @@ class Header(NamedTuple):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether readers never see the batch: of a copy they have seen the original."""
+        """Whether readers do not see the batch: it is internal, or a copy of records they saw."""
         return bool(self.attributes & (CONTROL | DELAYED_COPY))
 
     @property
@@ -176,7 +178,8 @@ def parse_header(data: Buffer, position: int = 0) -> Header:
     if (
         not HEADER_SIZE <= header.length <= BATCH_BYTES_MAX
         or header.raw_length > BATCH_BYTES_MAX
-        or header.count > min(header.span, COUNT_MAX, header.raw_length)  # a record takes a byte
+        # each record takes at least one byte
+        or header.count > min(header.span, COUNT_MAX, header.raw_length)
         or (
             not header.attributes & COMPRESSION_MASK
             and header.raw_length != header.length - HEADER_SIZE

@@ -30,10 +30,10 @@ class Index:
     __slots__ = ("_next", "offsets", "positions", "times")
 
     def __init__(self) -> None:
-        self.offsets = array("q")  # of the group's first record
-        self.positions = array("q")  # of the group's first byte in the file
-        # The latest time of any record up to the group's end. It never falls, so it can be
-        # searched, and the first group that reaches a time holds the first batch that does.
+        self.offsets = array("q")  # offset of each group's first record
+        self.positions = array("q")  # position in the file of each group's first byte
+        # The latest time of any record up to the group's end. It never falls, so a binary search
+        # works, and the first group that reaches a time holds the first batch that does.
         self.times = array("q")
         self._next = 0  # a batch at or beyond this position starts a group
 
@@ -57,7 +57,7 @@ class Index:
         return self.positions[at] if at >= 0 else None
 
     def find_time(self, timestamp_ms: int) -> int | None:
-        """Return the position of the first group with a batch that reaches *timestamp_ms*."""
+        """Return the position of the first group with a time of at least *timestamp_ms*."""
         at = bisect_left(self.times, timestamp_ms)
         return self.positions[at] if at < len(self.times) else None
 

@@ -18,7 +18,7 @@ from pymq.core.batch.header import COLUMNS_FORMAT, CONTROL, Header
 
 Range = tuple[int, int]
 
-RUNS_MAX = 16  # ranges that a log keeps and reports, the last ones
+RUNS_MAX = 16  # how many ranges a log keeps and reports; the last ones are kept
 OFFSET_END = 1 << 62  # after every offset
 
 
@@ -47,7 +47,7 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 class Ranges:
-    """Sorted ranges of offsets, at most *most*: the lowest are dropped."""
+    """Sorted ranges of offsets, at most *most*; if there are more, the lowest are dropped."""
 
     __slots__ = ("_found", "_most")
 
@@ -66,7 +66,7 @@ class Ranges:
     def put(self, start: int, end: int) -> bool:
         """Add the offsets in [*start*, *end*); return whether any of them is new."""
         found = self._found
-        if found and start < end:  # the most frequent case: it extends the last range
+        if found and start < end:  # the usual case: it extends the last range
             low, high = found[-1]
             if low <= start <= high:
                 if end > high:
@@ -125,7 +125,7 @@ def has_keys(header: Header) -> bool:
     A consumer may still hold a removed record, so no other consumer may get a later one of its key.
     """
     if header.attributes & CONTROL:
-        return False  # Consumers never see it.
+        return False  # Consumers never see the batch.
     if header.count < header.span:
         return True
     return header.body_format != COLUMNS_FORMAT or bool(header.columns & KEYS)

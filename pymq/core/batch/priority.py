@@ -1,16 +1,16 @@
-"""Priorities of records: which of those that are available a group gets first.
+"""Priorities of records: a group gets available records of the highest priority first.
 
-A record's priority, 0 to 9, is the header ``pymq.priority``; without it, it is 0, the lowest. All
-records of a batch have the same one, which the batch's header repeats, so brokers know it without
-decoding records:
+A record's priority, 0 to 9, is its header ``pymq.priority``; without that header it is 0, the
+lowest. All records of a batch have the same priority, and the batch's header repeats it, so brokers
+need not decode records:
 
-1. The producer closes a batch for each priority.
+1. The producer closes one batch per priority.
 2. Replicas of an open block collect the runs of batches with a priority above 0.
 3. The leader sends them to members that watch the partition.
 4. Members forward them to their group coordinator, which sees no records itself.
 
-So the index is bounded: of more than ``RUNS_MAX`` runs of a block, the lowest offsets count as
-records without a priority.
+So the index is bounded: if a block has more than ``RUNS_MAX`` runs, the lowest ones lose their
+priority.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pymq.core.batch.header import PRIORITY_SHIFT
 
 PRIORITY = "pymq.priority"
 HIGHEST = 9
-RUNS_MAX = 1024  # that a log keeps, and a member or a message
+RUNS_MAX = 1024  # how many runs a log, a member and a message hold
 
-Run = tuple[int, int, int]  # from an offset up to, not including, another one; their priority
+Run = tuple[int, int, int]  # (first offset, offset after the last, priority)
 
 
 def priority_of(headers: Headers) -> int:
-    """Return the priority in a record's headers; 0 if there is none, or no number."""
+    """Return the priority in a record's headers; 0 if there is none or it is not a number."""
     for name, text in headers:
         if name == PRIORITY:
             return min(int(text), HIGHEST) if len(text) == 1 and text.isdigit() else 0
@@ -36,7 +36,7 @@ def priority_of(headers: Headers) -> int:
 
 
 def priority_bits(records: Iterable[Headers]) -> int:
-    """Return the bits of a batch with these headers: the lowest priority of its records."""
+    """Return a batch's attribute bits for its records' headers: their lowest priority."""
     return min(map(priority_of, records), default=0) << PRIORITY_SHIFT
 
 
@@ -58,7 +58,7 @@ class PriorityRuns:
         return len(self._runs)
 
     def put(self, start: int, end: int, priority: int) -> None:
-        """Append a run; what is known already, or comes before the last run, is left out."""
+        """Append a run, without the part that does not come after the last run."""
         runs = self._runs
         if runs:
             low, high, before = runs[-1]
@@ -90,7 +90,7 @@ class PriorityRuns:
     def between(self, start: int, end: int) -> tuple[Run, ...]:
         """Return the runs with offsets from *start* on, cut at *end*."""
         found: list[Run] = []
-        for low, high, priority in reversed(self._runs):  # the news are at the end
+        for low, high, priority in reversed(self._runs):  # new runs are at the end
             if high <= start:
                 break
             if low < end:

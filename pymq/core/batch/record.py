@@ -40,7 +40,7 @@ from pymq.errors import CorruptBatch
 if TYPE_CHECKING:
     from array import array
 
-TIME_MAX = 1 << 63  # milliseconds; times have 64 bits
+TIME_MAX = 1 << 63  # milliseconds; times are 64-bit integers
 _UNSTAMPED = STAMPED.pack(MAGIC, 0, 0, 0)
 _UNSTAMPED_CRC = crc32(_UNSTAMPED)
 
@@ -63,7 +63,7 @@ class RecordMetadata(NamedTuple):
 
     topic: str
     partition: str
-    offset: int  # -1 with ``acks="none"``, which is not acknowledged
+    offset: int  # -1 with ``acks="none"``, where no acknowledgement tells it
     timestamp_ms: int
 
 
@@ -127,7 +127,7 @@ class EncodedBatch:
         self.partition = partition
         self._columns: dict[int, memoryview] | None = None
 
-    # --- encoding -------------------------------------------------------------------------------
+    # --- encoding ---------------------------------------------------------------------------------
 
     @classmethod
     def encode(
@@ -160,7 +160,7 @@ class EncodedBatch:
                 first, last = timestamps[0], max(timestamps)
         body = compression.compress(codec, raw) if codec else raw
         if len(body) >= len(raw):
-            codec, body = compression.NONE, raw  # It did not shrink: save readers the work.
+            codec, body = compression.NONE, raw  # The body did not shrink: save readers the work.
         signed = (
             HEADER_SIZE + len(body),
             VERSION,
@@ -189,7 +189,7 @@ class EncodedBatch:
 
     @classmethod
     def of_columns(cls, count: int, encoded: Mapping[int, bytes], first: int, last: int) -> Self:
-        """Make a batch of columns that were encoded elsewhere (:mod:`pymq.core.batch.columns`).
+        """Make a batch from columns that are already encoded (:mod:`pymq.core.batch.columns`).
 
         Args:
             count: the number of records.
@@ -284,13 +284,13 @@ class EncodedBatch:
         head_crc = crc32(rest, crc32(stamped))
         head = stamped + CRC.pack(head_crc) + rest
         stamp = (MAGIC, leader_epoch, base_offset, durable, head_crc)
-        header = tuple.__new__(Header, stamp + self.header[5:])  # half the cost of ``_make``
+        header = tuple.__new__(Header, stamp + self.header[5:])  # half as expensive as ``_make``
         return EncodedBatch(
             head, self.body, header, self.topic, self.partition, is_sound=self.is_sound
         )
 
     def renamed(self, producer_id: int, producer_epoch: int, base_sequence: int) -> EncodedBatch:
-        """Return this batch as one of another producer, which copies it without decoding it."""
+        """Return this batch under another producer's numbers, without decoding it."""
         header = self.header._replace(producer_id=producer_id)
         renamed = EncodedBatch(self.head, self.body, header, is_sound=self.is_sound)
         return renamed.numbered(producer_epoch, base_sequence)
@@ -459,7 +459,7 @@ class EncodedBatch:
 
     def records(self, delivery_count: int = 1) -> list[Record]:
         """Return the batch's records."""
-        values = self.values  # first: this checks the count of the header
+        values = self.values  # read the values first: this checks the record count in the header
         count = self.header.count
         rows: Any = zip(
             (self.topic,) * count,

@@ -70,15 +70,15 @@ class RecordBatch:
         end: int = 1 << 62,
         delivery_count: int = 1,
     ) -> None:
-        # Why the view cannot be read, if so; see :meth:`fault`.
+        # The error if the view cannot be read; see :meth:`fault`.
         self.problem: PymqError | None = getattr(batch, "problem", None)
-        self.batch: EncodedBatch  # the whole one
+        self.batch: EncodedBatch  # the whole batch
         self._columns: _Columns
         self._rows: slice
         self.topic: str = batch.topic
         self.partition: str = batch.partition
         self.delivery_count = delivery_count
-        # why the consumer that had the records before has returned them; "" if it said nothing
+        # the error text with which the previous consumer returned the records; "" if none
         self.error: str = getattr(batch, "error", "")
         offsets, first = batch.offsets, 0
         if start > batch.base_offset or end < batch.end_offset:
@@ -129,7 +129,7 @@ class RecordBatch:
 
     @property
     def base_offset(self) -> int:
-        """The first offset that the view covers, even without a record there."""
+        """The first offset that the view covers, even if there is no record at it."""
         return self._start
 
     @property
@@ -150,7 +150,7 @@ class RecordBatch:
 
     @property
     def batch_crc(self) -> int:
-        """The CRC of the whole batch, which identifies it among batches at the same offset."""
+        """The CRC of the whole batch, which tells it from other batches at the same offset."""
         return self.batch.header.batch_crc
 
     @property

@@ -1,4 +1,4 @@
-"""How far the open block reaches, and how far consumers may read it."""
+"""How far the open block reaches, and up to where consumers may read it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class BlockOffsets:
 
     def __init__(self, start: int, visible: int) -> None:
         self.start = start
-        self.visible = visible  # the high watermark from before the replica started over
+        self.visible = visible  # the high watermark from before the replica restarted its log
         self.is_raft = False
-        self.log: BlockLog | None = None  # if the block is to be here
-        self.replicator: Replicator | None = None  # from the end of recovery on
+        self.log: BlockLog | None = None  # None if this broker does not hold the block
+        self.replicator: Replicator | None = None  # set once recovery has ended
 
     @property
     def end(self) -> int:
@@ -60,6 +60,6 @@ class BlockOffsets:
         return self.high_watermark >= self.log.epochs[-1][1]
 
     def start_over(self) -> None:
-        """Take in that the replica starts over: what consumers have seen stays visible."""
+        """Restart the replica's log; what consumers could read before stays readable."""
         self.visible = self.high_watermark
         self.replicator = None

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a block, beside its batches: the ``Checkpoint`` of docs/format.md.
+"""The state of a block in a checkpoint: ``Checkpoint`` in docs/format.md.
 
 Recovery restores it and reads only the headers of later batches.
 """
@@ -27,7 +27,7 @@ class BlockSnapshot:
     producers: ProducerTable
     epochs: LeaderEpochs
     seal_end: int | None
-    committed: int  # how far it was known to be committed
+    committed: int  # offset before which all was known to be committed
     unkeyed: Ranges
     priorities: PriorityRuns
 

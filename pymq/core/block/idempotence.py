@@ -1,10 +1,10 @@
-"""Idempotence: the producer table of a partition, by which a duplicate batch is written once.
+"""Idempotence: the producer table of a partition, by which duplicate batches are recognised.
 
 A producer numbers its records in each partition, from 0 on. Its next batch must begin where the
-last one ended. A batch that begins earlier is a duplicate and is answered with the offset it has
-already. A batch that begins later shows that one was lost on the way. A higher producer epoch
-fences lower ones and continues their numbers (in Kafka it begins at 0; here the number also tells a
-restarted producer how far it got).
+last one ended. A batch that begins earlier is a duplicate; the answer names the offset of the first
+copy. A batch that begins later shows that an earlier one was lost on the way. A higher producer
+epoch fences lower ones and continues their numbers (in Kafka it begins at 0; here the number also
+tells a restarted producer how far it got).
 
 The table is part of the log's state: replaying headers rebuilds it, and checkpoints hold a
 snapshot.
@@ -34,18 +34,19 @@ from pymq.errors import (
 )
 
 NAMED = 1 << 62  # this bit marks the id of a named producer
-DELAYS = (1 << 63) - 1  # the producer id of the leader's notes about delayed records
-REMEMBERED = 5  # batches a producer, as many as it may have in flight
+DELAYS = (1 << 63) - 1  # the producer id in the leader's notes about delayed records
+REMEMBERED = 5  # batches remembered for each producer; as many may be in flight
 UNKNOWN_TIME = -1
-STEP_MS = 60 * 1000  # of silence at most, between two readings of a clock that may have been set
-UNDER_WAY_MS = 10 * 60 * 1000  # of silence, after which a producer has no request under way
-PAST_BYTES = 512 << 10  # of a table in a metadata node: a commit in ZooKeeper has at most 1 MiB
+# longest silence counted between two readings of a clock, which may have been set
+STEP_MS = 60 * 1000
+UNDER_WAY_MS = 10 * 60 * 1000  # after so long a silence a producer has no request in flight
+PAST_BYTES = 512 << 10  # largest table in a metadata node: a commit in ZooKeeper has at most 1 MiB
 PLAIN_BYTES = 4 << 10  # a smaller table is not compressed
 UNPACKED_BYTES = 16 << 20
 ZLIB_LEVEL = 1
-ZLIB_MAGIC = b"\x78"  # no array begins with it in CBOR
-UNKNOWN_CRC = -1  # of a batch in a snapshot of an older version
-PRODUCERS_MAX = 10_000  # of a partition; beyond it the longest silent one is dropped
+ZLIB_MAGIC = b"\x78"  # no CBOR array begins with it
+UNKNOWN_CRC = -1  # CRC of a batch in a snapshot of an older version
+PRODUCERS_MAX = 10_000  # producers of a partition; beyond that the longest silent one is dropped
 
 
 class ProducerState(NamedTuple):
@@ -53,12 +54,12 @@ class ProducerState(NamedTuple):
 
     epoch: int
     next_sequence: int
-    # the last batches: (epoch, sequence, count, offset, CRC); CRC -1: not kept
+    # the last batches: (epoch, sequence, count, offset, CRC); CRC -1: unknown
     batches: tuple[tuple[int, int, int, int, int], ...]
 
 
 def hashed_id(name: str) -> int:
-    """Return the id of a name from before the cluster gave out ids."""
+    """Return the id that a name had before the cluster assigned ids."""
     from hashlib import blake2b  # imported here: it loads OpenSSL, and few producers have names
 
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
@@ -71,12 +72,12 @@ def _batch(
 
 
 def _is_named(producer_id: int, producer: ProducerState) -> bool:
-    """Whether a producer has a name. A hashed id shows it only by a later epoch."""
+    """Whether a producer has a name. A hashed id shows that only once its epoch has risen."""
     return bool(producer_id & NAMED) or bool(producer.epoch >> EPOCH_HALF)
 
 
 def _keeping(each: tuple[int, ProducerState]) -> tuple[bool, bool]:
-    """Sorts producers: the last ones are kept longest."""
+    """Sort key of producers: the last ones are kept longest."""
     return each[0] == DELAYS, _is_named(*each)
 
 
@@ -107,9 +108,9 @@ class ProducerTable:
         self._producers: dict[int, ProducerState] = {}  # as in the durable log
         # the wall clock of each producer's last write, as far as known
         self._seen: dict[int, int] = {}
-        self._time = UNKNOWN_TIME  # of the write under way
+        self._time = UNKNOWN_TIME  # wall clock of the write in progress
         self._told = UNKNOWN_TIME  # the last reading of the wall clock
-        self._writing: dict[int, ProducerState] = {}  # as after the write under way ...
+        self._writing: dict[int, ProducerState] = {}  # as after the write in progress ...
         self._proposed: dict[int, ProducerState] = {}  # ... and after the next one
 
     def __len__(self) -> int:
@@ -119,7 +120,8 @@ class ProducerTable:
         """Check a batch: None to append it, the offset of a duplicate, or the error to answer."""
         if header.producer_id == NO_PRODUCER:
             return None
-        producer_id = header.producer_id  # What follows is written out: it runs with each batch.
+        # The checks below are written inline, since they run for each batch.
+        producer_id = header.producer_id
         known = (
             self._proposed.get(producer_id)
             or self._writing.get(producer_id)
@@ -137,7 +139,8 @@ class ProducerTable:
         producer_epoch = header.epoch_high << EPOCH_HALF | header.epoch_low
         if header.base_sequence == known.next_sequence and producer_epoch >= known.epoch:
             return None
-        # The same sequence under another epoch is another batch: the producer gave up the first.
+        # Under another epoch the same sequence means another batch: the producer gave up the first
+        # one.
         wanted = (producer_epoch, header.base_sequence, header.count)
         for epoch, sequence, count, offset, crc in known.batches:
             if (epoch, sequence, count) == wanted:
@@ -178,9 +181,9 @@ class ProducerTable:
         )
 
     def propose(self, header: Header) -> None:
-        """Count a batch that will be written."""
+        """Count a batch that will be written next."""
         if header.attributes & DELAYED and self._latest(DELAYS) is None:
-            # The leader has to know that the partition has delayed records, and since when.
+            # The leader must know since which offset the partition has delayed records.
             self._proposed[DELAYS] = ProducerState(0, 0, (_batch(0, 0, 0, header.base_offset),))
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
@@ -197,14 +200,14 @@ class ProducerTable:
         self._proposed[producer_id] = ProducerState(epoch, sequence + count, batches)
 
     def write(self, now_ms: int = UNKNOWN_TIME) -> None:
-        """Take in that the proposed batches are being written; *now_ms* is the wall clock."""
+        """The proposed batches are being written; *now_ms* is the wall clock."""
         if now_ms not in (UNKNOWN_TIME, self._told):
             self.tell(now_ms)
         self._time = now_ms
         self._writing, self._proposed = self._proposed, self._writing
 
     def settle(self) -> None:
-        """Take in that the write is done."""
+        """The write is done."""
         producers, seen, time = self._producers, self._seen, self._time
         for producer_id, producer in self._writing.items():
             seen[producer_id] = time
@@ -219,7 +222,7 @@ class ProducerTable:
             del producers[first], seen[first]
 
     def discard(self) -> None:
-        """Take in that the write has failed: drop what was proposed or being written."""
+        """The write has failed: drop what was proposed or being written."""
         self._writing.clear()
         self._proposed.clear()
 
@@ -248,7 +251,8 @@ class ProducerTable:
     def last_note(self) -> tuple[int, int] | None:
         """The offset and the number of records of the last note about delayed records.
 
-        A note of no records is the first batch with a delayed record. None: there is none.
+        If a note counts no records, it stands for the first batch with a delayed record. None if
+        the partition has no note.
         """
         state = self._latest(DELAYS)
         if state is None or not state.batches:
@@ -257,10 +261,10 @@ class ProducerTable:
         return offset, count
 
     def tell(self, now_ms: int) -> None:
-        """Set the wall clock to *now_ms*.
+        """Advance the wall clock to *now_ms*.
 
-        If the clock jumped, or another broker's clock is used, all times move with it: a jump is
-        no silence. A pause between two readings counts as a minute at most.
+        If the clock was set, or this is another broker's clock, all stored times move with it: such
+        a jump is no silence. A pause between two readings counts as a minute at most.
         """
         before, self._told = self._told, now_ms
         step = now_ms - before
@@ -302,8 +306,8 @@ class ProducerTable:
     def hand_on(self, now_ms: int, bytes_max: int = PAST_BYTES) -> bytes:
         """Pack the durable table for the next block, in at most *bytes_max*.
 
-        If it is too large, producers with no request under way keep only their last batch; then
-        those that were silent longest are left out, unnamed ones first.
+        If the table is too large, producers without a request in flight keep only their last batch;
+        then those silent longest are left out, unnamed ones first.
         """
         snapshot = self.snapshot()
         if len(snapshot) <= min(PLAIN_BYTES, bytes_max):
@@ -336,7 +340,7 @@ class ProducerTable:
         table = cls()
         try:
             for producer_id, epoch, next_sequence, batches, *seen in cbor.loads(_plainly(snapshot)):
-                (seen_ms,) = seen or (UNKNOWN_TIME,)  # A table of an older version has none.
+                (seen_ms,) = seen or (UNKNOWN_TIME,)  # Tables of older versions have no such field.
                 last = tuple(_batch(*batch) for batch in batches)
                 table._producers[int(producer_id)] = ProducerState(
                     int(epoch), int(next_sequence), last[-REMEMBERED:]

@@ -1,7 +1,7 @@
-"""The leader epochs of a log, and where each begins (Kafka: ``LeaderEpochFileCache``).
+"""The leader epochs of a log, and the offset where each begins (Kafka: ``LeaderEpochFileCache``).
 
-Two logs with the same (offset, epoch) hold the same batches up to there (Raft, log matching). So
-two replicas find out from their epochs alone how far their logs agree.
+If two logs have the same (offset, epoch), they hold the same batches up to there (Raft, log
+matching). So two replicas can compare their epochs alone to find how far their logs agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class LeaderEpochs(list[tuple[int, int]]):
     __slots__ = ()
 
     def assign(self, epoch: int, offset: int) -> None:
-        """Note that the batch at *offset* is of *epoch*."""
+        """Note that the batch at *offset* belongs to *epoch*."""
         if not self or self[-1][0] != epoch:
             self.append((epoch, offset))
 
@@ -31,8 +31,8 @@ class LeaderEpochs(list[tuple[int, int]]):
     def end_of(self, epoch: int, start: int, end: int) -> tuple[int, int]:
         """The largest epoch that is not above *epoch*, and the offset where it ends.
 
-        The log begins at *start* and ends at *end*; if all of it is of later epochs, the result is
-        (0, start).
+        The log begins at *start* and ends at *end*; if all its epochs are later, the result is (0,
+        start).
         """
         index = bisect_right(self, epoch, key=lambda known: known[0])
         if not index:
@@ -40,7 +40,7 @@ class LeaderEpochs(list[tuple[int, int]]):
         return self[index - 1][0], self[index][1] if index < len(self) else end
 
     def agreed(self, end: int, other: Epochs, other_end: int) -> int:
-        """Return up to where this log, which ends at *end*, equals another one."""
+        """Return the offset up to which this log, which ends at *end*, equals another one."""
         for index, (epoch, start) in enumerate(other):
             theirs = other[index + 1][1] if index + 1 < len(other) else other_end
             mine = next(((s, i) for i, (e, s) in enumerate(self) if e == epoch), None)

@@ -1,8 +1,8 @@
 """The log of one block on this broker: appended, written and durable batches.
 
 Leaders and followers use the same log. A leader stamps the batches of producers with offset and
-epoch; a follower's batches come stamped. Batches count only when :meth:`BlockLog.advance` says that
-the store has written them.
+epoch; a follower's batches come stamped. Batches count only once the store has written them: see
+:meth:`BlockLog.advance`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from pymq.core.ready import (
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, CorruptBlock
 
-# A checkpoint follows so many bytes or batches, which bounds what a recovery reads. Batches cost
-# the time: 25 us each, 0.4 s for these.
+# A checkpoint is written after so many bytes or batches, to limit the work of a recovery. Reading
+# batches takes 25 us each: 0.4 s for so many.
 CHECKPOINT_BYTES = 32 << 20
 CHECKPOINT_BATCHES = 16_384
 
@@ -47,7 +47,7 @@ class LogHost(Protocol):
 
     @property
     def out(self) -> Ready:
-        """The broker's :class:`Ready` of this turn."""
+        """The broker's :class:`Ready` for this turn."""
         ...
 
     def wall_ms(self, now: int) -> int:
@@ -94,43 +94,45 @@ class BlockLog:
     def __init__(self, host: LogHost, name: BlockId, start: int, *, is_shared: bool) -> None:
         self.name = name
         self.start = self.end = self.stable_end = start
-        self.committed = start  # how far it is known to be committed: outlives a restart
-        self.size = self.stable_size = 0  # bytes
-        self.max_timestamp = -1  # of its records, truncated ones included
+        # offset before which all is known to be committed; kept over a restart
+        self.committed = start
+        self.size = self.stable_size = 0  # bytes, of all batches and of the written ones
+        self.max_timestamp = -1  # latest timestamp of any record, truncated ones included
         self.epochs = LeaderEpochs()
         self.seal_end: int | None = None  # the offset after the seal batch, if there is one
         self.producers = ProducerTable()
         self.is_recovering = False  # the store is finding out where the block ends
-        self.is_writing = False  # a write is under way
-        self.unkeyed = Ranges(RUNS_MAX)  # records without a key, as far as that is known
-        self.priorities = PriorityRuns()  # records with a priority
+        self.is_writing = False  # a write is in progress
+        self.unkeyed = Ranges(RUNS_MAX)  # the last ranges of records without a key
+        self.priorities = PriorityRuns()  # runs of records with a priority
         self._host = host
         self._is_shared = is_shared  # other brokers hold the block too
         self.unwritten: list[EncodedBatch] = []  # stamped, for the next write
-        self._write_end = start  # the end that the write under way will reach ...
-        self._write_size = 0  # ... and the size
-        self._durable_end = start  # all before it is on the disk and synced ...
-        self._durable_then = start  # ... before this, once the write under way is done,
-        self._durable_soon = start  # ... and before this, once the requested syncs are done
-        self._create: CreateBlock | None = None  # how the block was created here, if it was ...
-        self._beginning: list[Write] = []  # ... and which writes of that must be repeated
-        self._batches = 0  # written since the last checkpoint
-        self._checkpointed = 0  # the block's size then
-        self._checkpointed_committed = start  # ... and its high watermark
+        self._write_end = start  # the log's end after the write in progress ...
+        self._write_size = 0  # ... and its size
+        self._durable_end = start  # all before this offset is synced to disk ...
+        self._durable_then = start  # ... before this one once the write in progress is done ...
+        self._durable_soon = start  # ... and before this one once the requested syncs are done
+        # the write that created the block on this broker, if any ...
+        self._create: CreateBlock | None = None
+        self._beginning: list[Write] = []  # ... and the writes that a failed creation must repeat
+        self._batches = 0  # batches written since the last checkpoint
+        self._checkpointed = 0  # size of the block at the last checkpoint
+        self._checkpointed_committed = start  # high watermark at the last checkpoint
         self._recent = RecentBatches() if is_shared else None
-        self._time = 0  # the wall clock, as last set
+        self._time = 0  # wall clock, as last set
 
-    # --- beginning ------------------------------------------------------------------------------
+    # --- creation and recovery --------------------------------------------------------------------
 
     def create(self, topic: str, partition: str, producers: ProducerTable) -> None:
-        """Create an empty block with the producer table of the block before."""
+        """Create an empty block, with the producer table of the block before it."""
         self.producers = producers
         out = self._host.out
         self._create = CreateBlock(self.name, self.start, topic, partition)
         out.write.append(self._create)
         if self.name.number > 0:
-            # Without a checkpoint, recovery reads the blocks before. The first block has none, so
-            # thousands of new partitions are created without a wait for the disk.
+            # Without a checkpoint, recovery would read the blocks before it. A first block needs
+            # none, so thousands of new partitions are created without waiting for the disk.
             out.write.append(Checkpoint(self.name, BlockSnapshot.encode(self)))
 
     def recover(self, *, is_open: bool = True) -> None:
@@ -139,10 +141,10 @@ class BlockLog:
         self._host.out.ask.append(Recover(self.name, self.start, is_open))
 
     def restore(self, found: Recovered, before: ProducerTable | None) -> bool:
-        """Take in what the store has found; *before* is the table of the block before, if known.
+        """Apply what the store has found; *before* is the table of the block before, if known.
 
-        Returns False if there is no snapshot and *before* is None: then only the block before has
-        the producer table, and the caller tries again with it.
+        Returns False if neither a snapshot nor *before* has the producer table: the caller then
+        retries with the table of the block before.
 
         Raises:
             CorruptBlock: records that were durable in this process are missing.
@@ -298,14 +300,15 @@ class BlockLog:
             self._cut(end)
             self._durable_end = min(self._durable_end, end)
             self._host.out.write.append(Truncate(self.name, end))
-            self.recover()  # Only the log itself has the producer table as of that point.
+            self.recover()  # Only the log itself can tell the producer table as of that offset.
 
     def _cut(self, end: int) -> None:
         self.end = end
         self.unkeyed.cut(end)
         self.priorities.cut(end)
         self.stable_end = min(self.stable_end, end)
-        # The batches that follow are another leader's, which reports anew what is committed.
+        # Batches appended from now on come from another leader, which reports anew what is
+        # committed.
         self.committed = min(self.committed, end)
         self.epochs.cut(end)
         if self.seal_end is not None and self.seal_end > end:
@@ -342,13 +345,13 @@ class BlockLog:
         self._durable_soon = self.stable_end
 
     def advance(self) -> bool:
-        """Take in that the write is done; returns whether there was one."""
+        """Handle the end of a write; returns whether there was one."""
         if not self.is_writing:
             return False
         self.stable_end, self.stable_size = self._write_end, self._write_size
         self.is_writing = False
         if self._recent is not None:
-            self._recent.joined = None  # What was written will hardly be sent again.
+            self._recent.joined = None  # Followers that are up to date have these batches already.
         self.producers.settle()
         self._durable_end = max(self._durable_end, self._durable_then)
         is_much = self.stable_size - self._checkpointed >= CHECKPOINT_BYTES
@@ -357,9 +360,9 @@ class BlockLog:
         return True
 
     def fail(self) -> None:
-        """Take in that the write has failed: drop what is not on the disk."""
+        """Note that the write has failed: drop what is not on the disk."""
         self.is_writing = False
-        self._durable_soon = self._durable_end  # The syncs may not have happened either.
+        self._durable_soon = self._durable_end  # The syncs may have failed, too.
         self.unwritten = []
         self.producers.discard()
         self.size = self.stable_size
@@ -385,7 +388,7 @@ class BlockLog:
             self._durable_soon = self.stable_end
 
     def past(self, expire_ms: int) -> bytes:
-        """Return the producer table for the next block, without expired producers."""
+        """Return the producer table for the next block, without producers that have expired."""
         self.producers.expire(self._time, expire_ms)
         return self.producers.hand_on(self._time)
 

@@ -1,10 +1,11 @@
-"""Writes the log of an open block: what a write holds, when it is synced, what a crash keeps.
+"""Writes the log of an open block: which batches a write holds, and when it is synced.
 
-Exists from the end of recovery until the replica starts over. Each turn has at most one write:
+A writer exists from the end of recovery until the replica restarts its log. Each turn has at most
+one write:
 
 1. ``is_dirty`` says that there is something to write, and no write is under way.
 2. ``flush`` adds the write: batches, the replicator's state, the seal.
-3. ``advance`` takes in that the write is done.
+3. ``advance`` handles the end of the write.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 
 DRAINING = SealState.DRAINING
-IDLE_MS = 30_000  # without an append, after which batches cached for followers are dropped
+IDLE_MS = 30_000  # after so long without an append, cached batches for followers are dropped
 
 
 class LogWriter:
@@ -47,7 +48,7 @@ class LogWriter:
     ) -> None:
         self.log = log
         self.replicator = replicator
-        self.is_unsent = False  # batches were appended that the followers were not sent
+        self.is_unsent = False  # the followers have not been sent all appended batches
         self._sealing = sealing
         self._is_shared = is_shared
         self._sync_at = NEVER  # when batches written without a sync are synced
@@ -74,13 +75,13 @@ class LogWriter:
         return sealing.state is DRAINING and sealing.must_write(log, self.replicator)
 
     def flush(self, ready: Ready, committed: int, now: int, *, must_sync: bool) -> int:
-        """Add the pending write to *ready*; returns when its sync is due, if that is later.
+        """Add the pending write to *ready*; returns when it must be synced, if not at once.
 
         *committed* is the high watermark for the next checkpoint.
         """
         log, replicator = self.log, self.replicator
         if self.is_unsent and self._is_shared:
-            replicator.appended(now)  # Followers write at the same time as this disk.
+            replicator.appended(now)  # Followers write at the same time as this broker's disk.
         self.is_unsent = False
         log.committed = committed
         sealing = self._sealing

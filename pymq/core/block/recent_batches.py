@@ -15,7 +15,8 @@ class RecentBatches:
     __slots__ = ("_batches", "_bytes", "joined")
 
     def __init__(self) -> None:
-        # The last answer to a follower, by (offset, most bytes): the others need the same.
+        # The last answer to a follower, by (offset, most bytes), because the other followers
+        # request the same.
         self.joined: tuple[tuple[int, int], bytes] | None = None
         self._batches: deque[EncodedBatch] = deque()
         self._bytes = 0

@@ -1,12 +1,12 @@
-"""Recovery of an open block after a start: the end of its log, and its producer table.
+"""Recovery of an open block after a start: it finds the end of the log and the producer table.
 
 1. The store finds where the block ends, and reads its last checkpoint and the headers after it.
 2. If neither a checkpoint nor the metadata has a producer table, the store reads the blocks
    before, newest first, until one has a checkpoint.
 3. The headers are replayed, oldest block first.
 
-If the disk cannot read a block, it may succeed later. So the store retries with growing pauses, and
-meanwhile the replica takes no part. Damage is final.
+If the disk cannot read a block, a later try may succeed. So the store retries with growing pauses;
+until then the replica does not take part in replication. Damaged data is final.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pymq.core.ready import Recover, Recovered, RecoverFailed
 from pymq.core.types import NEVER, AckMode, BlockId
 from pymq.errors import CorruptBlock, CorruptMetadata, PymqError, StoreError
 
-READ_AGAIN_MAX_MS = 30_000  # the longest pause before a block that could not be read is read again
+READ_AGAIN_MAX_MS = 30_000  # longest pause between two tries to read a block
 
 
 def as_told(error: Exception) -> PymqError:
@@ -58,13 +58,13 @@ class Recovery:
     def __init__(
         self, host: LogHost, is_known: Callable[[BlockNode], bool], first_pause_ms: int
     ) -> None:
-        self.failures = 0  # in a row, that may succeed the next time
-        self.retry_at = NEVER  # when the store is asked again
+        self.failures = 0  # read failures in a row after which a retry may succeed
+        self.retry_at = NEVER  # time of the next retry
         self._host = host
         self._is_known = is_known  # whether a sealed block's producer table is complete here
         self._first_pause_ms = first_pause_ms
         self._found: tuple[Recovered, ...] = ()  # newest block first
-        self._asked: BlockId | None = None  # the last earlier block that was requested
+        self._asked: BlockId | None = None  # the last earlier block that the store was asked for
         self._is_stopped = False
 
     @property
@@ -80,44 +80,47 @@ class Recovery:
     def awaits(self, block: BlockId, log: BlockLog) -> bool:
         """Whether recovery waits for the store's answer about *block*.
 
-        The store may also answer about others, such as a sealed block that is no longer kept.
+        The store may also answer about other blocks, such as a sealed one that is no longer kept.
         """
         if self._is_stopped or not log.is_recovering:
             return False
         return block == (self._asked or log.name)
 
     def is_resting(self, log: BlockLog) -> bool:
-        """Whether *log* is not recovered and the store owes no answer about its block.
+        """Whether *log* is not recovered and no answer about its block is awaited.
 
-        The store will be asked, or it has answered and now reads the blocks before.
+        Either the next request is still to come, or the store has answered and now reads earlier
+        blocks.
         """
         if self.retry_at != NEVER:
             return True
         return log.is_recovering and not self.awaits(log.name, log)
 
     def ask(self, log: BlockLog) -> None:
-        """Ask the store for the block of *log*, anew."""
+        """Ask the store again for the block of *log*."""
         self._drop()
         self.retry_at = NEVER
         log.recover()
 
     def ask_at(self, now: int) -> None:
-        """Ask the store anew at *now*, and not before."""
+        """Ask the store again at *now*, not earlier."""
         self._drop()
         self.retry_at = now
 
     def failed(self, now: int) -> None:
-        """Take in that the store could not read the block: it is asked again after a pause."""
+        """The store could not read the block: ask it again after a pause."""
         self.failures += 1
         self.retry_at = now + self.pause_ms
 
     def stop(self) -> None:
-        """Stop: the replica has failed for good, and answers of the store are ignored."""
+        """Stop: the replica has failed permanently, so ignore answers of the store."""
         self._is_stopped = True
         self.retry_at = NEVER
 
     def add(self, found: Recovered, log: BlockLog, state: PartitionState) -> Recovered | None:
-        """Take in a part. Once no more are needed, restore *log* and return the open block's part.
+        """Add a part of the recovered state.
+
+        With the last part, restore *log* and return the open block's part.
 
         Raises:
             CorruptBlock: records that were durable in this process are missing.
@@ -130,7 +133,8 @@ class Recovery:
         is_voted = len(block.replicas) > 1 and block.acks is AckMode.RAFT
         if is_voted and first.state is None and first.end > first.start:
             mark("partition.votes_lost")
-            # A replica saves its term before it accepts records, so its votes are lost.
+            # A replica saves its term before it accepts records; if the term is missing, so are its
+            # votes.
             raise StoreError(f"{first.block} has records, and its saved vote is missing")
         if not self._restore(log, state):
             return None
@@ -138,9 +142,9 @@ class Recovery:
         return first
 
     def done(self) -> None:
-        """Take in that the log is recovered."""
+        """The log is recovered."""
         self.failures = 0
-        self.retry_at = NEVER  # A write may have failed after the store was asked.
+        self.retry_at = NEVER  # A write may have failed after the store was asked, and set a retry.
 
     def _drop(self) -> None:
         self._found, self._asked = (), None
@@ -151,7 +155,7 @@ class Recovery:
         if blocks[-1].past:
             before = ProducerTable.restore(blocks[-1].past)
         elif found[-1].snapshot is None and found[-1].block.number > blocks[0].number:
-            # Without a snapshot, only the block before has the producer table.
+            # Without a snapshot, the producer table has to come from the block before.
             index = [block.number for block in blocks].index(found[-1].block.number) - 1
             earlier = blocks[index]
             if self._is_known(earlier):

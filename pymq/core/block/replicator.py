@@ -1,10 +1,10 @@
-"""The contract between a partition and a replication discipline.
+"""The contract between a partition and a replication protocol.
 
 The partition owns the open block's log: it stamps batches, writes them and knows which are durable.
 The replicator decides which replica may append, what is committed, and what a follower must append
-or truncate. The disciplines are :mod:`pymq.replication.solo`, :mod:`~pymq.replication.raft.raft`
-and :mod:`~pymq.replication.fetch`. A new one is a class with the methods of :class:`Replicator`,
-and a line in a factory.
+or truncate. The protocols are :mod:`pymq.replication.solo`, :mod:`~pymq.replication.raft.raft` and
+:mod:`~pymq.replication.fetch`. To add one, write a class with the methods of :class:`Replicator`,
+and a line in the factory.
 
 A message that must not leave before a write is durable is added to ``after`` in
 :meth:`Replicator.flush`, in the same :class:`~pymq.core.ready.Ready` as the write.
@@ -26,25 +26,26 @@ from pymq.core.values import define
 class ReplicationConfig:
     """Timeouts (milliseconds) and sizes (bytes) of replication."""
 
-    ping_ms: int = 50  # between two pings of a pair of brokers
-    election_ms: int = 150  # without a ping, up to twice that, before a broker seems dead
-    retry_ms: int = 100  # before an unanswered message is sent again
-    tell_ms: int = 20  # a new high watermark waits for data to go with; 0: is sent at once
-    append_bytes: int = 1 << 20  # in one message
+    ping_ms: int = 50  # interval of pings between each pair of brokers
+    election_ms: int = 150  # a broker counts as dead after so long without a ping, up to twice that
+    retry_ms: int = 100  # pause before an unanswered message is sent again
+    tell_ms: int = 20  # how long a new high watermark waits for data to travel with; 0: not at all
+    append_bytes: int = 1 << 20  # bytes in one message
     in_flight: int = 8  # unanswered messages to a follower
-    fetch_wait_ms: int = 500  # a follower's fetch waits for new data
-    lag_max_ms: int = 10_000  # before a follower that has not caught up leaves the in-sync set
+    fetch_wait_ms: int = 500  # how long a follower's fetch waits for new data
+    lag_max_ms: int = 10_000  # after so long behind, a follower leaves the in-sync set
     repairs: int = 8  # sealed blocks that a broker fetches at the same time
-    lend_bytes: int = 16 << 20  # of sealed blocks sent in one turn of a broker
-    copy_bytes_s: int = 50 << 20  # a second, of sealed blocks that move to a broker; 0: no limit
+    lend_bytes: int = 16 << 20  # bytes of sealed blocks that a broker sends in one turn
+    # bytes a second of sealed blocks that move to a broker; 0: no limit
+    copy_bytes_s: int = 50 << 20
 
 
 class ReplicatedLog(Protocol):
     """The log of one replica of the open block; offsets are those of the partition."""
 
-    start: int  # of the block
+    start: int  # first offset of the block
     end: int  # the offset of the next record, written or not
-    stable_end: int  # records before it are on disk, as durable as the ack mode requires
+    stable_end: int  # records before it are as durable on this disk as the ack mode requires
 
     def epoch_at(self, end: int) -> int:
         """The epoch of the batch that holds offset ``end - 1``; 0 at the start of the block."""
@@ -74,9 +75,9 @@ class ReplicatedLog(Protocol):
         ...
 
     def recent(self, offset: int, max_bytes: int) -> bytes | None:
-        """Return whole batches from *offset* on if they are cached, at least one; else None.
+        """Return whole batches from *offset* on, at least one, if they are cached; else None.
 
-        *offset* is where a batch begins. The result is empty if it is the end of the log.
+        *offset* is where a batch begins. The result is empty if *offset* is the end of the log.
         """
         ...
 
@@ -105,7 +106,7 @@ class ReplicaHost(Protocol):
 
     @property
     def rng(self) -> Rng:
-        """The broker's random generator."""
+        """The broker's random number generator."""
         ...
 
     @property
@@ -114,15 +115,15 @@ class ReplicaHost(Protocol):
         ...
 
     def send(self, peer: str, message: Message) -> None:
-        """Send a message to another broker, now."""
+        """Send a message to another broker in this turn."""
         ...
 
     def tell_controller(self, message: Message) -> None:
-        """Send something to the active zkserver."""
+        """Send a message to the active zkserver."""
         ...
 
     def is_alive(self, peer: str) -> bool:
-        """Whether another broker seems alive and can act on the block."""
+        """Whether another broker seems to be alive and able to act on the block."""
         ...
 
 
@@ -140,7 +141,7 @@ class Replicator(Protocol):
 
     @property
     def leader(self) -> str | None:
-        """The leader at this epoch, as far as this replica knows."""
+        """The leader in this epoch, as far as this replica knows."""
         ...
 
     @property
@@ -150,7 +151,7 @@ class Replicator(Protocol):
 
     @property
     def in_sync(self) -> tuple[str, ...]:
-        """On the leader: the in-sync replicas, as the discipline defines them."""
+        """On the leader: the in-sync replicas, as the protocol defines them."""
         ...
 
     def holders(self, end: int) -> tuple[str, ...]:
@@ -162,7 +163,7 @@ class Replicator(Protocol):
         ...
 
     def step(self, source: str, message: Replication, now: int) -> None:
-        """Take in a message of another replica."""
+        """Handle a message of another replica."""
         ...
 
     def appended(self, now: int) -> None:
@@ -170,7 +171,7 @@ class Replicator(Protocol):
         ...
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         ...
 
     def flush(self, ready: Ready, now: int) -> None:
@@ -181,11 +182,11 @@ class Replicator(Protocol):
         ...
 
     def stable(self, end: int, now: int) -> None:
-        """Take in that the writes of :meth:`flush`, and the log up to *end*, are durable."""
+        """The writes of :meth:`flush`, and the log up to *end*, are durable."""
         ...
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Take in that :meth:`ReplicaHost.is_alive` has changed, or that a broker has restarted."""
+        """:meth:`ReplicaHost.is_alive` has changed for *peer*, or *peer* has restarted."""
         ...
 
     def transfer(self, peer: str, now: int) -> None:
@@ -195,7 +196,7 @@ class Replicator(Protocol):
     def relinquish(self, now: int) -> None:
         """On the leader: transfer leadership at once, because its disk has failed.
 
-        The partition does not use the replicator afterwards.
+        The partition drops the replicator afterwards.
         """
         ...
 
@@ -208,9 +209,9 @@ class Replica:
     log: ReplicatedLog
     host: ReplicaHost
     state: PartitionState  # its last block is the open one
-    saved: bytes | None  # the replicator's last saved state, from before a restart
-    is_new: bool  # created here just now, by the roll that appointed its leader
+    saved: bytes | None  # the state that the replicator last saved before a restart
+    is_new: bool  # this broker has just created it for the roll that appointed its leader
 
 
 ReplicatorFactory = Callable[[Replica, int], Replicator]
-"""Makes the replicator of an open block, at a time."""
+"""Makes the replicator of an open block; the second argument is the time."""

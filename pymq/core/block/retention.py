@@ -31,12 +31,12 @@ def first_kept(
 
 
 def newest_ms(block: BlockNode, following: BlockNode, config: TopicConfig) -> int:
-    """Return the time in milliseconds by which retention judges a sealed block's age.
+    """Return the time of a sealed block's newest record, for retention by age.
 
-    It is the newest timestamp, unless that is more than ``timestamp_after_max_ms`` later than the
-    opening of the *following* block: then it is that opening, since no record came after it. Such a
-    timestamp predates the topic's limit or comes from a wrong clock, and must not keep the
-    partition forever.
+    This is the newest timestamp, unless that is more than ``timestamp_after_max_ms`` later than the
+    opening of the *following* block: then it is the time of that opening, since no record was
+    appended after it. Such a timestamp predates the topic's limit or comes from a wrong clock, and
+    must not make retention keep the block forever.
     """
     after, opened = config.timestamp_after_max_ms, following.opened_ms
     if after is not None and opened and block.max_timestamp > opened + after:

@@ -5,11 +5,11 @@ The leader seals in three steps:
 1. It appends no more records. In a Raft block it also appends a seal batch, after which no later
    leader appends records either.
 2. It waits until its whole log is committed.
-3. It makes the log and its index durable.
+3. It syncs the log and its index to disk.
 
-If the leader is gone (a takeover), a follower only stops following it and reports where its own
-copy ends. It is fenced then: it ignores its leader until the roll, or until another controller
-takes over.
+If the leader has failed, the controller takes over: a follower stops following and reports where
+its own copy ends. The follower is then fenced: it ignores its leader until the roll, or until
+another controller takes over.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class SealState(Enum):
     SEALED = "the seal is durable, and the controller was told the end"
 
 
-# A seal is given up in any state. A further request changes the state only of an open block.
+# A seal can be cancelled in any state. A repeated request changes the state only if the block is
+# open.
 TRANSITIONS = {
     SealState.OPEN: {SealState.DRAINING},
     SealState.DRAINING: {SealState.WRITING, SealState.OPEN},
@@ -49,8 +50,8 @@ class Sealing:
 
     def __init__(self, *, is_shared: bool, is_raft: bool) -> None:
         self.state = SealState.OPEN
-        self.request: Seal | None = None  # None: the block is open
-        self.fenced: int | None = None  # the controller epoch under which the block is taken over
+        self.request: Seal | None = None  # None: no seal is requested
+        self.fenced: int | None = None  # the controller epoch of a takeover of the block
         self._is_shared = is_shared
         self._is_raft = is_raft
 
@@ -61,7 +62,7 @@ class Sealing:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether this replica ignores its leader: the controller takes the block over."""
+        """Whether this replica ignores its leader because the controller takes the block over."""
         return self.fenced is not None
 
     def begin(self, m: Seal) -> None:
@@ -74,7 +75,7 @@ class Sealing:
             self.fenced = m.controller_epoch
 
     def give_up(self) -> Seal | None:
-        """Give up the seal, so that the block stays open; returns the request, if any."""
+        """Cancel the seal, so that the block stays open; returns the request, if any."""
         mark("sealing.given_up")
         request, self.request = self.request, None
         self.fenced = None
@@ -83,9 +84,7 @@ class Sealing:
         return request
 
     def must_write(self, log: BlockLog, replicator: Replicator) -> bool:
-        """Whether a draining seal must be written now: all that the block will hold is
-        committed.
-        """
+        """Whether a draining seal must be written now: all records of the block are committed."""
         if log.unwritten:
             return False
         if self.is_fenced or not self._is_shared:
@@ -101,10 +100,10 @@ class Sealing:
         self._move(SealState.WRITING)
 
     def written(self, log: BlockLog) -> bool:
-        """Take in that the write of the seal is done; returns whether it has sealed the block."""
+        """Handle the end of the seal's write; returns whether the block is sealed now."""
         if log.end == log.stable_end:
             return True
-        self._move(SealState.DRAINING)  # More was appended meanwhile.
+        self._move(SealState.DRAINING)  # More batches were appended meanwhile.
         return False
 
     def done(
@@ -116,7 +115,7 @@ class Sealing:
         replicator: Replicator,
         past: bytes,
     ) -> Sealed | None:
-        """Return the answer to the controller; *past* is the next block's producer table."""
+        """Return the answer to the controller; *past* is the producer table for the next block."""
         if self.request is None:
             return None
         mark("sealing.done")

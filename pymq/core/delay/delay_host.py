@@ -20,7 +20,7 @@ class DelayHost(Protocol):
         ...
 
     def next_request(self) -> int:
-        """A number for a request."""
+        """Return a new request number."""
         ...
 
     def to_partition(
@@ -34,11 +34,12 @@ class DelayHost(Protocol):
         ...
 
     def sequence(self, name: TopicPartition) -> int:
-        """The next sequence of the scheduler's notes."""
+        """The sequence for the scheduler's next note."""
         ...
 
     def keep_from(self, name: TopicPartition, offset: int, *, is_full: bool = False) -> int:
-        """Keep retention from removing *offset*; returns the offset from which it wants to keep
-        records. If *is_full*, the partition takes no more delayed records.
+        """Keep *offset* from retention; returns the first offset that the scheduler wants kept.
+
+        With *is_full* the partition refuses further delayed records.
         """
         ...

@@ -1,8 +1,8 @@
-"""The delayed records of one partition that are not delivered yet, by their time.
+"""The undelivered delayed records of one partition, by the time when they are due.
 
-The index is derived from the log: from the batches with delayed records, from the copies of due
-ones, and from the leader's notes. A leader that takes over reads these from the offset that the
-last note names (``pymq.pending_from``).
+The index is derived from the log: from batches with delayed records, from the copies that the
+leader appends when they are due, and from the leader's notes. A new leader reads these, beginning
+at the offset in the last note (``pymq.pending_from``).
 
 ======================================  ======================================================
 batch                                   effect
@@ -16,6 +16,10 @@ note with ``pymq.cancelled``            the record is not to be delivered
 
 A pending record takes an integer in a heap, and a bit for its offset: 60 bytes, and up to 230 if
 few of the records around it are pending.
+
+A client that got no answer asks again whether its record is cancelled, and the record may be due by
+then. So the index remembers for a minute what was cancelled, and notes name the first of these
+offsets, too.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ from pymq.core.batch.record import EncodedBatch
 from pymq.core.delay.record_times import CANCELLED, DELAYED_ID, DELIVER_AT, offset_of, time_of
 from pymq.core.types import NEVER
 
-PENDING_MAX = 1 << 20  # records of a partition; a leader refuses further ones
+PENDING_MAX = 1 << 20  # pending records of a partition; its leader refuses further ones
+CANCELLED_MS = 60_000  # how long cancelled records are remembered ...
+CANCELLED_MAX = 10_000  # ... and how many of them
 SEGMENT = 256  # offsets that share an integer of bits
 ID_BITS = 62
 ID_MASK = (1 << ID_BITS) - 1
@@ -37,9 +43,11 @@ class DelayIndex:
     """The pending records of a partition."""
 
     def __init__(self) -> None:
-        self._heap: list[int] = []  # time << ID_BITS | id; also of records cancelled since
+        self._heap: list[int] = []  # due time << ID_BITS | id; may hold cancelled records too
         self._bits: dict[int, int] = {}  # a bit for each pending offset, by segment
-        self._moved: dict[int, int] = {}  # offsets of records that are not at their id
+        self._moved: dict[int, int] = {}  # current offset by id, of records that were moved
+        # by id: the offset of the note, and when it was written
+        self._cancelled: dict[int, tuple[int, int]] = {}
         self._is_loading = True
 
     def __len__(self) -> int:
@@ -60,17 +68,17 @@ class DelayIndex:
         return first * SEGMENT + (bits & -bits).bit_length() - 1
 
     def offset(self, id: int) -> int:
-        """The offset at which a record is now."""
+        """The current offset of a record."""
         return self._moved.get(id, id)
 
     def is_pending(self, id: int, offset: int) -> bool:
-        """Whether the record with this id is to be delivered, and is at this offset."""
+        """Whether the record with this id is pending and is at this offset."""
         return self.offset(id) == offset and self._has(offset)
 
     # --- from the log ---------------------------------------------------------------------------
 
     def take_in(self, batch: EncodedBatch) -> None:
-        """Take in a committed batch, in the order of the log.
+        """Add a committed batch, in the order of the log.
 
         Raises:
             CorruptBatch: its headers cannot be decoded.
@@ -83,6 +91,7 @@ class DelayIndex:
                     self._add(offset, due, offset)
             elif (id := offset_of(headers, CANCELLED)) is not None:
                 self.remove(id)
+                self._remember(id, offset, batch.header.max_timestamp)
             elif (id := offset_of(headers, DELAYED_ID)) is None:
                 continue
             elif kind != NOTE or due is None:
@@ -91,15 +100,13 @@ class DelayIndex:
                 self._move(id, due, offset)
 
     def loaded(self) -> None:
-        """Take in that the log has been read to its end."""
+        """The log has been read to its end."""
         self._is_loading = False
         self._heap = [each for each in self._heap if self._has(self.offset(each & ID_MASK))]
         heapify(self._heap)
 
     def remove(self, id: int) -> bool:
-        """Remove a record, which was delivered, cancelled or lost; returns whether it was
-        pending.
-        """
+        """Remove a record that was delivered, cancelled or lost; returns whether it was pending."""
         offset = self._moved.pop(id, id)
         if not self._has(offset):
             return False
@@ -121,7 +128,7 @@ class DelayIndex:
         if self.remove(id):
             self._set(offset)
         else:
-            self._add(id, due, offset)  # It was sent before the part of the log that is read.
+            self._add(id, due, offset)  # The original lies before the part of the log that is read.
         self._moved[id] = offset
 
     def _set(self, offset: int) -> None:
@@ -131,13 +138,35 @@ class DelayIndex:
     def _has(self, offset: int) -> bool:
         return bool(self._bits.get(offset // SEGMENT, 0) >> offset % SEGMENT & 1)
 
+    # --- cancelled records ----------------------------------------------------------------------
+
+    def was_cancelled(self, id: int) -> bool:
+        """Whether a record was cancelled in the last minute; before that it is not known."""
+        return id in self._cancelled
+
+    def cancelled_from(self, wall_ms: int) -> int:
+        """The offset of the first note about a record that was cancelled in the last minute."""
+        self._forget(wall_ms)
+        return next((offset for offset, _ in self._cancelled.values()), NEVER)
+
+    def _remember(self, id: int, offset: int, at_ms: int) -> None:
+        self._cancelled[id] = offset, at_ms
+        self._forget(at_ms)
+
+    def _forget(self, wall_ms: int) -> None:
+        known = self._cancelled
+        while known:
+            id, (_, at_ms) = next(iter(known.items()))
+            if wall_ms - at_ms < CANCELLED_MS and len(known) <= CANCELLED_MAX:
+                return
+            del known[id]
+
     # --- in time --------------------------------------------------------------------------------
 
     def take_due(self, wall_ms: int, most: int) -> list[tuple[int, int]]:
-        """Take out records that are due, the earliest first; returns offset and id of each, by
-        offset.
+        """Take out the earliest due records; returns offset and id of each, by offset.
 
-        They count as pending until their copies are taken in.
+        They count as pending until :meth:`take_in` gets their copies.
         """
         heap, taken = self._heap, list[tuple[int, int]]()
         while heap and heap[0] >> ID_BITS <= wall_ms and len(taken) < most:
@@ -148,6 +177,6 @@ class DelayIndex:
         return taken
 
     def put_back(self, ids: list[int], due: int) -> None:
-        """Put back records that could not be delivered: they are due at *due*."""
+        """Put back records that could not be delivered; they are due again at *due*."""
         for id in ids:
             heappush(self._heap, due << ID_BITS | id)

@@ -1,11 +1,11 @@
 """Delivers the delayed records of one partition when they are due; runs on its leader.
 
-A delayed record stays where it was sent. When it is due, the scheduler appends a copy, which groups
-get like any other record. So leases, offsets, retries and dead letters know nothing of delays. The
-order of copies in the log decides what was delivered: a leader that takes over reads them
-(:mod:`pymq.core.delay.delay_index`), and delivers each record once.
+A delayed record stays where it was sent. When it is due, the scheduler appends a copy to the
+partition; groups get the copy like any other record. So leases, offsets, retries and dead letters
+work without knowing about delays. The copies in the log show what was delivered: a new leader reads
+them (:mod:`pymq.core.delay.delay_index`), so each record is delivered once.
 
-Each job of the scheduler reads some records and appends one batch:
+Each job of the scheduler reads some records and appends at most one batch:
 
 =========  ==========================================================================
 job        what is appended
@@ -26,9 +26,8 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from pymq.core.batch.batch_sequence import split
-from pymq.core.batch.columns import Headers
 from pymq.core.batch.header import DELAYED, DELAYED_COPY, EXPIRES, NOTE
-from pymq.core.batch.priority import priority_bits, priority_of
+from pymq.core.batch.priority import priority_bits
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.block.idempotence import DELAYS
 from pymq.core.delay.delay_host import DelayHost
@@ -42,6 +41,7 @@ from pymq.core.delay.record_times import (
     offset_of,
     time_of,
 )
+from pymq.core.delay.row_buffer import COPIES_MAX, Row, RowBuffer, rows_of
 from pymq.core.message import (
     BEGIN,
     CancelDelayed,
@@ -67,28 +67,25 @@ from pymq.errors import (
 
 LOAD_BYTES = 1 << 20  # of one fetch while the log is read
 READ_BYTES = 64 << 10  # of one fetch of due records
-COPIES_MAX = 1_000  # records of one batch of copies
-COPY_BYTES = 1 << 20
 RETRY_MS = 100
-LOOK_MS = 1_000  # between two looks at the wall clock, which may be set
-NOTE_OFFSETS = 20_000  # appended since the last note
-MOVE_OFFSETS = 100_000  # a leader that takes over reads so many at least before they are moved
-MOVE_SHARE = 4  # and so many for each pending record
-CANCELS_MAX = 10_000  # that wait
-
-Row = tuple[bytes, bytes | None, Headers]
+LOOK_MS = 1_000  # the wall clock may be set, so the scheduler reads it at least this often
+NOTE_OFFSETS = 20_000  # offsets after which the next note is appended
+# records are moved only if a new leader would have to read so many offsets at least ...
+MOVE_OFFSETS = 100_000
+MOVE_SHARE = 4  # ... and so many for each pending record
+CANCELS_MAX = 10_000  # cancellations that may wait
 
 
 class Job(Enum):
     """What the scheduler is doing."""
 
-    FIND = auto()  # it reads the last note
-    LOAD = auto()  # it reads the log
+    FIND = auto()  # reading the last note
+    LOAD = auto()  # reading the log
     IDLE = auto()
     DELIVER = auto()
     CANCEL = auto()
     MOVE = auto()
-    APPEND = auto()  # it waits until a batch is committed
+    APPEND = auto()  # waiting until a batch is committed
 
 
 class DelayScheduler:
@@ -101,29 +98,29 @@ class DelayScheduler:
         self.delivered = 0  # copies, for the metrics
         self._host = host
         self._job = Job.LOAD
-        self._request = 0  # the request under way
-        self._holder: str | None = None  # the broker that was asked; None: this one
+        self._request = 0  # id of the request in flight
+        self._holder: str | None = None  # the broker that was asked; None: the local replica
         self._tries = 0
-        self._position = 0  # what is read next
-        self._target = 0  # the log is read to this offset at least
-        self._known_to = 0  # every delayed record before this offset was taken in
+        self._position = 0  # the next offset to read
+        self._target = 0  # the log must be read to this offset at least
+        self._known_to = 0  # all delayed records before this offset are in the index
         self._retry: Callable[[int], None] | None = None
         self._retry_at = NEVER
         self._wanted: deque[tuple[int, int]] = deque()  # offset and id of records to read
-        self._rows: list[Row] = []
-        self._ids: list[int] = []  # of the rows
-        self._bytes = 0
+        self._read = RowBuffer()
+        self._ids: list[int] = []  # of the records that are being appended
         self._stop = 0  # the offset before which records are moved
         self._cancels: deque[tuple[str, CancelDelayed]] = deque()
-        self._noted_at = -1  # the log's end at the last note
-        self._appended: Callable[[int], None] | None = None  # what follows the append
+        self._noted_at = -1  # the log's end when the last note was appended
+        # called with the time once the batch is committed
+        self._appended: Callable[[int], None] | None = None
 
     # --- loading --------------------------------------------------------------------------------
 
     def begin(self, last: tuple[int, int], now: int) -> None:
-        """Read the log; *last* is the place and the number of records of the last note.
+        """Read the log; *last* is the place of the last note and its number of records.
 
-        A note of no records is the first batch with a delayed record.
+        If a note counts no records, it stands for the first batch with a delayed record.
         """
         offset, count = last
         self.index = DelayIndex()
@@ -134,15 +131,16 @@ class DelayScheduler:
         self._fetch(offset, LOAD_BYTES, now)
 
     def restart(self, last: tuple[int, int], now: int) -> None:
-        """Begin anew: it is not known what was appended."""
+        """Start again: it is unknown which records were appended."""
         mark("delays.restart")
         self._wanted.clear()
-        self._take_rows()
+        self._read.take()
+        self._ids = []
         self._retry_at, self._appended = NEVER, None
         self.begin(last, now)
 
     def resign(self, error: PymqError, now: int) -> None:
-        """Refuse what waits: another broker leads."""
+        """Refuse waiting requests: another broker leads."""
         for source, m in self._cancels:
             self._host.reply(source, Cancelled(m.id, error=error), now)
         self._cancels.clear()
@@ -152,7 +150,7 @@ class DelayScheduler:
         wait = RETRY_MS if self._job in (Job.FIND, Job.LOAD) and holder is None else 0
         fetch = Fetch(self._request, *self.name, offset, size, wait)
         self._position = offset
-        # A request to another broker may be lost.
+        # Repeat the request if no answer comes: a message to another broker may be lost.
         self._again(lambda now: self._fetch(offset, size, now), now, 5 * RETRY_MS)
         self._host.to_partition(self.name, fetch, now, holder)
 
@@ -163,10 +161,10 @@ class DelayScheduler:
     # --- messages -------------------------------------------------------------------------------
 
     def step(self, m: Fetched | Produced | DelayedAppended, now: int) -> bool:
-        """Take in an answer or a committed batch; returns whether it must :meth:`restart`."""
+        """Handle an answer or a committed batch; returns whether to :meth:`restart`."""
         if isinstance(m, DelayedAppended):
             if m.batch is None:
-                return True  # Nobody knows whether it will be committed.
+                return True  # It is unknown whether the batch will be committed.
             if self._job in (Job.FIND, Job.LOAD):
                 self._target = max(self._target, m.batch.end_offset)
             elif m.batch.base_offset >= self._known_to:
@@ -227,11 +225,11 @@ class DelayScheduler:
             if self._job is not Job.DELIVER:
                 self._job = Job.LOAD
                 self.index = DelayIndex()
-                offset = BEGIN  # the note itself was removed by retention
+                offset = BEGIN  # retention has removed the note itself
         self._again(lambda now: self._fetch(offset, size, now), now)
 
     def _found(self, batches: list[EncodedBatch], now: int) -> None:
-        """Take in the last note: where to begin to read."""
+        """Handle the last note: it tells where to begin reading."""
         if not batches and self._position < self._host.end(self.name):
             mark("delays.note_not_committed")
             self._fetch(self._position, LOAD_BYTES, now)
@@ -248,7 +246,7 @@ class DelayScheduler:
             if batch.header.attributes & NOTE:
                 self.index.take_in(batch.verify())
             position = batch.end_offset
-        # Only this broker's own replica knows the end.
+        # Only the local replica knows the end of the log.
         if self._holder is not None or position < max(m.high_watermark, self._target):
             self._fetch(position, LOAD_BYTES, now)
             return
@@ -260,7 +258,7 @@ class DelayScheduler:
     # --- jobs -----------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         if now >= self._retry_at:
             retry, self._retry_at = self._retry, NEVER
             assert retry is not None
@@ -268,7 +266,7 @@ class DelayScheduler:
         self._look(now)
 
     def _look(self, now: int) -> None:
-        """Begin the next job, if none is under way."""
+        """Begin the next job, if no job is running."""
         if self._job is Job.IDLE and self._retry_at == NEVER:
             wall, end = self._host.wall_ms(now), self._host.end(self.name)
             low = min(self.index.pending_from, end)
@@ -292,19 +290,15 @@ class DelayScheduler:
             wait = self.index.next_due - self._host.wall_ms(now)
             self.deadline = min(self.deadline, now + max(0, min(wait, LOOK_MS)))
 
-    def _take_rows(self) -> tuple[list[Row], list[int]]:
-        rows, ids = self._rows, self._ids
-        self._rows, self._ids, self._bytes = [], [], 0
-        return rows, ids
-
     def _append(
         self, rows: list[Row], attributes: int, now: int, ids: list[int] | None = None
     ) -> None:
-        """Append records; they are taken in when they are committed."""
+        """Append records; they enter the index when they are committed."""
         is_note = attributes & NOTE == NOTE
         if is_note:
-            # Delayed records that are not committed yet are in the log, and not in the index.
+            # Uncommitted delayed records are in the log, but not yet in the index.
             low = min(self.index.pending_from, self._known_to)
+            low = min(low, self.index.cancelled_from(self._host.wall_ms(now)))
             self._noted_at = self._host.end(self.name) + len(rows)
             value, key, headers = rows[0]
             pending = ((PENDING_FROM, str(low).encode()),)
@@ -347,16 +341,16 @@ class DelayScheduler:
 
     def _read_on(self, now: int) -> None:
         """Read the next record that is wanted, or append those that were read."""
-        if self._wanted and self._bytes < COPY_BYTES:
+        if self._wanted and not self._read.is_full:
             self._fetch(self._wanted[0][0], READ_BYTES, now)
             return
         if self._wanted:
             self.index.put_back([id for _, id in self._wanted], self._host.wall_ms(now))
             self._wanted.clear()
-        rows, ids = self._take_rows()
+        rows, ids, later = self._read.take_most_urgent()
         self._job = Job.IDLE
         if rows:
-            rows, ids = self._most_urgent(rows, ids, now)
+            self.index.put_back(later, self._host.wall_ms(now))
             expires = any(time_of(headers, EXPIRES_AT) is not None for _, _, headers in rows)
             attributes = DELAYED_COPY | (EXPIRES if expires else 0)
             headers = [row[2] for row in rows]
@@ -365,19 +359,6 @@ class DelayScheduler:
         else:
             self._look(now)
 
-    def _most_urgent(
-        self, rows: list[Row], ids: list[int], now: int
-    ) -> tuple[list[Row], list[int]]:
-        """Return the rows of the highest priority; the others are due for the next batch."""
-        levels = [priority_of(headers) for _, _, headers in rows]
-        top = max(levels)
-        later = [id for id, level in zip(ids, levels, strict=True) if level < top]
-        if not later:
-            return rows, ids
-        self.index.put_back(later, self._host.wall_ms(now))
-        chosen = [index for index, level in enumerate(levels) if level == top]
-        return [rows[index] for index in chosen], [ids[index] for index in chosen]
-
     def _read_due(self, batches: list[EncodedBatch], now: int) -> None:
         wanted = self._wanted
         for batch in batches:
@@ -385,7 +366,7 @@ class DelayScheduler:
                 break
             if wanted[0][0] >= batch.end_offset or not batch.header.attributes & DELAYED:
                 continue
-            rows = _rows(batch.verify())
+            rows = rows_of(batch.verify())
             while wanted and wanted[0][0] < batch.end_offset:
                 offset, id = wanted.popleft()
                 if (row := rows.get(offset)) is None:
@@ -394,9 +375,7 @@ class DelayScheduler:
                     continue
                 value, key, headers = row
                 own = tuple(each for each in headers if each[0] not in OWN)
-                self._rows.append((value, key, (*own, (DELAYED_ID, str(id).encode()))))
-                self._ids.append(id)
-                self._bytes += len(value)
+                self._read.add((value, key, (*own, (DELAYED_ID, str(id).encode()))), id)
         if wanted and not batches:
             self._again(self._read_on, now)
             return
@@ -405,7 +384,7 @@ class DelayScheduler:
     # --- cancelling -----------------------------------------------------------------------------
 
     def cancel(self, source: str, m: CancelDelayed, now: int) -> None:
-        """Cancel a delayed record; the answer leaves when that is durable."""
+        """Cancel a delayed record; the answer is sent when the cancellation is durable."""
         if len(self._cancels) >= CANCELS_MAX:
             error = QuotaExceeded("too many delayed records are being cancelled", retry_ms=RETRY_MS)
             self._host.reply(source, Cancelled(m.id, error=error), now)
@@ -424,15 +403,17 @@ class DelayScheduler:
         row = None
         for batch in batches:
             if batch.base_offset <= at < batch.end_offset and batch.header.attributes & DELAYED:
-                row = _rows(batch.verify()).get(at)
+                row = rows_of(batch.verify()).get(at)
         due = time_of(row[2], DELIVER_AT) if row is not None else None
         if due is None:
             why = f"the record at offset {m.offset} of {self.name} is not delayed"
             self._answer_cancel(now, error=InvalidRequest(why))
+        elif self.index.was_cancelled(m.offset):
+            self._answer_cancel(now, is_cancelled=True)
         elif due <= self._host.wall_ms(now):
             self._answer_cancel(now, is_cancelled=False)
         elif not self.index.is_pending(m.offset, at):
-            self._answer_cancel(now, is_cancelled=True)  # It was cancelled before.
+            self._answer_cancel(now, is_cancelled=True)  # It was cancelled long before.
         else:
             headers = ((CANCELLED, str(m.offset).encode()), (DELIVER_AT, str(due).encode()))
             self._appended = lambda now: self._answer_cancel(now, is_cancelled=True)
@@ -459,7 +440,7 @@ class DelayScheduler:
             position = batch.end_offset
             if not batch.header.attributes & DELAYED:
                 continue
-            for offset, (value, key, headers) in _rows(batch.verify()).items():
+            for offset, (value, key, headers) in rows_of(batch.verify()).items():
                 if time_of(headers, DELIVER_AT) is None:
                     continue
                 moved = offset_of(headers, DELAYED_ID)
@@ -467,18 +448,16 @@ class DelayScheduler:
                 if offset >= self._stop or not self.index.is_pending(id, offset):
                     continue
                 own = tuple(each for each in headers if each[0] not in (DELAYED_ID, PENDING_FROM))
-                self._rows.append((value, key, (*own, (DELAYED_ID, str(id).encode()))))
-                self._bytes += len(value)
-            if len(self._rows) >= COPIES_MAX or self._bytes >= COPY_BYTES:
+                self._read.add((value, key, (*own, (DELAYED_ID, str(id).encode()))))
+            if self._read.is_full:
                 break
-        is_enough = len(self._rows) >= COPIES_MAX or self._bytes >= COPY_BYTES
         if not batches:
             self._again(lambda now: self._fetch(position, LOAD_BYTES, now), now)
             return
-        if position < self._stop and not is_enough:
+        if position < self._stop and not self._read.is_full:
             self._fetch(position, LOAD_BYTES, now)
             return
-        rows, _ = self._take_rows()
+        rows, _ = self._read.take()
         self._job = Job.IDLE
         if rows:
             self._append(rows, NOTE, now)
@@ -487,9 +466,3 @@ class DelayScheduler:
 
 
 OWN = (DELIVER_AT, DELAYED_ID, PENDING_FROM)
-
-
-def _rows(batch: EncodedBatch) -> dict[int, Row]:
-    """The records of a batch, by offset."""
-    columns = zip(batch.values, batch.keys, batch.headers, strict=True)
-    return dict(zip(batch.offsets, columns, strict=True))

@@ -1,7 +1,7 @@
-"""The times of a record: when groups may get it, and until when.
+"""The times from which on and until which groups may get a record.
 
 They are headers, in milliseconds since 1970. A batch with such a record has a bit for it in its
-header, so batches without cost nothing:
+header, so other batches cost nothing:
 
 ====================  =================  ===========================================================
 header of a record    bit of its batch   groups
@@ -11,8 +11,8 @@ header of a record    bit of its batch   groups
 ``pymq.delayed_id``   ``DELAYED_COPY``   get the copy; it names the offset at which it was sent
 ====================  =================  ===========================================================
 
-Readers see each record once, where it was sent: they skip copies. Batches with both ``DELAYED`` and
-``DELAYED_COPY`` are notes of the leader, which neither groups nor readers see
+Readers see each record once, at the offset where it was sent: they skip copies. Batches with both
+``DELAYED`` and ``DELAYED_COPY`` are notes of the leader, which neither groups nor readers see
 (:mod:`pymq.core.delay.delay_index`).
 """
 
@@ -30,16 +30,18 @@ if TYPE_CHECKING:
 DELIVER_AT = "pymq.deliver_at"
 EXPIRES_AT = "pymq.expires_at"
 DELAYED_ID = "pymq.delayed_id"
-CANCELLED = "pymq.cancelled"  # of a note: the delayed record at this offset is not to be delivered
-PENDING_FROM = "pymq.pending_from"  # of a note: records before this offset are delivered
+# in a note: the offset of a delayed record that is not to be delivered
+CANCELLED = "pymq.cancelled"
+# in a note: all delayed records before this offset are delivered
+PENDING_FROM = "pymq.pending_from"
 
 TIMED = DELAYED | EXPIRES
-DIGITS_MAX = 15  # of a time in milliseconds
+DIGITS_MAX = 15  # digits of a time in milliseconds
 OFFSET_DIGITS_MAX = 19
 
 
 def time_of(headers: Headers, name: str, digits_max: int = DIGITS_MAX) -> int | None:
-    """Return the number in a header; None if there is none, or no number."""
+    """Return the number in a header; None if there is none, or it is not a number."""
     for found, text in headers:
         if found == name:
             return int(text) if text.isdigit() and len(text) <= digits_max else None
@@ -52,7 +54,7 @@ def offset_of(headers: Headers, name: str) -> int | None:
 
 
 def times_of(records: Iterable[Headers]) -> int:
-    """Return the bits of a batch with these headers: whether records have a delay or an expiry."""
+    """Return a batch's attribute bits for its records' headers: delay, expiry."""
     names = {name for headers in records for name, _ in headers}
     return (DELAYED if DELIVER_AT in names else 0) | (EXPIRES if EXPIRES_AT in names else 0)
 
@@ -75,6 +77,6 @@ def due_now(view: RecordBatch, wall_ms: int) -> RecordBatch:
 
 
 def has_expired(headers: Headers, wall_ms: int) -> bool:
-    """Whether a record must not be delivered any more."""
+    """Whether the record has expired."""
     expires = time_of(headers, EXPIRES_AT)
     return expires is not None and expires <= wall_ms

@@ -1,4 +1,4 @@
-"""A consumer group: its members, what is assigned to them, and its offsets."""
+"""A consumer group: its members, assignment and offsets."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 
-PER_MS = 20  # so many members and partitions delay the next assignment by a millisecond ...
-PAUSE_MAX_MS = 500  # ... up to so much
+PER_MS = 20  # the next assignment is delayed by 1 ms for so many members and partitions ...
+PAUSE_MAX_MS = 500  # ... and by so many ms at most
 
 TopicIndex = tuple[str, int]
 Assign = Callable[
@@ -37,7 +37,7 @@ class ConsumerGroup:
     offsets: GroupOffsets = Factory(GroupOffsets)
     # members by partition, as of the last assignment
     _owners: dict[Name, tuple[str, ...]] = Factory(dict)
-    _turn: int = 0  # the next partition to begin with, so that none is always first
+    _turn: int = 0  # index of the partition to begin with, so that no partition is always first
     assign_from: int = 0  # earliest time of the next assignment
     assign_at: int = NEVER  # time of the next assignment, if there are changes
 
@@ -47,13 +47,13 @@ class ConsumerGroup:
         return not self.members and not self.offsets.leases
 
     def owners(self, topic: str, partition: str) -> tuple[str, ...]:
-        """The members that the partition is assigned to."""
+        """The members to which the partition is assigned."""
         return self._owners.get((topic, partition), ())
 
     # --- members --------------------------------------------------------------------------------
 
     def join(self, m: Join, source: str, now: int) -> Member:
-        """Add a member, or let a known one begin anew."""
+        """Add a member, or reset a known one."""
         self.grow(m.topic, m.partitions)
         if m.topic_id:
             self.offsets.adopt(m.topic, m.topic_id)
@@ -81,11 +81,11 @@ class ConsumerGroup:
         return member
 
     def grow(self, topic: str, partitions: tuple[str, ...]) -> bool:
-        """Take in the partitions that a member knows; a member that knows fewer changes nothing."""
+        """Adopt a member's list of partitions if it is longer; returns whether it was."""
         return self.offsets.topic(topic).grow(partitions, has_members=bool(self.members))
 
     def remove(self, member: Member, now: int) -> None:
-        """Remove a member, and make the records available that it held."""
+        """Remove a member, and make its leased records available."""
         member.move(MemberState.REMOVED)
         del self.members[member.id]
         self.offsets.topic(member.topic).idle.pop(member.id, None)
@@ -94,7 +94,7 @@ class ConsumerGroup:
     # --- assignment -----------------------------------------------------------------------------
 
     def assign(self, assignors: Assignors, now: int) -> None:
-        """Compute the assignment: a new generation."""
+        """Compute a new assignment, which begins a new generation."""
         self.generation += 1
         by_topic: dict[str, list[Member]] = {}
         for member in self.members.values():
@@ -119,7 +119,7 @@ class ConsumerGroup:
         self.assign_at, self.assign_from = NEVER, now + self.pause_ms()
 
     def pause_ms(self) -> int:
-        """How long the next assignment waits for further changes: in proportion to its cost.
+        """How long the next assignment waits for more changes, in proportion to its cost.
 
         A small group does not wait. Members that join a large one together share one assignment
         (as with Kafka's ``group.initial.rebalance.delay.ms``), so assignments take a bounded share
@@ -148,7 +148,7 @@ class ConsumerGroup:
         return tuple(found)
 
     def _levels(self, consumed: TopicState, now: int) -> list[int]:
-        """The priorities of a topic's records that may be leased, from the highest one to 0."""
+        """The priorities of a topic's leasable records, from the highest to 0."""
         levels = {0}
         for partition, (_, end) in consumed.reach.items():
             if (leases := self.offsets.leases.get((consumed.name, partition))) is not None:
@@ -156,9 +156,9 @@ class ConsumerGroup:
         return sorted(levels, reverse=True)
 
     def _lease_own(self, member: Member, limit: int, now: int, least: int) -> list[Lease]:
-        """Lease records of the member's partitions, of a priority of at least *least*."""
+        """Lease records of the member's own partitions with a priority of at least *least*."""
         assert member.waiting is not None
-        # without the partitions that it has paused
+        # partitions that the member has not paused
         wanted = {partition for partition, _, _ in member.waiting.known}
         count, reach = len(member.partitions), self.offsets.topic(member.topic).reach
         found = list[Lease]()
@@ -173,10 +173,10 @@ class ConsumerGroup:
             if leases is None or known is None or not leases.has_available(known[1], now):
                 continue
             loose, among = self.offsets.loose(member.topic, leases), EVERYTHING
-            # With more members than partitions, several members share one.
+            # If there are more members than partitions, several members share one.
             allowed = self.owners(*name) if member.waiting.shares is None else (member.id,)
             if leases.held_by_others(allowed, loose):
-                among = loose  # Another member still works on ordered records of the partition.
+                among = loose  # Another member still holds ordered records of the partition.
             share = self._share(member, leases, known[1], limit, loose)
             leased = self._acquire(member, partition, leases, known[1], share, now, among, least)
             limit -= sum(lease.end - lease.start for lease in leased)
@@ -205,23 +205,23 @@ class ConsumerGroup:
         for partition in list(consumed.open):
             name = member.topic, partition
             if member.id in self.owners(*name):
-                continue  # This partition was tried already.
+                continue  # this partition was tried already
             leases, known = self.offsets.leases.get(name), consumed.reach.get(partition)
             if least and leases and known and max(leases.levels(known[1], now), default=0) < least:
-                continue  # It may have others.
+                continue  # the topic may have other partitions
             del consumed.open[partition]
             if leases is None or known is None:
                 continue
             loose = self.offsets.loose(member.topic, leases)
             if leases.has_available(known[1], now, loose):
                 mark("group.lent")
-                consumed.open[partition] = None  # It goes to the end of the line.
+                consumed.open[partition] = None  # Move the partition to the end of the line.
                 share = self._share(member, leases, known[1], limit, loose)
                 return self._acquire(member, partition, leases, known[1], share, now, loose, least)
         return []
 
     def _share(self, member: Member, leases: Leases, end: int, limit: int, loose: Ranges) -> int:
-        """How many records of a partition one member gets while others are idle.
+        """How many records of a partition one member gets, if others are idle.
 
         Unordered records are divided among the idle members; ordered ones are all its own.
         """
@@ -232,15 +232,13 @@ class ConsumerGroup:
         theirs = leases.open_before(end, loose) * others // (1 + others)
         return min(limit, max(1, leases.open_before(end) - theirs)) if theirs else limit
 
-    # --- time, and for people -------------------------------------------------------------------
+    # --- deadline and description -----------------------------------------------------------------
 
     def next_due(self, now: int) -> int:
         """When the next session, wait, delay, lease or pause ends."""
-        due = self.assign_at
-        if self.members:
-            for member in self.members.values():
-                due = min(due, member.gone_at, member.waits_until)
-            due = min(due, self.offsets.next_due(now))
+        due = min(self.assign_at, self.offsets.next_due(now))
+        for member in self.members.values():
+            due = min(due, member.gone_at, member.waits_until)
         return due
 
     def describe(self, request: int, now: int) -> GroupState:

@@ -1,10 +1,10 @@
 """The group coordinator: assigns partitions, leases records and commits offsets.
 
 One coordinator serves the groups that hash to one partition of the internal topic
-``__consumer_offsets`` and lives on the broker that leads that partition. What must outlive it, the
-committed offsets, are records of that partition: they are replayed when it takes over, and the
-newest of each key counts. Membership and leases are not kept: members join again, and what they had
-leased is delivered again.
+``__consumer_offsets`` and lives on the broker that leads that partition. Committed offsets must
+outlive the coordinator: they are records of that partition. A new coordinator reads them, and the
+newest record of each key counts. Membership and leases are not stored: members join a new
+coordinator again, and records that were leased are delivered again.
 
 A member may hold leases on any records of its partitions. It loses them when it settles them, when
 its session or the lease runs out, or when it leaves. When a partition is assigned to another
@@ -16,17 +16,16 @@ is the time that assignments take
 (:meth:`~pymq.core.group.consumer_group.ConsumerGroup.pause_ms`).
 
 Sessions, leases and waits count only the time in which the coordinator ran
-(:mod:`pymq.core.time.pausable_clock`): after a pause it first handles the requests that arrived
-meanwhile.
+(:mod:`pymq.core.time.pausable_clock`): after a pause it handles the requests that arrived meanwhile
+before anything expires.
 """
 
 from __future__ import annotations
 
 from pymq.core.counts import plural
 from pymq.core.group.consumer_group import Assignors, ConsumerGroup
-from pymq.core.group.context import GroupContext
 from pymq.core.group.group_limits import GroupLimits
-from pymq.core.group.lease_manager import LeaseManager
+from pymq.core.group.lease_manager import GroupContext, LeaseManager
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import GroupHost, OffsetLog
@@ -54,7 +53,7 @@ from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
 from pymq.errors import InvalidRequest, PymqError, ReplicaNotAvailable, UnknownGroup
 
-LOOK_MS = 250  # between two looks at sessions and leases
+LOOK_MS = 250  # interval of checks of sessions and leases
 
 
 class GroupCoordinator:
@@ -72,7 +71,7 @@ class GroupCoordinator:
         self.index = index
         self.deadline = NEVER
         self.groups: dict[str, ConsumerGroup] = {}
-        self.clock = PausableClock(LOOK_MS)  # of groups, members and leases
+        self.clock = PausableClock(LOOK_MS)  # the time of groups, members and leases
         self.offsets = OffsetLog(index, host, self.groups, self.clock, first_request)
         self._host = host
         self._limits = limits or GroupLimits()
@@ -82,7 +81,7 @@ class GroupCoordinator:
         )
         self._leases = LeaseManager(context)
         self._membership = MembershipManager(context, self._leases, assignors)
-        # until the offsets are loaded: requests, and topics that were deleted
+        # requests and deleted topics that wait until the offsets are loaded
         self._parked: list[tuple[str, GroupRequest]] = []
         self._deleted: list[tuple[str, str]] = []
 
@@ -95,6 +94,8 @@ class GroupCoordinator:
 
     def _loaded(self, m: Fetched, now: int) -> None:
         if self.offsets.loaded(m, now):
+            for name in self.groups:
+                self._rearm(name)  # The clock must run until delays end, also before members come.
             deleted, self._deleted = self._deleted, []
             for topic, topic_id in deleted:
                 self.forget_topic(topic, now, topic_id)
@@ -105,7 +106,7 @@ class GroupCoordinator:
     def resign(self, error: PymqError, now: int) -> None:
         """Answer all waiting requests with *error*: another broker takes over (emigration)."""
         self._membership.resign(error, now)
-        # The outcome of the write under way is unknown; the new coordinator will know it.
+        # The outcome of the write in progress is unknown; the new coordinator will learn it.
         for source, answer in self.offsets.waiting():
             self._host.reply(source, Settled(answer.id, error=error), now)
         for source, request in self._parked:
@@ -114,10 +115,10 @@ class GroupCoordinator:
     # --- messages -------------------------------------------------------------------------------
 
     def step(self, source: str, m: GroupRequest | Fetched | Produced, now: int) -> None:
-        """Take in a request of a client, or an answer of the offsets partition."""
+        """Handle a request of a client, or an answer of the offsets partition."""
         self.clock.look(now)
         if self.deadline <= now:
-            # First expire sessions, so that the request finds none that has run out.
+            # Expire sessions first, so that the request meets no expired member.
             self.tick(now)
         if isinstance(m, Fetched):
             self._loaded(m, now)
@@ -178,13 +179,13 @@ class GroupCoordinator:
         group = self.groups.get(m.group)
         error: PymqError | None = None
         if group is None:
-            # The answer waits until all is written: the deletion may be ours, and its write may
-            # fail.
+            # The answer waits until all is written: this may be a retry of the same deletion, whose
+            # write may still fail.
             error = UnknownGroup(f"there is no group {m.group!r}")
         else:
             _check_closed(group)
             for name in group.offsets.leases:
-                # As the group is gone, each becomes a tombstone.
+                # As the group is gone, each offset becomes a tombstone.
                 self.offsets.changed(m.group, *name)
             del self.groups[m.group]
         self.offsets.answer(source, Settled(m.id, error=error), durable=True)
@@ -201,11 +202,11 @@ class GroupCoordinator:
         self._host.reply(source, answer, now)
 
     def forget_topic(self, topic: str, now: int, topic_id: str = "") -> None:
-        """Take in that a topic was deleted: drop its offsets and remove its members.
+        """The topic was deleted: drop its offsets and remove its members.
 
-        Members have to join again, as other members: late requests of the old ones must not be
-        taken for requests about a topic that is created again under the name. If that has happened
-        already, its offsets and members stay: its id is greater than *topic_id*.
+        Members have to join again with new ids: otherwise a late request about the old topic could
+        be applied to a new topic of the same name. If the topic was created again already, its
+        offsets and members stay: its id is greater than *topic_id*.
         """
         if not self.offsets.is_loaded:
             # The broker reports the deletion once, and the offsets may not be loaded yet.
@@ -221,7 +222,7 @@ class GroupCoordinator:
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Do what is due: sessions and leases that run out, waits that end."""
+        """Act on the deadlines that have passed: expire sessions and leases, and end waits."""
         self.offsets.tick(now)
         if self._parked and now >= self.offsets.patience_until:
             mark("group.loading_refused")
@@ -236,10 +237,10 @@ class GroupCoordinator:
         self._arm()
 
     def _rearm(self, name: str) -> None:
-        """Compute when something of a group is due next.
+        """Compute the next deadline of a group.
 
-        This goes through all of its members and partitions, so it runs when something seems due.
-        Requests only lower the deadline.
+        This visits all of its members and partitions, so it runs only when a deadline seems to have
+        passed. Requests only move the deadline forward.
         """
         group = self.groups.get(name)
         due = group.next_due(self.clock.ms) if group is not None else NEVER

@@ -1,8 +1,9 @@
 """Limits on the members, groups and offsets of a group coordinator.
 
-Clients choose the names of members and groups, so their numbers need a bound. A member costs some
-KB and makes each assignment of its group longer; an offset is a record for good. Existing members,
-groups and offsets are never refused, nor are those that a log holds from other limits.
+Clients choose the names of members and groups, so their numbers need a bound. A member takes some
+KB and makes each assignment of its group slower; an offset is a record that stays. Existing
+members, groups and offsets are never refused, nor are those that a log holds from a time with
+higher limits.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from pymq.errors import GroupLimitReached
 class GroupLimits:
     """The limits of each coordinator. Each partition of the offsets topic has one."""
 
-    members: int = 1_000  # of a group, as Kafka's group.max.size
-    groups: int = 10_000  # of a coordinator
-    offsets: int = 100_000  # of a group: partitions in which it has one
+    members: int = 1_000  # members of a group, as Kafka's group.max.size
+    groups: int = 10_000  # groups of a coordinator
+    offsets: int = 100_000  # partitions in which a group may have an offset
 
     @classmethod
     def of(cls, members: int | None) -> Self:

@@ -14,14 +14,14 @@ from pymq.core.message import Acquire, GetLeases, GroupLeases, GroupOffset, Rang
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 
-SPANS_MAX = 1_000  # in one answer
+SPANS_MAX = 1_000  # spans in one answer
 
 Name = tuple[str, str]  # topic and partition
 
 
 @define
 class GroupOffsets:
-    """What a group has acknowledged, has leased and has yet to lease, in all of its topics."""
+    """The offsets that a group has acknowledged, leased or not yet leased, in all of its topics."""
 
     leases: dict[Name, Leases] = Factory(dict)
     topics: dict[str, TopicState] = Factory(dict)
@@ -42,12 +42,13 @@ class GroupOffsets:
         return reach[1] if reach is not None else None
 
     def adopt(self, topic: str, topic_id: str) -> None:
-        """Take in the id of a topic that a member has named."""
+        """Adopt the topic id that a member has named."""
         self.topic(topic).adopt(topic_id, [p for found, p in self.leases if found == topic])
 
     def forget(self, topic: str, is_gone: Callable[[str], bool]) -> list[Name]:
-        """Drop the state of deleted topics of that name; returns the partitions that had
-        offsets.
+        """Drop the state of deleted topics of that name.
+
+        Returns the partitions that had offsets.
         """
         consumed = self.topic(topic)
         names = [name for name in self.leases if name[0] == topic]
@@ -76,7 +77,7 @@ class GroupOffsets:
             self._drop_if_blank(topic)
 
     def learn(self, member: Member, m: Acquire) -> tuple[list[Name], list[Name]]:
-        """Take in *member*'s ends of partitions, and begin those that have no offset.
+        """Adopt the ends of partitions that *member* reports, and begin those that have no offset.
 
         Returns the partitions whose ends have changed, and those whose offsets must be written.
         """
@@ -84,7 +85,7 @@ class GroupOffsets:
         consumed = self.topic(member.topic)
         names = set(consumed.partitions)
         for partition, start, end in m.known:
-            # Other partitions belong to a topic that was deleted, or to none.
+            # Other partitions belong to a deleted topic, or to none.
             if partition in names and consumed.learn(partition, start, end):
                 name = member.topic, partition
                 news.append(name)
@@ -112,16 +113,16 @@ class GroupOffsets:
         start, end = consumed.reach[partition]
         leases = self.leases.get(name)
         if leases is not None:
-            # Ranges that did not fit into the last record may fit now.
+            # Acknowledged ranges that did not fit into the last offset record may fit now.
             is_news = leases.begin_at(start)
         else:
             is_news = not consumed.is_from_start(partition, member.reset)
-            # From now on END means this offset.
+            # END is now fixed to this offset.
             self.leases[name] = Leases(end if is_news else start)
         consumed.begin(partition, member.topic_id)
         return is_news
 
-    # --- records without an order ---------------------------------------------------------------
+    # --- unordered records ------------------------------------------------------------------------
 
     def open(self, topic: str, partition: str) -> None:
         """Note that a partition may have records for members that it is not assigned to."""
@@ -130,19 +131,19 @@ class GroupOffsets:
             consumed.open[partition] = None
 
     def loose(self, topic: str, leases: Leases) -> Ranges:
-        """The unordered records of a partition, which any member may lease at any time."""
+        """The unordered records of a partition, which may be leased to any member at any time."""
         ordered = self.topic(topic).ordered
         return leases.unkeyed if ordered is None else NOTHING if ordered else EVERYTHING
 
-    # --- leases that end ------------------------------------------------------------------------
+    # --- end of leases ----------------------------------------------------------------------------
 
     def acknowledge(
         self, member: Member, acks: Iterable[tuple[str, Range]]
     ) -> tuple[int, int, list[Name]]:
         """Acknowledge records.
 
-        Returns how many were not leased to *member*, how many of those will be delivered again,
-        and the partitions whose offsets have changed.
+        Returns three things: how many records were not leased to *member*, how many of those will
+        be delivered again, and the partitions whose offsets have changed.
         """
         refused = lapsed = 0
         changed = list[Name]()
@@ -156,14 +157,14 @@ class GroupOffsets:
             if late := leases.acknowledge(member.id, ranges):
                 refused += late
                 lapsed += leases.open_in(ranges)
-            if leases.committed != before or leases.done_ranges():
+            if leases.committed != before or leases.spans.done_ranges():
                 changed.append(name)
         return refused, lapsed, changed
 
     def put_off(self, member: Member, m: Settle, now: int) -> int:
-        """Return records to be delivered again, or renew them; returns when the first are due."""
+        """Return records for redelivery, or renew leases; returns when the first is due."""
         due = NEVER
-        before: dict[str, int] = {}  # the member names nothing before this offset any more
+        before: dict[str, int] = {}  # offset before which the member names nothing any more
         errors = (*m.errors, *repeat("", len(m.nacks) - len(m.errors)))
         for nack, error in sorted(zip(m.nacks, errors, strict=True)):
             partition, (first, end), delay = nack
@@ -186,7 +187,7 @@ class GroupOffsets:
                 leases.give_back(member.id, ranges, now)
 
     def release(self, member: Member, now: int) -> None:
-        """Make the records available that *member* held."""
+        """Make the records available that were leased to *member*."""
         for name, leases in self.leases.items():
             leases.release(member.id, now)
             self.open(*name)
@@ -199,9 +200,9 @@ class GroupOffsets:
 
     def next_due(self, now: int) -> int:
         """When the next delay or lease ends."""
-        return min((leases.next_due(now) for leases in self.leases.values()), default=NEVER)
+        return min((leases.spans.next_due(now) for leases in self.leases.values()), default=NEVER)
 
-    # --- for people -----------------------------------------------------------------------------
+    # --- descriptions -----------------------------------------------------------------------------
 
     def describe(self) -> tuple[GroupOffset, ...]:
         """Describe all offsets."""
@@ -211,9 +212,9 @@ class GroupOffsets:
                 partition,
                 leases.committed,
                 leases.next,
-                leases.in_flight,
-                leases.waiting,
-                leases.holders,
+                leases.spans.in_flight,
+                leases.spans.waiting,
+                leases.spans.holders,
                 leases.is_full,
             )
             for (topic, partition), leases in sorted(self.leases.items())
@@ -225,12 +226,12 @@ class GroupOffsets:
         end = self.end(m.topic, m.partition) or 0
         if leases is None:
             return GroupLeases(m.id, known_end=end)
-        spans = leases.spans(m.offset, max(0, min(m.max_spans, SPANS_MAX)), now)
+        spans = leases.describe(m.offset, max(0, min(m.max_spans, SPANS_MAX)), now)
         return GroupLeases(m.id, leases.committed, leases.next, end, spans)
 
 
 def _by_partition(spans: Iterable[tuple[str, Range]]) -> dict[str, list[Range]]:
-    """Join ranges by partition, so that each record is handled once however often it is named."""
+    """Join ranges by partition, so that a record that is named twice is handled once."""
     found: dict[str, list[Range]] = {}
     for partition, span in spans:
         found.setdefault(partition, []).append(span)

@@ -1,8 +1,8 @@
 """Leases records to the members of groups.
 
-A request for records waits until there are some (as in the purgatory of Kafka's
-``SharePartitionManager``). What makes records available serves the members that wait: news from a
-member, a settlement, a lease that runs out.
+A request for records waits until records are available (as in the purgatory of Kafka's
+``SharePartitionManager``). Three events make records available, and each serves the waiting
+members: a member reports new ends, a lease is settled, or a lease runs out.
 """
 
 from __future__ import annotations
@@ -11,12 +11,28 @@ from collections.abc import Iterable
 from itertools import islice
 
 from pymq.core.group.consumer_group import ConsumerGroup
-from pymq.core.group.context import GroupContext
+from pymq.core.group.group_limits import GroupLimits
 from pymq.core.group.group_offsets import Name
 from pymq.core.group.member import Member, MemberState
+from pymq.core.group.offset_log import GroupHost, OffsetLog
 from pymq.core.message import Acquire, Acquired, Lease, Settle, Settled
+from pymq.core.time.pausable_clock import PausableClock
+from pymq.core.time.timer_heap import TimerHeap
+from pymq.core.values import define
 
-IDLE_TRIES = 64  # idle members for which one request looks for records
+IDLE_TRIES = 64  # idle members that one request tries to serve
+
+
+@define
+class GroupContext:
+    """The groups of a coordinator, their clock and timers, and the store of their offsets."""
+
+    host: GroupHost
+    limits: GroupLimits
+    groups: dict[str, ConsumerGroup]
+    offsets: OffsetLog
+    clock: PausableClock  # the time of groups, members and leases
+    timers: TimerHeap[str]  # by group, when something is due on that clock
 
 
 class LeaseManager:
@@ -37,7 +53,7 @@ class LeaseManager:
         if member.waiting is not None:
             self.answer(group, member, (), now)
         if member.state is MemberState.JOINING:
-            # It has sent this before its Join, and has no assignment yet.
+            # The member sent this before its Join, and has no assignment yet.
             context.host.reply(member.source, Acquired(m.id, (), group.generation), now)
         else:
             member.move(MemberState.WAITING, m, context.clock.ms + m.max_wait_ms)
@@ -54,7 +70,7 @@ class LeaseManager:
     ) -> None:
         """Settle leases of a member, and serve the members that wait for the records."""
         log, timers, at = self._context.offsets, self._context.timers, self._context.clock.ms
-        # Returned records first: an acknowledged range around them does not include them.
+        # Handle returned records first: acknowledged ranges around them must not include them.
         timers.sooner(group.name, group.offsets.put_off(member, m, at))
         group.offsets.give_back(member, m.unread, at)
         refused, lapsed, changed = group.offsets.acknowledge(member, m.acks)
@@ -73,7 +89,7 @@ class LeaseManager:
     def answer(
         self, group: ConsumerGroup, member: Member, leases: tuple[Lease, ...], now: int
     ) -> None:
-        """Answer the request for records that waits, if one does."""
+        """Answer the waiting request for records, if there is one."""
         if member.waiting is None:
             return
         answer = Acquired(member.waiting.id, leases, group.generation)
@@ -82,7 +98,7 @@ class LeaseManager:
         self._context.host.reply(member.source, answer, now)
 
     def tick(self, group: ConsumerGroup, now: int) -> None:
-        """End the leases and waits that are over."""
+        """Expire leases, and answer requests whose wait has ended."""
         at = self._context.clock.ms
         group.offsets.expire(at)
         self._context.offsets.note_counts(group, list(group.offsets.leases))
@@ -100,7 +116,7 @@ class LeaseManager:
                 self._serve(group, member, now)
 
     def _serve_idle(self, group: ConsumerGroup, topic: str, now: int) -> None:
-        """Give members without records of their own partitions the unordered records of others."""
+        """Lease unordered records of others to members without records of their own partitions."""
         consumed = group.offsets.topics.get(topic)
         if consumed is None or not consumed.open:
             return
@@ -110,7 +126,7 @@ class LeaseManager:
             self._serve(group, group.members[id], now)
 
     def _serve(self, group: ConsumerGroup, member: Member, now: int) -> None:
-        """Answer a member that waits if there are records for it."""
+        """Answer a waiting member if there are records for it."""
         if member.waiting is None:
             return
         at = self._context.clock.ms

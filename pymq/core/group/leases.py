@@ -1,56 +1,33 @@
-"""The records of one partition that a group has acknowledged, has leased and has yet to lease.
+"""The state of one partition's records in a group: acknowledged, leased or neither.
 
-Offsets are kept as spans that adjoin each other from ``committed``, the lowest offset that is not
-acknowledged, to ``next``, the first that was never leased. So the cost is by span, not by record,
-and records that are acknowledged in order leave one span or none. Acknowledged ranges above
-``committed`` are kept, too: a slow record does not make later ones be delivered again.
+Offsets are kept as adjoining spans from ``committed``, the lowest unacknowledged offset, to
+``next``, the first offset that was never leased. So the cost depends on the number of spans, not of
+records, and records that are acknowledged in order leave one span or none. Acknowledged ranges
+above ``committed`` are kept too, so that one slow record does not cause redelivery of later ones.
 
 The rules are those of Kafka's share groups (KIP-932): only the member that holds a lease can settle
-it; records whose lease runs out are available again; deliveries are counted; and nothing new is
-leased while too much is open (there, ``group.share.partition.max.record.locks``).
+it; records are available again when their lease runs out; deliveries are counted; and nothing new
+is leased while too many spans are open (there, ``group.share.partition.max.record.locks``).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from pymq.core.batch.offset_ranges import EVERYTHING, Ranges
 from pymq.core.batch.priority import PriorityRuns, Run
+from pymq.core.group.spans import AVAILABLE, DONE, LEASED, Counted, Delayed, Failed, Span, Spans
 from pymq.core.message import Lease, LeaseSpan, Range
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
-from pymq.core.values import define
 
-AVAILABLE = 0  # to be delivered again, from ``due`` on
-LEASED = 1  # delivered to ``owner``, until ``due``
-DONE = 2
 # from so many on nothing new is leased until the lowest offsets are acknowledged
 SPANS_OPEN = 4_096
 UNKEYED_MAX = 256  # ranges of records without a key that are remembered
-RUNS_AT_ONCE = 64  # of new records of one priority, since each becomes a span
-LEASED_MAX = 1 << 16  # leased records at most, since each may become a span of its own
-STATES = ("available", "leased", "acked")  # names of the states, for people
-
-
-Counted = tuple[int, int, int]  # a range of offsets, and how often it was delivered
-Failed = tuple[int, int, str]  # a range of offsets, and why a member has last returned it
-Delayed = tuple[int, int, int]  # a range of offsets, and from when on it may be delivered again
-
-
-@define
-class Span:
-    """Offsets with the same state."""
-
-    start: int
-    end: int
-    state: int
-    owner: str | None = None
-    count: int = 0  # deliveries so far
-    due: int = NEVER
-    dead: bool = False  # leased to be moved to the dead-letter topic, which is no delivery
-    error: str = ""  # why a member has last returned the records, in its words
-    priority: int = 0
+RUNS_AT_ONCE = 64  # runs of one priority that are leased at once, since each becomes a span
+LEASED_MAX = 1 << 16  # leased records at most, since each may become its own span
+STATES = ("available", "leased", "acked")  # names of the states in descriptions
 
 
 class Leases:
@@ -58,11 +35,11 @@ class Leases:
 
     __slots__ = (
         "_has_levels",
-        "_spans",
         "committed",
         "has_counted",
         "next",
         "priorities",
+        "spans",
         "unkeyed",
     )
 
@@ -74,7 +51,7 @@ class Leases:
         errors: Iterable[Failed] = (),
         delays: Iterable[Delayed] = (),
     ) -> None:
-        """Begin with what the former coordinator has written.
+        """Begin with the state that the former coordinator has written.
 
         Args:
             committed: the lowest offset that is not acknowledged.
@@ -86,7 +63,7 @@ class Leases:
         self.committed = committed
         self.next = committed
         self.has_counted = False  # counts have changed that the next coordinator must know
-        self._spans: list[Span] = []
+        self.spans = Spans()
         self.unkeyed = Ranges(UNKEYED_MAX)  # records that have no order to keep
         self.priorities = PriorityRuns()  # of records that were never leased
         self._has_levels = False  # a record had a priority, at any time
@@ -96,134 +73,83 @@ class Leases:
             if low >= end:
                 continue
             if low > self.next:
-                self._spans.append(Span(self.next, low, AVAILABLE, due=0))
+                self.spans.append(Span(self.next, low, AVAILABLE, due=0))
             due = NEVER if state == DONE else 0
-            self._spans.append(Span(low, end, state, count=count, due=due))
+            self.spans.append(Span(low, end, state, count=count, due=due))
             self.next = end
         for start, end, error in errors:
-            for span in self._within(start, end, AVAILABLE):
+            for span in self.spans.within(start, end, AVAILABLE):
                 span.error = error
         for start, end, due in delays:
-            for span in self._within(start, end, AVAILABLE):
+            for span in self.spans.within(start, end, AVAILABLE):
                 span.due = due
 
     # --- questions ------------------------------------------------------------------------------
 
-    def next_due(self, now: int) -> int:
-        """When the next lease runs out or the next delayed record is due, after *now*."""
-        return min((s.due for s in self._spans if s.state != DONE and s.due > now), default=NEVER)
-
-    @property
-    def in_flight(self) -> int:
-        """How many records are leased."""
-        return sum(span.end - span.start for span in self._spans if span.state == LEASED)
-
-    @property
-    def holders(self) -> tuple[str, ...]:
-        """The members that hold leases."""
-        return tuple(dict.fromkeys(s.owner for s in self._spans if s.owner is not None))
-
-    @property
-    def waiting(self) -> int:
-        """How many records wait for redelivery."""
-        return sum(span.end - span.start for span in self._spans if span.state == AVAILABLE)
-
     @property
     def is_full(self) -> bool:
         """Whether so much is open that nothing new is leased."""
-        return len(self._spans) >= SPANS_OPEN or self.in_flight >= LEASED_MAX
+        return len(self.spans) >= SPANS_OPEN or self.spans.in_flight >= LEASED_MAX
 
     def held_by_others(self, members: Iterable[str], loose: Ranges) -> bool:
         """Whether a member other than *members* holds a lease on records that are not *loose*."""
         allowed = set(members)
         return any(
             s.state == LEASED and s.owner not in allowed and not loose.covers(s.start, s.end)
-            for s in self._spans
+            for s in self.spans
         )
 
-    def done_ranges(self) -> tuple[Range, ...]:
-        """The ranges acknowledged above ``committed``."""
-        return tuple((span.start, span.end) for span in self._spans if span.state == DONE)
-
-    def counts(self) -> tuple[Counted, ...]:
-        """The delivery counts of unacknowledged ranges, for a coordinator that takes over.
-
-        A delivery counts once it has ended. The application may never have seen one that is under
-        way when the coordinator changes, and it must not count towards ``max_deliver``.
-        """
-        found = (
-            (span.start, span.end, span.count - (span.state == LEASED and not span.dead))
-            for span in self._spans
-            if span.state != DONE
-        )
-        return tuple(each for each in found if each[2] > 0)
-
-    def errors(self) -> tuple[Failed, ...]:
-        """The errors of unacknowledged ranges, for a coordinator that takes over."""
-        return tuple((span.start, span.end, span.error) for span in self._spans if span.error)
-
-    def delays(self, now: int) -> tuple[Delayed, ...]:
-        """When returned ranges may be delivered again, for a coordinator that takes over."""
-        return tuple(
-            (span.start, span.end, span.due)
-            for span in self._spans
-            if span.state == AVAILABLE and span.due > now
-        )
-
-    def spans(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
+    def describe(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
         """Describe the records from *offset* on, in at most *limit* spans."""
-        index = max(0, bisect_right(self._spans, offset, key=_start) - 1)
-        found = [s for s in self._spans[index : index + limit + 1] if s.end > offset]
-        return tuple(_described(span, now) for span in found[:limit])
+        found = islice(self.spans.from_offset(offset), limit)
+        return tuple(_described(span, now) for span in found)
 
     def available(self, end: int, now: int) -> Iterator[Range]:
         """The ranges before *end* that may be leased, in the order of their offsets."""
-        for span in self._spans:
+        for span in self.spans:
             if span.state == AVAILABLE and span.due <= now:
                 yield span.start, span.end
         if self.next < end:
             yield self.next, end
 
     def has_available(self, end: int, now: int, among: Ranges = EVERYTHING) -> bool:
-        """Whether :meth:`acquire` would find something before *end*, *among* these offsets."""
+        """Whether :meth:`acquire` would find records before *end* whose offsets are in *among*."""
         if self.next < end and among.first(self.next, end) is not None and not self.is_full:
             return True
         return any(
             s.state == AVAILABLE and s.due <= now and among.first(s.start, s.end) is not None
-            for s in self._spans
+            for s in self.spans
         )
 
     def open_before(self, end: int, among: Ranges = EVERYTHING) -> int:
         """How many records before *end*, *among* these offsets, are neither leased nor
         acknowledged.
         """
-        spans = ((s.start, s.end) for s in self._spans if s.state == AVAILABLE)
+        spans = ((s.start, s.end) for s in self.spans if s.state == AVAILABLE)
         return sum(among.count(start, stop) for start, stop in (*spans, (self.next, end)))
 
     def levels(self, end: int, now: int) -> set[int]:
-        """The priorities of the records before *end* that may be leased."""
+        """The priorities of the leasable records before *end*."""
         found = {run[2] for run in self.priorities.between(self.next, end)}
-        found.update(s.priority for s in self._spans if s.state == AVAILABLE and s.due <= now)
+        found.update(s.priority for s in self.spans if s.state == AVAILABLE and s.due <= now)
         return found
 
     # --- changes --------------------------------------------------------------------------------
 
     def prioritize(self, runs: Iterable[Run]) -> None:
-        """Take in the priorities of records; what was leased keeps its own."""
+        """Store the priorities of records; records that were leased keep theirs."""
         for start, end, priority in runs:
             self._has_levels = True
-            for span in self._within(start, min(end, self.next), AVAILABLE):
+            for span in self.spans.within(start, min(end, self.next), AVAILABLE):
                 span.priority = priority
             self.priorities.put(max(start, self.next), end, priority)
 
     def begin_at(self, log_start: int) -> bool:
-        """Skip what retention has removed, acknowledged or not; returns whether there was any."""
+        """Skip records that retention has removed; returns whether there were any."""
         if log_start <= self.committed:
             return False
         mark("leases.overtaken")  # by retention
-        self._spans = [span for span in self._spans if span.end > log_start]
-        if self._spans:
-            self._spans[0].start = max(self._spans[0].start, log_start)
+        self.spans.begin_at(log_start)
         self.committed = log_start
         self.next = max(self.next, log_start)
         self._advance()
@@ -242,10 +168,10 @@ class Leases:
     ) -> list[Lease]:
         """Lease up to *limit* records before *end* of a priority of at least *least*.
 
-        Those of a higher priority go first. Among equal ones those to be redelivered or passed over
-        go before new ones. Only records *among* some offsets are leased; others wait for a member
-        that may have them. Records that were delivered *max_deliver* times already (0: no limit)
-        are leased as dead.
+        Records of a higher priority come first. At equal priority, records for redelivery and
+        records that were passed over come before new ones. Only offsets in *among* are leased;
+        other records wait for a member that may have them. Records that were delivered
+        *max_deliver* times already (0: no limit) are leased as dead letters.
         """
         leases: list[Lease] = []
         levels = sorted(self.levels(end, now) | {0}, reverse=True) if self._has_levels else [0]
@@ -277,7 +203,7 @@ class Leases:
     ) -> list[Lease]:
         """Lease records that were returned or passed over."""
         leases: list[Lease] = []
-        for span in list(self._spans):
+        for span in list(self.spans):
             if limit <= 0:
                 break
             if span.state != AVAILABLE or span.due > now or span.priority != level:
@@ -285,7 +211,7 @@ class Leases:
             for part in list(_parts(among, span.start, span.end, level)):
                 if limit <= 0:
                     break
-                for taken in self._within(part[0], min(part[1], part[0] + limit), AVAILABLE):
+                for taken in self.spans.within(part[0], min(part[1], part[0] + limit), AVAILABLE):
                     dead = 0 < max_deliver <= taken.count
                     mark("leases.dead" if dead else "leases.again")
                     taken.state, taken.owner, taken.due = LEASED, member, until
@@ -296,7 +222,7 @@ class Leases:
         return leases
 
     def _new(self, end: int, among: Ranges, level: int) -> Iterator[Range]:
-        """The records of a priority that were never leased, nor passed over."""
+        """The records of a priority that were neither leased nor passed over."""
         if level == 0:
             runs: tuple[Run, ...] = ((self.next, end, 0),) if self.next < end else ()
         else:
@@ -311,22 +237,18 @@ class Leases:
         if start > self.next:
             mark("leases.passed_over")
             self._pass_over(start)
-        self.next = min(end, start + min(limit, LEASED_MAX - self.in_flight))
-        last = self._spans[-1] if self._spans else None
-        if last and _fate(last) == (LEASED, member, 1, until, False, "", level):
-            last.end = self.next
-        else:
-            self._spans.append(Span(start, self.next, LEASED, member, 1, until, priority=level))
+        self.next = min(end, start + min(limit, LEASED_MAX - self.spans.in_flight))
+        self.spans.lease(start, self.next, member, until, level)
         self.priorities.forget(self.next)
         return Lease("", start, self.next, 1)
 
     def _pass_over(self, until: int) -> None:
-        """Leave new records before *until* available, each run with its priority."""
+        """Make new records before *until* available without a lease, by priority."""
         for start, end, priority in (*self.priorities.between(self.next, until), (until, until, 0)):
             if start > self.next:
-                self._spans.append(Span(self.next, start, AVAILABLE, due=0))
+                self.spans.append(Span(self.next, start, AVAILABLE, due=0))
             if end > start:
-                self._spans.append(Span(start, end, AVAILABLE, due=0, priority=priority))
+                self.spans.append(Span(start, end, AVAILABLE, due=0, priority=priority))
             self.next = end
 
     def acknowledge(self, member: str, ranges: Iterable[Range]) -> int:
@@ -334,7 +256,7 @@ class Leases:
         refused = 0
         for start, end in ranges:
             held = 0
-            for span in self._held(member, start, end):
+            for span in self.spans.within(start, end, LEASED, member):
                 held += span.end - span.start
                 span.state, span.owner, span.due, span.error = DONE, None, NEVER, ""
             refused += end - start - held
@@ -342,22 +264,22 @@ class Leases:
         return refused
 
     def open_in(self, ranges: Iterable[Range]) -> int:
-        """How many records of some ranges are not acknowledged, and will be delivered again."""
+        """How many records of some ranges are unacknowledged and will be delivered again."""
         count = 0
         for start, end in ranges:
             low = max(start, self.committed)
             count += max(0, end - low)
-            index = max(0, bisect_right(self._spans, low, key=_start) - 1)
-            while index < len(self._spans) and (span := self._spans[index]).start < end:
+            for span in self.spans.from_offset(low):
+                if span.start >= end:
+                    break
                 if span.state == DONE:
                     count -= max(0, min(end, span.end) - max(low, span.start))
-                index += 1
         return count
 
     def reject(self, member: str, ranges: Iterable[Range], due: int, error: str = "") -> None:
-        """Return records to be delivered again, from *due* on; *error* says why."""
+        """Return records for redelivery from *due* on; *error* is the reason."""
         for start, end in ranges:
-            for span in self._held(member, start, end):
+            for span in self.spans.within(start, end, LEASED, member):
                 span.state, span.owner, span.due = AVAILABLE, None, due
                 span.error = error or span.error
                 self.has_counted = True
@@ -365,19 +287,19 @@ class Leases:
     def renew(self, member: str, ranges: Iterable[Range], until: int) -> None:
         """Renew the leases of a member that still works on its records."""
         for start, end in ranges:
-            for span in self._held(member, start, end):
+            for span in self.spans.within(start, end, LEASED, member):
                 span.due = until
 
     def give_back(self, member: str, ranges: Iterable[Range], now: int) -> None:
-        """Return records that the application never saw: the delivery does not count."""
+        """Return records that the application never saw: their delivery does not count."""
         for start, end in ranges:
-            for span in self._held(member, start, end):
+            for span in self.spans.within(start, end, LEASED, member):
                 span.state, span.owner, span.due = AVAILABLE, None, now
                 span.count = max(0, span.count - (not span.dead))
 
     def release(self, member: str, now: int) -> None:
         """Make all records available that a departed member held."""
-        for span in self._spans:
+        for span in self.spans:
             if span.state == LEASED and span.owner == member:
                 span.state, span.owner, span.due = AVAILABLE, None, now
                 self.has_counted = True
@@ -385,7 +307,7 @@ class Leases:
     def expire(self, now: int) -> int:
         """End the leases that have run out; returns how many records they covered."""
         records = 0
-        for span in self._spans:
+        for span in self.spans:
             if span.state == LEASED and span.due <= now:
                 mark("leases.expired")
                 span.state, span.owner = AVAILABLE, None
@@ -393,64 +315,19 @@ class Leases:
                 records += span.end - span.start
         return records
 
-    # --- spans ----------------------------------------------------------------------------------
-
-    def _held(self, member: str, start: int, end: int) -> Iterator[Span]:
-        """Cut the spans of a range that *member* has leased out of their neighbours."""
-        return self._within(start, end, LEASED, member)
-
-    def _within(self, start: int, end: int, state: int, owner: str | None = None) -> Iterator[Span]:
-        """Cut the spans of a range that have a state and an owner out of their neighbours."""
-        if start >= end:
-            return
-        index = max(0, bisect_right(self._spans, start, key=_start) - 1)
-        while index < len(self._spans) and self._spans[index].start < end:
-            span = self._spans[index]
-            if span.state == state and span.owner == owner and span.end > start:
-                span = self._cut(span, max(start, span.start), min(end, span.end))
-                index = bisect_right(self._spans, span.start, key=_start) - 1
-                yield span
-            index += 1
-
-    def _cut(self, span: Span, start: int, end: int) -> Span:
-        """Split *span* so that [start, end) is one of its own; return that one."""
-        index = bisect_right(self._spans, span.start, key=_start) - 1
-        if end < span.end:
-            rest = Span(end, span.end, *_fate(span))
-            self._spans.insert(index + 1, rest)
-            span.end = end
-        if start > span.start:
-            before = Span(span.start, start, *_fate(span))
-            self._spans.insert(index, before)
-            span.start = start
-        return span
-
     def _advance(self) -> None:
-        """Join acknowledged spans, and advance ``committed`` over them."""
-        joined: list[Span] = []
-        for span in self._spans:
-            last = joined[-1] if joined else None
-            if span.state == DONE and last is not None and last.state == DONE:
-                last.end = span.end
-            else:
-                joined.append(span)
+        """Advance ``committed`` over what is acknowledged."""
         before = self.committed
-        if joined and joined[0].state == DONE and joined[0].start <= self.committed:
-            self.committed = joined.pop(0).end
-        elif not joined:
-            self.committed = self.next
-        elif joined[0].start > self.committed:
-            self.committed = joined[0].start
-        self._spans = joined
+        self.committed = self.spans.join_done(before, self.next)
         if self.committed > before:
             self.unkeyed.forget(self.committed)
 
 
 def _parts(among: Ranges, start: int, end: int, level: int) -> Iterator[Range]:
-    """The parts of [*start*, *end*) that are *among* some offsets; of the lowest level the first.
+    """The parts of [*start*, *end*) in *among*; at the lowest level only the first part.
 
-    Before a lower level comes all of a higher one. Of the last level any part will do, and few
-    large leases cost less than many small ones.
+    All records of a higher level must be leased before those of a lower one. At the last level any
+    part will do, and few large leases cost less than many small ones.
     """
     while start < end and (part := among.first(start, end)) is not None:
         yield part
@@ -462,14 +339,3 @@ def _parts(among: Ranges, start: int, end: int, level: int) -> Iterator[Range]:
 def _described(span: Span, now: int) -> LeaseSpan:
     due = max(0, span.due - now) if span.state != DONE else 0
     return LeaseSpan(span.start, span.end, STATES[span.state], span.owner, span.count, due)
-
-
-def _fate(span: Span) -> tuple[int, str | None, int, int, bool, str, int]:
-    return (
-        *(span.state, span.owner, span.count, span.due),
-        *(span.dead, span.error, span.priority),
-    )
-
-
-def _start(span: Span) -> int:
-    return span.start

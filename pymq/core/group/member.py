@@ -1,6 +1,6 @@
-"""A member as its coordinator sees it, and the members that were removed for good.
+"""A group member as its coordinator sees it, and the members that were fenced.
 
-A member waits for at most one answer at a time. Its state says for which:
+A member waits for at most one answer at a time. The state tells for which one:
 
 ==========  ==========================================================  ======================
 state       meaning                                                     next
@@ -13,7 +13,7 @@ state       meaning                                                     next
             again; the coordinator refuses its requests
 ==========  ==========================================================  ======================
 
-Any state may become `REMOVED`. A member that joins again begins as a new :class:`Member`.
+Each state may change to `REMOVED`. A member that joins again is a new :class:`Member` object.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.errors import FencedMember, NotSubscribed, PymqError
 
-FENCED_MAX = 10_000  # fenced members that are remembered
+FENCED_MAX = 10_000  # fenced members that the coordinator remembers
 
 
 class MemberState(IntEnum):
-    """What a member waits for."""
+    """The answer that a member waits for, if any."""
 
     JOINING = auto()
     STABLE = auto()
@@ -61,24 +61,25 @@ class Member:
     max_deliver: int
     reset: int
     gone_at: int
-    partitions: tuple[str, ...]  # assigned
+    partitions: tuple[str, ...]  # the partitions assigned to it
     join_id: int = 0  # the request id of its last Join
-    generation: int = 0  # of the last assignment it was sent
+    generation: int = 0  # generation of the last assignment that was sent to it
     state: MemberState = MemberState.JOINING
-    waiting: Acquire | None = None  # while it is WAITING or IDLE
+    waiting: Acquire | None = None  # the pending request while it is WAITING or IDLE
     waits_until: int = NEVER
     ordered: bool | None = None
-    topic_id: str = ""  # a later topic of the name has a greater id; "": the member named none
+    # id of the topic that it consumes (a later topic of that name has a greater id); "": not given
+    topic_id: str = ""
 
     def move(
         self, to: MemberState, waiting: Acquire | None = None, waits_until: int = NEVER
     ) -> None:
-        """Change the state as :data:`TRANSITIONS` allows, and with it the request that waits."""
+        """Change the state as :data:`TRANSITIONS` allows, and set the pending request."""
         assert to in TRANSITIONS[self.state], f"{self.id}: {self.state.name} to {to.name}"
         self.state, self.waiting, self.waits_until = to, waiting, waits_until
 
     def describe(self, now: int) -> GroupMember:
-        """Describe the member, for people."""
+        """Describe the member for ``describe_group``."""
         waiting = self.waiting
         return GroupMember(
             self.id,
@@ -96,11 +97,12 @@ class Member:
 class FencedMembers:
     """Members that were removed because their topic was deleted or their group unsubscribed.
 
-    Each of their requests gets the reason. The oldest is forgotten first when there are too many.
+    The answer to each of their requests is the reason. If there are too many, the oldest is
+    forgotten.
     """
 
     def __init__(self) -> None:
-        # topic, and whether it was deleted; by member
+        # (topic, whether it was deleted) by member
         self._topics: dict[str, tuple[str, bool]] = {}
 
     def add(self, member: Member, *, is_deleted: bool) -> None:

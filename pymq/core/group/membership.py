@@ -1,6 +1,6 @@
 """The members of groups: they join, heartbeat and leave, and partitions are assigned to them.
 
-A member belongs to the node that it has joined from, which its connection has authenticated. Other
+A member belongs to the node from which it joined; that node's connection is authenticated. Other
 nodes may not send requests for the member.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pymq.core.group.consumer_group import Assignors, ConsumerGroup
-from pymq.core.group.context import GroupContext
-from pymq.core.group.lease_manager import LeaseManager
+from pymq.core.group.lease_manager import GroupContext, LeaseManager
 from pymq.core.group.member import FencedMembers, Member, MemberState
 from pymq.core.message import (
     Acquire,
@@ -41,7 +40,7 @@ class MembershipManager:
     def find(
         self, source: str, m: Heartbeat | Acquire | Settle | Leave
     ) -> tuple[ConsumerGroup, Member]:
-        """Find the member that sends a request, and begin its session anew.
+        """Find the member that sends a request, and restart its session timeout.
 
         Raises:
             FencedMember, NotSubscribed: it was removed.
@@ -69,7 +68,7 @@ class MembershipManager:
     # --- requests -------------------------------------------------------------------------------
 
     def join(self, source: str, m: Join, now: int) -> None:
-        """Add a member, or let a known one begin anew; the next assignment answers it.
+        """Add a member, or reset a known one; the answer is the next assignment.
 
         Raises:
             PymqError: the member may not join.
@@ -102,9 +101,9 @@ class MembershipManager:
         limits.check_offsets(m.group, len(m.partitions))
 
     def _check_topic(self, m: Join, now: int) -> None:
-        """Forget an earlier topic of the name that the member consumes: it was recreated.
+        """The topic was created again: forget the earlier topic of that name.
 
-        A coordinator that took over after the deletion got no notice of it.
+        If a coordinator took over after the deletion, it was not notified of it.
 
         Raises:
             StaleEpoch: a later topic of that name exists.
@@ -156,15 +155,16 @@ class MembershipManager:
     # --- removal --------------------------------------------------------------------------------
 
     def _fence(self, group: ConsumerGroup, member: Member, now: int, *, is_deleted: bool) -> None:
-        """Remove a live member. It gets the error at once if it waits, else with its next
-        request.
+        """Remove a live member.
+
+        If it has a pending request, this is answered with the error, otherwise its next request.
         """
         self._fenced.add(member, is_deleted=is_deleted)
         self._refuse(member, self._fenced.reason(group.name, member.id), now)
         self.remove(group, member, now)
 
     def _refuse(self, member: Member, error: PymqError, now: int) -> None:
-        """Answer the request of the member that waits, if one does, with *error*."""
+        """Answer the member's pending request, if there is one, with *error*."""
         if member.waiting is not None:
             answer: Acquired | Assigned = Acquired(member.waiting.id, error=error)
         elif member.state is MemberState.JOINING:
@@ -182,7 +182,7 @@ class MembershipManager:
             self._context.groups.pop(group.name, None)
 
     def resign(self, error: PymqError, now: int) -> None:
-        """Answer all requests that wait with *error*."""
+        """Answer all pending requests with *error*."""
         for group in self._context.groups.values():
             for member in group.members.values():
                 self._refuse(member, error, now)
@@ -190,7 +190,7 @@ class MembershipManager:
     # --- assignment -----------------------------------------------------------------------------
 
     def tick(self, group: ConsumerGroup, now: int) -> None:
-        """Remove the members whose session has run out, and assign what waits for it."""
+        """Remove members whose session has expired, and rebalance if that is due."""
         at = self._context.clock.ms
         for member in [x for x in group.members.values() if x.gone_at <= at]:
             mark("group.member_gone")

@@ -1,11 +1,11 @@
 """The offsets of groups, as records of one partition of the internal topic ``__consumer_offsets``.
 
-A coordinator that takes over loads them once, from the brokers that hold them: a roll moves no
-data, so older blocks may be with other brokers. From then on it writes one batch a turn, with all
-that has changed. The newest record of a key counts, so compaction keeps the log short.
+A new coordinator loads them once, from the brokers that hold them: a roll moves no data, so older
+blocks may be on other brokers. From then on it writes all changes of a turn in one batch. The
+newest record of a key counts, so compaction keeps the log short.
 
-Offsets that had to be loaded from another broker are written again, and the blocks before that are
-retired: groups must not depend on a broker that no longer hosts the partition.
+Offsets that were loaded from another broker are written again, and the earlier blocks are retired:
+groups must not depend on a broker that no longer hosts the partition.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
 from pymq.errors import CorruptBatch, OffsetOutOfRange, PymqError, ReplicaNotAvailable
 
-OFFSET_KEY = 1  # kind and version of a record's key
+OFFSET_KEY = 1  # type and version in a record's key
 TOMBSTONE = ("pymq.tombstone", b"")  # marks a deletion for compaction
 DELIVERIES = "pymq.deliveries"  # a header: delivery counts of unacknowledged ranges
-ERRORS = "pymq.errors"  # a header: why members have last returned unacknowledged ranges
-DELAYS = "pymq.delays"  # a header: from when on returned ranges may be delivered again
-RANGES_MAX = 512  # ranges acknowledged above the committed offset that are kept
+# a header: the errors with which members last returned unacknowledged ranges
+ERRORS = "pymq.errors"
+DELAYS = "pymq.delays"  # a header: the times from which on returned ranges may be delivered again
+RANGES_MAX = 512  # acknowledged ranges above the committed offset that are kept at most
 ERRORS_MAX = 20  # different errors that are kept; each commit writes them again
-LOAD_BYTES = 64 << 10  # loaded at a time: some 350 batches of commits, which take 10 to 20 ms
+LOAD_BYTES = 64 << 10  # bytes loaded at a time: some 350 batches of commits, which take 10 to 20 ms
 RETRY_MS = 200
-ASK_MS = 1_000  # another broker has so long to answer
-PATIENCE_MS = 1_000  # requests wait so long for the offsets to be loaded, then they are refused
+ASK_MS = 1_000  # timeout of a fetch from another broker
+PATIENCE_MS = 1_000  # requests wait so long for the offsets to be loaded before they are refused
 
 Name = tuple[str, str, str]  # group, topic, partition
 
@@ -58,12 +59,13 @@ class GroupHost(Protocol):
     ) -> None:
         """Send a request to partition *index* of the offsets topic; answers come to ``step``.
 
-        It goes to this broker's own replica, or to a *holder* of what is missing here.
+        The request goes to this broker's own replica, or to a *holder* of records that this broker
+        lacks.
         """
         ...
 
     def offsets_end(self, index: int) -> int:
-        """The end of the partition's log; everything before it may turn out to be committed."""
+        """The end of the partition's log, with records that may not be committed yet."""
         ...
 
     def offsets_since(self, index: int, offset: int) -> None:
@@ -84,41 +86,40 @@ class OffsetLog:
     ) -> None:
         self.is_loaded = False
         self.retry_at = NEVER
-        self.patience_until = NEVER  # then requests that wait for the offsets are refused
+        self.patience_until = NEVER  # when requests that wait for the offsets are refused
         self._index = index
         self._host = host
         self._groups = groups
-        self._clock = clock  # of leases
-        self._changed: dict[Name, None] = {}  # to be written, in order
+        self._clock = clock  # the clock of leases
+        self._changed: dict[Name, None] = {}  # offsets to be written, in order
         self._unanswered: list[tuple[str, Settled]] = []
         self._writing: list[tuple[str, Settled]] | None = None
         self._written: dict[Name, None] = {}
         self._must_sync = False  # a member waits for a durable commit
         self._is_syncing = False
-        # the last offset written without a sync, or by another coordinator
+        # the last offset that was written without a sync, or by another coordinator
         self._loose: Name | None = None
-        self._requests = first_request  # request ids, above those of former coordinators
+        self._requests = first_request  # the last request id, above those of former coordinators
         self._asked = 0  # while loading: the id of the last fetch ...
         self._at = BEGIN  # ... its offset ...
         self._holder: str | None = None  # ... and the broker asked; None is this one
         self._tries = 0
-        self._target = 0  # loading ends there
-        self._is_borrowed = False  # some offsets are with other brokers only
+        self._target = 0  # the offset at which loading ends
+        self._is_borrowed = False  # some offsets are stored only on other brokers
 
     # --- reading --------------------------------------------------------------------------------
 
     def begin(self, now: int) -> None:
         """Begin to load the partition, up to the end of its log.
 
-        A former leader may have committed all of it, which a new leader does not know yet (Raft,
-        section 8).
+        All of the log may be committed, which a new leader does not know yet (Raft, section 8).
         """
         self._target = self._host.offsets_end(self._index)
         self.patience_until = now + PATIENCE_MS
         self.load(BEGIN, now)
 
     def load(self, offset: int, now: int, holder: str | None = None) -> None:
-        """Fetch the next part from *offset* on, here or from a *holder* of what is missing here."""
+        """Fetch the next part from *offset* on, from this broker or another *holder*."""
         self._requests += 1
         self._asked, self._at, self._holder = self._requests, offset, holder
         # Wait for the high watermark, unless the log is empty.
@@ -129,12 +130,12 @@ class OffsetLog:
         self._host.offsets_step(self._index, fetch, now, holder)
 
     def loaded(self, m: Fetched, now: int) -> bool:
-        """Take in a part; returns whether it was the last one."""
+        """Handle a loaded part; returns whether it was the last one."""
         if self.is_loaded or m.id != self._asked:
             return False
         holder, self.retry_at = self._holder, NEVER
         if holder is None and isinstance(m.error, ReplicaNotAvailable):
-            # A roll moves no data: older blocks are with former replicas.
+            # A roll moves no data: older blocks are on former replicas.
             holders = m.error.details.get("brokers")
             if isinstance(holders, (list, tuple)) and holders:
                 mark("group.load_elsewhere")
@@ -143,7 +144,8 @@ class OffsetLog:
                 return False
         if m.error is not None or (holder is not None and not m.data):
             if isinstance(m.error, OffsetOutOfRange):
-                self._at = BEGIN  # Records were retired while loading, so begin again.
+                # Retention removed records while they were loaded, so begin again.
+                self._at = BEGIN
                 self._groups.clear()
             self.retry_at = now + RETRY_MS
             return False
@@ -156,7 +158,7 @@ class OffsetLog:
             mark("group.load_corrupt")  # Another holder may have a sound copy.
             self._at, self.retry_at = offset, now + RETRY_MS
             return False
-        # Only this broker's own replica knows the end.
+        # Only the local replica knows the end of the log.
         if holder is not None or offset < max(m.high_watermark, self._target):
             self._is_borrowed = self._is_borrowed or holder is not None
             self.load(offset, now)
@@ -180,7 +182,8 @@ class OffsetLog:
             kind, name, topic, partition = cbor.loads(key or b"")
             if kind != OFFSET_KEY:
                 continue
-            self._loose = name, topic, partition  # Only the former leader may have synced it.
+            # Only the former leader may have synced this record.
+            self._loose = name, topic, partition
             group = self._groups.setdefault(name, ConsumerGroup(name))
             if TOMBSTONE in headers:
                 group.offsets.drop_offset(topic, partition)
@@ -205,11 +208,11 @@ class OffsetLog:
     # --- writing --------------------------------------------------------------------------------
 
     def changed(self, group: str, topic: str, partition: str) -> None:
-        """Mark an offset to be written."""
+        """Mark an offset as changed."""
         self._changed[group, topic, partition] = None
 
     def note_counts(self, group: ConsumerGroup, names: Iterable[tuple[str, str]]) -> None:
-        """Mark delivery counts of partitions to be written, if they have changed."""
+        """Mark partitions whose delivery counts have changed."""
         for name in names:
             leases = group.offsets.leases.get(name)
             if leases is not None and leases.has_counted:
@@ -227,12 +230,12 @@ class OffsetLog:
 
     @property
     def last_request(self) -> int:
-        """The highest request id used."""
+        """The highest request id in use."""
         return self._requests
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is something to write, or to answer, and no write is under way."""
+        """Whether there is something to write or to answer, and no write is in progress."""
         if self._writing is not None or self.retry_at != NEVER:
             return False
         return bool(self._changed or self._unanswered)
@@ -240,11 +243,12 @@ class OffsetLog:
     def flush(self, now: int) -> None:
         """Write all offsets that have changed since the last time, in one batch.
 
-        It is synced if a member waits for that; else the topic's ``fsync`` decides.
+        The batch is synced if a member waits for that; otherwise the topic's ``fsync`` option
+        decides.
         """
         self._is_syncing, self._must_sync = self._must_sync or self._is_borrowed, False
         if self._is_syncing and self._loose is not None:
-            self._changed[self._loose] = None  # A sync of this batch covers all earlier ones.
+            self._changed[self._loose] = None  # Syncing this batch syncs all earlier ones.
         if not self._changed:
             for source, answer in self._unanswered:
                 self._host.reply(source, answer, now)
@@ -257,7 +261,8 @@ class OffsetLog:
             self._requests,
             OFFSETS_TOPIC,
             str(self._index),
-            AckMode.RAFT,  # to all in-sync replicas: an offset must not be lost with the leader
+            # wait for all in-sync replicas: an offset must not be lost with the leader
+            AckMode.RAFT,
             self._encode(now),
             self._is_syncing,
         )
@@ -271,7 +276,7 @@ class OffsetLog:
             group = self._groups.get(name)
             leases = group.offsets.leases.get((topic, partition)) if group is not None else None
             keys.append(cbor.dumps([OFFSET_KEY, name, topic, partition]))
-            done = leases.done_ranges()[:RANGES_MAX] if leases else ()
+            done = leases.spans.done_ranges()[:RANGES_MAX] if leases else ()
             item: list[Any] = [leases.committed if leases else 0, [list(r) for r in done]]
             if group is not None and leases is not None:
                 topic_id = group.offsets.topic(topic).id_of(partition)
@@ -280,7 +285,7 @@ class OffsetLog:
             if leases is None:
                 headers.append((TOMBSTONE,))
                 continue
-            delays = [[a, b, due - ahead] for a, b, due in leases.delays(time)]
+            delays = [[a, b, due - ahead] for a, b, due in leases.spans.delays(time)]
             headers.append(_unacknowledged(leases, delays))
         return EncodedBatch.encode(
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
@@ -291,9 +296,9 @@ class OffsetLog:
         return self._clock.at(now) - self._host.wall_ms(now)
 
     def stored(self, m: Produced, now: int) -> None:
-        """Take in the answer to the write under way."""
+        """Handle the answer to the write in progress."""
         if self._writing is None or m.id != self._requests:
-            return  # The answer is to a write of the former coordinator.
+            return  # The answer belongs to a write of the former coordinator.
         answers, self._writing = self._writing, None
         error: PymqError | None = m.error
         for source, answer in answers:
@@ -301,7 +306,8 @@ class OffsetLog:
             self._host.reply(source, settled, now)
         if error is not None:
             mark("group.not_stored")
-            # They are written again after a pause; a crash before that delivers records again.
+            # Write these offsets again after a pause; after a crash before that, their records are
+            # delivered again.
             self._changed = {**self._written, **self._changed}
             self.retry_at = now + RETRY_MS
         else:
@@ -323,12 +329,13 @@ class OffsetLog:
 
 
 def _unacknowledged(leases: Leases, delays: list[list[int]]) -> Headers:
-    """The delivery counts, errors and delays, as headers, so that older versions can read the
-    record.
+    """The delivery counts, errors and delays.
+
+    As headers, so that older versions can read the record.
     """
-    counts = [list(each) for each in leases.counts()[:RANGES_MAX]]
+    counts = [list(each) for each in leases.spans.counts()[:RANGES_MAX]]
     by_error = dict[str, list[list[int]]]()
-    for start, end, error in leases.errors()[:RANGES_MAX]:
+    for start, end, error in leases.spans.errors()[:RANGES_MAX]:
         if error in by_error or len(by_error) < ERRORS_MAX:
             by_error.setdefault(error, []).append([start, end])
     errors = [[*each] for each in by_error.items()]

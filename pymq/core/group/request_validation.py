@@ -1,6 +1,6 @@
 """Validation of requests to a group coordinator, and the refusals of each kind of request.
 
-Clients choose every number and name in a request, so each is checked before it is used.
+Clients choose all numbers and names in a request, so each is checked before use.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ R = TypeVar("R", bound=GroupRequest)
 
 
 def check(m: R) -> R:
-    """Check a request; returns it.
+    """Check a request, and return it.
 
     Raises:
         InvalidRequest: a number is out of its range, or a range ends before it begins.
@@ -111,10 +111,10 @@ def check(m: R) -> R:
             _number("the offset", m.offset, 0, OFFSET_MAX)
         case Unsubscribe():
             if m.group != m.name:
-                # The guard has checked the right to the group that the request names.
+                # The guard has checked access only to the group that the request names.
                 raise InvalidRequest(f"{m.name!r} is no group's subscription")
         case _:
-            pass  # These have no numbers, and a name that is only looked up.
+            pass  # These requests have no numbers, and a name that is only looked up.
     return m
 
 

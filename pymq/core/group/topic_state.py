@@ -1,8 +1,8 @@
-"""A topic as a group consumes it: its id, its partitions and their ends.
+"""A topic as a consumer group knows it: its id, its partitions and their ends.
 
-A topic that is deleted and created again is another topic, with a greater id
-(docs/decisions/0101). Its offsets begin anew. So the group must not apply what it knows of the old
-topic, or late requests about it, to the new one.
+A topic that is deleted and created again is another topic, with a greater id (docs/decisions/0101).
+The group starts it with new offsets. So the group must not apply its state of the old topic, or
+late requests about it, to the new one.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from pymq.errors import StaleEpoch
 
 @define
 class TopicState:
-    """The state of the topic of one name, from what members report and offsets belong to.
+    """The state of a topic, from members' reports and stored offsets.
 
-    Once a member has named the topic's id, all of the state is about that topic: the state of
-    earlier topics is dropped before the member joins, and a member of an earlier one is refused.
+    Once a member has named the topic's id, all state belongs to that id: state of earlier topics is
+    dropped before the member joins, and members of an earlier topic are refused.
     """
 
     name: str
-    topic_id: str = ""  # the id that members have named; "": none has
-    partitions: tuple[str, ...] = ()  # as members have reported
+    topic_id: str = ""  # the id that members have named; "": no member has
+    partitions: tuple[str, ...] = ()  # the partitions that members have reported
     reach: dict[str, tuple[int, int]] = Factory(dict)  # log start, high watermark; by partition
-    _ids: dict[str, str] = Factory(dict)  # the topic id of each offset, if known
-    ordered: bool | None = None  # see Join; the strictest of all members
-    # Partitions that may have unordered records, and the idle members that wait for
-    # them, in the order of their requests.
+    _ids: dict[str, str] = Factory(dict)  # the topic id of each offset, where known
+    ordered: bool | None = None  # the strictest order that a member requires; see Join
+    # Partitions that may have unordered records for idle members, in the order in which they are
+    # tried.
     open: dict[str, None] = Factory(dict)
     idle: dict[str, None] = Factory(dict)
-    has_priorities: bool = False  # a record had one, at any time
-    _added: dict[str, None] = Factory(dict)  # partitions that were added after the group had begun
+    has_priorities: bool = False  # whether a record so far had a priority
+    _added: dict[str, None] = Factory(dict)  # partitions that were added after the group began
 
     @property
     def is_blank(self) -> bool:
         """Whether there is no state."""
         return not (self.topic_id or self.partitions or self.reach or self._ids)
 
-    # --- which one ------------------------------------------------------------------------------
+    # --- identity of the topic --------------------------------------------------------------------
 
     def check(self, topic_id: str) -> None:
         """Check that a member may join for the topic with that id.
@@ -54,7 +54,7 @@ class TopicState:
             )
 
     def adopt(self, topic_id: str, offsets: Iterable[str]) -> None:
-        """Take in the id that a member has named; *offsets* are the partitions that have any.
+        """Adopt the id that a member has named; *offsets* are the partitions that have an offset.
 
         Offsets without a topic id belong to this topic.
         """
@@ -72,15 +72,15 @@ class TopicState:
             self._ids.setdefault(partition, topic_id)
 
     def begin_anew(self, partition: str, topic_id: str) -> None:
-        """Note that a partition's offset has changed."""
+        """Note that a partition's offset was set anew."""
         self._ids.pop(partition, None)  # If no id is known, the next member that joins names it.
-        self.reach.pop(partition, None)  # Else the start would not count as a change.
+        self.reach.pop(partition, None)  # Otherwise the start would not count as changed.
         self.begin(partition, topic_id)
 
     def forget(self, is_gone: Callable[[str], bool]) -> None:
-        """Take in that the topics of this name with such ids were deleted."""
+        """Topics of this name whose ids *is_gone* accepts were deleted."""
         self._ids = {name: id for name, id in self._ids.items() if not is_gone(id)}
-        self.reach.clear()  # Members report it again.
+        self.reach.clear()  # Members report them again.
         if is_gone(self.topic_id):
             self._added.clear()
             self.partitions = ()  # until a member names the new topic
@@ -89,19 +89,22 @@ class TopicState:
     # --- its partitions -------------------------------------------------------------------------
 
     def grow(self, partitions: tuple[str, ...], *, has_members: bool) -> bool:
-        """Take in the partitions that a member knows; a member that knows fewer changes nothing."""
+        """Adopt a member's list of partitions if it is longer; returns whether it was."""
         known = self.partitions
         if len(partitions) <= len(known):
             return False
         self.partitions = partitions
         if self._ids or (known and has_members):
-            # A coordinator that took over knows only the partitions that the group has begun.
+            # A new coordinator knows only the partitions that the group has begun.
             old = {*self._ids, *known}
             self._added.update((name, None) for name in partitions if name not in old)
         return True
 
     def learn(self, partition: str, start: int, end: int) -> bool:
-        """Take in a partition's start and end from a member; returns whether they changed."""
+        """Store a partition's start and end as a member reports them.
+
+        Returns whether they changed.
+        """
         before = self.reach.get(partition, (-1, -1))
         after = max(before[0], start), max(before[1], end)
         self.reach[partition] = after
@@ -109,5 +112,5 @@ class TopicState:
 
     def is_from_start(self, partition: str, reset: int) -> bool:
         """Whether a partition without an offset is consumed from its first record."""
-        # A partition added to a topic that the group consumes is new from its first record.
+        # A partition that is added to a consumed topic is read from its first record.
         return reset == BEGIN or partition in self._added

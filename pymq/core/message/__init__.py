@@ -1,11 +1,11 @@
 """Messages between clients, brokers and zkservers: one value class each.
 
 A request carries an ``id`` that its sender chose, and the answer carries it back. An answer holds
-either its result or an ``error``. Payload is a list of record batches, which every hop passes on by
-reference.
+either its result or an ``error``. Record batches travel as a list of bytes objects, which each hop
+forwards by reference.
 
-Each conversation has a module; this package exports all of them. :data:`Message` is the union of
-all messages and ``get_args(Message)`` their classes, without parts of messages such as
+Each conversation has a module, and this package exports all of them. :data:`Message` is the union
+of all messages, and ``get_args(Message)`` their classes, without nested values such as
 :class:`Lease`.
 """
 

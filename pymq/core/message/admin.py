@@ -13,7 +13,7 @@ from pymq.errors import PymqError
 
 @value
 class CreateTopic:
-    """Create a topic with partitions; *acks* UNSET leaves them without replicas."""
+    """Create a topic with partitions; with *acks* UNSET these get no replicas."""
 
     id: int
     name: str
@@ -63,18 +63,18 @@ class SetPartitionState:
 
 @value
 class Reassign:
-    """Roll a partition onto other brokers; data moves only with *move_sealed*."""
+    """Roll a partition onto other brokers; sealed blocks move only with *move_sealed*."""
 
     id: int
     topic: str
     partition: str
     replicas: tuple[str, ...]
-    move_sealed: bool = False  # copy the sealed blocks there too
+    move_sealed: bool = False  # also move the sealed blocks to these brokers
 
 
 @value
 class Decommission:
-    """Roll every open block away from a broker."""
+    """Move all open blocks away from a broker, by rolls."""
 
     id: int
     broker: str
@@ -90,14 +90,17 @@ class Recommission:
 
 @value
 class BalanceLeaders:
-    """Spread leaderships evenly over brokers; the answer is how many partitions change leader."""
+    """Spread leaderships evenly over brokers.
+
+    The answer is the number of partitions that change leader.
+    """
 
     id: int
 
 
 @value
 class RecoverPartition:
-    """Let a partition without a possible leader continue with what is left, even with losses."""
+    """Elect a leader for a partition that can have none, even if records are lost."""
 
     id: int
     topic: str
@@ -136,7 +139,7 @@ class GetMetadata:
 
 @value
 class Subscribe:
-    """Record the subscription of a group, which is permanent, or of a reader while it lives."""
+    """Store the subscription of a group, which is permanent, or of a reader while it lives."""
 
     id: int
     name: str
@@ -148,7 +151,7 @@ class Subscribe:
 
 @value
 class Unsubscribe:
-    """Remove a subscription: the one of *group* if it is given, else the reader's own."""
+    """Remove a subscription: that of *group*, or without it the reader's own."""
 
     id: int
     name: str
@@ -158,7 +161,7 @@ class Unsubscribe:
 
 @value
 class Locate:
-    """Find a live broker that serves a given offset of each partition of a subscription."""
+    """For each partition of a subscription, find a live broker that serves a given offset."""
 
     id: int
     name: str
@@ -168,7 +171,7 @@ class Locate:
 
 @value
 class Location:
-    """The broker that serves one partition; *error* says why there is none."""
+    """The broker that serves one partition; *error* is the reason if there is none."""
 
     partition: str
     offset: int
@@ -180,13 +183,13 @@ class Location:
 
 @value
 class InitProducer:
-    """Take over a producer's name: its epoch rises and fences the earlier producer.
+    """Take over a producer name: its epoch rises, which fences the earlier producer.
 
-    A request with the same *run* as the last one gets the same epoch, so that processes of one task
-    do not fence each other. An empty *run* equals no other.
+    A request with the same *run* as the last one gets the same epoch, so that the processes of one
+    task do not fence each other. An empty *run* is different from any other.
 
     Without a name the request is for a block of ids. The answer is :class:`ProducerIds`. A client
-    without *takes_ids* gets the epoch alone, and its id is a hash of the name.
+    without *takes_ids* gets only an epoch; its id is a hash of the name.
     """
 
     id: int
@@ -213,7 +216,7 @@ Result = (
 class UnderWay:
     """The controller is carrying out a request that takes several commits; an Answer follows.
 
-    It answers repeated requests of a client in the meantime.
+    The controller also sends it when the client repeats the request in the meantime.
     """
 
     id: int

@@ -44,14 +44,15 @@ def split(state: PartitionState, most: int) -> Iterator[PartitionState]:
 
 
 class MessageChunks:
-    """The received parts of states that are incomplete."""
+    """Collects the parts of states until they are complete."""
 
     def __init__(self) -> None:
-        # By partition: (topic id, epoch and version), and blocks by the number of earlier blocks.
+        # By partition: (topic id, epoch and version), and the received blocks by the number of
+        # blocks before them.
         self._held: dict[TopicPartition, tuple[object, dict[int, tuple[BlockNode, ...]]]] = {}
 
     def is_part(self, state: PartitionState) -> bool:
-        """Return whether more parts follow, and if so keep this one for :meth:`whole`."""
+        """Return whether more parts follow; if so, keep this one for :meth:`whole`."""
         if not state.blocks or state.blocks[-1].end is None:
             return False
         mark("parts.kept")

@@ -11,7 +11,7 @@ from pymq.errors import PymqError
 class RegisterBroker:
     """Registers a broker after it or the controller has started.
 
-    The answer is a LeaderAndIsr with all that the broker hosts.
+    The answer is a LeaderAndIsr with all partitions that the broker hosts.
     """
 
     id: int
@@ -33,9 +33,10 @@ class BrokerHeartbeat:
 
 @value
 class ControlledShutdown:
-    """A broker is about to stop and hands over its leaderships (as in KIP-143).
+    """A broker is about to stop and wants to hand over its leaderships (as in KIP-143).
 
-    The answer is the number of partitions that it still leads. It asks again until that is 0.
+    The answer is the number of partitions that it still leads. The broker repeats the request until
+    that is 0.
     """
 
     id: int
@@ -47,8 +48,8 @@ class ControlledShutdown:
 class LeaderAndIsr:
     """The changed partitions that a broker hosts; with *full*, all of them.
 
-    It is for one *incarnation* of the broker. A later one, which may have another disk, ignores it
-    (KIP-380).
+    The message is for one *incarnation* of the broker. A later incarnation, which may have another
+    disk, ignores it (KIP-380).
     """
 
     id: int
@@ -57,7 +58,7 @@ class LeaderAndIsr:
     partitions: tuple[PartitionState, ...]
     full: bool = False
     incarnation: int = 0
-    secret: bytes = b""  # for checking grants of producer ids
+    secret: bytes = b""  # secret for checking grants of producer ids
 
 
 @value
@@ -72,11 +73,11 @@ class LeaderAndIsrAnswer:
 
 @value
 class StopReplica:
-    """Stop hosting a partition; *delete* removes its blocks too. Answered by :class:`Stopped`.
+    """Stop hosting a partition; with *delete* also remove its blocks. Answered by :class:`Stopped`.
 
-    Without a *partition* it is about all that is left of the topic with *topic_id*. The controller
-    repeats it until it is confirmed. So the partition may be gone already, or the broker may have
-    restarted and know only of the files.
+    Without a *partition* it concerns all that is left of the topic with *topic_id*. The controller
+    repeats it until it is confirmed. So the partition may be removed already, or the broker may
+    have restarted and know only the files.
     """
 
     id: int
@@ -84,16 +85,14 @@ class StopReplica:
     topic: str
     topic_id: str
     partition: str
-    epoch: (
-        int  # a broker that has the partition at a later epoch was assigned it again, and keeps it
-    )
+    epoch: int  # a broker with a later epoch of the partition was assigned it again, and keeps it
     delete: bool
-    index: int = -1  # of the partition; -1 for the whole topic
+    index: int = -1  # index of the partition; -1 for the whole topic
 
 
 @value
 class Stopped:
-    """The broker has nothing of what StopReplica named, durably."""
+    """The broker has durably removed everything that StopReplica named."""
 
     id: int
     broker: str
@@ -103,8 +102,9 @@ class Stopped:
 class Seal:
     """Seal a block; *epoch* fences all earlier leaders.
 
-    The leader answers once everything that it has appended is committed. With *takeover* the leader
-    is gone: each in-sync replica stops following it and answers with the end of its own copy.
+    The leader answers once all records that it has appended are committed. With *takeover* the
+    leader has failed: each in-sync replica stops following it and answers with the end of its own
+    copy.
     """
 
     controller_epoch: int
@@ -113,15 +113,16 @@ class Seal:
     block: int
     epoch: int
     takeover: bool = False
-    topic_id: str = ""  # of the topic that is meant; "": not given
+    topic_id: str = ""  # id of the topic; "": not given
 
 
 @value
 class Sealed:
     """The block ends at *end*, durably, and takes no more appends.
 
-    *holders* are the replicas that are known to hold all of it. *leader_epoch* is the epoch under
-    which it was sealed; in a Raft block it may be higher than the controller's.
+    *holders* are the replicas that are known to hold all of it. *leader_epoch* is the epoch of the
+    leader that sealed it; in a Raft block it may be higher than the epoch that the controller
+    knows.
     """
 
     topic: str
@@ -135,18 +136,18 @@ class Sealed:
     holders: tuple[str, ...] = ()
     leader_epoch: int = 0
     error: PymqError | None = None
-    incarnation: int = 0  # of the broker; 0: not given
+    incarnation: int = 0  # incarnation of the broker; 0: not given
     epochs: tuple[tuple[int, int], ...] = ()  # (epoch, first offset) of the block's batches
-    past: bytes = b""  # the producer state as of *end*, for the next block
-    topic_id: str = ""  # of the topic that is meant; "": not given
-    controller_epoch: int = 0  # of the request; 0: not given
+    past: bytes = b""  # the producer table as of *end*, for the next block
+    topic_id: str = ""  # id of the topic; "": not given
+    controller_epoch: int = 0  # controller epoch of the request; 0: not given
 
 
 @value
 class TransferLeader:
     """Transfer the leadership of a Raft block to *target*, if that replica has all of it.
 
-    There is no answer. The controller repeats it until the leader has changed.
+    There is no answer. The controller repeats the message until the leader has changed.
     """
 
     controller_epoch: int
@@ -170,13 +171,13 @@ class RollWanted:
 
 @value
 class RetireBlocks:
-    """The blocks before number *before* are past the retention, as the leader finds."""
+    """The leader reports that the blocks before number *before* are past their retention."""
 
     topic: str
     partition: str
     epoch: int
     before: int
-    topic_id: str = ""  # of the topic that is meant; "": not given
+    topic_id: str = ""  # id of the topic; "": not given
 
 
 @value
@@ -186,17 +187,17 @@ class BlockSizes:
     topic: str
     partition: str
     sizes: tuple[tuple[int, int], ...]  # (block number, bytes)
-    topic_id: str = ""  # of the topic that is meant; "": not given
+    topic_id: str = ""  # id of the topic; "": not given
 
 
 @value
 class AlterIsr:
-    """The leader of a fetch block requests another in-sync set.
+    """The leader of a fetch block requests a new in-sync set.
 
     The answer is the new :class:`~pymq.core.metadata.nodes.PartitionState`. Until it comes, the
     leader waits for the replicas of both sets. The controller refuses the request and sends the
-    newer state again in two cases: *version* is not the current one (KIP-497), or the leader has
-    restarted since, perhaps with another disk. It leaves out joining replicas whose broker has
+    newer state again in two cases: *version* is out of date (KIP-497), or the leader has restarted
+    since and may have another disk. The controller leaves out joining replicas whose broker has
     restarted since the leader read its *incarnations* (KIP-903).
     """
 
@@ -206,51 +207,55 @@ class AlterIsr:
     epoch: int
     broker: str
     in_sync: tuple[str, ...]
-    version: int = 0  # of the leader's state; 0: not given
-    incarnation: int = 0  # of *broker*; 0: not given
-    topic_id: str = ""  # of the topic that is meant; "": not given
-    incarnations: tuple[int, ...] = ()  # of *in_sync*, one for each; 0, or (): not given
+    version: int = 0  # version of the leader's state; 0: not given
+    incarnation: int = 0  # incarnation of *broker*; 0: not given
+    topic_id: str = ""  # id of the topic; "": not given
+    # incarnations of the brokers in *in_sync*, one for each; 0, or (): not given
+    incarnations: tuple[int, ...] = ()
 
 
 @value
 class BecomeLeader:
-    """The replicas of a Raft block elected *broker* at *epoch*; repeated until it is recorded."""
+    """The replicas of a Raft block elected *broker* at *epoch*.
+
+    Repeated until the metadata says so.
+    """
 
     topic: str
     partition: str
     block: int
     epoch: int
     broker: str
-    topic_id: str = ""  # of the topic that is meant; "": not given
+    topic_id: str = ""  # id of the topic; "": not given
 
 
 @value
 class Progress:
-    """The ends of a broker's copies of sealed blocks; one message for many."""
+    """The ends of a broker's copies of many sealed blocks."""
 
     broker: str
     ends: tuple[tuple[str, str, int, int], ...]  # (topic, partition, block number, end)
-    incarnation: int = 0  # of the broker; 0: not given
-    topic_ids: tuple[str, ...] = ()  # of the topics in *ends*, one for each; (): not given
+    incarnation: int = 0  # incarnation of the broker; 0: not given
+    topic_ids: tuple[str, ...] = ()  # ids of the topics in *ends*, one for each; (): not given
 
 
 @value
 class OfflineReplica:
-    """A partition on whose open block a broker cannot act, because of its disk."""
+    """A partition for whose open block a broker cannot act because of its disk."""
 
     topic: str
     partition: str
     topic_id: str
-    is_damaged: bool  # only this block is damaged: the disk can take another one
-    why: str  # for people
+    is_damaged: bool  # only this block is damaged; the disk can hold another one
+    why: str  # reason, as text for users
 
 
 @value
 class OfflineReplicas:
     """All replicas of a live broker that are offline because of its disk.
 
-    Like the offline log directories of KIP-858, but by partition. The broker sends it on each
-    change and repeats it. Of two reports the one with the lower *version* is outdated.
+    This is like the offline log directories of KIP-858, but for each partition. The broker sends it
+    on each change and repeats it. Of two reports the one with the lower *version* is older.
     """
 
     broker: str
@@ -261,7 +266,7 @@ class OfflineReplicas:
 
 @value
 class ReplicaEnds:
-    """The ends of a broker's replicas of open blocks; a hint, at most once a second."""
+    """The ends of a broker's replicas of open blocks; an estimate, sent at most once a second."""
 
     broker: str
     incarnation: int
@@ -289,7 +294,7 @@ class PartitionReport:
     size: int
     in_sync: tuple[str, ...] = ()
     problem: str | None = None
-    leads: bool = True  # whether the broker that reports leads the partition
+    leads: bool = True  # whether the reporting broker leads the partition
 
 
 @value

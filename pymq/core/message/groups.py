@@ -5,9 +5,9 @@ from __future__ import annotations
 from pymq.core.values import value
 from pymq.errors import PymqError
 
-Range = tuple[int, int]  # offsets from the first up to, not including, the second
+Range = tuple[int, int]  # the first offset and the offset after the last
 
-ERROR_MAX = 200  # bytes of UTF-8 that a member may say about records that it returns
+ERROR_MAX = 200  # bytes of UTF-8 for a member's error text about returned records
 
 
 @value
@@ -18,15 +18,15 @@ class Join:
     group: str
     member: str
     topic: str
-    partitions: tuple[str, ...]  # as the member knows them
+    partitions: tuple[str, ...]  # partitions of the topic, as far as the member knows
     assignor: str
-    session_ms: int  # a member that is silent for longer is removed
+    session_ms: int  # a member that is silent for so long is removed
     ack_wait_ms: int
     max_deliver: int  # 0: no limit
     reset: int  # BEGIN or END: where a group without an offset starts
-    topic_id: str = ""  # of the topic that is meant; "": not given
-    # Whether one member at a time consumes a partition: True always, False never, None if its
-    # records have keys.
+    topic_id: str = ""  # id of the topic; "": not given
+    # Whether one member at a time consumes a partition: True always, False never, None for records
+    # with keys.
     ordered: bool | None = None
 
 
@@ -34,8 +34,8 @@ class Join:
 class Heartbeat:
     """A member is alive.
 
-    *partitions* lists the topic's partitions after it has grown, until the coordinator answers;
-    otherwise it is empty (as in KIP-848, where missing fields are unchanged).
+    If the topic has grown, *partitions* lists its partitions until the coordinator answers;
+    otherwise it is empty (as in KIP-848, where missing fields mean no change).
     """
 
     id: int
@@ -69,9 +69,9 @@ class Acquire:
     """Lease up to *max_records* for *member*.
 
     *known* holds the log start and end of each partition that the member knows, *unkeyed* the
-    ranges in them whose records have no key, and *priorities* those whose records have a priority
-    above 0, with that. If there is nothing to lease, the answer waits for at
-    most *max_wait_ms*, or until the member's next Acquire.
+    ranges there whose records have no key, and *priorities* the ranges with a priority above 0,
+    each with its priority. If there is nothing to lease, the answer waits for up to *max_wait_ms*,
+    or until the member's next Acquire.
     """
 
     id: int
@@ -81,31 +81,32 @@ class Acquire:
     max_records: int
     max_wait_ms: int
     unkeyed: tuple[tuple[str, int, int], ...] = ()
-    # Whether it takes records of other members' partitions, if it may. None: not given; then
-    # several members of one partition may hold records with keys at a time.
+    # Whether the member accepts records of other members' partitions. None (not given): then
+    # several members of one partition may hold keyed records at the same time.
     shares: bool | None = None
     priorities: tuple[tuple[str, int, int, int], ...] = ()
 
 
 @value
 class Lease:
-    """Records of one partition, leased to one member until it acknowledges or the lease expires."""
+    """Records of one partition, leased to a member until it settles them or the lease expires."""
 
     partition: str
     start: int
     end: int
     delivery_count: int
-    dead: bool = False  # delivered too often: move it to the dead-letter topic, then acknowledge
-    error: str = ""  # why a member has returned the records, if one did; see Settle.errors
+    # delivered too often: move the records to the dead-letter topic, then acknowledge them
+    dead: bool = False
+    error: str = ""  # the error with which a member returned the records, if any; see Settle.errors
 
 
 @value
 class Acquired:
-    """The leases; none if the wait has ended without any."""
+    """The leases; empty if the wait ended without any."""
 
     id: int
     leases: tuple[Lease, ...] = ()
-    generation: int = 0  # if it is not the member's, the member sends a heartbeat
+    generation: int = 0  # if it is not the member's generation, the member sends a heartbeat
     error: PymqError | None = None
 
 
@@ -117,21 +118,25 @@ class Settle:
     group: str
     member: str
     acks: tuple[tuple[str, Range], ...] = ()
-    nacks: tuple[tuple[str, Range, int], ...] = ()  # with the delay in ms before the next delivery
-    renewals: tuple[tuple[str, Range], ...] = ()  # still in work: their leases start anew
-    unread: tuple[tuple[str, Range], ...] = ()  # returned, as if never delivered
-    durable: bool = False  # answer when this and all before it survives a power cut
-    # why the records of *nacks* were returned, in their order; no entry or "" says nothing. At most
-    # ERROR_MAX bytes of UTF-8 each
+    # each with the delay in ms before its redelivery
+    nacks: tuple[tuple[str, Range, int], ...] = ()
+    # still being processed: the time of their leases starts again
+    renewals: tuple[tuple[str, Range], ...] = ()
+    unread: tuple[tuple[str, Range], ...] = ()  # returned as if they had not been delivered
+    durable: bool = False  # answer only when this and everything before it survives a power cut
+    # the error texts of *nacks*, in the same order; a missing entry or "" means no text. Each has
+    # at most ERROR_MAX bytes of UTF-8
     errors: tuple[str, ...] = ()
 
 
 @value
 class Settled:
-    """The acknowledgements are written; *refused* records were not leased to the member.
+    """The acknowledgements are written.
 
-    *lapsed* of those are not acknowledged and will be delivered again. The others were acknowledged
-    before, or removed by retention.
+    *refused* is the number of records not leased to the member.
+
+    *lapsed* counts those of them that are not acknowledged and will be delivered again. The other
+    refused records were acknowledged before, or removed by retention.
     """
 
     id: int
@@ -183,8 +188,8 @@ class GetLeases:
 class ListGroups:
     """Get the names of the groups of one partition of the offsets topic.
 
-    Without a partition these are all groups that the broker coordinates, which may be fewer than
-    the client expects.
+    Without a partition these are all groups that the broker coordinates, which may be only some of
+    them.
     """
 
     id: int
@@ -199,10 +204,10 @@ class GroupOffset:
     partition: str
     committed: int
     delivered: int  # the offset after the last one that was ever leased
-    in_flight: int  # records leased and not yet acknowledged
+    in_flight: int  # leased records that are not yet acknowledged
     waiting: int = 0  # returned records that wait for redelivery
-    holders: tuple[str, ...] = ()  # the members that hold those in flight
-    is_full: bool = False  # too much is unacknowledged to lease a new record
+    holders: tuple[str, ...] = ()  # the members that lease records in flight
+    is_full: bool = False  # too many records are unacknowledged to lease new ones
 
 
 @value
@@ -212,12 +217,12 @@ class GroupMember:
     member: str
     topic: str
     partitions: tuple[str, ...]
-    source: str = ""  # name of the client machine that sends its messages
+    source: str = ""  # name of the client's machine that sends its messages
     assignor: str = ""
     ack_wait_ms: int = 0
     max_deliver: int = 0
-    silent_ms: int = 0  # since its last message
-    asks: tuple[str, ...] | None = None  # partitions of its waiting Acquire; None: there is none
+    silent_ms: int = 0  # time since its last message
+    asks: tuple[str, ...] | None = None  # partitions of its pending Acquire; None if there is none
 
 
 @value
@@ -239,9 +244,9 @@ class LeaseSpan:
     start: int
     end: int
     state: str  # "available" (for redelivery), "leased" or "acked"
-    member: str | None = None  # the holder
+    member: str | None = None  # the member that leases the records
     delivery_count: int = 0
-    due_ms: int = 0  # until they are available, or the lease expires
+    due_ms: int = 0  # time until the records are available, or until the lease expires
 
 
 @value
@@ -249,8 +254,8 @@ class GroupLeases:
     """The answer to GetLeases.
 
     Records before *committed* are acknowledged, and records from *delivered* on were never leased.
-    The spans are in order, at most as many as requested. *known_end* is the log end that the group
-    knows.
+    The spans are in order, at most as many as requested. *known_end* is the log end as far as the
+    group knows.
     """
 
     id: int

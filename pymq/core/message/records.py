@@ -15,16 +15,16 @@ END = -1  # instead of an offset: the high watermark
 
 @value
 class Produce:
-    """Append one batch. With ``acks`` NONE there is no answer, unless another broker leads."""
+    """Append one batch. With ``acks`` NONE there is no answer unless another broker leads."""
 
     id: int
     topic: str
     partition: str
     acks: AckMode
     batch: EncodedBatch
-    sync: bool = False  # synced before the answer, whatever the topic's ``fsync``
-    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
-    grant: bytes = b""  # of the producer's id, if the cluster has keys
+    sync: bool = False  # sync before the answer, regardless of the topic's ``fsync``
+    topic_id: str = ""  # id of the topic; "": any topic of that name
+    grant: bytes = b""  # grant of the producer's id, if the cluster has keys
 
 
 @value
@@ -34,7 +34,7 @@ class Produced:
     id: int
     base_offset: int = -1
     epoch: int = 0
-    duplicate: bool = False  # the log had the batch before
+    duplicate: bool = False  # the log already had the batch
     error: PymqError | None = None
 
 
@@ -46,7 +46,7 @@ class GetSequence:
     topic: str
     partition: str
     producer_id: int
-    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
+    topic_id: str = ""  # id of the topic; "": any topic of that name
 
 
 @value
@@ -66,29 +66,33 @@ class Fetch:
     topic: str
     partition: str
     offset: int
-    max_bytes: int  # 0: only return the log's start and end, once it ends beyond *offset*
+    max_bytes: int  # 0: return only the log's start and end, once the end is beyond *offset*
     max_wait_ms: int
-    end: int | None = None  # read nothing at or beyond it
-    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
-    any_replica: bool = False  # a follower may answer with records it knows as committed (KIP-392)
-    verify: bool = False  # check bodies too: the last answer was damaged
+    end: int | None = None  # return no record at or beyond this offset
+    topic_id: str = ""  # id of the topic; "": any topic of that name
+    # a follower may answer with records that it knows to be committed (KIP-392)
+    any_replica: bool = False
+    verify: bool = False  # also check bodies, because the last answer was damaged
 
 
 @value
 class Fetched:
-    """Whole batches from the one that holds the offset; the client skips earlier records."""
+    """Whole batches, beginning with the one that holds the offset.
+
+    The client skips earlier records.
+    """
 
     id: int
     topic: str
     partition: str
-    offset: int  # of the request, with BEGIN and END resolved
+    offset: int  # offset of the request, with BEGIN and END resolved
     log_start: int
     high_watermark: int
     data: bytes = b""  # consecutive batches
     error: PymqError | None = None
-    # Ranges whose records have no key, as far as the leader knows; only with *max_bytes* 0.
+    # Ranges whose records have no key, as far as the leader knows; sent only if *max_bytes* is 0.
     unkeyed: tuple[tuple[int, int], ...] = ()
-    # Likewise the ranges from the requested offset on whose records have a priority above 0.
+    # Ranges with a priority above 0, from the requested offset on; also sent only then.
     priorities: tuple[tuple[int, int, int], ...] = ()
 
 
@@ -100,8 +104,8 @@ class FindOffset:
     topic: str
     partition: str
     timestamp_ms: int
-    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
-    any_replica: bool = False  # a follower may answer from records it knows as committed
+    topic_id: str = ""  # id of the topic; "": any topic of that name
+    any_replica: bool = False  # a follower may answer from records that it knows to be committed
 
 
 @value
@@ -115,18 +119,18 @@ class OffsetFound:
 
 @value
 class CancelDelayed:
-    """Cancel a delayed record, by the offset at which it was sent; the leader does it."""
+    """The leader cancels a delayed record, given by the offset at which it was sent."""
 
     id: int
     topic: str
     partition: str
     offset: int
-    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
+    topic_id: str = ""  # id of the topic; "": any topic of that name
 
 
 @value
 class Cancelled:
-    """The record will not be delivered; or it is due already, and *is_cancelled* is false."""
+    """The record will not be delivered, or, if *is_cancelled* is false, it was already due."""
 
     id: int
     is_cancelled: bool = False
@@ -134,16 +138,16 @@ class Cancelled:
 
 
 class Piece(NamedTuple):
-    """One batch of a topic, by its place."""
+    """One batch of a topic, identified by its place."""
 
     partition: str
-    offset: int  # of its first record
+    offset: int  # offset of its first record
     records: int
 
 
 @value
 class Copy:
-    """Append batches of another topic, in this order, in the name of *producer_id*.
+    """Append batches of another topic in this order, under the name of *producer_id*.
 
     The broker must lead the partition and all partitions of the batches.
     """
@@ -154,21 +158,24 @@ class Copy:
     acks: AckMode  # LEADER or RAFT
     producer_id: int
     producer_epoch: int
-    base_sequence: int  # of the first record; the others follow
+    base_sequence: int  # sequence of the first record; the others follow
     origin: str  # the topic of the batches
     pieces: tuple[Piece, ...]
-    topic_id: str = ""  # of the topic that is meant; "": any topic of that name
+    topic_id: str = ""  # id of the topic; "": any topic of that name
     origin_id: str = ""
-    grant: bytes = b""  # of the producer's id, if the cluster has keys
+    grant: bytes = b""  # grant of the producer's id, if the cluster has keys
 
 
 @value
 class Copied:
-    """All batches are in the log, as durable as ``acks`` require. After an *error* some may be."""
+    """All batches are in the log, as durable as ``acks`` require.
+
+    After an *error* some of them may be in the log.
+    """
 
     id: int
     records: int = 0
-    size: int = 0  # bytes of their batches
+    size: int = 0  # bytes of the copied batches
     error: PymqError | None = None
 
 

@@ -9,34 +9,35 @@ from pymq.errors import PymqError
 
 @value
 class Ping:
-    """A broker is alive, as *incarnation*; *failed* are open blocks on which it cannot act.
+    """A broker is alive, with its *incarnation*; *failed* are open blocks for which it cannot act.
 
-    There is one for each pair of brokers, however many blocks they share, so an idle block costs
-    nothing. If *failed* would be long, most pings leave it out.
+    Each pair of brokers exchanges one ping, regardless of the blocks that they share, so an idle
+    block costs nothing. If *failed* is long, most pings leave it out.
     """
 
     incarnation: int
     failed: tuple[BlockId, ...] = ()
-    omits: bool = False  # *failed* is left out, and unchanged since the last ping that had it
+    # *failed* is left out because it has not changed since the last ping that had it
+    omits: bool = False
 
 
 @value
 class ReplicaFetch:
-    """A follower fetches what follows its log, whose last batch has *last_epoch*.
+    """A follower fetches the batches after its log's end; its last batch has *last_epoch*.
 
-    Before *offset* the follower's log is as durable as the block's ack mode requires. The
-    leader does not count this for a past *incarnation*: the next one may have lost that part
-    (KIP-903).
+    Before *offset* the follower's log is as durable as the block's ack mode requires. If a follower
+    has restarted, the leader ignores this for its past *incarnation*: the new one may have lost
+    those batches (KIP-903).
     """
 
     id: int
     block: BlockId
     offset: int
     last_epoch: int
-    leader_epoch: int  # of the follower's leader; 0: a sealed block, from any holder
+    leader_epoch: int  # epoch of the follower's leader; 0: a sealed block, from any holder
     max_bytes: int
     max_wait_ms: int
-    incarnation: int = 0  # of the follower; 0: not given
+    incarnation: int = 0  # incarnation of the follower; 0: not given
 
 
 @value
@@ -44,7 +45,7 @@ class ReplicaFetched:
     """Whole batches, or the point where the follower's log diverges from the leader's.
 
     *diverging* is the largest epoch in the leader's log that is not above the follower's last one,
-    and the offset where that epoch ends in the leader's log. The follower truncates what is beyond.
+    and the offset where that epoch ends in the leader's log. The follower truncates its log there.
     """
 
     id: int
@@ -59,7 +60,7 @@ class ReplicaFetched:
 
 @value
 class RaftAppend:
-    """AppendEntries (Raft, figure 2): batches from *prev* on; the one before has *prev_epoch*."""
+    """AppendEntries (Raft, figure 2): batches from *prev* on; the batch before has *prev_epoch*."""
 
     block: BlockId
     epoch: int
@@ -67,16 +68,18 @@ class RaftAppend:
     prev_epoch: int
     commit: int
     data: bytes = b""  # consecutive batches; empty for a probe or a new *commit*
-    error: PymqError | None = None  # of reading the leader's disk; such a message is not sent
+    # error in reading the leader's disk; a message with an error is not sent
+    error: PymqError | None = None
 
 
 @value
 class RaftAppended:
-    """The follower's log matches the leader's up to *end*, durably; or the point to retry from.
+    """The follower's log durably matches the leader's up to *end*; or the point to retry from.
 
     With *conflict* set, the follower refused a message that claimed the log up to *end*, and will
     refuse those sent after it. The leader continues from *conflict*, the (epoch, end) of a batch
-    that it may have too. With *end* -1 the message only gives a leader of an earlier term the term.
+    that it may have too. With *end* -1 the message only informs a leader of an earlier term about
+    the new term.
     """
 
     block: BlockId
@@ -95,7 +98,8 @@ class RaftVote:
     end: int
     last_epoch: int
     pre: bool
-    transfer: bool = False  # the leader asked for it, so voters ignore that it is alive
+    # the leader asked for this election, so voters grant it although the leader is alive
+    transfer: bool = False
 
 
 @value

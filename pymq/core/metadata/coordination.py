@@ -3,11 +3,11 @@
 The backend is a small tree of nodes with versions, kept in memory, in SQLite or in ZooKeeper. The
 controller sends :class:`Commit` and :class:`Load`, each with a tag that the answer carries. The
 backend never blocks its caller: answers and watch events come back in order, as :data:`CoordEvent`
-values. A watch event is only a hint, after which the controller reads the node and its version
-again.
+values. A watch event is only a hint: the controller then reads the node and its version again.
 
 Paths are absolute, ``/``-separated, without a trailing slash. A node's version starts at 0 when it
-is created and rises by one with each :class:`Put`. A node that is created again starts at 0 again.
+is created and rises by one with each :class:`Put`. A node that is deleted and created again starts
+at 0 again.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ class Conflicted:
 
 @value
 class Uncertain:
-    """The connection broke during the commit: it was done in full, or never will be."""
+    """The connection broke during the commit: it was done completely, or never will be."""
 
     tag: int
 
 
 @value
 class Failed:
-    """The backend refused the request and changed nothing; *error* says why."""
+    """The backend refused the request and changed nothing; *error* is the reason."""
 
     tag: int
     error: PymqError
@@ -124,7 +124,7 @@ class Loaded:
 
 @value
 class Changed:
-    """The node at *path* was created, changed or deleted. A hint: read it again."""
+    """The node at *path* was created, changed or deleted. This is a hint: read the node again."""
 
     path: str
 
@@ -141,7 +141,7 @@ class Resumed:
 
 @value
 class SessionExpired:
-    """The session and its ephemeral nodes are gone; *session* is the new one."""
+    """The session and its ephemeral nodes have expired; *session* is the new one."""
 
     session: str
 

@@ -12,7 +12,7 @@ from pymq.core.values import Factory, value
 
 @value
 class PartitionLeader:
-    """The leader of a partition, to which clients produce; None while there is none."""
+    """The leader of a partition, to which clients send records; None while there is no leader."""
 
     partition: str
     index: int
@@ -58,8 +58,8 @@ class BlockDescription:
     number: int = 0  # counts the blocks of the partition, removed ones included
     in_sync: tuple[str, ...] = ()  # replicas that hold all of it, or keep up while it is open
     opened_ms: int = 0  # wall clock
-    max_timestamp_ms: int = -1  # of its records; -1 while it is open or empty
-    is_unclean: bool = False  # sealed without a replica that was known to hold all of it
+    max_timestamp_ms: int = -1  # latest timestamp of its records; -1 while it is open or empty
+    is_unclean: bool = False  # sealed although no replica was known to hold all of it
 
 
 @value
@@ -77,16 +77,19 @@ class PartitionDescription:
     end_offset: int
     high_watermark: int
     blocks: tuple[BlockDescription, ...]
-    problem: str | None = None  # why it has no leader, or why its leader cannot write
+    problem: str | None = None  # the reason why it has no leader, or why its leader cannot write
     losses: tuple[Loss, ...] = ()
     offline: tuple[str, ...] = ()  # replicas whose broker is dead or whose disk has failed
-    under_replicated: bool = False  # fewer replicas are in sync than intended
-    # False: no replica that is alive has reported in time, and *end_offset* and *high_watermark*
-    # are the start of the open block
+    under_replicated: bool = False  # fewer replicas are in sync than requested
+    # False: no live replica has reported in time, and *end_offset* and *high_watermark* are the
+    # start of the open block
     is_reported: bool = True
 
     def unreadable(self, dead: Collection[str]) -> list[BlockDescription]:
-        """Return the sealed blocks that only *dead* brokers hold; a leader does not report them."""
+        """Return the sealed blocks that only *dead* brokers hold.
+
+        The leader does not report these.
+        """
         return [
             block
             for block in self.blocks
@@ -114,7 +117,7 @@ class BrokerDescription:
     leads: int  # partitions whose open block it leads
     is_draining: bool = False
     blocks: int = 0  # open and sealed blocks of which it is a replica
-    kept_by: tuple[str, ...] = ()  # why it is not empty yet, while it is draining
+    kept_by: tuple[str, ...] = ()  # the reasons why it is not empty yet, while it is draining
 
 
 @value
@@ -126,6 +129,6 @@ class ClusterDescription:
     brokers: tuple[BrokerDescription, ...] = Factory(tuple)
     topics: int = 0
     partitions: int = 0
-    leaderless: tuple[str, ...] = ()  # "topic/partition"; ``describe_topic`` says why
-    under_replicated_blocks: int = 0  # sealed blocks with fewer live whole copies than replicas
+    leaderless: tuple[str, ...] = ()  # "topic/partition"; ``describe_topic`` gives the reason
+    under_replicated_blocks: int = 0  # sealed blocks with fewer live complete copies than replicas
     moving_blocks: int = 0  # sealed blocks that are being copied to another broker

@@ -1,7 +1,7 @@
 """The nodes of the metadata tree and their codec, and the state that brokers get.
 
-Each node is an attrs class, stored as a CBOR map of its fields with a ``"v"`` for the version of
-the format, so that any language can read the tree. The decoder checks each field.
+Each node is an attrs class, stored as a CBOR map of its fields with the format's version as
+``"v"``, so that any language can read the tree. The decoder checks each field.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ class BrokerNode:
     endpoint: str = ""
     rack: str | None = None
     weight: int = 1
-    storage_id: str = ""  # of its disk; a wiped disk has another one
-    incarnation: int = 0  # of its last registration; rises with each start
+    storage_id: str = ""  # id of its disk; a wiped disk gets a new one
+    incarnation: int = 0  # number of its last registration; rises with each start
     is_draining: bool = False  # decommissioned: no new blocks are placed on it
 
 
 @value
 class BrokerState:
-    """A live broker; ephemeral. It ends with its zkserver's session or the broker's heartbeats."""
+    """A live broker; ephemeral.
+
+    It ends with its zkserver's session, or when the broker stops sending heartbeats.
+    """
 
     incarnation: int = 0
 
@@ -49,7 +52,7 @@ class ControllerNode:
 
     name: str
     endpoint: str = ""
-    claim: str = ""  # identifies the takeover, whose commit may have an unknown outcome
+    claim: str = ""  # identifies the takeover, because the outcome of its commit may be unknown
 
 
 @value
@@ -61,25 +64,26 @@ class ControllerEpoch:
 
 @value
 class TopicNode:
-    """A topic. One that is deleted and created again has another id."""
+    """A topic. If it is deleted and created again, it gets a new id."""
 
     name: str
     id: str
-    next_index: int  # of the next partition
-    acks: AckMode  # of new partitions
+    next_index: int  # index of the next partition
+    acks: AckMode  # ack mode of new partitions
     replicas: int
     config: TopicConfig
     version: int = 1  # rises with each change
-    # It is being created or deleted in several commits, and hidden from clients and brokers.
+    # The topic is being created or deleted in several commits, and is hidden from clients and
+    # brokers.
     is_hidden: bool = False
 
 
 @value
 class Wanted:
-    """The replication of a partition's next block; None: as before."""
+    """The replication of a partition's next block; None: unchanged."""
 
     acks: AckMode | None = None
-    replicas: tuple[str, ...] | None = None  # exactly these; the first leads
+    replicas: tuple[str, ...] | None = None  # exactly these replicas; the first one leads
     count: int | None = None
     move_sealed: bool = False  # move the sealed blocks to *replicas* too
 
@@ -90,8 +94,8 @@ class Loss:
 
     block: int  # number of the block that was open
     offset: int  # records from this offset on may be lost; new ones reuse their offsets
-    log_start: int  # the first offset that is kept
-    holder: str | None  # the broker whose copy was used; None: there was none
+    log_start: int  # the first offset that was kept
+    holder: str | None  # the broker whose copy was used; None: there was no copy
     at_ms: int  # wall clock
 
 
@@ -104,21 +108,23 @@ class PartitionNode:
     acks: AckMode
     replicas: int
     next_block: int  # number of the block after the open one
-    epoch: int  # leader epoch; rises with each leader and each block
-    ptp_offset: int = 0  # a hint; the group coordinator has the committed offset
+    epoch: int  # leader epoch; rises with each new leader and each new block
+    ptp_offset: int = 0  # an estimate; the group coordinator has the committed offset
     version: int = 1  # rises with each change of the partition or of its blocks
-    leaving: tuple[str, ...] = ()  # brokers that host no block of it now, and may still have files
-    wanted: Wanted | None = None  # an accepted request, until the roll that carries it out
-    losses: tuple[Loss, ...] = ()  # the latest, oldest first
+    # brokers that host no block of it any more, but may still have files
+    leaving: tuple[str, ...] = ()
+    # an accepted request for the next block, until a roll carries it out
+    wanted: Wanted | None = None
+    losses: tuple[Loss, ...] = ()  # its latest losses, oldest first
     sealed_to: tuple[str, ...] = ()  # brokers to which all sealed blocks are moving
 
 
 @value
 class Move:
-    """A sealed block replaces one of its replicas by another one (terms of KIP-455)."""
+    """The move of a sealed block from one replica to another (fields as in KIP-455)."""
 
-    adding: str  # one of the replicas; its copy is not whole yet
-    removing: str  # removed in the commit that counts the new copy
+    adding: str  # one of the replicas; its copy is not complete yet
+    removing: str  # removed by the commit that counts the new copy
 
 
 @value
@@ -133,8 +139,8 @@ class Interrupted:
 class BlockNode:
     """A block; the open one has no end.
 
-    *in_sync* are the replicas that a fetch leader waits for, and of a sealed block those that hold
-    all of it.
+    *in_sync* are the replicas that a fetch leader waits for; in a sealed block, those that hold all
+    of it.
     """
 
     number: int
@@ -145,17 +151,17 @@ class BlockNode:
     leader: str | None
     replicas: tuple[str, ...]
     in_sync: tuple[str, ...]
-    # The storage id of each replica, in their order. A broker whose disk was replaced is another
-    # replica, which must neither vote nor count as the earlier one.
+    # The storage id of each replica, in the same order. A broker whose disk was replaced counts as
+    # a new replica: it must not vote in place of the earlier one or count as in sync.
     storages: tuple[str, ...] = ()
     epochs: tuple[tuple[int, int], ...] = ()  # (epoch, first offset), once sealed
-    past: bytes = b""  # of an open block with several replicas: the producer state at its start
-    is_unclean: bool = False  # sealed without a replica that was known to hold all of it
+    past: bytes = b""  # for an open block with several replicas: the producer table at its start
+    is_unclean: bool = False  # sealed although no replica was known to hold all of it
     size: int = 0  # bytes, once sealed
-    max_timestamp: int = -1  # of its records, once sealed
+    max_timestamp: int = -1  # latest timestamp of its records, once sealed
     opened_ms: int = 0  # wall clock
-    interrupted: tuple[Interrupted, ...] = ()  # of an open fetch block; they come after in_sync
-    move: Move | None = None  # of a sealed block
+    interrupted: tuple[Interrupted, ...] = ()  # for an open fetch block; these come after *in_sync*
+    move: Move | None = None  # for a sealed block that moves
 
     @property
     def name(self) -> str:
@@ -180,7 +186,7 @@ class ReplicaNode:
 
 @value
 class DeletedNode:
-    """A deleted topic, until every broker that had some of it has confirmed."""
+    """A deleted topic, until each broker that had some of it has confirmed the removal."""
 
     topic: str
     id: str
@@ -204,8 +210,8 @@ class ProducerNode:
 
     name: str
     epoch: int
-    run: str = ""  # of the latest producer; those with the same run share its epoch
-    id: int = -1  # random; -1: the name is older than random ids, and its id is a hash of it
+    run: str = ""  # run id of the latest producer; producers with the same run share its epoch
+    id: int = -1  # random; -1: the name was used before ids were random, so its id is a hash
 
 
 @value
@@ -262,7 +268,7 @@ def decode_node(cls: type[N], data: bytes) -> N:
     node = _typed(cls, fields)
     if isinstance(node, (TopicNode, DeletedNode)):
         try:
-            check_topic_id(node.id)  # It names a folder.
+            check_topic_id(node.id)  # A folder is named after the id.
         except InvalidRequest as error:
             raise CorruptMetadata(f"{cls.__name__}: {error.message}") from None
     return node
@@ -272,7 +278,7 @@ _SCALARS = frozenset({str, int, bool, bytes, float, type(None)})
 
 
 def _plain(item: Any) -> Any:
-    if type(item) in _SCALARS:  # the most frequent case
+    if type(item) in _SCALARS:  # the usual case
         return item
     if isinstance(item, tuple):
         return [_plain(part) for part in item]
@@ -360,7 +366,7 @@ def _plainly(cls: type, found: Any) -> Any:
 
 @value
 class PartitionState:
-    """The state of a partition for the brokers that host it."""
+    """The state of a partition, as sent to the brokers that host it."""
 
     topic: str
     topic_id: str
@@ -371,11 +377,11 @@ class PartitionState:
     leader: str | None
     config: TopicConfig
     blocks: tuple[BlockNode, ...]  # in order; the last one is open
-    siblings: int = 1  # partitions of the topic, this one included
+    siblings: int = 1  # number of partitions of the topic, this one included
     version: int = (
-        0  # rises with each change; of two states of one topic id the higher one is valid
+        0  # rises with each change; of two states with one topic id the higher version is valid
     )
-    earlier: int = 0  # blocks before these, sent in earlier messages (as chunks)
+    earlier: int = 0  # number of blocks before these, sent in earlier messages (as chunks)
 
     def block_id(self, block: BlockNode) -> BlockId:
         """Return the id of one of the blocks in a store."""

@@ -4,14 +4,14 @@ A topic's option ``route`` names a group and says which records it gets:
 
 =========================  ===============================================================
 ``canary:5%``              5 of 100 records; all records of a key or none
-``canary:key=eu-*``        records whose key begins with ``eu-``; without ``*`` whose key is that
+``canary:key=eu-*``        records whose key begins with ``eu-``; without ``*`` with that key
 ``canary:header.tier=beta``  records whose header ``tier`` is ``beta``
 =========================  ===============================================================
 
-The producer decides, once for each record, and writes the group into the header ``pymq.route``. The
-batch has a bit for it, so batches without cost nothing. Each group then knows which records are
-its own, whatever the option says by now: a routed record is for that group, a record without a
-route is for all groups but the one that the option names.
+The producer decides once for each record, and writes the name of the group into the header
+``pymq.route``. The batch has a bit for it, so batches without routed records cost nothing. Each
+group then knows its records, even if the option was changed since: a record with a route is for the
+group in its header; a record without one is for all groups except the group that the option names.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Route:
     """A parsed route: a *share*, or a *pattern* for the key or a header."""
 
     group: str
-    share: int = 0  # of WHOLE
+    share: int = 0  # in units of 1/WHOLE
     pattern: bytes | None = None  # None: the share decides
     is_prefix: bool = False  # the pattern ended with "*"
-    header: str | None = None  # None: the pattern is for the key
+    header: str | None = None  # None: the pattern applies to the key
 
     def matches(self, key: bytes | None, headers: Headers) -> bool:
         """Whether the pattern matches a record."""
@@ -81,7 +81,7 @@ def parse_route(text: object) -> Route:
 
 
 def routed_bit(records: Iterable[Headers]) -> int:
-    """Return the bit of a batch with these headers: whether records have a route."""
+    """Return the attribute bit of a batch with these headers: whether records have a route."""
     return ROUTED if any(name == ROUTE for headers in records for name, _ in headers) else 0
 
 

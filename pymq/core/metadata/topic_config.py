@@ -23,24 +23,24 @@ class TopicConfig:
 
     block_bytes: int = 128 << 20  # the size at which a block is rolled
     block_ms: int = 7 * 24 * 3600 * 1000  # the age at which a block is rolled
-    retention_bytes: int | None = None  # of one partition; None keeps everything
+    retention_bytes: int | None = None  # limit for each partition; None keeps everything
     retention_ms: int | None = None  # removes blocks whose newest record is older
     cleanup_policy: str = "delete"  # or "compact": keep the last record of each key
     max_record_bytes: int = 1 << 20  # key, value and headers together
-    timestamp_after_max_ms: int | None = 3600 * 1000  # ahead of the broker's clock; None: any
-    min_in_sync: int = 1  # with fewer, produces that wait for all in-sync replicas fail
-    unclean_election: bool = False  # continue without records that may have been acknowledged
-    fsync: str | None = None  # of ack modes 1 and 0, None is "interval"; raft always syncs
-    fsync_interval_ms: int = 1000  # of fsync="interval"
+    timestamp_after_max_ms: int | None = 3600 * 1000  # limit ahead of the broker's clock, or None
+    min_in_sync: int = 1  # with fewer in-sync replicas, produces that wait for all of them fail
+    unclean_election: bool = False  # elect a leader even if acknowledged records may be lost
+    fsync: str | None = None  # with ack modes 1 and 0, None is "interval"; raft always syncs
+    fsync_interval_ms: int = 1000  # interval for fsync="interval"
     tombstone_ms: int = 24 * 3600 * 1000  # how long compaction keeps a tombstone
     producer_expire_ms: int = (
         24 * 3600 * 1000
-    )  # idle time after which a roll drops unnamed producers
-    route: str | None = None  # records that are for one group alone; see pymq.core.metadata.route
+    )  # after so much idle time a roll drops an unnamed producer
+    route: str | None = None  # records for one group only; see pymq.core.metadata.route
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Read options from a user.
+        """Check options that a user gave.
 
         Raises:
             ConfigError: an option is unknown, of a wrong type or out of its range.
@@ -48,7 +48,7 @@ class TopicConfig:
         return cls().altered(options)
 
     def altered(self, options: Mapping[str, Any]) -> Self:
-        """Return these options with some changed; raises as :meth:`of`."""
+        """Return these options with some changed; raises the same errors as :meth:`of`."""
         check_options(options, (field.name for field in attrs.fields(type(self))))
         changed = attrs.evolve(self, **options)
         changed._check()
@@ -76,8 +76,8 @@ class TopicConfig:
     def sync_policy(self, acks: AckMode) -> str:
         """Return when appends are synced: ``always``, ``interval`` or ``os``.
 
-        With ``raft`` it is ``always``: a replica that loses its vote breaks the guarantees of the
-        whole group (Raft, section 5.2), so no option weakens -1.
+        With ``raft`` it is always ``always``: a replica that loses its vote breaks the guarantees
+        of the whole group (Raft, section 5.2), so no option weakens ack mode -1.
         """
         if acks is AckMode.RAFT:
             return "always"

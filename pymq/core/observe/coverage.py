@@ -1,8 +1,8 @@
 """Coverage marks, which tests count, and invariants, which are always checked.
 
-A mark stands at a branch that is rarely reached, so that a test can assert that it was. Outside of
-tests a mark costs one comparison. An invariant, unlike an ``assert``, is checked in production too:
-a machine that has broken a rule of its own must stop before it answers.
+A mark marks a branch that is rarely taken, so that a test can assert that it was taken. Outside of
+tests a mark costs one comparison. Unlike an ``assert``, an invariant is checked in production too:
+a machine that has broken one of its rules must stop before it answers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ class BrokenInvariant(InternalError):
 
 
 def mark(name: str) -> None:
-    """Count that this line was reached, if marks are counted."""
+    """Count that this line was executed, if marks are counted."""
     if _counts is not None:
         _counts[name] += 1
 
 
 @contextmanager
 def counting(counts: Counter[str] | None = None) -> Iterator[Counter[str]]:
-    """Count marks within the ``with``; an outer one does not count the marks of an inner one."""
+    """Count marks within the ``with`` block.
+
+    An outer block does not count the marks of an inner one.
+    """
     global _counts  # noqa: PLW0603 # the one switch: a mark must cost next to nothing when off
     before = _counts
     _counts = Counter() if counts is None else counts

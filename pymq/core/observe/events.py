@@ -11,35 +11,41 @@ from collections.abc import Callable
 
 # The text and the fields of each event.
 EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "ready": ("The node answers from now on", ("node", "endpoint", "pid", "http", "descriptors")),
-    "stopped": ("It has ended in order", ("node", "endpoint", "pid", "http")),
-    "failed": ("It cannot continue", ("node", "endpoint", "pid", "http", "code", "why")),
+    "ready": (
+        "The node is ready to answer requests",
+        ("node", "endpoint", "pid", "http", "descriptors"),
+    ),
+    "stopped": ("The node has shut down in an orderly way", ("node", "endpoint", "pid", "http")),
+    "failed": ("The node cannot continue", ("node", "endpoint", "pid", "http", "code", "why")),
     "few_descriptors": (
-        "The operating system lets it have few files and sockets open",
+        "The limit of open files and sockets is low",
         ("limit", "wanted"),
     ),
     "connections_crowded": (
-        "Connections were ended because there were too many; so many since the node has started",
+        "Connections were closed because there were too many; the number since the node's start",
         ("turned_away",),
     ),
-    "controller_active": ("This zkserver decides from now on", ("epoch",)),
-    "controller_resigned": ("It does so no more", ()),
+    "controller_active": ("This zkserver has become the active one", ("epoch",)),
+    "controller_resigned": ("This zkserver is no longer the active one", ()),
     "broker_registered": (
         "A broker has started, or has found this zkserver",
         ("broker", "incarnation"),
     ),
     "broker_dead": ("A broker was silent for a session", ("broker",)),
     "node_refused": (
-        "A node has sent an order or a report that is not its own to send; once a minute a node",
+        "A node has sent a request or a report that it may not send; logged once a minute",
         ("source", "request"),
     ),
     "change_refused": (
-        "The coordinator takes no change of that size; in slices it is tried again",
+        "The coordinator backend refuses so large a change; the zkserver retries it in parts",
         ("nodes", "why"),
     ),
-    "registration_refused": ("The zkserver does not register this broker; it asks on", ("why",)),
-    "topic_created": ("There is a new topic", ("topic",)),
-    "topic_deleted": ("A topic is gone", ("topic",)),
+    "registration_refused": (
+        "The zkserver refuses to register this broker; the broker retries",
+        ("why",),
+    ),
+    "topic_created": ("A topic was created", ("topic",)),
+    "topic_deleted": ("A topic was deleted", ("topic",)),
     "block_rolled": (
         "A block was sealed at an offset, and another one opened",
         ("topic", "partition", "end", "acks", "replicas"),
@@ -53,15 +59,15 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("topic", "partition", "end"),
     ),
     "replica_offline": (
-        "A broker that lives cannot act on a partition because of its disk",
+        "A live broker cannot act for a partition because of its disk",
         ("broker", "topic", "partition", "why"),
     ),
-    "isr_shrunk": ("A replica is in sync no more", ("topic", "partition", "gone", "in_sync")),
+    "isr_shrunk": ("A replica is no longer in sync", ("topic", "partition", "gone", "in_sync")),
     "isr_expanded": ("A replica is in sync again", ("topic", "partition", "come", "in_sync")),
     "partition_led": ("This broker leads a partition", ("topic", "partition", "epoch")),
-    "partition_not_led": ("It does so no more", ("topic", "partition")),
+    "partition_not_led": ("This broker no longer leads a partition", ("topic", "partition")),
     "partition_failed": (
-        "The copy here is damaged, or cannot be written or read",
+        "This broker's copy is damaged, or cannot be written or read",
         ("topic", "partition", "why"),
     ),
 }

@@ -24,21 +24,21 @@ class Spec(NamedTuple):
 
 BROKER = {
     "pymq_messages_in_total": Spec(COUNTER, TOPIC, "Records appended for producers"),
-    "pymq_bytes_in_total": Spec(COUNTER, TOPIC, "Bytes of their batches"),
+    "pymq_bytes_in_total": Spec(COUNTER, TOPIC, "Bytes of the batches of these records"),
     "pymq_bytes_out_total": Spec(COUNTER, TOPIC, "Bytes of batches that were read by clients"),
     "pymq_replication_bytes_in_total": Spec(COUNTER, (), "Bytes of batches from other brokers"),
     "pymq_replication_bytes_out_total": Spec(COUNTER, (), "Bytes of batches for other brokers"),
     "pymq_under_replicated_partitions": Spec(
-        GAUGE, (), "Partitions led here with a replica that is not in sync"
+        GAUGE, (), "Partitions that the broker leads, with a replica that is not in sync"
     ),
     "pymq_under_min_isr_partitions": Spec(
-        GAUGE, (), "Partitions led here with fewer replicas in sync than min_in_sync"
+        GAUGE, (), "Partitions that the broker leads, with fewer replicas in sync than min_in_sync"
     ),
     "pymq_failed_partitions": Spec(
-        GAUGE, (), "Partitions whose copy here is damaged, or cannot be written or read"
+        GAUGE, (), "Partitions whose copy on the broker is damaged, or cannot be written or read"
     ),
-    "pymq_hosted_partitions": Spec(GAUGE, (), "Partitions of which this broker has something"),
-    "pymq_led_partitions": Spec(GAUGE, (), "Partitions whose open block it leads"),
+    "pymq_hosted_partitions": Spec(GAUGE, (), "Partitions of which the broker has any block"),
+    "pymq_led_partitions": Spec(GAUGE, (), "Partitions whose open block the broker leads"),
     "pymq_log_start_offset": Spec(GAUGE, PARTITION, "First offset that is kept; by the leader"),
     "pymq_log_end_offset": Spec(GAUGE, PARTITION, "Offset of the next record; by the leader"),
     "pymq_high_watermark": Spec(
@@ -46,21 +46,25 @@ BROKER = {
     ),
     "pymq_leader_epoch": Spec(GAUGE, PARTITION, "Epoch of the leader; by the leader"),
     "pymq_replicas": Spec(GAUGE, PARTITION, "Replicas of the open block; by the leader"),
-    "pymq_in_sync_replicas": Spec(GAUGE, PARTITION, "Those that are in sync; by the leader"),
-    "pymq_log_size_bytes": Spec(GAUGE, PARTITION, "Bytes of all its blocks; by the leader"),
+    "pymq_in_sync_replicas": Spec(GAUGE, PARTITION, "Replicas that are in sync; by the leader"),
+    "pymq_log_size_bytes": Spec(
+        GAUGE, PARTITION, "Bytes of all blocks of the partition; by the leader"
+    ),
     "pymq_group_members": Spec(GAUGE, ("group",), "Consumers; by the group's coordinator"),
     "pymq_group_committed_offset": Spec(
         GAUGE, GROUP, "Lowest offset that is not acknowledged; by the group's coordinator"
     ),
     "pymq_group_lag": Spec(
-        GAUGE, GROUP, "Offsets from there to the high watermark, as far as members have told"
+        GAUGE,
+        GROUP,
+        "Offsets from the committed one to the high watermark, as far as members have reported",
     ),
     "pymq_group_in_flight": Spec(GAUGE, GROUP, "Records that are leased and not acknowledged"),
     "pymq_delayed_records": Spec(
         GAUGE, (), "Delayed records that are not due yet, of the partitions that the broker leads"
     ),
     "pymq_fetches_waiting": Spec(
-        GAUGE, (), "Fetches that wait until there is room for what they would be answered"
+        GAUGE, (), "Fetches that wait until there is room for their answers"
     ),
     "pymq_fsync_seconds": Spec(HISTOGRAM, (), "How long it takes to make a file durable"),
     "pymq_write_seconds": Spec(
@@ -69,37 +73,37 @@ BROKER = {
 }
 
 ZKSERVER = {
-    "pymq_active_controller": Spec(GAUGE, (), "1 if this zkserver decides, else 0"),
-    "pymq_controller_epoch": Spec(GAUGE, (), "Rises with each take-over; by the active one"),
+    "pymq_active_controller": Spec(GAUGE, (), "1 if this zkserver is the active one, else 0"),
+    "pymq_controller_epoch": Spec(GAUGE, (), "Rises with each take-over; by the active zkserver"),
     "pymq_brokers": Spec(GAUGE, ("state",), "Brokers that are alive, dead, or draining"),
-    "pymq_topics": Spec(GAUGE, (), "Topics, internal ones included; by the active one"),
-    "pymq_partitions": Spec(GAUGE, (), "Their partitions; by the active one"),
+    "pymq_topics": Spec(GAUGE, (), "Topics, including internal ones; by the active zkserver"),
+    "pymq_partitions": Spec(GAUGE, (), "Partitions of all topics; by the active zkserver"),
     "pymq_offline_partitions": Spec(
         GAUGE, (), "Partitions without a leader; from the active zkserver"
     ),
     "pymq_offline_replicas": Spec(
         GAUGE,
         (),
-        "Replicas that brokers which live cannot act on because of their disks; by the active one",
+        "Replicas for which live brokers cannot act because of their disks; by the active zkserver",
     ),
     "pymq_short_partitions": Spec(
-        GAUGE, (), "Partitions with fewer replicas than are wanted; by the active one"
+        GAUGE, (), "Partitions with fewer replicas than requested; by the active zkserver"
     ),
     "pymq_under_replicated_blocks": Spec(
-        GAUGE, (), "Sealed blocks with too few whole copies that are alive; by the active one"
+        GAUGE, (), "Sealed blocks with too few complete live copies; by the active zkserver"
     ),
     "pymq_moving_blocks": Spec(
-        GAUGE, (), "Sealed blocks that are being copied to another broker; by the active one"
+        GAUGE, (), "Sealed blocks that are being copied to another broker; by the active zkserver"
     ),
     "pymq_rolls_under_way": Spec(GAUGE, (), "Partitions that are being rolled"),
-    "pymq_metadata_queue": Spec(GAUGE, (), "Changes that wait for the coordinator"),
+    "pymq_metadata_queue": Spec(GAUGE, (), "Changes that wait for the coordinator backend"),
     "pymq_isr_shrinks_total": Spec(COUNTER, (), "Times that replicas have left an in-sync set"),
-    "pymq_isr_expands_total": Spec(COUNTER, (), "Times that replicas have come into one"),
+    "pymq_isr_expands_total": Spec(COUNTER, (), "Times that replicas have joined an in-sync set"),
     "pymq_leader_elections_total": Spec(COUNTER, (), "Partitions that got another leader"),
     "pymq_unclean_elections_total": Spec(
-        COUNTER, (), "Partitions that went on although committed records may be missing"
+        COUNTER, (), "Partitions that continued although committed records may be missing"
     ),
-    "pymq_rolls_total": Spec(COUNTER, (), "Blocks that were sealed, and another one opened"),
+    "pymq_rolls_total": Spec(COUNTER, (), "Rolls: a block was sealed, and the next one opened"),
 }
 
 NODE = {
@@ -111,24 +115,26 @@ NODE = {
     ),
     "pymq_unanswered_requests": Spec(GAUGE, (), "Requests that wait for their answer"),
     "pymq_inbox_messages": Spec(GAUGE, (), "Messages that wait for the loop"),
-    "pymq_send_queue_bytes": Spec(GAUGE, (), "Bytes that wait until others take them"),
-    "pymq_send_queue_packets": Spec(GAUGE, (), "Packets that wait until others take them"),
+    "pymq_send_queue_bytes": Spec(GAUGE, (), "Bytes that wait to be sent"),
+    "pymq_send_queue_packets": Spec(GAUGE, (), "Packets that wait to be sent"),
     "pymq_unsent_bytes": Spec(
         GAUGE, (), "Bytes for clients that have not left the process, libzmq's queues included"
     ),
     "pymq_connections_cut_total": Spec(
-        COUNTER, (), "Connections that were ended because nothing was taken"
+        COUNTER, (), "Connections that were closed because the client did not read"
     ),
     "pymq_connections_turned_away_total": Spec(
-        COUNTER, (), "Connections that were ended because there were too many"
+        COUNTER, (), "Connections that were closed because there were too many"
     ),
-    "pymq_connections": Spec(GAUGE, (), "Other nodes and clients that it talks with"),
+    "pymq_connections": Spec(GAUGE, (), "Other nodes and clients that the node is connected to"),
     "pymq_messages_dropped_total": Spec(
         COUNTER, (), "Messages that were lost or refused by the transport"
     ),
     "pymq_refused_total": Spec(COUNTER, (), "Requests that the policy refused"),
     "pymq_idle_seconds_total": Spec(COUNTER, (), "Time in which the loop had nothing to do"),
-    "pymq_events_total": Spec(COUNTER, ("event",), "What has happened; see the log of events"),
+    "pymq_events_total": Spec(
+        COUNTER, ("event",), "Events that have happened; see the log of events"
+    ),
     "pymq_info": Spec(
         GAUGE,
         ("node", "kind", "version"),
@@ -136,7 +142,7 @@ NODE = {
     ),
     "process_cpu_seconds_total": Spec(COUNTER, (), "Processor time of the process"),
     "process_resident_memory_bytes": Spec(GAUGE, (), "Memory of the process"),
-    "process_start_time_seconds": Spec(GAUGE, (), "When it started, in seconds since 1970"),
+    "process_start_time_seconds": Spec(GAUGE, (), "Start of the process, in seconds since 1970"),
     "process_open_fds": Spec(GAUGE, (), "Files and sockets that the process has open"),
     "process_max_fds": Spec(
         GAUGE, (), "Limit of open files and sockets, without those reserved for files"
@@ -145,19 +151,21 @@ NODE = {
 
 CLIENT = {
     "pymq_producer_records_total": Spec(COUNTER, (), "Records that are answered as written"),
-    "pymq_producer_bytes_total": Spec(COUNTER, (), "Bytes of their batches"),
-    "pymq_producer_batches_total": Spec(COUNTER, (), "Their batches"),
-    "pymq_producer_errors_total": Spec(COUNTER, (), "Records that have failed for good"),
-    "pymq_producer_retries_total": Spec(COUNTER, (), "Times that what was in flight went again"),
+    "pymq_producer_bytes_total": Spec(COUNTER, (), "Bytes of the batches of these records"),
+    "pymq_producer_batches_total": Spec(COUNTER, (), "Batches of these records"),
+    "pymq_producer_errors_total": Spec(COUNTER, (), "Records that have failed permanently"),
+    "pymq_producer_retries_total": Spec(
+        COUNTER, (), "Times that the batches in flight were resent"
+    ),
     "pymq_producer_buffered_bytes": Spec(GAUGE, (), "Bytes that are not answered yet"),
     "pymq_producer_batch_seconds": Spec(
-        HISTOGRAM, (), "From a batch's first leaving to its answer, to the millisecond"
+        HISTOGRAM, (), "Time from the first send of a batch to its answer, to the millisecond"
     ),
     "pymq_producers": Spec(GAUGE, (), "Producers that are open"),
     "pymq_consumers": Spec(GAUGE, (), "Consumers that are open"),
-    "pymq_consumer_records_total": Spec(COUNTER, (), "Records that were handed to consumers"),
+    "pymq_consumer_records_total": Spec(COUNTER, (), "Records that consumers have returned"),
     "pymq_consumer_expired_total": Spec(
-        COUNTER, (), "Records that consumers did not hand out because of their expiry"
+        COUNTER, (), "Records that consumers did not return because of their expiry"
     ),
     "pymq_consumer_undecodable_total": Spec(
         COUNTER, (), "Records whose values consumers of typed topics could not decode"

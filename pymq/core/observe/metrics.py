@@ -1,7 +1,8 @@
 """Metrics: histograms, a snapshot of all values, and the text for Prometheus.
 
-Machines count in plain integers of their own, at tens of nanoseconds a batch. On request the thread
-that owns them gathers them into :class:`Metrics`. Another thread formats the text.
+Each machine counts in its own plain integers, which takes tens of nanoseconds for a batch. On
+request the thread of the machine gathers them into :class:`Metrics`. Another thread formats the
+text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pymq.core.values import define
 
 __all__ = ["BOUNDS", "METRICS", "Histogram", "Metrics", "Spec"]
 
-# Upper bounds in seconds: a request in one process takes 20 us, with a wait for a disk 200 us.
+# Upper bounds in seconds: a request within one process takes 20 us, and 200 us if it waits for a
+# disk.
 BOUNDS: Final = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
@@ -26,7 +28,7 @@ BOUNDS: Final = (
 class Histogram:
     """A histogram of durations in seconds; one thread writes to it at a time."""
 
-    counts: list[int]  # one for each bound, and one above the last
+    counts: list[int]  # one count for each bound, and one above the last bound
     total: float = 0.0
 
     @classmethod
@@ -54,7 +56,10 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:
-        """Return the bound below which a *share* of all durations lies; 0 if there is none."""
+        """Return the bound below which a *share* of all durations lies.
+
+        0 if nothing was counted.
+        """
         left = share * self.count
         if not left:
             return 0.0
@@ -70,10 +75,10 @@ Labels = tuple[str, ...]
 
 
 class Metrics:
-    """The values of all metrics at one moment, by the names of the catalogue.
+    """The values of all metrics at one moment, by their names in the catalogue.
 
-    ``metrics["pymq_messages_in_total"]`` is the sum over all labels; :meth:`value` takes some of
-    them. ``str(metrics)`` is the text that Prometheus reads.
+    ``metrics["pymq_messages_in_total"]`` is the sum over all labels; :meth:`value` sums those with
+    given labels. ``str(metrics)`` is the text that Prometheus reads.
     """
 
     def __init__(self) -> None:
@@ -117,7 +122,7 @@ class Metrics:
         ]
 
     def value(self, name: str, /, **labels: str) -> float:
-        """Return the sum of the values with these *labels*; of a histogram, its count.
+        """Return the sum of the values with these *labels*; for a histogram, the count.
 
         Raises:
             KeyError: there is no such metric, or it has no such label.

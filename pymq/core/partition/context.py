@@ -16,11 +16,11 @@ from pymq.errors import PymqError, StoreError
 
 @define
 class DelayBounds:
-    """Which records retention has to keep for their delay, and which ones it wants to remove."""
+    """The delayed records that retention has to keep, and those that it wants to remove."""
 
-    pending_from: int = 0  # no delayed record that is due later is before this offset
+    pending_from: int = 0  # all records before this offset are delivered or not delayed
     wanted_from: int = 0  # retention wants to remove all records before this one
-    is_full: bool = False  # there are as many as there may be
+    is_full: bool = False  # the number of delayed records has reached its limit
 
 
 class PartitionContext:
@@ -46,11 +46,11 @@ class PartitionContext:
         self.me = host.me  # this broker
         self.state = state
         self.host = host
-        self.blocks = blocks  # on this broker's disk
+        self.blocks = blocks  # the partition's blocks on this broker's disk
         self.opened = opened
-        self.disk: DiskHealth | None = None  # from the first failed write on
-        self.problem: PymqError | None = None  # why nothing can be read or written
-        self.delays: DelayBounds | None = None  # if this replica leads and has delayed records
+        self.disk: DiskHealth | None = None  # set at the first failed write
+        self.problem: PymqError | None = None  # the error that prevents all reads and writes
+        self.delays: DelayBounds | None = None  # set if this replica leads and has delayed records
         self.leads_at: int | None = None  # the epoch in which this replica leads, while it does
 
     @property
@@ -70,7 +70,7 @@ class PartitionContext:
 
     @property
     def is_settled(self) -> bool:
-        """Whether recovery has ended: it has found the log's end, or has failed for good."""
+        """Whether recovery has ended: it found the log's end, or failed permanently."""
         opened = self.opened
         return opened.replicator is not None or self.problem is not None or opened.log is None
 
@@ -83,10 +83,10 @@ class PartitionContext:
 
     @property
     def unable(self) -> BlockId | None:
-        """The open block if this broker is a replica of it and cannot act on it; else None.
+        """The open block if this broker is a replica of it but cannot act for it; else None.
 
-        Its disk has failed, or is not the disk that the block was created on. Its pings tell the
-        other replicas, which would wait for it forever while its broker is alive.
+        Its disk has failed, or is not the disk on which the block was created. Its pings report
+        that to the other replicas, which would otherwise wait forever for a broker that is alive.
         """
         block = self.opened.node
         if self.me not in block.replicas or (self.problem is None and self.blocks.holds(block)):
@@ -96,7 +96,7 @@ class PartitionContext:
 
     @property
     def offline(self) -> PymqError | None:
-        """Why this broker cannot hold the partition now, if its disk is the reason."""
+        """The error if this broker cannot hold the partition now because of its disk."""
         if isinstance(self.problem, StoreError):
             return self.problem
         return self.disk.problem if self.disk is not None else None

@@ -1,4 +1,4 @@
-"""Reports of one partition to the controller: elections, complete copies, refused seals."""
+"""Reports of one partition to the controller: elections, complete copies and refused seals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pymq.errors import PymqError
 
 
 class ControllerReports:
-    """Reports the partition's state to the controller, again until the metadata shows it."""
+    """Sends each report of the partition until the metadata shows it."""
 
     __slots__ = ("_host", "_partition", "_repairs", "deadline")
 
@@ -45,9 +45,9 @@ class ControllerReports:
             self.deadline = now + ASK_RETRY_MS
 
     def tell_repairs(self, now: int, numbers: Sequence[int] | None = None) -> None:
-        """Report which copies are complete or are not as the metadata says, until it shows that.
+        """Report copies whose state differs from the metadata, until the metadata agrees.
 
-        All of them, or only the blocks with *numbers*.
+        Without *numbers* all blocks are compared, otherwise only these.
         """
         host, state = self._host, self._partition.state
         ends = self._repairs.ends(state, numbers)
@@ -59,7 +59,7 @@ class ControllerReports:
             self.deadline = due if numbers is None else min(self.deadline, due)
 
     def refuse_seal(self, m: Seal, error: PymqError) -> None:
-        """Refuse a seal with the reason; the controller asks again."""
+        """Refuse a seal with the reason; the controller sends the request again."""
         host, name = self._host, self._partition.name
         host.tell_controller(
             Sealed(

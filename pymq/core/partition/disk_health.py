@@ -6,7 +6,7 @@
 | AILING | the replica does not lead | SOUND after a write; ON_TRIAL after a pause |
 | ON_TRIAL | it may lead, so that a write is tried | SOUND or AILING after that write |
 
-A failed sync is another matter: the replica fails for good, until its broker starts again.
+A failed sync is handled differently: the replica stops until its broker starts again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AILS_MAX_MS = 64_000  # ... is doubled each time a write on trial fails, up to t
 
 
 class DiskState(Enum):
-    """Whether a disk takes writes; the module's header has a table."""
+    """Whether a disk takes writes; see the table in the module's docstring."""
 
     SOUND = "the last write succeeded"
     AILING = "a write failed"
@@ -36,12 +36,12 @@ class DiskHealth:
 
     def __init__(self) -> None:
         self.state = DiskState.SOUND
-        self.problem: PymqError | None = None  # why the last write failed, while AILING
+        self.problem: PymqError | None = None  # the error of the last write, while AILING
         self.until = NEVER  # when AILING ends
-        self._failures = 0  # in a row, those while AILING not counted
+        self._failures = 0  # failures in a row, without those while AILING
 
     def failed(self, error: PymqError, now: int) -> None:
-        """Take in that a write has failed."""
+        """Note that a write has failed."""
         if self.state is not DiskState.AILING:
             self._failures += 1
         self.state = DiskState.AILING
@@ -49,12 +49,12 @@ class DiskHealth:
         self.until = now + min(AILS_MS << min(self._failures - 1, 16), AILS_MAX_MS)
 
     def wrote(self) -> None:
-        """Take in that a write has succeeded."""
+        """Note that a write has succeeded."""
         self._failures = 0
         self._end(DiskState.SOUND)
 
     def try_again(self) -> None:
-        """Take in that the pause is over."""
+        """The pause is over: try a write again."""
         self._end(DiskState.ON_TRIAL)
 
     def _end(self, state: DiskState) -> None:

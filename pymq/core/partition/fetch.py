@@ -1,4 +1,4 @@
-"""Fetch requests of one partition: serves them, lets them wait, and searches offsets by time."""
+"""Answers the fetches of one partition, now or when records come; searches offsets by time."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class FetchHandler:
         self._partition = partition
         self._host = partition.host
         self.waits = PendingFetches(partition.host.waiting)
-        # searches by token, with the sealed block that is searched
+        # searches by token, each with the sealed block that is searched now
         self._times: dict[int, tuple[str, FindOffset, int | None]] | None = None
-        self._starts: list[int] = []  # of the blocks
+        self._starts: list[int] = []  # first offsets of the blocks
 
     def adopt(self, state: PartitionState) -> None:
         """Adopt the blocks of *state*."""
@@ -78,21 +78,21 @@ class FetchHandler:
         start, high = self.log_start, partition.opened.offsets.high_watermark
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
         if not self._is_answered(source, m, offset, now):
-            # END means the end at the time of the request, however long the fetch waits.
+            # END means the end at the time of the request, even if the fetch waits.
             mark("serving.waits")
             self._wait(source, attrs.evolve(m, offset=offset), now)
 
     def _fetch_of_follower(self, source: str, m: Fetch, now: int) -> None:
-        """Answer a reader that accepts any replica, with what this follower knows as committed.
+        """Answer a reader that accepts any replica with records known here to be committed.
 
-        A follower may lag, so it never answers that an offset is beyond the end: it answers with
-        nothing and its own high watermark, and the reader asks another replica.
+        A follower may lag, so it never reports an offset as beyond the end: its answer is empty,
+        with its own high watermark, and the reader asks another replica.
         """
         opened = self._partition.opened
         start, high = self.log_start, opened.offsets.readable_end
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
         if m.offset == BEGIN and m.max_bytes <= 0:
-            # The log's start is in the metadata.
+            # The metadata has the start of the log.
             self._host.reply(source, self._answer(m, offset, self._unable), now)
         elif (error := self._unreadable(m.offset, offset, any_replica=True)) is not None:
             self._host.reply(source, self._answer(m, offset, error), now)
@@ -111,7 +111,7 @@ class FetchHandler:
 
     @property
     def _unable(self) -> PymqError | None:
-        """Return why this replica can answer nothing, if so."""
+        """Return the error if this replica can answer no fetch."""
         partition = self._partition
         return None if partition.problem is None else partition.opened.refusal(partition.problem)
 
@@ -139,7 +139,7 @@ class FetchHandler:
     def _unreadable(
         self, asked: int, offset: int, *, any_replica: bool = False
     ) -> PymqError | None:
-        """Return why a fetch of *offset* cannot be served here, if so."""
+        """Return the error if this replica cannot serve a fetch of *offset*."""
         partition = self._partition
         if (problem := self._unable) is not None:
             return problem
@@ -151,7 +151,7 @@ class FetchHandler:
             mark("serving.not_leader")
             return NotLeader.of(partition.name, partition.opened.leader)
         if offset < self.log_start:
-            return None  # No replica holds the block: a different error.
+            return None  # If no replica holds the block, the error is a different one.
         block = partition.state.blocks[bisect_right(self._starts, offset) - 1]
         if partition.blocks.has(block):
             return None
@@ -167,7 +167,7 @@ class FetchHandler:
 
     @property
     def _no_copy(self) -> ReplicaNotAvailable | None:
-        """Return why the open block cannot be read here, if so."""
+        """Return the error if the open block cannot be read here."""
         partition, node = self._partition, self._partition.opened.node
         if partition.opened.is_running:
             return None
@@ -186,7 +186,7 @@ class FetchHandler:
         if m.max_bytes <= 0 and error is None and opened.log is not None:
             unkeyed = opened.log.unkeyed.below(high)
             if opened.log.priorities:
-                # A member that asks for the end of the log knows none of them.
+                # A member that asks for the end of the log knows no priorities yet.
                 runs = opened.log.priorities.between(0 if m.offset < 0 else offset, high)
         name = partition.name
         return Fetched(m.id, *name, offset, self.log_start, high, b"", error, unkeyed, runs)
@@ -201,7 +201,7 @@ class FetchHandler:
         if offset >= limit or m.max_bytes <= 0:
             self._host.reply(source, answer, now)
             return True
-        # END means the end at the time of the request, however long the fetch waits for room.
+        # END means the end at the time of the request, even if the fetch waits for room.
         most = self._host.admit(source, attrs.evolve(m, offset=offset), now)
         if not most:
             return True
@@ -216,9 +216,12 @@ class FetchHandler:
     # --- waiting --------------------------------------------------------------------------------
 
     def _wait(self, source: str, m: Fetch, now: int) -> None:
-        """Let a fetch wait. If its connection has too many, the oldest is answered with nothing.
+        """Keep a fetch waiting.
 
-        It is refused if too many fetches of its account, or of all clients, wait in all partitions.
+        If its connection has too many, the oldest one is answered without records.
+
+        The fetch is refused if too many fetches of its account, or of all clients, wait in all
+        partitions.
         """
         account, connection = self._host.owner(source)
         if not self._host.waiting.has_room(account):
@@ -235,7 +238,7 @@ class FetchHandler:
     def wake(self, now: int) -> None:
         """Answer the waiting fetches that have data or an error now.
 
-        This runs with each append, so it goes through the fetches only if one may be answered.
+        This runs with each append, so it looks at single fetches only if one may be answered.
         """
         if not self.waits.waiting or self._all_go_on_waiting:
             return
@@ -257,7 +260,7 @@ class FetchHandler:
 
     @property
     def _all_go_on_waiting(self) -> bool:
-        """Whether no waiting fetch can have new data, judged by the bounds of all of them."""
+        """Whether no waiting fetch can have new data, judged by the bounds over all of them."""
         partition, opened, waits = self._partition, self._partition.opened, self.waits
         if not partition.leads:
             read_to = opened.offsets.readable_end
@@ -271,7 +274,7 @@ class FetchHandler:
         )
 
     def _is_news(self, m: Fetch) -> bool:
-        """Whether a follower has more for a waiting reader than before."""
+        """Whether a follower has more records for a waiting reader than before."""
         opened = self._partition.opened
         return opened.offsets.readable_end > m.offset or not opened.is_in_touch
 
@@ -301,8 +304,9 @@ class FetchHandler:
     # --- times ----------------------------------------------------------------------------------
 
     def find(self, source: str, m: FindOffset, now: int, token: int) -> bool:
-        """Search an offset by time. Returns whether the store searches, and answers to
-        :meth:`found`.
+        """Search an offset by time; returns whether the store searches.
+
+        Its answer then goes to :meth:`found`.
         """
         return self._search(source, m, now, token, -1)
 
@@ -315,7 +319,7 @@ class FetchHandler:
             if block.number > after and may_hold and block.end != block.start:
                 error = self._unreadable(block.start, block.start, any_replica=m.any_replica)
                 if error is None and block.end is None and partition.opened.log is None:
-                    error = self._no_copy  # Without a leader, a client may ask any replica.
+                    error = self._no_copy  # If there is no leader, a client may ask any replica.
                 if error is not None:
                     self._host.reply(source, OffsetFound(m.id, -1, error), now)
                     return False
@@ -334,17 +338,17 @@ class FetchHandler:
         return False
 
     def found(self, m: TimeFound, now: int) -> bool:
-        """Take in the search of one block; returns whether the store searches the next one."""
+        """Handle the result for one block; returns whether the store searches the next one."""
         assert self._times is not None
         source, request, number = self._times.pop(m.token)
         error = as_told(m.error) if m.error is not None else None
         if isinstance(error, CorruptBatch):
-            # The producer sent it damaged, so the disk is not to blame.
+            # The producer sent the batch damaged, so the disk is not to blame.
             name = self._partition.name
             details = {**error.details, "topic": name.topic, "partition": name.partition}
             error = CorruptBatch(f"{name}: {error.message}", **details)
         if m.offset is None and error is None and number is not None:
-            # Its newest record may be gone: truncated, or compacted.
+            # The block's newest record may have been truncated or compacted.
             return self._search(source, request, now, m.token, number)
         offset = self._partition.opened.offsets.high_watermark if m.offset is None else m.offset
         self._host.reply(source, OffsetFound(request.id, offset, error), now)

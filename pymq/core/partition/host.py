@@ -33,33 +33,33 @@ class Home(ReplicaHost, Protocol):
         ...
 
     def delayed(self, name: TopicPartition, news: DelayedAppended, now: int) -> None:
-        """Take in that a batch with delayed records is committed."""
+        """A batch with delayed records is committed."""
         ...
 
     def admit(self, source: str, m: Fetch, now: int) -> int:
-        """How many bytes may be read for a fetch now; 0 if it is asked again, or refused."""
+        """How many bytes may be read for a fetch now; 0 if the fetch has to wait or was refused."""
         ...
 
     def owner(self, source: str) -> tuple[str, str]:
-        """The account and the connection of the machine *source*."""
+        """The account and the connection of the client machine *source*."""
         ...
 
     def has_failed(self, peer: str, block: BlockId) -> bool:
-        """Whether another broker says that it cannot act on an open block."""
+        """Whether another broker reports that it cannot act for an open block."""
         ...
 
 
 class PartitionHost:
     """The broker, as the replicators of one partition see it.
 
-    It also knows which brokers are alive but cannot act on this partition.
+    It also tells which brokers are alive but cannot act for this partition.
     """
 
     __slots__ = ("_host", "open_block")
 
     def __init__(self, host: Home) -> None:
         self._host = host
-        self.open_block: BlockId | None = None  # if it is to be here
+        self.open_block: BlockId | None = None  # set if this broker hosts the open block
 
     @property
     def me(self) -> str:
@@ -68,7 +68,7 @@ class PartitionHost:
 
     @property
     def rng(self) -> Rng:
-        """The broker's random generator."""
+        """The broker's random number generator."""
         return self._host.rng
 
     @property
@@ -88,12 +88,12 @@ class PartitionHost:
 
     @property
     def slots(self) -> RepairScheduler:
-        """The scheduler of repairs, over all partitions of the broker."""
+        """The scheduler of repairs, shared by all partitions of the broker."""
         return self._host.slots
 
     @property
     def lending(self) -> RepairThrottle:
-        """The throttle of sealed blocks sent to other brokers, over all partitions."""
+        """The throttle of sealed blocks sent to other brokers, shared by all partitions."""
         return self._host.lending
 
     def wall_ms(self, now: int) -> int:
@@ -105,11 +105,11 @@ class PartitionHost:
         self._host.send(peer, message)
 
     def tell_controller(self, message: Message) -> None:
-        """Send something to the active zkserver."""
+        """Send a message to the active zkserver."""
         self._host.tell_controller(message)
 
     def is_alive(self, peer: str) -> bool:
-        """Whether another broker can act on the open block."""
+        """Whether another broker is alive and can act for the open block."""
         if not self._host.is_alive(peer):
             return False
         return self.open_block is None or not self._host.has_failed(peer, self.open_block)

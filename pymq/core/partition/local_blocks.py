@@ -1,8 +1,8 @@
 """The blocks of a partition on one broker's disk: recovery, repair and removal.
 
-At start the store recovers the open block. A repair completes each sealed block that is not whole.
-Blocks that the metadata no longer assigns to this broker are removed. A block that was assigned to
-an earlier disk of this broker does not count as held.
+At start the store recovers the open block. A repair completes each incomplete copy of a sealed
+block. Blocks that the metadata no longer assigns to this broker are removed. A block that was
+assigned to an earlier disk of this broker does not count as held.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class LocalBlocks:
         self._host = host
         self.host = PartitionHost(host)  # the broker, as the replicators see it
         self._make_replicator = make_replicator
-        self.repairs = PartitionRepairs(self.host)  # of the sealed ones
+        self.repairs = PartitionRepairs(self.host)  # repairs of sealed blocks
 
     def holds(self, block: BlockNode) -> bool:
-        """Whether a block is assigned to this broker, and to the disk that it has now."""
+        """Whether a block is assigned to this broker, and to its present disk."""
         if self._host.me not in block.replicas:
             return False
         if not block.storages:
@@ -38,12 +38,12 @@ class LocalBlocks:
         return block.storages[block.replicas.index(self._host.me)] == self._host.storage_id
 
     def has(self, block: BlockNode) -> bool:
-        """Whether the copy of a sealed block here is complete."""
+        """Whether this broker's copy of a sealed block is complete."""
         return self._host.me in block.in_sync and block.number not in self.repairs
 
     def _knows(self, block: BlockNode) -> bool:
-        """Whether the copy here knows all that producers wrote up to the block's end."""
-        # Only the batches themselves could be missing.
+        """Whether this broker's copy has the producer table as of the block's end."""
+        # A single replica can lack only the batches themselves.
         is_only = block.replicas == (self._host.me,)
         return self.holds(block) and (is_only or self.has(block))
 
@@ -54,7 +54,7 @@ class LocalBlocks:
     def begin(self, state: PartitionState, opened: OpenBlock, unsealed: frozenset[int]) -> None:
         """Start repairs of sealed blocks that are incomplete, or *unsealed* on the disk.
 
-        The open block is recovered if it may be here.
+        The open block is recovered if this broker may have it.
         """
         for block in state.blocks[:-1]:
             if block.number in unsealed and self._host.me in block.replicas:
@@ -66,21 +66,20 @@ class LocalBlocks:
     def close(
         self, state: PartitionState, last: BlockNode, log: BlockLog, *, is_resting: bool
     ) -> ProducerTable | None:
-        """Close the *last* open block: drop it if it was empty, else bring it to its end in
-        *state*.
+        """Close the *last* open block: drop it if empty, otherwise bring it to its end in *state*.
 
-        *is_resting*: its *log* is not recovered, and the store owes no answer about it. Returns its
-        producer table, if that is complete.
+        *is_resting*: its *log* is not recovered, and no answer of the store about it is awaited.
+        Returns its producer table, if that is complete.
         """
         sealed = next((b for b in state.blocks if b.number == last.number), None)
         if sealed is None:
             mark("partition.empty_block")
-            # The block was empty and is gone. Unless it was recovered, it has no table.
+            # The block was empty and has been removed. Unless it was recovered, it has no table.
             return None if log.is_recovering else log.producers
         is_whole = log.end == sealed.end == log.stable_end and not log.is_recovering
         if len(sealed.replicas) > 1 or not is_whole:
             mark("partition.close.repair")
-            # Even a complete copy has to be synced, with its index.
+            # Even a complete copy has to be synced, and its index stored.
             self.repairs.start(state, sealed, None if is_resting else log)
         return log.producers if is_whole else None
 
@@ -91,10 +90,11 @@ class LocalBlocks:
         for gone in before.blocks:
             if gone.number not in kept and me in gone.replicas:
                 mark("partition.block_removed")
-                self.repairs.drop(gone.number)  # Else the repair would go on with a removed block.
+                # Otherwise the repair would continue with a removed block.
+                self.repairs.drop(gone.number)
                 self._host.out.write.append(RemoveBlock(before.block_id(gone)))
 
     def remove(self, state: PartitionState) -> None:
-        """Remove all of them."""
+        """Remove all blocks."""
         for block in state.blocks:
             self._host.out.write.append(RemoveBlock(state.block_id(block)))

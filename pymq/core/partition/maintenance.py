@@ -14,13 +14,13 @@ from pymq.core.ready import Compact, Compacted
 from pymq.core.types import NEVER, BlockId
 
 RETENTION_CHECK_MS = 5_000
-# share of the bytes of sealed blocks that must be new before they are compacted again
+# minimal share of uncompacted bytes in the sealed blocks before they are compacted again
 MIN_DIRTY = 0.5
 ASK_RETRY_MS = 1_000  # after which a request to the controller is sent again
 
 
 class Maintenance:
-    """Requests rolls and retention from the controller, each again until it takes effect."""
+    """Requests rolls and retention from the controller, repeatedly until they take effect."""
 
     __slots__ = (
         "_asked_at",
@@ -37,24 +37,24 @@ class Maintenance:
         self._partition = partition
         self._host = partition.host
         self._asked_at = -ASK_RETRY_MS
-        # read after every write, so these two are attributes and no properties
+        # read after each write, so these two are attributes rather than properties
         self.roll_at = NEVER
         self.retention_at = now
         self._compacted: tuple[BlockId, ...] = ()
 
     def open_next(self, opened_ms: int, now: int) -> None:
-        """Take in that another block is open now."""
+        """Another block is open now."""
         self.opened_ms = opened_ms
         self.roll_at = NEVER
         self._asked_at = -ASK_RETRY_MS
         self.retention_at = now  # Retention may now retire a block.
 
     def reconsider(self, now: int) -> None:
-        """Take in new topic options."""
+        """Handle new topic options."""
         self.retention_at, self.roll_at = now, NEVER
 
     def begin(self, now: int) -> None:
-        """Begin: the open block is recovered."""
+        """The open block is recovered: begin."""
         if self.roll_at == NEVER:
             self.want_roll(now)
 
@@ -66,7 +66,7 @@ class Maintenance:
     def asked(self, now: int) -> None:
         """Note that the seal was reported to the controller.
 
-        If it is replaced before it commits the roll, the roll is requested again.
+        If the controller is replaced before it commits the roll, the roll is requested again.
         """
         self._asked_at = now
         self.roll_at = now + ASK_RETRY_MS
@@ -76,14 +76,14 @@ class Maintenance:
         self.roll_at = self.retention_at = NEVER
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         if now >= self.roll_at:
             self.want_roll(now)
         if now >= self.retention_at:
             self._retain(now)
 
     def want_roll(self, now: int) -> None:
-        """Request a roll when the open block is large or old enough, and again until it happens."""
+        """Request a roll when the open block is large or old, repeatedly until it happens."""
         partition = self._partition
         opened = partition.opened
         config, log = partition.state.config, opened.log
@@ -116,10 +116,11 @@ class Maintenance:
             self.roll_at = now + config.block_ms - age
 
     def _retain(self, now: int) -> None:
-        """Request that blocks beyond the retention are retired, and compact new ones."""
+        """Request the removal of blocks past their retention, and compact new ones."""
         partition, state = self._partition, self._partition.state
         config, blocks, log = state.config, state.blocks, partition.opened.log
-        self.retention_at = NEVER  # A partition of a single block has nothing to retire or compact.
+        # A partition with a single block has nothing to retire or compact.
+        self.retention_at = NEVER
         if len(blocks) == 1 or partition.problem is not None or log is None:
             return
         if config.retention_bytes is not None or config.retention_ms is not None:
@@ -135,14 +136,14 @@ class Maintenance:
             self._compact(now)
 
     def _compact(self, now: int) -> None:
-        """Start compaction of the local sealed blocks, if enough of them is new."""
+        """Start compaction of the local sealed blocks, if a large enough share is new."""
         partition, state = self._partition, self._partition.state
         sealed = state.blocks[:-1]
         here = tuple(state.block_id(block) for block in sealed if partition.blocks.has(block))
         if any(
             partition.me in block.replicas and not partition.blocks.has(block) for block in sealed
         ):
-            # On a follower, the block that was just sealed may need a short repair first.
+            # On a follower the block that was just sealed may need a short repair first.
             mark("upkeep.compact_in_part")
             self.retention_at = now + RETENTION_CHECK_MS
         if not here or here == self._compacted:
@@ -150,12 +151,12 @@ class Maintenance:
         self._compacted = here
         before = self._host.wall_ms(now) - state.config.tombstone_ms
         if here != tuple(state.block_id(block) for block in sealed[: len(here)]):
-            # A tombstone must stay while blocks that are missing here may hold what it deletes.
+            # Keep tombstones as long as blocks missing here may hold records that they delete.
             before = 0
         self._host.out.jobs.append(Compact(*partition.name, here, before, MIN_DIRTY))
 
     def compacted(self, m: Compacted) -> None:
-        """Take in that compaction has ended; a failed one is retried after the next roll."""
+        """Compaction has ended; a failed one is retried after the next roll."""
         if m.error is None and m.sizes and self._partition.leads:
             sizes = tuple((block.number, size) for block, size in m.sizes)
             topic_id = self._partition.state.topic_id
@@ -163,7 +164,7 @@ class Maintenance:
 
 
 def _keeping(delays: DelayBounds, blocks: Sequence[BlockNode], kept: int) -> int:
-    """Return the number of the first block to keep; *kept*, unless delayed records are before."""
+    """Return the number of the first block to keep: *kept*, or one with delayed records."""
     delays.wanted_from = next(block.start for block in blocks if block.number == kept)
     return max(
         (b.number for b in blocks if b.number <= kept and b.start <= delays.pending_from),

@@ -1,6 +1,6 @@
 """One broker's replica of the open block: its log, its replicator and its seal.
 
-A roll replaces it by the replica of the next block. The partition passes it messages and writes,
+A roll replaces it with the replica of the next block. The partition passes it messages and writes,
 and reads its role and high watermark afterwards.
 
 | state | log | replicator | next |
@@ -12,7 +12,7 @@ and reads its role and high watermark afterwards.
 | ACTIVE | recovered | leads or follows | WAITING after a failed write: it starts over |
 | FAILED | damaged, or its sync failed | ignored | none: until the broker starts again |
 
-The seal has states of its own (:mod:`pymq.core.block.sealing`).
+The seal has its own states (:mod:`pymq.core.block.sealing`).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from pymq.errors import (
     StoreError,
 )
 
-RESTART_MS = 200  # after a failed write, before the replica starts over
+RESTART_MS = 200  # pause after a failed write before the replica restarts its log
 
 
 class ReplicaState(Enum):
-    """The state of a replica of the open block; the module's header has a table."""
+    """The state of a replica of the open block; see the table in the module's docstring."""
 
     ABSENT = "the block is not on this broker"
     RECOVERING = "the store finds out where the log ends"
@@ -60,7 +60,7 @@ _RUNNING = (ReplicaState.APPOINTED, ReplicaState.ACTIVE)
 TRANSITIONS = {
     ReplicaState.ABSENT: {*_RUNNING, ReplicaState.RECOVERING, ReplicaState.FAILED},
     ReplicaState.RECOVERING: {*_RUNNING, ReplicaState.WAITING, ReplicaState.FAILED},
-    # A write may have failed after the store was asked; its answer is as good as a later one.
+    # The store's answer may come after a failed write; it is as good as a later one.
     ReplicaState.WAITING: {
         *_RUNNING,
         ReplicaState.RECOVERING,
@@ -106,9 +106,9 @@ class OpenBlock:
         self.is_running = False  # the log is recovered and the replicator runs
         self.offsets = BlockOffsets(state.blocks[-1].start, visible)
         self._adopt(state)
-        self.log: BlockLog | None = None  # if the block is to be here
-        self.replicator: Replicator | None = None  # from the end of recovery on, ...
-        self.writer: LogWriter | None = None  # ... and this too
+        self.log: BlockLog | None = None  # set if this broker hosts the block
+        self.replicator: Replicator | None = None  # set from the end of recovery on, ...
+        self.writer: LogWriter | None = None  # ... and so is this
         self.sealing = self._new_sealing()
         self.recovery = Recovery(host, is_known, 10 * host.replication.retry_ms)
         self._host = host
@@ -120,7 +120,7 @@ class OpenBlock:
         self.state = state
         self.node = node = state.blocks[-1]
         self.is_shared = len(node.replicas) > 1  # Other brokers hold the block too.
-        # The replicas elect their leader.
+        # the replicas elect their leader
         self.is_voted = self.is_shared and node.acks is AckMode.RAFT
         self.offsets.is_raft = node.acks is AckMode.RAFT
 
@@ -134,9 +134,9 @@ class OpenBlock:
     def refusal(self, problem: PymqError) -> PymqError:
         """Return the error for a client that cannot be served because of *problem*.
 
-        Other replicas may be sound, so the client looks the leader up again and resends. A single
-        replica returns its problem as it is, unless it reads the block again soon or has run out of
-        file descriptors.
+        Other replicas may be healthy, so the client refreshes the leader and sends its request
+        again. A single replica returns its own problem, unless it will soon retry reading the block
+        or has run out of file descriptors.
         """
         me, leader = self._host.me, self.state.leader
         if isinstance(problem, StoreError) and any(name != me for name in self.node.replicas):
@@ -151,7 +151,7 @@ class OpenBlock:
 
     @property
     def leads(self) -> int | None:
-        """The epoch in which the replica may append, if it may."""
+        """The epoch in which the replica may append; None if it may not."""
         replicator = self.replicator
         return replicator.epoch if replicator is not None and replicator.is_leader else None
 
@@ -162,7 +162,7 @@ class OpenBlock:
 
     @property
     def has_lost_lead(self) -> bool:
-        """Whether this replica led the block and stopped, and the controller may not know.
+        """Whether this replica has led the block and stopped, which the controller may not know.
 
         After a failed write a leader gives up leadership as if its broker had restarted.
         """
@@ -184,7 +184,7 @@ class OpenBlock:
 
     @property
     def is_parking(self) -> bool:
-        """Whether batches are parked, for the next block or until this one is recovered."""
+        """Whether batches are parked, for the next block or until this block is recovered."""
         log = self.log
         if log is not None and (log.is_recovering or log.seal_end is not None):
             return True
@@ -192,16 +192,16 @@ class OpenBlock:
 
     @property
     def acting(self) -> Replicator | None:
-        """The replicator, unless the replica is fenced or its log is recovered again.
+        """The replicator, unless the replica is fenced or its log is being recovered.
 
-        A follower's log is recovered again after batches were cut off that had been written.
+        If written batches of a follower were truncated, its log is recovered again.
         """
         log = self.log
         if log is None or log.is_recovering or not self.is_running:
             return None
         return None if self.sealing.fenced is not None else self.replicator
 
-    # --- beginning ------------------------------------------------------------------------------
+    # --- creation and recovery --------------------------------------------------------------------
 
     def recover(self) -> None:
         """Begin recovery: ask the store for the block; :meth:`start` follows."""
@@ -223,19 +223,20 @@ class OpenBlock:
         return Sealing(is_shared=self.is_shared, is_raft=self.node.acks is AckMode.RAFT)
 
     def start(self, found: Recovered, now: int) -> CorruptMetadata | None:
-        """Start the replicator on the restored log; returns why not, if its saved state is
-        unreadable.
+        """Start the replicator on the restored log.
+
+        Returns the error if its saved state is unreadable.
         """
         log, state = self.log, self.state
         assert log is not None
         self.recovery.done()
         if log.size == 0:
-            # A crash has taken the block and its producer table. Create it again with what the
-            # blocks before know: once these are retired, it is lost.
+            # A crash has taken the block and its producer table. Create it again with the producer
+            # table of the blocks before: once these are retired, the table is lost.
             log.create(state.topic, state.partition, log.producers)
         try:
             self._make(found.state, now, is_new=found.state is None and not self._has_begun)
-        except CorruptMetadata as problem:  # A newer pymq has written it, perhaps.
+        except CorruptMetadata as problem:  # A newer version of pymq may have written it.
             return problem
         return None
 
@@ -246,7 +247,7 @@ class OpenBlock:
         self.replicator = replicator = self._make_replicator(replica, now)
         self.offsets.replicator = replicator
         self.writer = LogWriter(log, replicator, self.sealing, state, is_shared=self.is_shared)
-        # It leads as soon as its state is durable; until then batches are parked.
+        # It leads once its state is durable; until then batches are parked.
         is_appointed = is_new and state.leader == self._host.me
         self._move(ReplicaState.APPOINTED if is_appointed else ReplicaState.ACTIVE)
         self._has_begun = True
@@ -261,7 +262,7 @@ class OpenBlock:
             self.replicator.adopt(state, now)
 
     def step(self, source: str, m: Replication, now: int) -> bool:
-        """Take in another replica's message; returns whether the state may have changed."""
+        """Handle another replica's message; returns whether the state may have changed."""
         log, acting = self.log, self.acting
         if acting is None or log is None or log.name != m.block:
             return False
@@ -270,25 +271,25 @@ class OpenBlock:
         return True
 
     def end_appointment(self) -> None:
-        """Note that the appointed replica leads, or that another was elected before it did."""
+        """The appointed replica leads, or another one was elected before it did."""
         if self.replica is ReplicaState.APPOINTED:
             self._move(ReplicaState.ACTIVE)
 
     # --- failures -------------------------------------------------------------------------------
 
     def read_again(self, now: int) -> None:
-        """Retry recovery after a pause: the store could not read the block this time.
+        """Retry recovery after a pause: the store could not read the block last time.
 
-        The log is kept, since recovery must find all that was durable in this process.
+        The log is kept, because recovery must find everything that was durable in this process.
         """
         mark("partition.unreadable")
         self.start_over(now)
         self.recovery.failed(now)
 
     def start_over(self, now: int) -> None:
-        """Start over as after a restart: other replicas may have entries that this disk lacks.
+        """Restart the log as after a broker's restart: other replicas may have more entries.
 
-        A leader may have sent entries that its own disk failed to write, so it must not go on.
+        A leader may have sent entries that its own disk failed to write, so it must not continue.
         """
         log = self.log
         assert log is not None
@@ -298,10 +299,10 @@ class OpenBlock:
         log.fail()
         log.is_recovering = True
         self._move(ReplicaState.WAITING)
-        self.recovery.ask_at(now + RESTART_MS)  # An immediate retry would fail again.
+        self.recovery.ask_at(now + RESTART_MS)  # an immediate retry would fail again
 
     def fail(self) -> None:
-        """Fail for good: nothing is read or written any more."""
+        """Fail permanently: nothing is read or written any more."""
         self._move(ReplicaState.FAILED)
         self.recovery.stop()
         if self.writer is not None:
@@ -313,7 +314,7 @@ class OpenBlock:
 
     @property
     def deadline(self) -> int:
-        """When something is due. Nothing is due while recovery runs."""
+        """When a deadline of this block passes. There is none while recovery runs."""
         writer, replicator = self.writer, self.replicator
         if writer is None or replicator is None or not self.is_running:
             return self.recovery.retry_at
@@ -322,7 +323,7 @@ class OpenBlock:
         return sooner if sooner < due and self.acting is not None else due
 
     def tick_log(self, now: int) -> None:
-        """Do what is due of the log: retry recovery, sync, or drop cached batches."""
+        """Act on deadlines of the log: retry recovery, sync, or drop cached batches."""
         if now >= self.recovery.retry_at and self.log is not None:
             self._move(ReplicaState.RECOVERING)
             self.recovery.ask(self.log)
@@ -330,7 +331,7 @@ class OpenBlock:
             self.writer.tick(now)
 
     def tick_replicator(self, now: int) -> bool:
-        """Let the replicator do what is due; returns whether there was something."""
+        """Let the replicator act on its deadline; returns whether it had passed."""
         log, acting = self.log, self.acting
         if acting is None or log is None or acting.deadline > now:
             return False

@@ -1,17 +1,17 @@
 """One broker's replica of a partition: append, fetch, roll, hand over, retain.
 
-A partition is a list of blocks, of which only the last is open. Everything that may be appended
-goes through :meth:`Partition.produce`; everything that changes how the partition is kept arrives as
-a :class:`~pymq.core.metadata.nodes.PartitionState` from the zkserver, through
+A partition is a list of blocks, of which only the last is open. All records to append come through
+:meth:`Partition.produce`. All changes to its replication and blocks come as a
+:class:`~pymq.core.metadata.nodes.PartitionState` from the zkserver, through
 :meth:`Partition.adopt`. The partition passes each request to one of its parts: the open block,
-repairs of sealed blocks, produce, fetch, maintenance, reports to the controller. The replicator
-of the open block decides how its replicas agree.
+repairs of sealed blocks, produce, fetch, maintenance, reports to the controller. The replicator of
+the open block decides how its replicas agree.
 
 Invariants:
 
 * an offset that a client has seen (acknowledged or below the high watermark) never holds another
   record;
-* a write counts only when :meth:`advance` is called: nothing is answered before;
+* a write counts only when :meth:`advance` is called; nothing is answered before;
 * while a block is being sealed, batches are parked, and handled again in the next epoch.
 """
 
@@ -50,11 +50,11 @@ class PartitionEnvironment(Home, Protocol):
     """The broker, as far as a partition needs it."""
 
     def shares(self, partition: Partition, now: int) -> None:
-        """Tell the broker that the replicas of the open block may have changed."""
+        """Inform the broker that the replicas of the open block may have changed."""
         ...
 
     def role_changed(self, partition: Partition, now: int) -> None:
-        """Tell the broker that this replica has begun or ceased to lead."""
+        """Inform the broker that this replica has begun or stopped to lead."""
         ...
 
 
@@ -99,13 +99,14 @@ class Partition(PartitionContext):
     # --- metadata -------------------------------------------------------------------------------
 
     def adopt(self, state: PartitionState, controller_epoch: int, now: int) -> None:
-        """Adopt *state* from the controller, which is authoritative. Adopting it twice changes
-        nothing.
+        """Adopt *state* from the controller, which is authoritative.
+
+        A second call with the same state changes nothing.
         """
         fenced = self.opened.sealing.fenced
         if fenced is not None and controller_epoch > fenced:
             mark("partition.fence_lifted")
-            # A controller that was taking this partition over can commit nothing any more.
+            # A former controller that was taking this partition over can no longer commit anything.
             self.opened.sealing.give_up()
         before, self.state = self.state, state
         self.blocks.retire(before, state)
@@ -142,7 +143,7 @@ class Partition(PartitionContext):
     # --- recovery -------------------------------------------------------------------------------
 
     def recovered(self, found: Recovered, now: int) -> None:
-        """Take in where the store has found a block's end."""
+        """The store has found a block's end."""
         opened = self.opened
         if self._repairs.recovered(self.state, found, now) and self._repairs.are_overrated:
             self._reports.tell_repairs(now)
@@ -152,7 +153,7 @@ class Partition(PartitionContext):
             return
         try:
             first = opened.recovery.add(found, log, self.state)
-        except StoreError as error:  # The store could read it, but its content is wrong.
+        except StoreError as error:  # the store could read the block, but its content is wrong
             self._fail(error, now)
             return
         if first is not None and opened.replicator is None:
@@ -168,10 +169,10 @@ class Partition(PartitionContext):
         self._rearm()
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
-        """Take in that a block is damaged or unreadable. The store has changed nothing of it.
+        """A block is damaged or unreadable. The store has not changed it.
 
-        Without the open block, or the one that it continues, the partition refuses all requests
-        with the error. Without a sealed block under repair, only its readers are refused.
+        If this is the open block, or the block before it, the partition refuses all requests with
+        the error. If it is a sealed block under repair, only its readers are refused.
         """
         error = as_told(failed.error)
         is_repaired = self._repairs.unreadable(self.state, failed.block.number, error, now)
@@ -189,7 +190,7 @@ class Partition(PartitionContext):
         seal = self.opened.sealing.give_up()
         if not is_final:
             self.opened.read_again(now)
-        else:  # Nothing is due any more.
+        else:  # no retry is due
             self._reports.stop()
             self.maintenance.stop()
             self.opened.fail()
@@ -197,7 +198,8 @@ class Partition(PartitionContext):
         self.produces.refuse(refusal, now)
         self.produces.refuse_parked(refusal, now)
         self.fetches.wake(now)
-        if seal is not None and (is_final or not seal.takeover):  # else the store is asked again
+        # otherwise the store is asked again
+        if seal is not None and (is_final or not seal.takeover):
             self._reports.refuse_seal(seal, error)
         self.leads_at = None
         self._environment.role_changed(self, now)
@@ -206,7 +208,7 @@ class Partition(PartitionContext):
     # --- replication ----------------------------------------------------------------------------
 
     def replicate(self, source: str, m: Replication, now: int) -> None:
-        """Take in what another broker says about one of the blocks."""
+        """Handle another broker's message about one of the blocks."""
         if isinstance(m, ReplicaFetched) and self._repairs.step(source, m, now):
             pass
         elif isinstance(m, ReplicaFetch) and m.leader_epoch == 0:
@@ -216,15 +218,16 @@ class Partition(PartitionContext):
         self._rearm()
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Take in that another broker seems dead, or is back."""
+        """Another broker seems dead, or is back."""
         if (acting := self.opened.acting) is not None:
             acting.peer_changed(peer, now)
             self.look(now)
         self._rearm()
 
     def hand_over(self, now: int, target: str | None = None) -> bool:
-        """Transfer leadership of the open block if another replica can lead; returns whether it
-        began.
+        """Transfer leadership of the open block if another replica can lead.
+
+        Returns whether it began.
         """
         acting = self.opened.acting
         if acting is None or not acting.is_leader or self.opened.sealing.request is not None:
@@ -280,7 +283,7 @@ class Partition(PartitionContext):
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is something to write or to seal, and no write is under way."""
+        """Whether there is something to write or to seal, and no write is in progress."""
         writer = self.opened.writer
         if writer is not None and self.opened.is_running and writer.is_dirty:
             return True
@@ -297,14 +300,14 @@ class Partition(PartitionContext):
         log = writer.log
         if not log.is_recovering and not log.is_writing:
             log.at(self.host.wall_ms(now))
-            # A checkpoint names no more as committed than this replica has.
+            # A checkpoint must not name more records as committed than this replica has.
             committed = min(opened.offsets.high_watermark, log.stable_end)
             must_sync, self.produces.must_sync = self.produces.must_sync, False
             sync_at = writer.flush(ready, committed, now, must_sync=must_sync)
             self.deadline = min(self.deadline, sync_at)
 
     def advance(self, now: int) -> None:
-        """Take in that the write is done, and as durable as the ack mode requires."""
+        """The write is done, and as durable as the ack mode requires."""
         if self._repairs.writing and (whole := self._repairs.advance()):
             self._reports.tell_repairs(now, whole)
         opened = self.opened
@@ -322,7 +325,7 @@ class Partition(PartitionContext):
         self._rearm()
 
     def write_failed(self, failed: WriteFailed, now: int) -> None:
-        """Take in that the write has failed. After a failed sync the replica stops for good."""
+        """The write has failed. After a failed sync the replica stops permanently."""
         error = as_told(failed.error)
         opened = self.opened
         log = opened.log
@@ -346,10 +349,10 @@ class Partition(PartitionContext):
             self.produces.drive_parked(now)
 
     def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
-        """Take in that the disk could not read records; returns the error to answer.
+        """The disk could not read records; returns the error for the answer.
 
-        Other replicas of a sealed block can serve it. For the open block another replica has to
-        lead, and this one recovers its log again.
+        Other replicas can serve a sealed block. For the open block another replica has to lead, and
+        this one recovers its log again.
         """
         if not isinstance(error, StoreError):
             return error
@@ -390,7 +393,7 @@ class Partition(PartitionContext):
         self._rearm()
 
     def _roll(self, node: BlockNode, now: int) -> None:
-        """Open the next block after the one of *node*: the roll is committed."""
+        """The roll is committed: open the block after that of *node*."""
         last = self._rolls.open_next(now)
         rolled = NotLeader(f"{self.name} has been rolled", leader=self.state.leader)
         self.produces.refuse(rolled, now)
@@ -401,7 +404,7 @@ class Partition(PartitionContext):
         self.produces.drive_parked(now)
 
     def _started(self, now: int) -> None:
-        """Take in that the open block is recovered and has its replicator."""
+        """The open block is recovered and has its replicator."""
         self.look(now)
         if self.opened.has_lost_lead:
             mark("partition.lost_lead")
@@ -418,7 +421,7 @@ class Partition(PartitionContext):
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         opened = self.opened
         if self.disk is not None and now >= self.disk.until:
             self.disk.try_again()
@@ -437,7 +440,7 @@ class Partition(PartitionContext):
 
     def _rearm(self) -> None:
         opened = self.opened
-        due = opened.deadline  # written out: it runs with every message
+        due = opened.deadline  # inlined: this runs with each message
         if self._reports.deadline < due:
             due = self._reports.deadline
         if self._repairs.deadline < due:
@@ -450,10 +453,10 @@ class Partition(PartitionContext):
             due = min(due, waits.deadline)
         if is_running:
             due = min(due, self.maintenance.roll_at, self.maintenance.retention_at)
-        # Otherwise it waits until recovery has found the log's end.
+        # Without a replicator the partition waits for recovery to find the log's end.
         self.deadline = due
 
-    # --- leaving --------------------------------------------------------------------------------
+    # --- removal ----------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
         """Write a checkpoint of the open block, unless it is up to date."""
@@ -463,7 +466,7 @@ class Partition(PartitionContext):
             log.checkpoint()
 
     def remove(self, error: PymqError, delete: bool, now: int) -> None:
-        """Stop hosting the partition: all requests that wait are answered with *error*."""
+        """Stop hosting the partition: all waiting requests are answered with *error*."""
         self._repairs.stop()
         self._fail(error, now)
         self.fetches.close()

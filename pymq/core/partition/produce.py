@@ -27,11 +27,11 @@ from pymq.errors import (
 )
 
 APPOINTED = ReplicaState.APPOINTED
-PARKED_BYTES = 16 << 20  # of batches that wait while a block is sealed or recovered
+PARKED_BYTES = 16 << 20  # bytes of batches that wait while a block is sealed or recovered
 
 
 class ProduceHandler:
-    """Takes in the batches of one partition and answers them when their ack mode is fulfilled."""
+    """Appends batches to one partition, and answers when they are as durable as required."""
 
     __slots__ = (
         "_answers",
@@ -45,17 +45,17 @@ class ProduceHandler:
     )
 
     def __init__(self, partition: PartitionContext) -> None:
-        self.records = 0  # since this replica is hosted here, for the metrics
+        self.records = 0  # records since this broker began to host the replica, for the metrics
         self.bytes = 0
         self._partition = partition
         self._host = partition.host
         self._answers = PendingProduces()
         self._parked: list[tuple[str, Produce]] = []
         self._parked_bytes = 0
-        self.must_sync = False  # a producer asked for a sync, whatever the topic's ``fsync``
+        self.must_sync = False  # a producer asked for a sync, regardless of the topic's ``fsync``
 
     def produce(self, source: str, m: Produce, now: int) -> None:
-        """Append a batch or refuse it; the answer leaves when *m.acks* is fulfilled."""
+        """Append a batch or refuse it; the answer is sent when *m.acks* is fulfilled."""
         error = self._refusal(m)
         if error is not None:
             self._refuse(source, m, error, now)
@@ -81,7 +81,7 @@ class ProduceHandler:
             if m.acks is AckMode.RAFT and (missing := self._missing(verdict)) is not None:
                 self._answer(source, Produced(m.id, error=missing), m.acks, now)
                 return
-            # The first copy may still be on its way to the disk, so the duplicate waits for it,
+            # The first copy may not be on disk yet, so the answer to the duplicate waits for it,
             # too.
             repeat = Produced(m.id, verdict, epoch, True)
             self._await(verdict + m.batch.header.span, source, m, repeat)
@@ -97,7 +97,7 @@ class ProduceHandler:
         if m.sync:
             self.must_sync = True
         if header.attributes & (DELAYED | DELAYED_COPY):
-            # First this: after the answer, the scheduler begins its next job.
+            # Notify the scheduler first: once this is answered, it begins its next job.
             news = DelayedAppended(0, appended)
             self._answers.add(header.base_offset + header.span, "", news, is_local=False)
         answer = Produced(m.id, header.base_offset, epoch)
@@ -157,7 +157,7 @@ class ProduceHandler:
         return None
 
     def _unsound(self, batch: EncodedBatch, now: int) -> PymqError | None:
-        """Return why the batch is not sound, if so: the last check before it gets an offset."""
+        """Return the error if the batch is not sound: the last check before it gets an offset."""
         name, after = self._partition.name, self._partition.state.config.timestamp_after_max_ms
         try:
             if not batch.is_sound:
@@ -172,7 +172,10 @@ class ProduceHandler:
         return None
 
     def _lacks(self) -> int:
-        """Return the ``min_in_sync`` that acks="all" misses; 0 if enough replicas are in sync."""
+        """Return the ``min_in_sync`` that acks="all" requires but has not.
+
+        0 if enough replicas are in sync.
+        """
         state, replicator = self._partition.state, self._partition.opened.replicator
         needed = min(state.config.min_in_sync, len(state.blocks[-1].replicas))
         if needed == 1 or replicator is None:
@@ -180,7 +183,7 @@ class ProduceHandler:
         return needed if len(replicator.in_sync) < needed else 0
 
     def _missing(self, offset: int) -> PymqError | None:
-        """Return why the record at *offset* is not safe, if its Raft block ended on too few disks.
+        """Return the error if the record at *offset* is unsafe: it is on too few disks.
 
         Such a record was never acknowledged. Once a repair has copied it to a majority, it is safe.
         """
@@ -202,7 +205,7 @@ class ProduceHandler:
             self._answers.add(end, source, answer, is_local=is_local)
 
     def sequence(self, source: str, m: GetSequence, now: int) -> None:
-        """Answer how far a producer has got in this partition."""
+        """Answer with the producer's next sequence in this partition."""
         partition = self._partition
         error, known = partition.problem, 0
         if error is not None:
@@ -214,8 +217,8 @@ class ProduceHandler:
             error = NotLeader.of(partition.name, partition.opened.leader)
         elif (log := partition.opened.log) is not None:
             known = log.producers.next_sequence(m.producer_id)
-            # A producer that resumes relies on its earlier records, so the answer waits until they
-            # are safe.
+            # A producer resumes after its earlier records, so the answer waits until these are
+            # safe.
             if self._waits(source, Sequence(m.id, known), log.producers.end(m.producer_id)):
                 return
         self._host.reply(source, Sequence(m.id, known, error), now)
@@ -235,8 +238,8 @@ class ProduceHandler:
         return True
 
     def _refuse(self, source: str, m: Produce, error: PymqError, now: int) -> None:
-        """Refuse a request of which nothing was appended, nor will be."""
-        # A producer with acks=0 gets no answers, but has to learn that the leader has moved.
+        """Refuse a request; nothing of it was appended or will be."""
+        # A producer with acks=0 gets no answers, except that it must learn of a new leader.
         if m.acks is not AckMode.NONE or isinstance(error, NotLeader):
             self._host.reply(source, Produced(m.id, error=not_written(error)), now)
 
@@ -248,9 +251,10 @@ class ProduceHandler:
         """Answer the requests whose records are safe: on this disk, or committed."""
         answers, opened = self._answers, self._partition.opened
         if not answers.local and not answers.committed:
-            return  # the usual case: this runs with every message, also on followers
+            return  # the usual case; this runs with each message, also on followers
         if answers.committed and opened.is_shared and not opened.is_voted and self._lacks():
-            # All in-sync replicas have it, but the in-sync set has become too small meanwhile.
+            # All in-sync replicas have the records, but the in-sync set has become too small
+            # meanwhile.
             committed = -1
         for source, answer in answers.due(local, committed):
             self._leave(source, answer, now)
@@ -262,7 +266,7 @@ class ProduceHandler:
             self._host.reply(source, answer, now)
 
     def refuse(self, error: PymqError, now: int) -> None:
-        """Answer *error* to all that wait: the outcome of their records is unknown."""
+        """Answer all waiting requests with *error*: the outcome of their records is unknown."""
         for source, answer in self._answers.take():
             self._leave(source, type(answer)(answer.id, error=error), now)
 
@@ -272,6 +276,6 @@ class ProduceHandler:
             self._refuse(source, produce, error, now)
 
     def drive_parked(self, now: int) -> None:
-        """Handle all parked batches again; some may be parked once more."""
+        """Handle all parked batches again; some may have to wait once more."""
         for source, produce in self._take_parked():
             self.produce(source, produce, now)

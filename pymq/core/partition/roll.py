@@ -1,6 +1,6 @@
 """One broker's part in a roll: seal the open block, open the next one.
 
-1. The controller sends ``Seal``. From here on batches of producers are parked.
+1. The controller sends ``Seal``. From now on batches of producers are parked.
 2. When all of the block is durable, the replica answers ``Sealed`` with the block's end.
 3. The controller commits the roll and sends the new state.
 4. The replica opens the next block and handles the parked batches in the next epoch.
@@ -37,17 +37,18 @@ class RollHandler:
     def begin(self, m: Seal) -> bool:
         """Begin the seal of the open block, or refuse it; returns whether it began.
 
-        :meth:`proceed` follows.
+        The caller then calls :meth:`proceed`.
         """
         context, opened = self._context, self._context.opened
         if m.block != opened.node.number or m.epoch <= context.state.epoch or opened.log is None:
-            return False  # The request is of an earlier roll, or of a controller that was replaced.
-        # The controller would take a refusal as final.
+            # The request belongs to an earlier roll, or to a controller that was replaced.
+            return False
+        # In a takeover the controller would take a refusal as final.
         is_asked_again = m.takeover and opened.recovery.is_retrying
         if context.problem is not None and not is_asked_again:
             self._reports.refuse_seal(m, context.problem)
         elif opened.replicator is None or opened.log.is_recovering:
-            mark("partition.seal_too_early")  # The controller asks again.
+            mark("partition.seal_too_early")  # The controller sends the request again.
         elif (error := self._refusal(m)) is not None:
             self._reports.refuse_seal(m, error)
         else:
@@ -56,7 +57,7 @@ class RollHandler:
         return False
 
     def _refusal(self, m: Seal) -> PymqError | None:
-        """Return why this replica cannot seal the block, if so."""
+        """Return the error if this replica cannot seal the block."""
         context, opened = self._context, self._context.opened
         replicator = opened.replicator
         if m.takeover or replicator is None:
@@ -76,7 +77,7 @@ class RollHandler:
         log, replicator = opened.log, opened.replicator
         if opened.sealing.state is SealState.SEALED:
             mark("partition.seal_again")
-            # The first answer was lost, or a new controller asks.
+            # The first answer was lost, or a new controller asks again.
             self.sealed(now)
         elif m.takeover or not opened.is_voted or log is None or replicator is None:
             pass  # The write that follows seals the block.
@@ -95,25 +96,28 @@ class RollHandler:
         answer = opened.sealing.done(context.name, host.me, host.incarnation, log, replicator, past)
         if answer is not None:
             host.tell_controller(answer)
-            # If this controller is replaced before it commits, the next one has to learn of the
+            # If this controller is replaced before it commits, the new one has to learn of the
             # seal.
             self._maintenance.asked(now)
 
     # --- the next block -------------------------------------------------------------------------
 
     def open_next(self, now: int) -> OpenBlock:
-        """Replace the open block by the next one: the roll is committed. Returns the last one."""
+        """Replace the open block with the next one: the roll is committed.
+
+        Returns the closed block.
+        """
         context, last = self._context, self._context.opened
-        # Consumers saw no more than the sealed block's end, unless an election has lost records.
+        # Consumers saw nothing beyond the sealed block's end, unless an election has lost records.
         context.opened = context.blocks.open(context.state, 0)
         self._reports.stop()
         self._maintenance.open_next(context.opened.node.opened_ms, now)
         return last
 
     def close(self, last: OpenBlock, node: BlockNode) -> ProducerTable | None:
-        """Close the *last* open block, of *node*; returns its producer table, if that is complete.
+        """Close the *last* open block; returns its producer table, if that is complete.
 
-        A problem of that block is over for the partition: its repair takes care of it.
+        An error of that block no longer affects the partition: its repair handles it.
         """
         context = self._context
         is_copy = last.is_shared and isinstance(context.problem, CorruptBlock)
@@ -127,7 +131,7 @@ class RollHandler:
     def start(self, last: OpenBlock, past: ProducerTable | None, now: int) -> bool:
         """Start the new open block with the producer table *past*; returns whether it runs.
 
-        Without that table, it is read from the disk first.
+        If *past* is None, the table is read from the disk first.
         """
         context, opened = self._context, self._context.opened
         if not context.blocks.holds(opened.node) or context.problem is not None:
@@ -137,7 +141,7 @@ class RollHandler:
             past = ProducerTable.restore(opened.node.past)
         if past is None and last.log is not None:
             mark("partition.past_unread")
-            # The block before has the producer table, and its recovery has not ended.
+            # The producer table is in the block before, whose recovery has not ended.
             opened.recover()
             return False
         opened.create(past or ProducerTable(), now)

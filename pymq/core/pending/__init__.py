@@ -1,1 +1,1 @@
-"""Requests that wait: for a write, for new records, for room."""
+"""Waiting requests: for a write, for new records, for room."""

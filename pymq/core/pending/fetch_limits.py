@@ -1,26 +1,28 @@
 """Limits on the bytes of fetch answers that a broker reads and holds.
 
-A fetch costs its sender 26 bytes, and the broker all requested bytes, until the sender has taken
-the answer. So the broker reads only what it has room for. Room is counted for the node, for each
-account (the principal, or the connection if it has not authenticated) and for each connection:
+A fetch costs its sender 26 bytes; it costs the broker all requested bytes, until the sender has
+taken the answer. So the broker reads only as much as it has room for. Room is counted for the node,
+for each account (the principal, or the connection if it has not authenticated) and for each
+connection:
 
 - An answer has at most ``answer_bytes``, or one batch if that is larger (as with Kafka's
   ``fetch.max.bytes``).
-- An account holds at most as much as it leaves free. The first client that stops reading holds half
-  of the node's bytes, the next one a quarter, and a newcomer still finds room (dynamic thresholds:
-  Choudhury and Hahne, 1998). The same rule holds for the connections of an account, in that half.
-- At most ``turn_bytes`` are read in a millisecond, since other requests wait meanwhile. Half of
-  them is for fetches that wait already.
+- An account holds at most as many bytes as it leaves free. The first client that stops reading then
+  holds half of the node's bytes, the next one a quarter, and a new client still finds room (dynamic
+  thresholds: Choudhury and Hahne, 1998). The same rule applies to the connections of an account,
+  within its share.
+- At most ``turn_bytes`` are read in a millisecond, because other requests have to wait meanwhile.
+  Half of that is reserved for fetches that wait already.
 - A read returns whole batches. A smaller request counts as :data:`BATCH_BYTES` until the outbox
   knows how much was read.
 
-Fetches without room wait. Accounts take turns, in an account its connections, and the oldest fetch
-of a connection is first. A connection that cannot be served yet is skipped; a turn skips at most
-:data:`LOOKS` of them. The :class:`FetchOutbox` is asked each time how much is on its way, so this
-module keeps no count that could leak.
+Fetches without room wait. Accounts take turns, the connections of an account too, and a
+connection's oldest fetch is first. A connection that cannot be served yet is skipped; a turn skips
+at most :data:`LOOKS` of them. The :class:`FetchOutbox` always reports the bytes that are on their
+way, so this module keeps no counter that could go wrong.
 
-Waiting fetches take memory, too. Their number is bounded for each connection and for the node, with
-the same rule for accounts.
+Waiting fetches take memory as well. Their number is limited for each connection and for the node,
+with the same rule for accounts.
 """
 
 from __future__ import annotations
@@ -35,23 +37,24 @@ from pymq.core.values import Factory, define
 from pymq.errors import ConfigError
 
 LEAST_BYTES = 64 << 10  # a smaller part of a request is not worth a read
-BATCH_BYTES = 1 << 20  # counted for each read at least: its first batch is never cut
-NODE_BYTES_MIN = 1 << 20  # less would be room for a few connections only
-RETRY_MS = 5  # after which waiting fetches are tried again
-AGAIN_MS = 1_000  # after which a client that was refused may send again
+BATCH_BYTES = 1 << 20  # counted for each read at least, because its first batch is never cut
+NODE_BYTES_MIN = 1 << 20  # with less there would be room for only a few connections
+RETRY_MS = 5  # pause before waiting fetches are tried again
+AGAIN_MS = 1_000  # pause before a refused client may send again
 LOOKS = 32  # connections without room that one turn skips
-WAIT_MAX_MS = 30_000  # for room; then the fetch is answered with nothing, and its client asks again
+# longest wait for room; then the answer is empty, and the client sends the fetch again
+WAIT_MAX_MS = 30_000
 
 
 @define
 class FetchLimits:
-    """The bytes of fetch answers that a broker reads and holds; see the module."""
+    """The bytes of fetch answers that a broker reads and holds; see the module's docstring."""
 
-    answer_bytes: int = 4 << 20  # of one answer, however much the fetch requests
-    node_bytes: int = 32 << 20  # sent, and not taken by the clients yet
+    answer_bytes: int = 4 << 20  # of one answer, even if the fetch requests more
+    node_bytes: int = 32 << 20  # sent to clients and not received by them yet
     turn_bytes: int = 8 << 20  # read in one millisecond
-    waiting: int = 4_096  # fetches of one connection that wait for room
-    waiting_all: int = 32_768  # of all clients, some 300 bytes each
+    waiting: int = 4_096  # waiting fetches of one connection
+    waiting_all: int = 32_768  # waiting fetches of all clients, some 300 bytes each
 
     @classmethod
     def of(cls, answer_bytes: int | None, node_bytes: int | None) -> Self:
@@ -69,7 +72,7 @@ class FetchLimits:
 
 
 def at_least(name: str, given: int, least: int) -> int:
-    """Return *given*, if it is not less than *least*.
+    """Return *given* if it is at least *least*.
 
     Raises:
         ConfigError: it is.
@@ -81,7 +84,7 @@ def at_least(name: str, given: int, least: int) -> int:
 
 @define
 class Loads:
-    """Bytes of answers that clients have not taken yet."""
+    """Bytes of answers that clients have not received yet."""
 
     node: int = 0
     accounts: dict[str, int] = Factory(dict)
@@ -96,10 +99,10 @@ class Loads:
 
 @runtime_checkable
 class FetchOutbox(Protocol):
-    """Counts the bytes that were sent to each client and have not left yet."""
+    """Counts the bytes of answers that were sent to each client and not received yet."""
 
     def loads(self) -> Loads:
-        """Return the counter of bytes sent and not taken; the caller may add to it."""
+        """Return the counter of bytes that were sent and not received; the caller may add to it."""
         ...
 
     def owner(self, source: str) -> tuple[str, str]:
@@ -111,11 +114,11 @@ class FetchOutbox(Protocol):
         ...
 
     def wait_ms(self, account: str) -> int:
-        """Return the milliseconds until *account*'s fetch quota lets it be served; 0 for now."""
+        """Return the milliseconds until *account*'s fetch quota allows an answer; 0 means now."""
         ...
 
     def write_wait_ms(self, account: str) -> int:
-        """Return the milliseconds until *account*'s produce quota lets it write; 0 for now."""
+        """Return the milliseconds until *account*'s produce quota allows a write; 0 means now."""
         ...
 
     def wrote(self, account: str, size: int) -> None:
@@ -124,10 +127,10 @@ class FetchOutbox(Protocol):
 
 
 class Boundless:
-    """The outbox of a broker whose clients are in its own process, without limits."""
+    """The outbox of a broker whose clients are in its own process: it has no limits."""
 
     def loads(self) -> Loads:
-        """No bytes: clients in this process take answers at once."""
+        """No bytes are outstanding: clients in this process take answers at once."""
         return Loads()
 
     def owner(self, source: str) -> tuple[str, str]:
@@ -150,38 +153,39 @@ class Boundless:
         """There are no quotas."""
 
 
-Waiting = tuple[str, Fetch, int]  # (client's machine, request, since when)
+Waiting = tuple[str, Fetch, int]  # (client's machine, request, time when it began to wait)
 Connections = OrderedDict[str, deque[Waiting]]
 
 
 class Fetches:
-    """Grants bytes to the fetches of one broker's clients, or lets them wait."""
+    """Grants bytes to the fetches of one broker's clients, or keeps them waiting."""
 
     def __init__(self, limits: FetchLimits, outbox: FetchOutbox) -> None:
         self.limits = limits
         self._outbox = outbox
-        self.loads: Loads | None = None  # sent, and granted since then
-        self._at = -1  # the last millisecond in which the broker has read ...
+        self.loads: Loads | None = None  # bytes outstanding in the outbox, and granted since then
+        self._at = -1  # the last millisecond in which the broker read ...
         self._left = 0  # ... and the bytes that it may still read in it
         self._line: OrderedDict[str, Connections] = (
             OrderedDict()
-        )  # by account; longest unserved first
-        self._held: dict[str, int] = {}  # fetches that wait, by account
-        self.waiting = 0  # fetches, of all connections
-        self._looks = 0  # skipped connections in this turn; since one was served ...
-        self._passed = 0  # ... how many accounts have let others pass, ...
+        )  # accounts with waiting fetches; the one that was not served for longest is first
+        self._held: dict[str, int] = {}  # number of waiting fetches, by account
+        self.waiting = 0  # number of waiting fetches of all connections
+        self._looks = 0  # connections skipped in this turn; since one was served ...
+        self._passed = 0  # ... how many accounts were skipped, ...
         self._passed_of_first = 0  # ... and how many connections of the first account
         self.deadline = NEVER  # when :meth:`next` may return a fetch
 
     def admit(self, source: str, m: Fetch, now: int) -> int | None:
-        """Return how many bytes may be read for *m* now; *m* requests at least one.
+        """Return how many bytes may be read for *m* now; *m* requests at least one byte.
 
-        0: it waits, and :meth:`next` returns it later. None: too many fetches of its connection,
-        its account or all clients wait already.
+        0 means that it waits; :meth:`next` returns it later. None means that too many fetches of
+        its connection, its account or all clients wait already.
         """
         account, connection = self._outbox.owner(source)
-        # Fetches of one account are served in order. Those of others do not delay it. But
-        # readers that ask again at once come before the waiting ones of others.
+        # Fetches of one account are served in order. Waiting fetches of other accounts do not delay
+        # it. But a reader that sends its next fetch at once would then always pass waiting fetches
+        # of others, so half of the bytes is reserved for those.
         self._look(now)
         reserved = self.limits.turn_bytes // 2 if self._line else 0
         is_first = account not in self._line and self._left > reserved
@@ -212,7 +216,7 @@ class Fetches:
             self._at, self._left = now, self.limits.turn_bytes
 
     def _grant(self, account: str, connection: str, m: Fetch, now: int) -> int:
-        """Reserve room for *m*; returns the bytes to read, 0 if it has to wait."""
+        """Reserve room for *m*; returns the bytes to read, or 0 if it has to wait."""
         limits = self.limits
         self._look(now)
         if self._left <= 0 or self._outbox.wait_ms(account):
@@ -235,7 +239,8 @@ class Fetches:
     def next(self, now: int) -> tuple[str, Fetch, int] | None:
         """Return the next waiting fetch to serve: client, request and bytes to read.
 
-        0 bytes: it has timed out and is answered with nothing. None ends the turn.
+        0 bytes mean that it has timed out and gets an empty answer. None means that the turn has
+        ended.
         """
         self._look(now)
         while self._line and self._looks < LOOKS and self._passed < len(self._line):
@@ -252,7 +257,7 @@ class Fetches:
                 self._take(account, connection)
                 return source, m, most
             if self._left <= 0:
-                break  # The allowance of this millisecond is used up.
+                break  # The bytes of this millisecond are used up.
             self._pass(account, connection)
         self.deadline = self._next_look(now)
         self._looks = 0
@@ -284,7 +289,7 @@ class Fetches:
             self._passed_of_first = 0
 
     def _take(self, account: str, connection: str) -> None:
-        """Take out the oldest fetch of a connection; other connections are first from here on."""
+        """Take out the oldest fetch of a connection; other connections come first from now on."""
         connections = self._line[account]
         line = connections[connection]
         line.popleft()
@@ -310,5 +315,5 @@ class Fetches:
             self._passed_of_first = 0
 
     def sent(self) -> None:
-        """Forget the granted bytes: the outbox counts what was sent from now on."""
+        """Forget the granted bytes: the outbox now counts what was sent."""
         self.loads = None

@@ -19,7 +19,7 @@ Key = tuple[str, int]  # the client's address, and the id of its fetch
 class WaitingRoom:
     """Counts the fetches that wait at the ends of a broker's partitions, by account.
 
-    An account may have as many as it leaves free, as with fetches that wait for room
+    An account may have at most as many as it leaves free, as with fetches that wait for room
     (:mod:`pymq.core.pending.fetch_limits`).
     """
 
@@ -35,12 +35,12 @@ class WaitingRoom:
         return self._held.get(account, 0) < self.most - self.count
 
     def enter(self, account: str) -> None:
-        """Count one more fetch of *account*."""
+        """Count a new waiting fetch of *account*."""
         self.count += 1
         self._held[account] = self._held.get(account, 0) + 1
 
     def leave(self, account: str) -> None:
-        """Count one fetch less of *account*."""
+        """Count that a fetch of *account* no longer waits."""
         self.count -= 1
         left = self._held[account] = self._held[account] - 1
         if not left:
@@ -48,7 +48,7 @@ class WaitingRoom:
 
 
 class PendingFetches:
-    """The waiting fetches of one partition, in the order in which they came.
+    """The waiting fetches of one partition, in the order of arrival.
 
     A connection has at most :data:`WAITS_MAX` of them.
     """
@@ -60,9 +60,10 @@ class PendingFetches:
         # deadline, account and connection, request
         self.waiting: dict[Key, tuple[int, str, str, Fetch]] = {}
         self._lines: dict[str, OrderedDict[Key, None]] = {}  # by connection, oldest first
-        # a heap of deadlines, some perhaps of fetches that were answered
+        # a heap of deadlines; some may belong to fetches that were answered
         self._due: list[tuple[int, Key]] = []
-        # The lowest and highest awaited offset; the range may be too wide after answers.
+        # The lowest and highest awaited offset; after answers the range may be wider than
+        # necessary.
         self.lowest, self.highest = NEVER, -1
         self.is_any_plain = False  # whether there may be a fetch that only the leader can answer
 
@@ -82,7 +83,7 @@ class PendingFetches:
     def add(
         self, source: str, account: str, connection: str, m: Fetch, now: int
     ) -> tuple[str, Fetch] | None:
-        """Add a fetch; a fetch that was sent again replaces itself.
+        """Add a fetch; if a client has sent it again, it replaces the first one.
 
         Returns:
             The connection's oldest fetch, taken out because the connection has too many.
@@ -105,7 +106,7 @@ class PendingFetches:
         return None if oldest is None or oldest[1] is None else (oldest[0], oldest[1])
 
     def serve(self, is_served: Callable[[str, Fetch], bool]) -> None:
-        """Try each fetch again; those that are not served go on waiting."""
+        """Try each fetch again; the others continue to wait."""
         waiting, self.waiting, self._lines = self.waiting, {}, {}
         self.lowest, self.highest, self.is_any_plain = NEVER, -1, False
         for key, (until, account, connection, m) in waiting.items():
@@ -119,7 +120,7 @@ class PendingFetches:
         while self.deadline <= now:
             _, key = heappop(self._due)
             m = self._remove(key)
-            assert m is not None  # The first deadline must be that of a fetch that still waits.
+            assert m is not None  # the first deadline belongs to a fetch that still waits
             over.append((key[0], m))
         return over
 

@@ -17,7 +17,7 @@ class DelayedAppended:
 
     id: int
     batch: EncodedBatch | None = None
-    error: PymqError | None = None  # it is not known whether the batch will be committed
+    error: PymqError | None = None  # None unless the batch may or may not become committed
 
 
 Waited = Produced | Sequence | DelayedAppended
@@ -30,12 +30,14 @@ class PendingProduces:
     __slots__ = ("committed", "local")
 
     def __init__(self) -> None:
-        # Created when they are needed, to keep idle partitions small.
-        self.committed: deque[Waiting] | None = None  # until it is committed
-        self.local: deque[Waiting] | None = None  # until it is on the leader's own disk
+        # Created on demand, to keep idle partitions small.
+        # answers that wait until their records are committed
+        self.committed: deque[Waiting] | None = None
+        # answers that wait until their records are on the leader's own disk
+        self.local: deque[Waiting] | None = None
 
     def add(self, end: int, source: str, answer: Waited, *, is_local: bool) -> None:
-        """Add an answer that waits until everything before *end* is durable here, or committed."""
+        """Add an answer that waits for *end* to be on this disk (*is_local*) or committed."""
         if is_local:
             if self.local is None:
                 self.local = deque()

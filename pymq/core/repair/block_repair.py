@@ -1,12 +1,12 @@
 """Repairs one sealed block: completes this broker's copy from brokers that hold all of it.
 
 A block is sealed when its end is committed, which may be before every replica has it. A replica
-whose copy differs then truncates what the sealed log does not have, and fetches what it lacks. It
-truncates nothing before the end is committed. :mod:`~pymq.core.repair.repair_scheduler` bounds how
+whose copy differs then truncates what is not in the sealed log, and fetches what it lacks. It
+truncates nothing before the end is committed. :mod:`~pymq.core.repair.repair_scheduler` limits how
 many repairs fetch at the same time.
 
-A damaged copy stays until another broker has sent the first part of a sound one, which replaces it.
-Until then reads of the block on this broker return the error. All other blocks are served.
+A damaged copy is kept until another broker has sent the first part of a sound one, which replaces
+it. Until then reads of the block on this broker return the error. All other blocks stay readable.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pymq.errors import (
 )
 
 REST = 10  # times retry_ms: the pause after a failed write
-REST_MAX = 600  # times retry_ms: the longest pause, when the store has failed for good
+REST_MAX = 600  # times retry_ms: the longest pause, after repeated permanent failures of the store
 
 
 class RepairHost(ReplicaHost, LogHost, Protocol):
-    """The parts of the broker that a repair uses."""
+    """The broker, as far as a repair needs it."""
 
     @property
     def slots(self) -> RepairScheduler:
@@ -46,12 +46,12 @@ class RepairHost(ReplicaHost, LogHost, Protocol):
 
     @property
     def lending(self) -> RepairThrottle:
-        """The reads for repairs of other brokers."""
+        """The throttle of reads for repairs of other brokers."""
         ...
 
 
 class BlockRepair:
-    """The repair of one sealed block of which this broker may not have a whole copy."""
+    """The repair of one sealed block whose copy on this broker may be incomplete."""
 
     __slots__ = (
         "_asked",
@@ -77,29 +77,31 @@ class BlockRepair:
         self._block = block
         self.log = log
         self.deadline = NEVER  # the end of a pause; the scheduler has the deadlines of answers
-        self.is_done = False  # the copy is whole, durable and sealed
-        self._asked: str | None = None  # the holder that has a request of this repair
+        self.is_done = False  # the copy is complete, durable and sealed
+        self._asked: str | None = None  # the holder to which this repair has sent a request
         self._asks = 0  # the id of the last request
         self._turn = 0  # rotates the order of holders
         self._refusals = 0  # useless answers in a row
         self._is_sealing = False
-        self._failures = 0  # writes in a row that failed for good
-        self._rests = False  # a write failed: none before the deadline
+        self._failures = 0  # permanently failed writes in a row
+        self._rests = False  # a write failed, so the repair writes nothing before the deadline
         self._is_short = False  # the copy was incomplete when it was recovered
         self._is_unread = False  # the store could not find the end of the copy, and will try again
-        self._create: CreateBlock | None = None  # to be written with the first part
-        self.problem: PymqError | None = None  # why the copy cannot be read, if so
+        # the creation of the block, written with the first part
+        self._create: CreateBlock | None = None
+        self.problem: PymqError | None = None  # the error if the copy cannot be read
 
     def recover(self) -> None:
         """Let the store find the end of the copy; :meth:`recovered` or :meth:`unreadable` follows.
 
-        With other replicas a torn tail may be truncated, because they have it. A single replica was
-        durable before the block was sealed, so bad bytes are damage and nothing is truncated.
+        If there are other replicas, a torn tail may be truncated, because they have its records. A
+        single replica synced its copy before the block was sealed, so bad bytes are damage, and
+        nothing is truncated.
         """
         self.log.recover(is_open=len(self._block.replicas) > 1)
 
     def begin(self, topic: str, partition: str) -> None:
-        """Truncate what the sealed log does not have and fetch the rest, if the log is known."""
+        """Truncate what is not in the sealed log and fetch the rest, if the copy's end is known."""
         block, log = self._block, self.log
         if log.is_recovering:
             return
@@ -109,7 +111,8 @@ class BlockRepair:
             agreed = log.epochs.agreed(log.end, block.epochs, block.end)
         if agreed < log.end:
             if self._rests:
-                # A truncation has failed and the copy was read at once: truncate after the pause.
+                # A truncation has failed and the copy was recovered at once: truncate it after the
+                # pause.
                 mark("repair.cut_later")
                 self._is_unread = True
                 return
@@ -125,17 +128,17 @@ class BlockRepair:
             self._go_on()
 
     def adopt(self, block: BlockNode) -> None:
-        """Take over the new metadata of the block: other brokers may hold it now."""
+        """Adopt new metadata of the block: other brokers may hold it now."""
         self._block = block
         self._go_on()
 
     @property
     def is_known(self) -> bool:
-        """Whether the controller counts this copy as whole."""
+        """Whether the controller counts this copy as complete."""
         return self._host.me in self._block.in_sync
 
     def recovered(self, found: Recovered, topic: str, partition: str) -> None:
-        """Take in the end of the copy, which the store has found."""
+        """The store has found the end of the copy."""
         self.log.restore(found, ProducerTable())
         self.problem = None
         self.begin(topic, partition)
@@ -156,9 +159,9 @@ class BlockRepair:
 
     @property
     def is_overrated(self) -> bool:
-        """Whether the controller counts this copy as whole, and it is not.
+        """Whether the controller counts this copy as complete although it is not.
 
-        Without syncs the controller counts copies whose end a power cut may remove.
+        If a topic does not sync, the controller counts copies whose end may be lost in a power cut.
         """
         end = self._block.end or 0
         return self._is_short and self.is_known and self.log.stable_end < end
@@ -199,7 +202,7 @@ class BlockRepair:
         return names[first:] + names[:first]
 
     def ask(self, holder: str) -> None:
-        """Request the next part from *holder*; the scheduler calls this."""
+        """Request the next part from *holder*; called by the scheduler."""
         if self._asked is not None:
             mark("repair.asked_again")
             self._turn += 1
@@ -210,7 +213,7 @@ class BlockRepair:
         host.send(holder, ReplicaFetch(self._asks, log.name, log.end, last, 0, limit, 0))
 
     def step(self, source: str, m: ReplicaFetched, now: int) -> None:
-        """Take in the answer of a holder."""
+        """Handle the answer of a holder."""
         if source != self._asked or m.id != self._asks or m.offset != self.log.end:
             return
         self._asked = None
@@ -219,7 +222,7 @@ class BlockRepair:
             self._refusals = 0
         else:
             self._refusals += 1
-            self._turn += 1  # Another holder may have a sound copy.
+            self._turn += 1  # another holder may have a sound copy
             self._host.slots.rest(self, self._refusals, now)
 
     def _take(self, data: bytes) -> bool:
@@ -283,11 +286,11 @@ class BlockRepair:
             self.log.seal_block(ready)
 
     def advance(self) -> None:
-        """Take in that the write is done."""
+        """The write is done."""
         if not self.log.advance():
             return
         self._failures = 0
-        self.log.release()  # Nothing is sent from an incomplete copy.
+        self.log.release()  # nothing is sent from an incomplete copy
         if self._is_sealing:
             self.is_done = True
             self.leave()
@@ -297,9 +300,9 @@ class BlockRepair:
     def failed(self, now: int, *, is_fatal: bool) -> None:
         """Handle a failed write: recover the copy and try again after a pause.
 
-        When the disk was full the store may have sealed the copy where it ended, and appends no
-        more to it. After a failed sync the content of the disk is unknown until the next start, and
-        parts fetched until then are likely to be lost, so the pauses grow.
+        If the disk was full, the store may have sealed the copy at its end, and appends no more to
+        it. After a failed sync the content of the disk is unknown until the broker starts again,
+        and newly fetched parts may be lost too, so the pauses grow.
         """
         self.log.fail()
         mark("repair.write_failed")

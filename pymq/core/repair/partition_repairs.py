@@ -1,6 +1,6 @@
 """The repairs of one partition on this broker.
 
-After a disk was replaced there may be thousands. No step of one repair iterates over the others.
+If a disk was replaced, there may be thousands. No step of one repair iterates over all the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
 from pymq.errors import PymqError, ReplicaNotAvailable, StoreError
 
-_NONE: dict[int, BlockRepair] = {}  # never changed
+_NONE: dict[int, BlockRepair] = {}  # shared, never changed
 _NO_TIMERS: TimerHeap[int] = TimerHeap()
 
 
@@ -39,12 +39,13 @@ class PartitionRepairs:
 
     def __init__(self, host: RepairHost) -> None:
         self._host = host
-        # Most partitions repair nothing, and share these until the first repair starts.
-        self._repairs = _NONE  # by block number, as all of these
-        self.dirty = _NONE  # what :meth:`flush` will write
-        self.writing = _NONE  # with a write under way
-        self._whole = _NONE  # whole, and the controller does not know
-        self._overrated = _NONE  # not whole, and the controller counts it
+        # Most partitions have no repair; they share this empty dictionary until the first repair
+        # starts.
+        self._repairs = _NONE  # by block number, as in the dictionaries below
+        self.dirty = _NONE  # repairs for which :meth:`flush` has something to write
+        self.writing = _NONE  # repairs with a write in progress
+        self._whole = _NONE  # complete copies that the controller does not know of
+        self._overrated = _NONE  # incomplete copies that the controller counts as complete
         self._timers = _NO_TIMERS
         self.deadline = NEVER
 
@@ -67,11 +68,11 @@ class PartitionRepairs:
         else:
             repair.begin(state.topic, state.partition)
             if log.is_writing:
-                self.writing[block.number] = repair  # The write began while the block was open.
+                self.writing[block.number] = repair  # the write began while the block was open
         self._note(block.number, repair)
 
     def adopt(self, state: PartitionState) -> None:
-        """Start missing repairs, and end those that the controller counts as whole."""
+        """Start missing repairs, and end those whose copies the controller counts as complete."""
         me = self._host.me
         numbers = {block.number for block in state.blocks[:-1] if me in block.replicas}
         for number in [number for number in self._repairs if number not in numbers]:
@@ -94,7 +95,8 @@ class PartitionRepairs:
     ) -> list[tuple[str, str, int, int]]:
         """Return the ends of copies to report: (topic, partition, block number, end).
 
-        These are the copies with *numbers*, or all of which the controller knows another end.
+        These are the copies with *numbers*, or all copies whose end differs from the controller's
+        metadata.
         """
         if numbers is None:
             numbers = (*self._whole, *self._overrated)
@@ -104,7 +106,7 @@ class PartitionRepairs:
         ]
 
     def recovered(self, state: PartitionState, found: Recovered, now: int) -> bool:
-        """Take in the end of a copy, which the store has found; return whether it is repaired."""
+        """The store has found the end of a copy; returns whether it is under repair."""
         repair = self._repairs.get(found.block.number)
         if repair is None or not repair.log.is_recovering:
             return False
@@ -116,7 +118,7 @@ class PartitionRepairs:
         return True
 
     def unreadable(self, state: PartitionState, number: int, error: PymqError, now: int) -> bool:
-        """The store cannot say where a copy ends; whether it was one of these."""
+        """The store could not find a copy's end; returns whether that copy is under repair."""
         repair = self._repairs.get(number)
         if repair is None or not repair.log.is_recovering:
             return False
@@ -126,23 +128,23 @@ class PartitionRepairs:
 
     @property
     def are_overrated(self) -> bool:
-        """Whether the controller counts a copy as whole that is not."""
+        """Whether the controller counts an incomplete copy as complete."""
         return bool(self._overrated)
 
     def problem(self, number: int) -> PymqError | None:
-        """Return why this broker's copy of a block cannot be read, or None."""
+        """Return the error if this broker's copy of a block cannot be read, or None."""
         repair = self._repairs.get(number)
         return repair.problem if repair is not None else None
 
     @property
     def problems(self) -> list[PymqError]:
-        """Why copies on this broker cannot be read."""
+        """The errors of unreadable copies on this broker."""
         if not self._repairs:
             return []
         return [r.problem for r in self._repairs.values() if r.problem is not None]
 
     def step(self, source: str, m: ReplicaFetched, now: int) -> bool:
-        """Take in a part of a block; return whether that block is repaired here."""
+        """Handle a part of a block; returns whether that block is under repair."""
         repair = self._repairs.get(m.block.number)
         if repair is None:
             return False
@@ -153,7 +155,7 @@ class PartitionRepairs:
     def lend(
         self, source: str, m: ReplicaFetch, state: PartitionState, problem: PymqError | None
     ) -> None:
-        """Serve a part of a sealed block that is whole here to another broker's repair."""
+        """Send a part of a complete sealed block to another broker's repair."""
         host = self._host
         blocks, number = state.blocks, m.block.number
         at = bisect_left(blocks, number, key=lambda block: block.number)
@@ -168,7 +170,7 @@ class PartitionRepairs:
             host.lending.add(Read(source, answer, m.block, m.offset, end, m.max_bytes))
 
     def tick(self, now: int) -> None:
-        """Do what is due."""
+        """Act on the deadlines that have passed."""
         for number in self._timers.over(now):
             repair = self._repairs[number]
             repair.tick(now)
@@ -183,7 +185,7 @@ class PartitionRepairs:
         self.writing |= dirty
 
     def advance(self) -> list[int]:
-        """Take in that the write is done; return the blocks that are whole and unreported."""
+        """The write is done; returns the complete blocks that are not reported yet."""
         writing, self.writing = self.writing, {}
         for number, repair in writing.items():
             repair.advance()
@@ -191,7 +193,7 @@ class PartitionRepairs:
         return [number for number in writing if number in self._whole]
 
     def failed(self, number: int, now: int, *, is_fatal: bool) -> bool:
-        """Handle a failed write; return whether the block is repaired here."""
+        """Handle a failed write; returns whether the block is under repair."""
         repair = self._repairs.get(number)
         if repair is None:
             return False
@@ -199,7 +201,7 @@ class PartitionRepairs:
         self._note(number, repair)
         return True
 
-    # --- sets by state --------------------------------------------------------------------------
+    # --- repairs by state -------------------------------------------------------------------------
 
     def _note(self, number: int, repair: BlockRepair) -> None:
         """Update the sets and the timer of a repair after a change."""

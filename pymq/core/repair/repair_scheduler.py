@@ -1,4 +1,4 @@
-"""Schedules the repairs of one broker: a bounded number at once, in order.
+"""Schedules the repairs of one broker: a limited number at a time, in order.
 
 A broker whose disk was replaced lacks all of its sealed blocks at the same time.
 
@@ -27,9 +27,9 @@ from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
 from pymq.core.values import define
 
-PATIENCE = 2  # times retry_ms: the first timeout of an answer, and the first pause
+PATIENCE = 2  # times retry_ms: the first timeout of an answer, and the shortest pause
 PATIENCE_MAX = 50  # times retry_ms: the longest of both
-SLOWER = 4  # times the duration of the last answer: the next timeout
+SLOWER = 4  # the next timeout, as a multiple of the last answer's duration
 
 
 class Asker(Protocol):
@@ -46,7 +46,7 @@ class Asker(Protocol):
 
     @property
     def paced_bytes(self) -> int:
-        """Bytes of the next request, if they count towards the bounded rate; else 0."""
+        """Bytes of the next request if they count towards the rate limit; else 0."""
         ...
 
     @property
@@ -65,8 +65,8 @@ class _Holder:
 
     patience_ms: int  # the timeout of its answers
     is_silent: bool = False  # a request has timed out
-    since: int = 0  # when that was found
-    until: int = 0  # no request before this time
+    since: int = 0  # when the timeout happened
+    until: int = 0  # no request is sent to it before this time
 
 
 class _Ask(NamedTuple):
@@ -79,27 +79,29 @@ class RepairScheduler:
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._config = config
-        self._slots: dict[Asker, _Ask | None] = {}  # with the request in flight, if any
-        self.waiting: OrderedDict[Asker, None] = OrderedDict()  # for a slot
+        self._slots: dict[Asker, _Ask | None] = {}  # each with its request in flight, if any
+        self.waiting: OrderedDict[Asker, None] = OrderedDict()  # repairs that wait for a slot
         self._timers: TimerHeap[Asker] = TimerHeap()  # timeouts of answers, and ends of pauses
         self._holders: dict[str, _Holder] = {}
-        self._paced_until_us = 0  # when the requested bytes are through at the bounded rate
+        # when the bytes requested so far will have passed at the limited rate
+        self._paced_until_us = 0
         self.deadline = NEVER  # when :meth:`tick` has something to do; may be too early
 
-    # --- calls of repairs -----------------------------------------------------------------------
+    # --- called by repairs ------------------------------------------------------------------------
 
     def want(self, repair: Asker) -> None:
-        """Queue *repair*, which lacks a part. A repeated call changes nothing."""
+        """Queue *repair*, which needs a part of its block. A repeated call changes nothing."""
         if self._slots.get(repair) is not None or repair in self._timers:
             return
         if repair not in self.waiting:
             self.waiting[repair] = None
             if repair in self._slots or repair.is_begun:
-                # A block that was just rolled lacks little, and has no further copies yet.
+                # A block that was just rolled lacks little, and no other copy of its end may exist
+                # yet.
                 self.waiting.move_to_end(repair, last=False)
 
     def answered(self, repair: Asker, holder: str, now: int) -> None:
-        """Take in that *holder* has answered the last request of *repair*, perhaps late."""
+        """*holder* has answered the last request of *repair*, perhaps late."""
         found = self._holders.get(holder)
         ask = self._slots.get(repair)
         if found is not None:
@@ -126,10 +128,10 @@ class RepairScheduler:
         self.waiting.pop(repair, None)
         self._timers.drop(repair)
 
-    # --- calls of the broker --------------------------------------------------------------------
+    # --- called by the broker ---------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Queue repairs again whose answer has timed out or whose pause has ended."""
+        """Queue repairs again whose request has timed out or whose pause has ended."""
         for repair in self._timers.over(now):
             ask = self._slots.pop(repair, None)
             if ask is not None:
@@ -141,7 +143,7 @@ class RepairScheduler:
     def _missed(self, ask: _Ask, now: int) -> None:
         holder = self._holders[ask.holder]
         if holder.is_silent and ask.at < holder.since:
-            return  # One of several requests from before the first timeout.
+            return  # One of several requests that were sent before the first timeout.
         holder.is_silent, holder.since = True, now
         holder.until = now + holder.patience_ms
         most = PATIENCE_MAX * self._config.retry_ms
@@ -173,7 +175,8 @@ class RepairScheduler:
                 holder = self._holders[name] = _Holder(patience_ms)
             if not holder.is_silent or now >= holder.until:
                 due = now + holder.patience_ms
-                holder.until = due  # If it is silent, other repairs wait for this answer.
+                # If it is silent, other repairs wait for the answer to this request.
+                holder.until = due
                 self._slots[repair] = _Ask(name, now)
                 self._timers.set(repair, due)
                 if paced:

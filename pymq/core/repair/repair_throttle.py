@@ -1,7 +1,7 @@
-"""Bounds how many bytes a turn a broker reads for the repairs of others.
+"""Limits how many bytes per turn a broker reads for the repairs of other brokers.
 
-All reads of a turn are in memory together, and they delay answers about open blocks. Reads beyond
-the bound are done in later turns, in order. Other requests do not count towards it.
+All reads of a turn are in memory at the same time, and they delay answers about open blocks. Reads
+beyond the limit are done in later turns, in order. Other requests do not count towards it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class RepairThrottle:
         self._turn_bytes = turn_bytes
         self._line: OrderedDict[tuple[str, BlockId], Read] = OrderedDict()
         self._at = -1  # the last turn with a read
-        self._left = 0  # bytes left in that turn
+        self._left = 0  # bytes left for that turn
         self.deadline = NEVER  # when :meth:`fill` has something to do
 
     def add(self, read: Read) -> None:
-        """Queue *read*. A repeated request replaces the first one and keeps its place."""
+        """Queue *read*. If a request is repeated, it replaces the first one and keeps its place."""
         self._line[read.peer, read.block] = read
         self.deadline = self._at + 1
 
     def fill(self, ready: Ready, now: int) -> None:
-        """Add reads to *ready* up to the bound of this turn; the first one however large."""
+        """Add reads to *ready* up to this turn's limit; the first one regardless of its size."""
         line = self._line
         if not line:
             return

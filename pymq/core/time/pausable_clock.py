@@ -1,9 +1,9 @@
 """A clock for failure detection that ignores the pauses of its own process.
 
-A node may declare another one dead only if it was listening during the silence. A process that was
-stopped or slow, or whose clock jumped forward, was not: messages are still queued, or were lost. So
-failure detectors read this clock at an interval, and it advances little more than that interval
-between two readings.
+A node may consider another one dead only if it was itself listening during the silence. A process
+that was stopped or slow, or whose clock jumped forward, was not listening: messages to it are still
+queued, or were lost. So failure detectors read this clock at an interval; between two readings it
+advances by little more than that interval.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pymq.core.types import NEVER
 
 
 class PausableClock:
-    """A clock that follows another one, but only while it is read.
+    """A clock that follows another one, but only while it is being read.
 
-    A caller that waits for a time reads it every *every_ms*. Readings come late, so a gap counts
-    for up to half as long again.
+    A caller that waits for a time has to read it every *every_ms* milliseconds. Readings come late,
+    so a gap counts for at most one and a half intervals.
     """
 
     __slots__ = ("_every_ms", "_most_ms", "_seen", "ms")
 
     def __init__(self, every_ms: int) -> None:
-        self.ms = 0  # as of the last reading; not comparable with other clocks
+        self.ms = 0  # time as of the last reading; not comparable with other clocks
         self._every_ms = max(1, every_ms)
         self._most_ms = self._every_ms + (self._every_ms + 1) // 2
         self._seen: int | None = None
@@ -40,7 +40,7 @@ class PausableClock:
         return self.ms
 
     def when(self, due: int) -> int:
-        """Return when to read again, in the other clock's time, while waiting for *due*."""
+        """Return when to read again, in the other clock's time, to see *due* in time."""
         if due == NEVER:
             return NEVER
         return (self._seen or 0) + min(max(0, due - self.ms), self._every_ms)

@@ -12,15 +12,15 @@ K = TypeVar("K", bound=Hashable)
 
 
 class TimerHeap(Generic[K]):
-    """Deadlines by key. To postpone one costs a dictionary write, the most frequent case.
+    """Deadlines by key. The usual case, postponing a deadline, costs one write to a dictionary.
 
-    Entries of the heap may be too early, never too late, and are checked when they expire.
+    An entry in the heap may be too early, never too late, and is checked when it expires.
     """
 
     __slots__ = ("_armed", "_armings", "_due", "_heap", "due")
 
     def __init__(self) -> None:
-        self.due = NEVER  # the first deadline, perhaps too early; any thread may read it
+        self.due = NEVER  # the first deadline or an earlier time; any thread may read it
         self._due: dict[K, int] = {}
         self._armed: dict[K, int] = {}  # the earliest entry of each key in the heap
         self._heap: list[tuple[int, int, K]] = []
@@ -70,7 +70,7 @@ class TimerHeap(Generic[K]):
                     break
                 del self._armed[key]
                 if due is not None:
-                    self.set(key, due)  # It is later, so this loop does not see it as due.
+                    self.set(key, due)  # The new time is later, so this loop does not see it again.
             heappop(heap)
         self.due = heap[0][0] if heap else NEVER
 
@@ -81,7 +81,7 @@ class TimerHeap(Generic[K]):
         while heap and heap[0][0] <= now:
             armed, _, key = heappop(heap)
             if self._armed.get(key) != armed:
-                continue  # An earlier entry replaced it.
+                continue  # An earlier entry has replaced this one.
             del self._armed[key]
             due = self._due.get(key)
             if due is None:

@@ -20,7 +20,7 @@ __all__ = [
     "register",
 ]
 
-Partition = tuple[str, int]  # topic and index of the partition in it
+Partition = tuple[str, int]  # topic, and index of the partition in it
 Assignment = dict[str, tuple[Partition, ...]]  # the partitions of each member, in order
 
 NONE: Mapping[str, Sequence[Partition]] = {}
@@ -45,7 +45,7 @@ class Assignor(Protocol):
     ) -> Assignment:
         """Assign *partitions*; *previous* is the last answer, which an assignor may preserve.
 
-        *subscriptions* limits a member to some topics; a member not in it may take all.
+        *subscriptions* limits a member to some topics; a member that is not in it may take all.
         """
         ...
 
@@ -87,7 +87,7 @@ class AssignmentGroup:
     """The input of an assignor in canonical order, so that the given order does not matter."""
 
     members: tuple[str, ...]
-    takers: dict[Partition, tuple[str, ...]]  # members that may take it; at least one
+    takers: dict[Partition, tuple[str, ...]]  # members that may take a partition; at least one
 
     @classmethod
     def of(
@@ -146,7 +146,7 @@ class AssignmentGroup:
         allowed: dict[str, tuple[Partition, ...]] = {}
         for able, partitions in self._reach().items():
             allowed |= {m: partitions for m in able if not owned[m]}
-        # Every partition has one owner here, so evenly spread spares share evenly.
+        # Each partition has one owner here, so evenly spread spares share evenly.
         for member, partition in level(dict(sorted(allowed.items())), claims).items():
             owned[member].append(partition)
         return {member: tuple(sorted(partitions)) for member, partitions in owned.items()}

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 __all__ = ["level"]
 
-# Items and bins are member names or partitions; Any stands for "ordered among themselves".
+# Items and bins are member names or partitions; Any stands for types that can be ordered.
 Item = TypeVar("Item", bound=Any)
 Bin = TypeVar("Bin", bound=Any)
 
@@ -18,16 +18,16 @@ def level(
 ) -> dict[Item, Bin]:
     """Return a bin for every item of *allowed* (item to its permitted bins, at least one).
 
-    An item stays in a bin of its *claims*, unless a bin would be fuller than necessary. No chain of
-    moves could make the fullest bins less full. If every item may go everywhere, bins differ by at
-    most one, and no other answer as level moves fewer items out of the only bin that they claim.
-    Deterministic in the order of *allowed*.
+    An item stays in a bin of its *claims*, unless a bin would be fuller than necessary. After that
+    no chain of moves could make the fullest bins less full. If all items may go everywhere, bins
+    differ by at most one, and no other equally level answer moves fewer items out of the only bin
+    that they claim. The result depends only on the arguments and the order of *allowed*.
 
     >>> level({1: "AB", 2: "AB", 3: "AB", 4: "AB"}, {1: "A", 2: "A", 3: "A"})
     {1: 'A', 2: 'A', 4: 'B', 3: 'B'}
     """
     held: dict[Bin, list[Item]] = {}
-    # Many items share one object of bins: visit each object once.
+    # Many items share one object of bins, so visit each object once.
     for bins in {id(bins): bins for bins in allowed.values()}.values():
         for b in bins:
             held.setdefault(b, [])
@@ -47,7 +47,7 @@ def _keep_claims(
     wanted = {
         item: [b for b in claims.get(item, ()) if b in bins] for item, bins in allowed.items()
     }
-    # Items with one claim have no choice; the others then take the emptier claimed bin.
+    # Items with one claim have no choice; the others then take the emptiest claimed bin.
     for item in sorted(wanted, key=lambda item: len(wanted[item])):
         if wanted[item]:
             held[min(wanted[item], key=lambda b: len(held[b]))].append(item)
@@ -61,7 +61,7 @@ def _fill(
     heaps: dict[int, list[tuple[int, int, Bin]]] = {}
     for item in sorted(fresh, key=lambda item: len(allowed[item])):
         bins = allowed[item]
-        heap = heaps.get(id(bins))  # The mapping keeps the object alive, so its id is unique.
+        heap = heaps.get(id(bins))  # the mapping keeps the object alive, so its id is unique
         if heap is None:
             heap = heaps[id(bins)] = [(len(held[b]), i, b) for i, b in enumerate(bins)]
             heapify(heap)
@@ -78,7 +78,7 @@ def _drain(held: dict[Bin, list[Item]], allowed: Mapping[Item, Sequence[Bin]]) -
     for start in sorted(held, key=lambda b: -len(held[b])):
         size = len(held[start])
         if size < drained:
-            break  # Start over: draining bins that are no longer fullest moves too much.
+            break  # Start again: draining bins that are no longer the fullest would move too much.
         if path := _path(held, allowed, start):
             drained = size
             for item, source, target in path:
@@ -103,7 +103,7 @@ def _path(
     seen: set[int] = set()
     queue = [start]
     for source in queue:
-        for item in reversed(held[source]):  # The last ones are new here, so they move first.
+        for item in reversed(held[source]):  # the last items are new here, so they move first
             bins = allowed[item]
             if id(bins) in seen:
                 continue

@@ -36,7 +36,7 @@ def assign(
     for takers, run in group.by_takers().items():
         each, extra = divmod(len(run), len(takers))
         # The members with the least so far get the remainder; otherwise the same members would get
-        # one more of every set of topics.
+        # one partition more of every set of topics.
         favoured = set(sorted(takers, key=lambda member: load[member])[:extra])
         at = 0
         for member in takers:

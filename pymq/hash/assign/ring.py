@@ -21,7 +21,7 @@ def assign(
 ) -> Assignment:
     """Assign each partition to the first member on the ring below its fair share.
 
-    It ignores *previous*: a new coordinator gives the same answer. In exchange, a joining member
+    It ignores *previous*, so a new coordinator gives the same answer. In exchange, a joining member
     moves more partitions than necessary. The table shows the average multiple of the minimum
     (single cases: up to twice that), by members before and partitions per member:
 
@@ -48,8 +48,8 @@ def assign(
     ring = Ring(group.members)
     able = {takers: frozenset(takers) for takers in group.by_takers()}
     active = frozenset[str]().union(*able.values())
-    # The bound is exactly the fair share. A slack of 25 % moves fewer partitions, but leaves the
-    # last member a quarter of its share or, with few partitions, nothing.
+    # The bound is exactly the fair share. With a slack of 25 % fewer partitions would move, but the
+    # last member would get three quarters of its share or, with few partitions, nothing.
     share, extra = divmod(len(group.takers), len(active) or 1)
     load = Counter(dict.fromkeys(group.members, 0))
     owner: dict[Partition, str] = {}

@@ -36,7 +36,7 @@ def assign(
     """
     group = AssignmentGroup.of(members, partitions, subscriptions)
     if group.is_uniform and len(group.members) > len(group.takers) > 0:
-        # Level members over partitions in one step. To assign owners first and spares second, as
+        # Assign members to partitions in one step. Assigning owners first and spares second, as
         # below, would move more, because the owners decide which members are spare.
         everything = tuple(group.takers)
         seats = level(dict.fromkeys(group.members, everything), previous)

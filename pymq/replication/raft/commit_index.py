@@ -1,4 +1,4 @@
-"""A leader's commit index: up to where a majority of the members has its log durably."""
+"""A leader's commit index: the offset up to which a majority of the members is durable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pymq.replication.raft.progress import FollowerProgress
 
 
 class CommitIndex:
-    """Counts the match indexes of the followers and of the leader's own disk, in one term."""
+    """Computes a term's commit index from the followers' match indexes and the leader's disk."""
 
     def __init__(
         self,
@@ -28,11 +28,12 @@ class CommitIndex:
         self._term = term
         self._followers = followers
         self.committed = committed
-        self.durable = durable  # of the leader's own log
-        self.is_opened = is_opened  # an entry of this term is committed, or the log was empty
+        self.durable = durable  # up to where the leader's own log is durable
+        # whether an entry of this term is committed, or the log was empty
+        self.is_opened = is_opened
 
     def advance(self) -> None:
-        """Commit what a majority has, if it ends with an entry of this term."""
+        """Commit what a majority has, if the last entry of it is of this term."""
         end = reached([self._counted(name) for name in self._group.members])
         if end <= self.committed:
             return

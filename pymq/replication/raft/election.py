@@ -1,4 +1,4 @@
-"""Elections of one member: whom it follows, when it stands, and whether it grants a vote."""
+"""Elections of one member: which leader it follows, when it stands, whether it grants votes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RaftRole(Enum):
 
 
 class ElectionResult(Enum):
-    """A majority has granted its votes."""
+    """The result of a vote by a majority."""
 
     PREVOTE_WON = "prevote_won"  # the member may begin the election
     WON = "won"  # the member leads the term
@@ -94,7 +94,7 @@ class RaftElection:
     # --- the leader of the term -----------------------------------------------------------------
 
     def is_led(self, candidate: str) -> bool:
-        """Whether, as far as this member knows, another member than *candidate* leads."""
+        """Whether, as far as this member knows, a member other than *candidate* leads."""
         if self.role is RaftRole.LEADER:
             return True
         leader = self.leader
@@ -124,22 +124,22 @@ class RaftElection:
         self.watch(now)
 
     def resign(self, now: int) -> None:
-        """Become a follower that knows no leader; the vote stays (CCF #8094)."""
+        """Become a follower that knows no leader; its vote stays (CCF #8094)."""
         self.role = RaftRole.FOLLOWER
         self.leader = None
         self.watch(now)
 
     def leader_changed(self, now: int) -> None:
-        """Take in that the leader's broker seems dead, is back, or has restarted."""
+        """Note that the leader's broker seems dead, is back, or has restarted."""
         assert self.leader is not None
         if self._host.is_alive(self.leader) and self.timeout_at == NEVER:
-            # Its death was not noticed, so the broker has restarted and no longer leads.
+            # The failure was not noticed, so the broker has restarted and no longer leads.
             mark("raft.leader_restarted")
             self.leader = None
         self.watch(now)
 
     def watch(self, now: int) -> None:
-        """Arm the election timeout exactly while no leader is known to be alive."""
+        """Arm the election timeout if no leader is known to be alive, and disarm it otherwise."""
         is_led = self.leader is not None and self._host.is_alive(self.leader)
         if not self.is_voter or self.role is RaftRole.LEADER or is_led or self.is_appointed:
             self.timeout_at = NEVER
@@ -151,10 +151,10 @@ class RaftElection:
         base = self._host.replication.election_ms
         self.timeout_at = now + self._host.rng.randrange(base, 2 * base)
 
-    # --- standing for election ------------------------------------------------------------------
+    # --- candidacy --------------------------------------------------------------------------------
 
     def begin_prevote(self, now: int) -> ElectionResult | None:
-        """Begin a pre-vote, which disturbs no leader (thesis 9.6)."""
+        """Begin a pre-vote, which does not disturb a leader (thesis 9.6)."""
         mark("raft.precandidate")
         self.leader = None
         self.role = RaftRole.PRECANDIDATE
@@ -215,7 +215,7 @@ class RaftElection:
                 return ElectionResult.WON
         elif self._ballot.is_lost:
             mark("raft.election.lost")
-            self.role = RaftRole.FOLLOWER  # and waits for its next timeout
+            self.role = RaftRole.FOLLOWER  # it waits for its next timeout
         return None
 
     # --- voting ---------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class RaftElection:
         state.send(source, RaftVoted(m.block, state.term, granted, pre=False))
 
     def _would_vote(self, source: str, m: RaftVote, now: int) -> bool:
-        """Answer a pre-vote; the answer promises nothing."""
+        """Answer a pre-vote; a granted pre-vote is no promise."""
         if m.epoch > self._state.term and source == self.leader:
             mark("raft.leader_gave_up")
             self.leader = None

@@ -16,7 +16,7 @@ class RaftGroup:
     log: ReplicatedLog
     host: ReplicaHost
     members: tuple[str, ...]  # all of them
-    voters: frozenset[str]  # all members but learners, which neither vote nor count
+    voters: frozenset[str]  # all members except learners, which neither vote nor count
 
     @property
     def me(self) -> str:
@@ -29,7 +29,7 @@ class RaftGroup:
         return tuple([name for name in self.members if name != self.host.me])
 
     def has_quorum(self) -> bool:
-        """Whether a majority of all members, this one included, is alive and counts."""
+        """Whether a majority of all members, this one included, is alive and may vote."""
         alive = [
             name
             for name in self.members

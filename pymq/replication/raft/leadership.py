@@ -43,7 +43,7 @@ class Leadership:
         self._config = group.host.replication
         self._reads = reads
         start, end = group.log.start, group.log.end
-        match = start if is_opened else 0  # A follower's log may end before this one begins.
+        match = start if is_opened else 0  # a follower's log may end before this one begins
         self.followers = {name: FollowerProgress(name, match, end, start) for name in group.others}
         self.commit = CommitIndex(group, term, self.followers, committed, durable, is_opened)
         self.sender = LogSender(group, term, self.followers, self.commit, reads)
@@ -59,7 +59,7 @@ class Leadership:
         return due
 
     def answered(self, peer: str, m: RaftAppended, now: int) -> None:
-        """Take in a follower's answer of this term."""
+        """Handle a follower's answer of this term."""
         if m.end < 0:
             return  # The answer is to the leader of an earlier term.
         progress = self.followers[peer]
@@ -73,7 +73,7 @@ class Leadership:
         self._advance(now)
 
     def _advance(self, now: int) -> None:
-        """Do what a new match index or a durable log allows."""
+        """Act on a new match index, or on a longer durable log."""
         self.commit.advance()
         if self._reads.is_used:
             self._reads.confirm(self.commit.committed, self.commit.is_opened)
@@ -109,21 +109,22 @@ class Leadership:
     def _conflict(
         self, progress: FollowerProgress, pair: tuple[int, int], end: int, now: int
     ) -> None:
-        """Take in a rejection: the follower lacks the entry before the last message."""
+        """Handle a rejection: the follower lacks the entry before the last message."""
         if not progress.refused(end):
             mark("raft.conflict.stale")
             return
         if pair[1] < progress.match:
             if progress.peer in self._group.voters:
                 # The follower reports that it has lost entries it had confirmed. No message can
-                # mend that.
+                # repair that.
                 mark("raft.conflict.lost")
                 return
             mark("raft.conflict.learner")
             progress.match, progress.is_known = 0, False
         mark("raft.conflict")
         if end == progress.next == self._log.start:
-            at = self._log.start - 1  # The follower lacks even the beginning: it needs a snapshot.
+            # The follower lacks even the beginning of the log: it needs a snapshot.
+            at = self._log.start - 1
         else:
             at = resume(self._log, *pair)
         progress.probe(at)
@@ -140,7 +141,7 @@ class Leadership:
         self.sender.tick(now)
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Take in that a follower's broker is gone, back, or restarted."""
+        """Note that a follower's broker is gone, back, or restarted."""
         if self._group.host.is_alive(peer):
             self.sender.introduce(peer, now)
         else:

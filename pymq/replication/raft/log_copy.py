@@ -14,18 +14,20 @@ from pymq.replication.raft.quorum_features.messages import RoundAppend, RoundApp
 class LogCopy:
     """Applies the leader's messages to the log, and collects the answers.
 
-    The answers in :meth:`answers` may leave once all that is in the log by then is durable.
+    The answers in :meth:`answers` may be sent once everything that is in the log at that time is
+    durable.
     """
 
     def __init__(self, block: BlockId, log: ReplicatedLog) -> None:
         self._block = block
         self._log = log
-        # as far as this member knows; the entries may not be durable here yet
+        # as far as this member knows; the entries may not be durable on its disk yet
         self.committed = log.start
         self.durable = log.stable_end
-        self._counts_to = NEVER  # how far the write under way counts; a truncation lowers it
-        self._verified = log.start  # up to here the log matches the leader's of this term
-        self._round = 0  # the latest of this term's leader, if it confirms reads (quorum_features)
+        self._counts_to = NEVER  # up to where the write in progress counts; a truncation lowers it
+        self._verified = log.start  # up to here the log matches the log of this term's leader
+        # latest round of this term's leader, if the leader confirms reads (quorum_features)
+        self._round = 0
         self._has_answer = False
         self._refusal: RaftAppended | None = None
 
@@ -35,8 +37,8 @@ class LogCopy:
         return self._has_answer or self._refusal is not None
 
     def new_term(self) -> None:
-        """Begin a new term: drop what was known of the former leader's log."""
-        self._verified = self.committed  # Every later leader has all committed entries.
+        """Begin a new term: forget the match with the former leader's log."""
+        self._verified = self.committed  # every later leader has all committed entries
         self._round = 0
         self._has_answer, self._refusal = False, None
 
@@ -64,13 +66,13 @@ class LogCopy:
             return RoundAppended(self._block, term, end, self.committed, pair, self._round)
         return RaftAppended(self._block, term, end, self.committed, pair)
 
-    # --- what the leader sends ------------------------------------------------------------------
+    # --- messages of the leader -------------------------------------------------------------------
 
     def append(self, m: RaftAppend) -> None:
-        """Take in an append of this term's leader."""
+        """Handle an append of this term's leader."""
         if isinstance(m, RoundAppend):
             self._round = max(self._round, m.round)
-        # The matched part equals the leader's log, so there is nothing to compare.
+        # The part up to here matches the leader's log, so there is nothing to compare.
         pair = conflict(self._log, m.prev, m.prev_epoch) if m.prev > self._verified else None
         if pair is not None:
             mark("raft.append.conflict")
@@ -85,7 +87,7 @@ class LogCopy:
         self._has_answer = True
 
     def _take(self, m: RaftAppend) -> None:
-        """Append the new entries of a message that follows on the log."""
+        """Append the new entries of a message that continues the log."""
         log = self._log
         position, end = 0, m.prev
         if m.data and m.prev < log.end:

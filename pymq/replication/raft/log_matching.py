@@ -1,8 +1,8 @@
 """Log matching: two logs with the same epoch at the same offset are equal up to there.
 
 A leader writes each offset once in its epoch, so (offset, epoch) identifies a batch and all batches
-before it. Leaders and followers compare their logs by such pairs, at the ends of batches (Raft 5.3;
-the two-sided search is that of the thesis and of etcd).
+before it. Leaders and followers compare such pairs at the ends of batches (Raft 5.3; the search
+from both sides is that of the thesis and of etcd).
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ _FIELD = struct.Struct("<I")
 
 
 def conflict(log: ReplicatedLog, prev: int, prev_epoch: int) -> tuple[int, int] | None:
-    """Return the pair (epoch, end) from which the leader searches on; None if *log* matches.
+    """Return the pair (epoch, end) from which the leader continues its search.
 
-    It is the follower's last batch that the leader may have: the leader's log has no epoch later
-    than *prev_epoch* before *prev*.
+    None if *log* matches.
+
+    The pair names the follower's last batch that the leader may have: before *prev*, the leader's
+    log has no epoch later than *prev_epoch*.
     """
     if log.start <= prev <= log.end and log.epoch_at(prev) == prev_epoch:
         return None
@@ -31,21 +33,22 @@ def conflict(log: ReplicatedLog, prev: int, prev_epoch: int) -> tuple[int, int] 
 
 
 def resume(log: ReplicatedLog, epoch: int, end: int) -> int:
-    """Return where a leader probes next a follower whose last possible match is (*epoch*, *end*).
+    """Return where a leader probes next a follower that may match up to (*epoch*, *end*).
 
-    It is the end of a batch in the leader's *log*, at or before *end*. If the leader has no batch
-    of *epoch*, the logs diverge before the follower's first batch of it.
+    The result is the end of a batch in the leader's *log*, at or before *end*. If the leader has no
+    batch of *epoch*, the logs diverge before the follower's first batch of it.
     """
     found, at = log.end_of(epoch)
     if end < log.start or found == epoch:
-        return min(at, end)  # Both have the epoch: the lower of both ends is a batch's end in both.
+        # Both logs have the epoch, so the lower of both ends is the end of a batch in both.
+        return min(at, end)
     while at > end:
         found, at = log.end_of(found - 1)
     return at
 
 
 def held(log: ReplicatedLog, prev: int, data: bytes) -> tuple[int, int]:
-    """Return how much of *data*, which follows *prev*, the log has: (position in data, end).
+    """Return how much of *data* after *prev* the log already has: (position in data, end).
 
     Raises:
         CorruptBatch: something in *data* is no batch, or does not follow on the one before.

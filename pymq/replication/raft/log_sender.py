@@ -16,9 +16,10 @@ from pymq.replication.raft.quorum_features.snapshots import send_snapshot
 
 
 class LogSender:
-    """What each follower is sent, and when it is sent again; :class:`Mode` says how.
+    """Decides what each follower is sent, and when it is sent again; :class:`Mode` says how.
 
-    A commit index that advances waits ``tell_ms`` for data to travel with. Then it is sent alone.
+    When the commit index advances, it waits ``tell_ms`` for data to travel with. Then it is sent
+    alone.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class LogSender:
         self._commit = commit
         self._reads = reads
         self.tell_at = NEVER  # when the commit index is sent without data
-        self._tell_end = 0  # the commit index when that was set
+        self._tell_end = 0  # the commit index when *tell_at* was set
 
     def feed_all(self, now: int) -> None:
         """Send each follower the entries that it lacks."""
@@ -55,7 +56,7 @@ class LogSender:
             self.probe(progress, now)
 
     def rest(self, progress: FollowerProgress) -> None:
-        """Send nothing more to a dead follower; it is probed when it is back."""
+        """Send nothing more to a dead follower; when it is back, it is probed."""
         progress.rest()
         self._reads.forget(progress.peer)
 
@@ -71,7 +72,7 @@ class LogSender:
         """Probe *peer*, which seems not to know this leader."""
         progress = self._followers[peer]
         self.rest(progress)
-        progress.commit = self._log.start  # The peer may have restarted.
+        progress.commit = self._log.start  # the peer may have restarted
         if self._host.is_alive(peer):
             self.probe(progress, now)
 
@@ -134,7 +135,7 @@ class LogSender:
             is_idle = progress.mode is Mode.REPLICATE and not progress.in_flight
             if is_idle and progress.told_commit < end and self._host.is_alive(progress.peer):
                 self._tell(progress, now)
-        self.feed_all(now)  # A later commit index waits again.
+        self.feed_all(now)  # a later commit index waits again
 
     def _tell(self, progress: FollowerProgress, now: int) -> None:
         mark("raft.commit.told_alone")
@@ -147,7 +148,7 @@ class LogSender:
         self._host.send(progress.peer, message)
 
     def _read(self, progress: FollowerProgress, now: int) -> None:
-        """Let the store send entries that are not cached any more."""
+        """Let the store send entries that are no longer cached."""
         mark("raft.flow.read")
         progress.mode = Mode.READ
         progress.sent = progress.next

@@ -1,4 +1,4 @@
-"""What a member must not forget in a crash: its term and its vote (Raft, figure 2)."""
+"""The state that a member must keep over a crash: its term and its vote (Raft, figure 2)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ VERSION = 1
 
 
 class HardState(NamedTuple):
-    """Term and vote: one value, so that they are saved together."""
+    """Term and vote as one value, so that they are saved together."""
 
     term: int
     vote: str | None
 
     def dumps(self) -> bytes:
-        """Pack it for the disk."""
+        """Pack the state for the disk."""
         return cbor.dumps([VERSION, self.term, self.vote])
 
     @classmethod
     def loads(cls, data: bytes) -> HardState:
-        """Unpack it.
+        """Unpack the state.
 
         Raises:
             CorruptMetadata: it is not a hard state, or a newer pymq wrote it.
@@ -36,7 +36,7 @@ class HardState(NamedTuple):
                 case [1, int(term), None | str() as vote] if term >= 0:
                     return cls(term, vote)
         except InvalidRequest:
-            pass  # as bad as what follows
+            pass  # Handled like the error below.
         raise CorruptMetadata("what was saved of the elections of a block cannot be read")
 
 
@@ -46,8 +46,8 @@ class PersistentState:
     def __init__(self, group: RaftGroup, hard: HardState, is_saved: bool) -> None:
         self._group = group
         self.hard = hard
-        self.is_saved = is_saved  # or a write that saves it is under way
-        self._saving: HardState | None = None  # by the write that is under way
+        self.is_saved = is_saved  # whether the disk has it, or the write in progress saves it
+        self._saving: HardState | None = None  # the state that the write in progress saves
         self.held: list[Envelope] = []  # messages that leave once the hard state is durable
 
     @property
@@ -62,7 +62,7 @@ class PersistentState:
 
     @property
     def is_durable(self) -> bool:
-        """Whether a crash would not lose the hard state."""
+        """Whether the hard state would survive a crash."""
         return self.is_saved and self._saving is None
 
     def change(self, term: int, vote: str | None) -> None:
@@ -70,7 +70,7 @@ class PersistentState:
         self.hard, self.is_saved = HardState(term, vote), False
 
     def send(self, peer: str, message: Message) -> None:
-        """Send a message with the own term, once the term is durable."""
+        """Send a message with this member's term, once the term is durable."""
         if self.is_saved and self._saving is None:
             self._group.host.send(peer, message)
         else:
@@ -86,6 +86,6 @@ class PersistentState:
         self.held = []
 
     def stable(self) -> HardState | None:
-        """Take in that the write is durable; returns the hard state that it saved, if any."""
+        """The write is durable; returns the hard state that it saved, if any."""
         saved, self._saving = self._saving, None
         return saved

@@ -14,8 +14,9 @@ class Mode(Enum):
 
     PROBE = "probe"  # one message at a time, to find where the logs match
     REPLICATE = "replicate"  # pipelined, without waiting for answers
-    READ = "read"  # one at a time, from disk; the answer says how much was sent
-    SNAPSHOT = "snapshot"  # the leader's log does not go back so far (quorum_features)
+    READ = "read"  # one message at a time, from disk; the answer shows how much was sent
+    # the leader's log no longer has what the follower needs (quorum_features)
+    SNAPSHOT = "snapshot"
 
 
 @define
@@ -26,14 +27,14 @@ class FollowerProgress:
     """
 
     peer: str
-    match: int  # the follower's log matches and is durable up to here
-    next: int  # where the next append begins
+    match: int  # the follower's log matches up to here, and is durable there
+    next: int  # start of the next append
     commit: int  # the follower's commit index
     mode: Mode = Mode.PROBE
     is_known: bool = False  # *match* was confirmed in this term
-    sent: int = 0  # where the last message ended
-    told_commit: int = 0  # in the last message
-    in_flight: deque[int] = Factory(deque)  # the ends of what was sent in REPLICATE, in order
+    sent: int = 0  # end of the last message
+    told_commit: int = 0  # commit index in the last message
+    in_flight: deque[int] = Factory(deque)  # ends of the messages sent in REPLICATE, in order
     retry_at: int = NEVER  # when messages in flight count as lost; NEVER if none are
 
     @property
@@ -49,7 +50,7 @@ class FollowerProgress:
         self.retry_at = NEVER
 
     def rest(self) -> None:
-        """Forget messages in flight to a dead follower; it is probed when it is back."""
+        """Forget messages in flight to a dead follower; when it is back, it is probed."""
         self.probe(self.match if self.is_known else self.next)
         self.told_commit = 0
 
@@ -78,9 +79,11 @@ class FollowerProgress:
         return True
 
     def refused(self, end: int) -> bool:
-        """Take in a rejection of a message after *end*; returns whether it still counts.
+        """Handle a rejection of a message that followed *end*.
 
-        An answer to an older message must not move the indexes back.
+        Returns whether the rejection still counts.
+
+        A rejection of an older message must not move the indexes back.
         """
         if self.mode is Mode.REPLICATE:
             return end > self.match

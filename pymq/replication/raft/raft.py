@@ -2,14 +2,15 @@
 
 It follows Ongaro, "Consensus: bridging theory and practice", with these differences:
 
-* The members of a block never change: another set of replicas is another block. So there are no
+* The members of a block never change: if the replicas change, a new block begins. So there are no
   configuration entries. The roll that creates the block names the first leader, which leads without
   an election once its hard state is durable.
-* An entry is a whole record batch, its index the offset where it ends, its term the leader epoch in
-  its header. (offset, epoch) pairs are compared at the ends of batches.
-* A block has no heartbeats: each pair of brokers exchanges pings, however many blocks they share.
-  A follower does not time out while its leader's broker is alive. A leader that steps down asks for
-  votes, which the others notice. A leader that receives a pre-vote request answers that it leads.
+* An entry is a whole record batch, its index is the offset where it ends, its term is the leader
+  epoch in its header. (offset, epoch) pairs are compared at the ends of batches.
+* A block has no heartbeats: each pair of brokers exchanges pings, regardless of the number of
+  shared blocks. A follower does not time out while its leader's broker is alive. If a leader steps
+  down, it asks for votes, which the others notice. If a leader gets a pre-vote request, it answers
+  that it leads.
 * Votes, terms and confirmations of a follower leave only when they are durable: they are in
   ``Ready.after``, in the turn of the write that they wait for.
 """
@@ -49,9 +50,9 @@ RaftMessage = RaftAppend | RaftAppended | RaftVote | RaftVoted | RaftTimeout | R
 class Raft:
     """One member of a block's replicas.
 
-    *learners* are members whose disk is not the one that the block was created on. Their votes and
-    entries are lost, so they neither vote nor count, while the majority stays that of all members.
-    No broker names any: see :mod:`pymq.replication.raft.quorum_features`.
+    *learners* are members whose disk is not the one on which the block was created. Their votes and
+    entries are lost, so they neither vote nor count, while a majority is still a majority of all
+    members. No broker has learners: see :mod:`pymq.replication.raft.quorum_features`.
     """
 
     def __init__(self, replica: Replica, now: int, learners: Collection[str] = ()) -> None:
@@ -67,7 +68,7 @@ class Raft:
         leader = state.leader if is_new and state.leader != host.me else None
         is_appointed = initial_state.is_appointed(replica)
         self.election = RaftElection(self._group, self.state, leader, is_appointed, now)
-        self._leading: Leadership | None = None  # exactly while its role is that of the leader
+        self._leading: Leadership | None = None  # set exactly while its role is LEADER
         make_copy = SnapshotCopy if isinstance(log, SnapshotLog) else LogCopy
         self._copy = make_copy(replica.block, log)
         self.reads = ReadIndex(self._group)
@@ -76,7 +77,7 @@ class Raft:
         self.is_dirty = False
         self._settle()
 
-    # --- what it is -----------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -90,7 +91,7 @@ class Raft:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this replica may append: it leads and transfers no leadership."""
+        """Whether this replica may append: it leads and is not transferring leadership."""
         return self._leading is not None and self._leading.transfer.target is None
 
     @property
@@ -102,7 +103,7 @@ class Raft:
         """On the leader: the members that are known to hold the log up to *end*."""
         return self._leading.commit.holders(end) if self._leading is not None else ()
 
-    # --- what the partition calls ---------------------------------------------------------------
+    # --- called by the partition ------------------------------------------------------------------
 
     def adopt(self, state: PartitionState, now: int) -> None:
         """Adopt the leader that the metadata names, unless a later one was elected."""
@@ -117,9 +118,9 @@ class Raft:
     def step(
         self, source: str, message: RaftMessage | ReplicaFetch | ReplicaFetched, now: int
     ) -> None:
-        """Take in another member's message."""
+        """Handle another member's message."""
         if isinstance(message, (ReplicaFetch, ReplicaFetched)):
-            return  # of another discipline
+            return  # a message of another protocol
         if source not in self._group.members or source == self._host.me:
             mark("raft.stranger")
             return
@@ -175,7 +176,7 @@ class Raft:
         self._settle()
 
     def stable(self, end: int, now: int) -> None:
-        """Take in that the write is durable."""
+        """Note that the write is durable."""
         saved = self.state.stable()
         self._copy.stable(end)
         if saved is not None and saved.vote == self._host.me:
@@ -191,7 +192,7 @@ class Raft:
         self._settle()
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Take in that another member's broker seems dead, is back, or has restarted."""
+        """Note that another member's broker seems dead, is back, or has restarted."""
         if peer not in self._group.members or peer == self._host.me:
             return
         if self._leading is not None:
@@ -212,7 +213,8 @@ class Raft:
     def relinquish(self, now: int) -> None:
         """Ask the most complete member to begin an election now, and step down.
 
-        Members do not vote for one that lacks committed entries, so a poor choice only costs time.
+        Members do not vote for a candidate that lacks committed entries, so a wrong choice only
+        costs time.
         """
         if self._leading is not None and (heir := self._leading.transfer.heir()) is not None:
             mark("raft.relinquished")
@@ -221,7 +223,9 @@ class Raft:
         self._settle()
 
     def read_index(self, token: int, now: int) -> bool:
-        """Begin to confirm that a read may be answered here (ReadIndex); False if not the leader.
+        """Begin to confirm that this member may answer a read (ReadIndex).
+
+        False if it is not the leader.
 
         ``reads.take`` returns the outcome.
         """
@@ -236,9 +240,9 @@ class Raft:
     def _heeds(self, source: str, m: RaftMessage, now: int) -> bool:
         """Compare terms; returns whether the message has to be handled."""
         if isinstance(m, RaftVote) and (m.pre or not self.election.is_voter):
-            return self.election.is_voter  # A pre-vote changes no term.
+            return self.election.is_voter  # a pre-vote changes no term
         if isinstance(m, RaftVoted) and m.pre and m.granted:
-            return True  # The answer has the term of the pre-vote.
+            return True  # the answer has the term of the pre-vote
         if m.epoch == self.epoch:
             return True
         if m.epoch < self.epoch:
@@ -255,7 +259,7 @@ class Raft:
         return True
 
     def _correct(self, source: str, m: RaftMessage) -> None:
-        """Answer a member of an earlier term with the later one."""
+        """Answer a member of an earlier term, so that it learns the later one."""
         if isinstance(m, RaftVote):
             mark("raft.stale.vote")
             self.state.send(source, RaftVoted(m.block, self.epoch, False, m.pre))
@@ -274,7 +278,7 @@ class Raft:
         self._step_down(now)
 
     def _step_down(self, now: int) -> None:
-        """Stop leading or standing for election; the term and its vote stay."""
+        """Stop leading or being a candidate; the term and its vote stay."""
         if self._leading is not None:
             mark("raft.resigned")
             self._leading = None
@@ -282,14 +286,14 @@ class Raft:
         self.election.resign(now)
 
     def _settle(self) -> None:
-        """Update the attributes that others read."""
+        """Update the attributes that other objects read."""
         copy, state = self._copy, self.state
         if self._leading is not None:
             copy.committed = self._leading.commit.committed
             self.deadline = self._leading.deadline
         else:
             self.deadline = self.election.timeout_at
-        # An entry that is not durable here, too, could be lost again in a crash.
+        # An entry that is not durable on this disk, too, could be lost again in a crash.
         high_watermark = min(copy.committed, copy.durable)
         if not self._log.end >= high_watermark >= self.high_watermark:
             invariant(
@@ -311,7 +315,7 @@ class Raft:
         self.election.asked(source, m, now)
 
     def _elected(self, result: ElectionResult | None, now: int) -> None:
-        """Do what a majority of votes, or of pre-votes, allows."""
+        """Act on a majority of votes, or of pre-votes."""
         if result is ElectionResult.PREVOTE_WON:
             self._campaign(now)
         elif result is ElectionResult.WON:

@@ -12,7 +12,7 @@ from pymq.replication.raft.progress import FollowerProgress
 
 
 class LeadershipTransfer:
-    """The transfer that a leader has begun, if any: appends are refused until it ends."""
+    """The transfer of leadership in progress, if any: appends are refused until it ends."""
 
     def __init__(
         self, group: RaftGroup, term: int, followers: Mapping[str, FollowerProgress]
@@ -20,14 +20,15 @@ class LeadershipTransfer:
         self._group = group
         self._term = term
         self._followers = followers
-        self.target: str | None = None  # the member that is to take over
+        self.target: str | None = None  # the member that will take over
         self.until = NEVER  # when the leader gives the transfer up
         self._is_told = False
 
     def begin(self, peer: str, now: int) -> bool:
         """Begin a transfer to *peer*, until it takes over or time is up; returns whether it began.
 
-        A transfer to this member itself cancels one; its target may be elected all the same.
+        A transfer to this member itself cancels the previous one, whose target may nevertheless be
+        elected.
         """
         if peer == self._group.me and self.target is not None:
             mark("raft.transfer.back")
@@ -67,7 +68,7 @@ class LeadershipTransfer:
             self._stop()
 
     def heir(self) -> str | None:
-        """Return the live member that is known to hold most of the log; the first of equals."""
+        """Return the live member that is known to hold most of the log; of equal ones the first."""
         group = self._group
         names = [
             name for name in group.others if name in group.voters and group.host.is_alive(name)

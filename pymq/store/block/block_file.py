@@ -8,10 +8,10 @@ Every block has up to three files, named after its number, and rarely a fourth:
 ``00000007.cut``    a tail with whole batches that recovery cut off the block; then ``.cut2`` and so
                     on. Only people read it
 
-An open block may end in zeros, written ahead so that appends need not make the file longer.
+An open block may end in zeros, which are written ahead so that appends need not extend the file.
 
-The file header and the two small files are framed alike: ``8s magic, u32 version, u32 length``,
-that many bytes of CBOR, ``u32 CRC-32`` of all before. All integers are little-endian.
+The file header and the two small files have the same frame: ``8s magic, u32 version, u32 length``,
+that many bytes of CBOR, and ``u32 CRC-32`` of everything before. All integers are little-endian.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def frame(magic: bytes, item: Any) -> bytes:
 
 
 def unframe(magic: bytes, data: bytes) -> tuple[Any, int]:
-    """Decode what :func:`frame` made; *data* may go on after it.
+    """Decode the result of :func:`frame`; *data* may continue after it.
 
     Returns:
         The item and the number of bytes it took.
@@ -87,7 +87,7 @@ def unframe(magic: bytes, data: bytes) -> tuple[Any, int]:
 
 @value
 class FileHead:
-    """The header of a block file: which block it holds."""
+    """The header of a block file, which identifies the block."""
 
     block: BlockId
     start: int  # offset of the first record
@@ -133,20 +133,20 @@ class FileHead:
 
 @value
 class Known:
-    """The part of a block file that is known good: all bytes before *position*."""
+    """The part of a block file that is known to be good: all bytes before *position*."""
 
     block: BlockId
     start: int
     end: int  # the offset after the last record before position
-    position: int  # 0 when there was no file yet
-    epoch: int  # of the last batch
-    last: int  # position of the last batch; -1 when there is none
-    last_crc: int  # its header's CRC: proves that this belongs to that file
+    position: int  # 0 if there was no file yet
+    epoch: int  # epoch of the last batch
+    last: int  # position of the last batch; -1 if there is none
+    last_crc: int  # CRC of that batch's header: proves that this belongs to that file
     index: Index
     snapshot: bytes | None
 
     def to_bytes(self) -> bytes:
-        """Encode it for a ``.ckpt`` or ``.index`` file."""
+        """Encode this for a ``.ckpt`` or ``.index`` file."""
         return frame(
             KNOWN_MAGIC,
             [
@@ -166,7 +166,7 @@ class Known:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Known:
-        """Decode it.
+        """Decode the content of such a file.
 
         Raises:
             CorruptMetadata: it is damaged; the caller does without it.
@@ -197,13 +197,13 @@ class Window:
 
     def __init__(self, pread: Pread, size: int) -> None:
         self.pread = pread
-        self.size = size  # the file's length; nothing beyond it is read
+        self.size = size  # length of the file; nothing beyond it is read
         self.chunk = CHUNK  # bytes read at once
         self._base = 0
         self._data = memoryview(b"")
 
     def piece(self, position: int, size: int, least: int = 1) -> memoryview:
-        """Return up to *size* bytes at *position*, and *least* if the file has them."""
+        """Return up to *size* bytes at *position*, and at least *least* if the file has them."""
         start = position - self._base
         have = len(self._data) - start
         if start < 0 or have < min(least, self.size - position):
@@ -223,7 +223,7 @@ class Window:
         return parse_header(self.piece(position, HEADER_SIZE, HEADER_SIZE))
 
     def verify(self, header: Header, position: int) -> None:
-        """Check the batch CRC in pieces, however large the batch is.
+        """Check the batch CRC piece by piece, so that a large batch needs little memory.
 
         Raises:
             CorruptBatch: it does not hold.
@@ -241,11 +241,11 @@ class Window:
 
 @define
 class Walk:
-    """The batches found one behind the other, and the fault that ended the walk."""
+    """The batches found so far, and the fault that ended the walk."""
 
     position: int  # the first byte after the last good batch
     end: int  # the offset that the next batch must have
-    epoch: int  # of the last good batch
+    epoch: int  # epoch of the last good batch
     last: int = -1
     last_crc: int = 0
     headers: list[Header] = Factory(list)
@@ -269,7 +269,7 @@ def check_chain(header: Header, end: int, epoch: int) -> None:
 def walk(window: Window, found: Walk, index: Index, verify_from: int) -> Walk:
     """Continue *found* up to the window's end or the first fault, filling *index*.
 
-    Bodies are checked from position *verify_from* on; before it only headers are read.
+    Bodies are checked from position *verify_from* on; before it, only headers are read.
     """
     headers, size = found.headers, window.size
     while found.position < size:
@@ -305,18 +305,19 @@ def is_whole(head: memoryview) -> bool:
 
 @define
 class Behind:
-    """The batches behind the fault of a walk."""
+    """What follows the fault of a walk."""
 
-    is_misplaced: bool = False  # at the fault is a whole header that does not belong there
-    attested: int | None = None  # position of a batch that attests the offset at fault as durable
+    is_misplaced: bool = False  # whether a whole header at the fault does not belong there
+    # position of a later batch whose *durable* covers the offset at the fault
+    attested: int | None = None
     has_batches: bool = False  # whether at least one batch is whole
     end: int = 0  # the position after the last batch, whole or not
 
 
 def look_behind(window: Window, found: Walk) -> Behind:
-    """Search behind the fault of *found* for signs that tell damage from a torn write.
+    """Search behind the fault of *found* for signs that it is damage or a torn write.
 
-    The search ends at the first batch that attests the offset at fault as durable. It reads every
+    The search ends at the first batch whose *durable* covers the offset at the fault. It reads each
     byte once, and the bodies until a whole batch is found.
     """
     behind, position = Behind(), found.position
@@ -325,10 +326,10 @@ def look_behind(window: Window, found: Walk) -> Behind:
             header = window.header(position)
             check_chain(header, found.end, found.epoch)
         except CorruptBatch:
-            # Not a torn write: a newer version, or a misplaced batch.
+            # This is no torn write, but a batch of a newer version, or a misplaced one.
             behind.is_misplaced = True
             return behind
-        # Only the body is bad. Skip it: a batch inside it would be a record's payload.
+        # Only the body is bad. Skip it, because a batch inside it would be the payload of a record.
         position = behind.end = min(position + header.length, window.size)
     else:
         position += 1
@@ -341,7 +342,7 @@ def look_behind(window: Window, found: Walk) -> Behind:
             position += 1
             continue
         if header.base_offset <= found.end or header.leader_epoch < found.epoch:
-            position += 1  # out of order, so it is part of a record's payload
+            position += 1  # out of order, so it is part of the payload of a record
         elif header.durable > found.end:
             behind.attested = position
             return behind
@@ -400,7 +401,7 @@ def damaged(path: str, position: int, batch: EncodedBatch, error: CorruptBatch) 
 
 
 def check_head(data: bytes, path: str, block: BlockId, start: int | None) -> tuple[FileHead, int]:
-    """Decode the file header of *block* and check that it is this block's, beginning at *start*.
+    """Decode the file header of *block*, and check that it is this block's and begins at *start*.
 
     Raises:
         CorruptBlock: it belongs to another block or is damaged.

@@ -1,7 +1,7 @@
 """Key compaction: keeps only the last record of each key.
 
-* A tombstone, a record with the header ``("pymq.tombstone", b"")``, deletes its key. It is kept for
-  some time, so that every consumer sees it, and then removed, too.
+* A tombstone is a record with the header ``("pymq.tombstone", b"")``; it deletes its key. It is
+  kept for some time, so that all consumers see it, and then removed, too.
 * Records without a key and control batches are kept.
 * Offsets never change: a batch still covers the offsets of its removed records.
 """
@@ -49,14 +49,14 @@ def compacted(
 ) -> Iterator[EncodedBatch]:
     """Yield *batches* without their removed records; unchanged batches as they are.
 
-    Successive batches that have lost all records are merged if their epoch is the same.
+    Successive batches that have lost all records are merged if they have the same epoch.
     """
     gap: EncodedBatch | None = None  # the empty batches merged so far
     for batch in batches:
         kept = batch if batch.header.is_control else _keep(batch, last, tombstones_before_ms)
         if gap is not None and kept.header.count == 0:
             merged = _merge(gap, kept)
-            if merged is not None:  # not by truth value: an empty batch is false
+            if merged is not None:  # not ``if merged``: an empty batch counts as false
                 gap = merged
                 continue
         if gap is not None:

@@ -1,4 +1,4 @@
-"""A block of the file store in memory: its end, its positions in the file, and its reads."""
+"""A block of the file store in memory: its end, the positions in its file, and its reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ assert _HEAD.size == HEADER_SIZE
 class StoredBlock:
     """One block: its offsets, and the positions of its batches in its file.
 
-    Ten thousand idle blocks must fit in memory: missing parts are None, and paths are not stored.
+    Ten thousand idle blocks must fit in memory: unused parts are None, and paths are not stored.
     """
 
     __slots__ = (
@@ -63,21 +63,21 @@ class StoredBlock:
         self.id = head.block
         self.head = head
         self.end = head.start
-        self.epoch = 0  # of the last batch
+        self.epoch = 0  # epoch of the last batch
         self.last = -1  # position of the last batch
         self.last_crc = 0
-        self.size = 0  # of header and batches; 0 while there is no file
-        self.length = 0  # of the file: more than size when zeros were written ahead
+        self.size = 0  # bytes of header and batches; 0 while there is no file
+        self.length = 0  # length of the file: more than *size* if zeros were written ahead
         self.may_reserve = True  # False after the disk had no space for zeros
         self.start_position = 0  # where the batches begin
         self.index: Index | None = None
         self.handle = -1  # -1 when the file is not open
-        self.used = False  # since the last search for a handle to close
+        self.used = False  # read or written since the last search for a handle to close
         self.unsynced = False
         self.is_sealed = False
-        self.is_passive = False  # loaded for reads, not recovered
+        self.is_passive = False  # loaded only for reads, not recovered
         self.ckpt_end = self.index_end = -1  # end offsets that .ckpt and .index attest
-        self.failed: StoreError | None = None  # after a failed sync: every call raises it
+        self.failed: StoreError | None = None  # set after a failed sync: each call raises it
         self.hint = (-1, 0)  # (offset, position) of the last read's end, for sequential reads
 
     @property
@@ -104,7 +104,7 @@ class StoredBlock:
         self.epoch, self.last_crc = header.leader_epoch, header.header_crc
 
     def stand(self, found: Walk, index: Index) -> None:
-        """Set end, size and index from a walk to the end."""
+        """Set end, size and index from a walk through the whole file."""
         self.index = index
         self.size = self.length = found.position
         self.end, self.epoch = found.end, found.epoch
@@ -214,7 +214,7 @@ class StoredBlock:
                 raise corrupt(path, position, offset, "the index leads beyond the file's end")
 
     def _limit(self, pread: Pread, path: str, start: int, end: int, max_bytes: int) -> int:
-        """Return the position up to which to read, so that few bytes are read in vain."""
+        """Return the position up to which to read, so that few bytes are read for nothing."""
         index = self.index
         limit = min(self.size, start + max(max_bytes, HEADER_SIZE))
         if index is not None:

@@ -1,9 +1,10 @@
 """Appends batches to block files, and writes zeros ahead of small synced appends.
 
-A sync after an append that makes the file longer has to write the file system's journal as well.
-So the store writes and syncs zeros ahead, and small synced appends overwrite them. One record and
-its sync then take 217 instead of 285 us with 1 KB, 245 instead of 382 us with 8 KB (medians of
-2,200, interleaved, on ext4 on virtio, on a busy machine; 64 KiB ahead do as well as 256).
+A sync after an append that makes the file longer has to write the file system's journal as well. So
+the store writes and syncs zeros ahead, and small synced appends overwrite them. One record and its
+sync then take 217 instead of 285 us with 1 KB, and 245 instead of 382 us with 8 KB. (Medians of
+2,200 measurements, interleaved, on ext4 on virtio, on a busy machine; 64 KiB ahead are as good as
+256.)
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pymq.store.file.handles import Handles
 from pymq.store.file.os_files import store_error
 
 RESERVE_MOST = 256 << 10  # zeros written ahead at once ...
-# ... in a block of at least this size: ten thousand idle blocks take no space
+# ... in a block of at least this size, so that ten thousand idle blocks take no space
 RESERVE_FROM = 16 << 10
-RESERVE_BELOW = 16 << 10  # ... for a write smaller than this; for larger ones it does not pay
+RESERVE_BELOW = 16 << 10  # ... for a write smaller than this; for larger writes it is not worth it
 _ZEROS = memoryview(bytes(RESERVE_MOST))
 
 
@@ -76,7 +77,7 @@ class Appending:
             block.add(batches)
 
     def trim(self, block: StoredBlock) -> None:
-        """Cut off the zeros that were written ahead; durable after the next sync."""
+        """Cut off the zeros that were written ahead; this is durable after the next sync."""
         if block.length > block.size:
             handle = block.handle if block.handle >= 0 else self._handles.open(block)
             self._files.truncate(handle, block.size)
@@ -84,7 +85,7 @@ class Appending:
             block.unsynced = True
 
     def _reserve(self, block: StoredBlock, needed: int) -> None:
-        """Write zeros ahead of a small write, as many as the block has bytes, if there is space."""
+        """Write zeros ahead of a small write, as many bytes as the block has, if there is space."""
         is_there = block.size + needed <= block.length
         if is_there or needed >= RESERVE_BELOW or not block.may_reserve:
             return

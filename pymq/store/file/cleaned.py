@@ -1,7 +1,7 @@
-"""Notes which blocks of a partition were compacted together last, and their size after that.
+"""Records which blocks of a partition the last compaction covered, and their size after it.
 
-The note is a small file beside the last of these blocks. ``00000007.clean`` says: among the blocks
-up to 7, only the last record of each key is left. It decides only when the next compaction is due,
+This note is a small file beside the last of these blocks. ``00000007.clean`` means: in the blocks
+up to 7, only the last record of each key is left. It only decides when the next compaction is due,
 so losing it costs one needless compaction.
 """
 
@@ -24,12 +24,12 @@ class Cleaned:
     size: int  # bytes of their batches
 
     def to_bytes(self) -> bytes:
-        """Encode it as the content of its file."""
+        """Encode the note as the content of its file."""
         return frame(CLEAN_MAGIC, [*self.block, self.size])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Cleaned:
-        """Decode it.
+        """Decode the content of its file.
 
         Raises:
             CorruptMetadata: it is damaged; the caller does without it.
@@ -57,7 +57,7 @@ def load(folder: Folder, block: BlockId) -> Cleaned | None:
 
 
 def save(folder: Folder, cleaned: Cleaned) -> None:
-    """Save the note of a compaction and remove the note of the one before."""
+    """Save the note of a compaction, and remove the previous note."""
     block = cleaned.block
     folder.replace(block, CLEAN, cleaned.to_bytes())
     for number in folder.numbers(block, CLEAN):

@@ -70,8 +70,8 @@ class FileStore:
         self._blocks: dict[BlockId, StoredBlock] = {}
         self._handles = Handles(self._folder, handles_max)
         self._appending = Appending(self._folder, self._handles)
-        # Compaction may run in a thread of its own. It holds this lock only while it opens or swaps
-        # a file, so that another thread's handle stays valid from its lookup to its use.
+        # Compaction may run in its own thread. It holds this lock only while it opens or swaps a
+        # file, so that another thread's handle stays valid from its lookup to its use.
         self._lock = threading.RLock()
         self._closed = False
         self._folder.open()
@@ -97,8 +97,9 @@ class FileStore:
         failed: dict[BlockId, WriteFailed] = {}
         with self._lock:
             if len(writes) == 1 and type(append := writes[0]) is Append:
-                # The fast path: a single append needs no grouping. It adds to the latency of every
-                # sync, and with cold processor caches each call saved is worth a microsecond.
+                # The fast path: a single append needs no grouping. Grouping would add to the
+                # latency of each sync, and with cold processor caches each avoided call saves a
+                # microsecond.
                 id, sync = append.block, append.sync
                 block = self._blocks.get(id)
                 try:
@@ -115,7 +116,7 @@ class FileStore:
         pending: dict[BlockId, list[EncodedBatch]] = {}
         syncs: dict[BlockId, None] = {}
         kinds = (SaveState, RemoveBlock)
-        # the last of each block
+        # the last write of each block
         states = {write.block: write for write in writes if type(write) in kinds}
         if states:
             self._save({w.block: w.state for w in states.values() if type(w) is SaveState}, failed)
@@ -149,7 +150,7 @@ class FileStore:
         for block, batches in pending.items():
             self._attempt(block, failed, partial(self._appending.append, batches, block in syncs))
         self._sync([block for block in syncs if block not in failed], failed)
-        # States are removed last: after a crash no block may have records but no state.
+        # Remove states last: after a crash no block may have records but no state.
         gone = [block for block, write in states.items() if type(write) is RemoveBlock]
         self._save({block: None for block in gone if self._states.get(block) is not None}, failed)
 
@@ -224,7 +225,7 @@ class FileStore:
                 f"block {write.block} exists and begins at {block.start}, not at {write.start}"
             )
         elif block.size == 0:
-            block.head = head  # recovered without a file, hence without names
+            block.head = head  # the block was recovered without a file, so it had no names
 
     def _truncate(self, block: StoredBlock, end: int) -> None:
         if end < block.start:
@@ -265,7 +266,7 @@ class FileStore:
         except StoreError as error:
             if is_sync(error):
                 raise
-            # The index only saves time; a block can be sealed on a full disk, too.
+            # The index only saves time, so a block can be sealed on a full disk, too.
 
     def _remove(self, ids: Iterable[BlockId], failed: dict[BlockId, WriteFailed]) -> None:
         """Remove blocks; the folder of a partition is listed and synced once for all its blocks."""
@@ -318,7 +319,7 @@ class FileStore:
             return answer
 
     def _load(self, id: BlockId) -> StoredBlock:
-        """Load a block that was not recovered: a sealed one that is read now and then."""
+        """Load a block that was not recovered: a sealed one that is read only occasionally."""
         if self._closed:
             raise Closed(f"the store {self.path} was closed")
         path, suffixes = self._folder.file(id), self._folder.suffixes(id)
@@ -425,7 +426,7 @@ class FileStore:
             self._sync([id for id, block in self._blocks.items() if not block.failed], errors)
             for block in list(self._blocks.values()):
                 if block.failed is None:
-                    with contextlib.suppress(OSError):  # recovery trims, too
+                    with contextlib.suppress(OSError):  # recovery would trim it, too
                         self._appending.trim(block)
         finally:
             self._handles.close()

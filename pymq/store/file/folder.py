@@ -30,7 +30,7 @@ _BLOCK_NAME = re.compile(r"(\d{8,})\.block")
 
 
 class Folder:
-    """The files of a store under *path*; every method names the file in the errors it raises."""
+    """Every method names the file in the errors that it raises."""
 
     def __init__(self, path: str, files: Files) -> None:
         self.path = os.path.abspath(path)  # the process may change its working directory
@@ -39,7 +39,7 @@ class Folder:
         self._durable: set[str] = set()  # folders whose own names are known to be durable
         self._lock: int | None = None
 
-    # --- the folder as a whole ------------------------------------------------------------------
+    # --- the whole folder -------------------------------------------------------------------------
 
     def open(self) -> None:
         """Lock the folder; create it if it is missing.
@@ -66,7 +66,7 @@ class Folder:
             else:
                 self._replace(marker, FORMAT)
             with explained("open", self._root):
-                self._make(self._root)  # which syncs the folder, hence the other names in it, too
+                self._make(self._root)  # this syncs the folder, so the other names in it, too
         except BaseException:
             self.close()
             raise
@@ -88,10 +88,10 @@ class Folder:
             self._make(above)
             self.files.mkdir(path)
         if len(path) > len(self.path) and above not in self._durable:
-            # Sync every level inside the store, and those above it that were created here.
+            # Sync each level inside the store, and those levels above it that were created here.
             self._make(above)
-        # Even if it exists: the process that created it may have died before its sync.
-        with contextlib.suppress(PermissionError):  # above the store's own folder
+        # Also if it exists: the process that created it may have died before its sync.
+        with contextlib.suppress(PermissionError):  # for folders above the store's own folder
             self.files.sync_dir(above)
         self._durable.add(path)
 
@@ -112,7 +112,7 @@ class Folder:
         return found
 
     def _names(self, path: str) -> list[str]:
-        """List a folder; a stray file of that name counts as an empty folder."""
+        """List a folder; if there is a file of that name, the list is empty."""
         try:
             return self.files.list(path)
         except NotADirectoryError:
@@ -156,7 +156,7 @@ class Folder:
     def create(self, block: BlockId, buffers: Sequence[Buffer], *, suffix: str = BLOCK) -> int:
         """Create a file with *buffers* in it, durably, and return its handle.
 
-        It gets its name only when all of it is on disk, and replaces an existing file.
+        The file gets its name only when all of it is on disk, and replaces an existing file.
         """
         path = self.file(block, suffix)
         with explained("create", path):
@@ -179,7 +179,7 @@ class Folder:
             return self._create(path, [data])
 
     def settle(self, block: BlockId) -> None:
-        """Make the names of the block's files durable: a process that died may not have done so."""
+        """Make the names of the block's files durable, which a killed process may have omitted."""
         self._make(self.of(block))
         self.files.sync_dir(self.of(block))
 
@@ -240,8 +240,8 @@ class Folder:
                 suffixes[stem].append(dot + suffix)
         found = False
         for block, there in zip(blocks, suffixes.values(), strict=True):
-            # The other files first: after a crash, they alone would look as if the block file were
-            # lost.
+            # Remove the other files first: if a crash left only them, the block file would seem to
+            # be lost.
             others = [s for s in there if s.endswith(TMP) or s == CLEAN or s.startswith(CUT)]
             for suffix in (*(s for s in (INDEX, CKPT, BLOCK) if s in there), *others):
                 found = True
@@ -280,11 +280,12 @@ class Folder:
 
 
 class FileDraft:
-    """A file that has a temporary name until it is whole and durable."""
+    """A file that has a temporary name until it is complete and durable."""
 
     def __init__(self, files: Files, path: str) -> None:
         self._files, self._path, self._tmp = files, path, path + TMP
-        self._is_mine = True  # whether handle and temporary name still have to be cleaned up
+        # whether the handle and the temporary name still have to be cleaned up
+        self._is_mine = True
         self._size = 0
         try:
             self._handle = files.create(self._tmp)
@@ -339,7 +340,7 @@ def check_format(data: bytes, path: str) -> None:
 
 @contextlib.contextmanager
 def syncing(path: str) -> Iterator[None]:
-    """Mark errors raised inside as failed syncs; see :func:`is_sync`."""
+    """Mark errors raised inside the block as failed syncs; see :func:`is_sync`."""
     try:
         yield
     except OSError as error:
@@ -349,7 +350,7 @@ def syncing(path: str) -> Iterator[None]:
 
 
 def is_sync(error: StoreError) -> bool:
-    """Whether *error* is a failed sync; after one the content of the disk is unknown."""
+    """Whether *error* is a failed sync, after which the content of the disk is unknown."""
     return bool(error.details.get("is_sync"))
 
 

@@ -21,7 +21,7 @@ class Handles:
         self._folder = folder
         self._files = folder.files
         self._most = max(most, 1)
-        self._open: dict[int, StoredBlock] = {}  # the next to be closed first
+        self._open: dict[int, StoredBlock] = {}  # open blocks; the next one to be closed is first
 
     # --- opening and closing --------------------------------------------------------------------
 
@@ -34,7 +34,7 @@ class Handles:
         return self.adopt(block, handle)
 
     def adopt(self, block: StoredBlock, handle: int) -> int:
-        """Take over a file that is already open."""
+        """Add a file that is already open."""
         block.handle, block.used = handle, True
         self._open[handle] = block
         return handle
@@ -44,7 +44,7 @@ class Handles:
         while len(self._open) >= self._most:
             handle, block = next(iter(self._open.items()))
             del self._open[handle]
-            # used since the last look: move it to the end of the queue (second chance)
+            # It was used since the last look: move it to the end of the queue (second chance).
             if block.used:
                 block.used = False
                 self._open[handle] = block
@@ -96,8 +96,9 @@ class Handles:
         block.unsynced = False
 
     def _failed(self, block: StoredBlock, error: OSError) -> StoreError:
-        # The kernel has marked the pages clean: a second sync would succeed and mean nothing
-        # (Rebello et al., ATC 2020). Only recovery, which reads from the disk, finds what is there.
+        # The kernel has marked the pages clean, so a second sync would succeed without meaning
+        # anything (Rebello et al., ATC 2020). Only recovery, which reads from the disk, finds out
+        # what is there.
         block.failed = store_error(error, "sync", self._folder.file(block.id))
         return block.failed
 

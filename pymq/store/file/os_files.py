@@ -32,11 +32,12 @@ _JOIN_MAX = (
     # many buffers smaller than this on average are cheaper joined: a write costs time for each
     4096
 )
-_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: a sync of the drive, too
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # on macOS: also syncs the drive
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# Files bypass the access policy, so only the owner and the group may read them.
+# Reading a file bypasses the access policy, so only the owner and the group may do it.
 FILE_MODE, FOLDER_MODE = 0o640, 0o750
-_SPARSE_MIN, _SPARSE_RATIO = 1 << 30, 64  # bytes; file systems that compress do not get there
+# bytes; compression by a file system does not reach this ratio
+_SPARSE_MIN, _SPARSE_RATIO = 1 << 30, 64
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _WRONG_KIND = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EFBIG, errno.ENOTSUP)
 _LASTING = (*_DENIED, errno.ENOENT, *_WRONG_KIND)
@@ -64,7 +65,7 @@ class Files(Protocol):
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:
         """Write *buffers* one behind the other from *position* on; return the number of bytes.
 
-        After an error any part of them may be in the file.
+        After an error any part of the buffers may be in the file.
         """
         ...
 
@@ -85,7 +86,7 @@ class Files(Protocol):
         ...
 
     def truncate(self, handle: int, size: int) -> None:
-        """Cut the file to *size* bytes; durable after the next :meth:`sync`."""
+        """Cut the file to *size* bytes; this is durable after the next :meth:`sync`."""
         ...
 
     def forget(self, handle: int, position: int) -> None:
@@ -113,7 +114,7 @@ class Files(Protocol):
         ...
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a folder durable: those made, renamed and removed."""
+        """Make the names in a folder durable: created, renamed and removed ones."""
         ...
 
     def lock(self, path: str) -> int:
@@ -125,15 +126,18 @@ class Files(Protocol):
         ...
 
     def release(self) -> None:
-        """Release threads and the like, but no open files; later calls create them again."""
+        """Release threads and similar resources, but no open files.
+
+        Later calls create them again.
+        """
         ...
 
 
 def open_regular(path: str, flags: int) -> int:
     """Open a regular file of a store; refuse links, pipes and sparse files.
 
-    Other users may have written to the folder. A link would lead out of the folder, a
-    pipe would never end, and a huge sparse file would take hours to read.
+    Other users may have written to the folder. Without this check a link would lead out of the
+    folder, a pipe would never end, and a huge sparse file would take hours to read.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file of a sane size.
@@ -161,8 +165,8 @@ class OsFiles:
     def __init__(self, sync_threads: int = SYNC_THREADS) -> None:
         self._sync_threads = sync_threads
         self._pool: ThreadPoolExecutor | None = None
-        self._pid = 0  # the process that the pool's threads belong to
-        self._making = threading.Lock()  # Several stores may share the file system.
+        self._pid = 0  # the process to which the pool's threads belong
+        self._making = threading.Lock()  # several stores may share the file system
 
     def open(self, path: str) -> int:
         """Open an existing file for reading and writing."""
@@ -193,7 +197,7 @@ class OsFiles:
         written = os.pwritev(handle, buffers, position)
         total = sum(map(len, buffers))
         if written < total:
-            # The kernel stops early at 2 GiB, on a signal, or when the disk fills up; in the last
+            # The kernel stops early at 2 GiB, on a signal, or when the disk is full; in the last
             # case the next call raises the error.
             rest = memoryview(b"".join(buffers))
             while written < total:
@@ -237,7 +241,7 @@ class OsFiles:
         return None
 
     def truncate(self, handle: int, size: int) -> None:
-        """Cut the file to *size* bytes; durable after the next :meth:`sync`."""
+        """Cut the file to *size* bytes; this is durable after the next :meth:`sync`."""
         os.ftruncate(handle, size)
 
     def forget(self, handle: int, position: int) -> None:
@@ -273,7 +277,7 @@ class OsFiles:
         return sorted(opened(lambda: os.listdir(path)))
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a folder durable: those made, renamed and removed."""
+        """Make the names in a folder durable: created, renamed and removed ones."""
         handle = opened(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY))
         try:
             os.fsync(handle)
@@ -315,8 +319,8 @@ def _leave_locks() -> None:
     """Release the inherited locks in a forked child.
 
     A child that inherits the handle shares the lock: the file would stay locked until the last
-    child has ended, even if the parent has closed its store or is dead. The handles become handles
-    of the null device instead of being closed, because the child's copy of the store may still
+    child has ended, even if the parent has closed its store or is dead. The handles are redirected
+    to the null device instead of being closed, because the child's copy of the store may still
     close these numbers.
     """
     if _locks:
@@ -331,7 +335,7 @@ os.register_at_fork(after_in_child=_leave_locks)
 
 
 def is_lasting(error: OSError) -> bool:
-    """Whether *error* comes from a change to the files, so that retries cannot help."""
+    """Whether *error* was caused by a change to the files, so that retries cannot help."""
     return error.errno in _LASTING
 
 
@@ -355,6 +359,6 @@ def store_error(error: OSError, action: str, path: str) -> StoreError:
         advice = "; the disk may be failing, look into the system's log"
     told = StoreError(f"cannot {action} {path}: {cause}{advice}", file=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        told.details["passes"] = True  # as soon as other files are closed
-    told.errno = error.errno  # for callers that tell passing errors from lasting ones
+        told.details["passes"] = True  # retry as soon as other files are closed
+    told.errno = error.errno  # for callers that distinguish passing errors from lasting ones
     return told

@@ -19,9 +19,9 @@ a whole batch header that does not      the same: a newer version or a misplaced
 belong there                            torn write leaves
 ======================================  ============================================================
 
-*Durable* refers to this disk: the leader and each follower stamp a batch with what their own disk
-held (see :class:`pymq.core.ready.Append`). With its leader's stamps, a follower's batches would
-attest records that were not yet on its disk, and a power cut would look like damage.
+*Durable* refers to this broker's disk: the leader and each follower stamp a batch with the state of
+their own disk (see :class:`pymq.core.ready.Append`). With the leader's stamps, a follower's batches
+would attest records that were not yet on its own disk, and a power cut would look like damage.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def recover(
     is_open: bool,
     state: bytes | None,
 ) -> Recovered:
-    """Read *block* from its open file, if it has one; cut its torn tail; fill *block* in.
+    """Read *block* from its open file, if there is one; cut its torn tail; fill *block* in.
 
     *state* is the block's saved state; it is part of the answer.
 
@@ -78,7 +78,7 @@ def recover(
     window = _sync(folder, block, window, trusted)
     ckpt = holding.get(CKPT)
     found, index = Walk(block.start_position, start, 0), Index()
-    if ckpt and ckpt.position:  # else it is older than the file
+    if ckpt and ckpt.position:  # otherwise the checkpoint is older than the file
         found = Walk(ckpt.position, ckpt.end, ckpt.epoch, ckpt.last, ckpt.last_crc)
         index = ckpt.index
     with explained("read", path):
@@ -89,7 +89,7 @@ def recover(
         if behind.has_batches:
             _keep(folder, id, suffixes, window, found.position)
     if is_open:
-        holding.pop(INDEX, None)  # An index means that the block is sealed.
+        holding.pop(INDEX, None)  # an index means that the block is sealed
     _repair(folder, block, suffixes, holding, found)
     block.stand(found, index)
     block.is_sealed = not is_open
@@ -107,7 +107,7 @@ def recover(
 
 
 def _sync(folder: Folder, block: StoredBlock, window: Window, trusted: int) -> Window:
-    """Sync the file, and drop the cache behind the *trusted* part so that reads go to the disk.
+    """Sync the file, and drop the cache after the *trusted* part, so that reads go to the disk.
 
     Writes and truncations of a killed process may not be durable yet. After a failed sync the
     cache may differ from the disk.
@@ -118,7 +118,8 @@ def _sync(folder: Folder, block: StoredBlock, window: Window, trusted: int) -> W
         if window.size > trusted:
             folder.settle(block.id)
             files.forget(block.handle, trusted)
-            return Window(window.pread, window.size)  # the old window may hold dropped data
+            # the old window may hold data that was dropped
+            return Window(window.pread, window.size)
     return window
 
 
@@ -129,7 +130,7 @@ def _repair(
     holding: Collection[str],
     found: Walk,
 ) -> None:
-    """Remove the files beside the block's that are not *holding*, then cut the torn tail.
+    """Remove the files beside the block's that are not in *holding*, then cut the torn tail.
 
     This order matters: if a crash came in between, a checkpoint or index that attests a longer
     file would make the block look damaged.
@@ -186,7 +187,7 @@ def _open(folder: Folder, block: StoredBlock, start: int | None) -> Window:
 
 
 def _marks(folder: Folder, id: BlockId, start: int, suffixes: Collection[str]) -> dict[str, Known]:
-    """Read those of .ckpt and .index that exist, are whole and belong to this block."""
+    """Read those of .ckpt and .index that exist, are complete and belong to this block."""
     marks = {}
     for suffix in (CKPT, INDEX):
         if suffix in suffixes and (data := folder.load(folder.file(id, suffix))) is not None:
@@ -220,7 +221,7 @@ def _holds(known: Known, window: Window, block: StoredBlock) -> bool:
 
 
 def _judge(found: Walk, window: Window, path: str, is_open: bool, vouched: Iterable[int]) -> Behind:
-    """Raise if the fault lies in bytes that were durable; *vouched* are positions once known good.
+    """Raise if the fault lies in bytes that were durable; *vouched* are positions known to be good.
 
     Returns:
         The content of the part to be cut off.
@@ -248,7 +249,7 @@ def _judge(found: Walk, window: Window, path: str, is_open: bool, vouched: Itera
 def _keep(
     folder: Folder, id: BlockId, suffixes: Collection[str], window: Window, position: int
 ) -> None:
-    """Copy the part to be cut off to a file: it was never acknowledged, but may be of use."""
+    """Copy the part that will be cut off to a file: it was not acknowledged, but may be useful."""
 
     def pieces() -> Iterator[bytes]:
         for at in range(position, window.size, CHUNK):

@@ -17,11 +17,13 @@ from pymq.store.file.cleaned import Cleaned
 from pymq.store.file.folder import FileDraft, Folder, explained
 from pymq.store.file.os_files import Files, store_error
 
-_REWRITE_BYTES = 1 << 20  # bytes for each write
+_REWRITE_BYTES = 1 << 20  # bytes in each write
 
 
 class Rewriting:
-    """One compaction. It may run at the same time as all other calls: sealed blocks do not change.
+    """One compaction.
+
+    It may run at the same time as all other calls, because sealed blocks do not change.
 
     Args:
         folder: where the blocks are.
@@ -58,7 +60,7 @@ class Rewriting:
             for id in job.blocks:
                 size = self._rewrite(id, last, job.tombstones_before_ms)
                 sizes.append((id, size))
-            with contextlib.suppress(OSError, StoreError):  # The note only saves time.
+            with contextlib.suppress(OSError, StoreError):  # the note only saves time
                 self._note(Cleaned(job.blocks[-1], sum(size for _, size in sizes)))
         except OSError as error:
             failure = store_error(error, "compact", self._folder.of(job.blocks[0]))
@@ -74,7 +76,7 @@ class Rewriting:
         return is_due(clean, sum(b.size - b.start_position for b in new), job.min_dirty)
 
     def _batches(self, id: BlockId) -> Iterator[EncodedBatch]:
-        """Read and check all batches of a sealed block, through a handle of its own."""
+        """Read and check all batches of a sealed block, with a separate handle."""
         block, path = self._find(id), self._folder.file(id)
         with explained("read", path):
             handle = self._files.open_readonly(path)

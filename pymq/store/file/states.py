@@ -1,7 +1,8 @@
-"""The saved states of replicas, a few bytes a block, all in one file: ``states.log``.
+"""The saved states of replicas, a few bytes for each block, all in one file: ``states.log``.
 
-A Raft replica must have its term and vote on the disk before it sends them. When a broker dies,
-all blocks that it led vote at the same moment; in one file their states share one sync.
+A Raft replica must have its term and vote on disk before it sends them. If a broker fails, all
+blocks that it led hold elections at the same moment; because the states are in one file, they share
+one sync.
 
 ::
 
@@ -15,9 +16,9 @@ all blocks that it led vote at the same moment; in one file their states share o
               the state is null when the block was removed
         u8   255: a group that lacks it was not written to its end
 
-The last entry of a block counts. When most of the file is stale, the store rewrites it.
+Only the last entry of a block counts. When most of the file is stale, the store rewrites it.
 
-The file gets its name with its first group in it, and each group is durable before the next is
+The file gets its name once it has its first group, and each group is durable before the next is
 written. So a bad group means:
 
 =====================================================  =============================
@@ -27,7 +28,7 @@ or up to its end
 the last group, all of it written                      damage
 =====================================================  =============================
 
-Damage is never cut off: a replica that forgot its vote might vote twice.
+Damage is never cut off: if a replica forgot its vote, it might vote twice.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ STATES = "states.log"
 BEGIN = b"pymq states\nv 1\n"
 GROUP_MAGIC = b"PMQS"
 
-REWRITE_FROM = 64 << 10  # bytes: a smaller file is not worth a rewrite
-_SECTOR = 512  # bytes that a disk writes as a whole or not at all
+REWRITE_FROM = 64 << 10  # bytes; a smaller file is not worth a rewrite
+_SECTOR = 512  # a disk writes so many bytes as a whole or not at all
 _HEAD = Struct("<4sII")
 _CRC = Struct("<I")
 _BODY = _HEAD.size + _CRC.size
@@ -60,12 +61,13 @@ Changes = Mapping[BlockId, bytes | None]  # None: the block was removed
 
 
 class States:
-    """The states of all blocks, in memory and on the disk of *folder*."""
+    """The states of all blocks, in memory and on disk in *folder*."""
 
     def __init__(self, folder: Folder) -> None:
         self.path = os.path.join(folder.path, STATES)
-        self.failed: StoreError | None = None  # after a failed sync: nothing can be saved ...
-        self._unsure: dict[BlockId, StoreError] = {}  # ... and these may be saved or not
+        self.failed: StoreError | None = None  # set after a failed sync: nothing can be saved ...
+        # ... and the states of these blocks may be saved or not
+        self._unsure: dict[BlockId, StoreError] = {}
         self._folder = folder
         self._files = folder.files
         self._states: dict[BlockId, bytes] = {}
@@ -76,7 +78,7 @@ class States:
     # --- reading --------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Read the file, if it exists; cut off a group torn by a crash.
+        """Read the file, if it exists; cut off a group that a crash has torn.
 
         Raises:
             CorruptBlock: it is damaged; nothing was changed.
@@ -117,7 +119,7 @@ class States:
     # --- changing it ----------------------------------------------------------------------------
 
     def problem(self, block: BlockId) -> StoreError | None:
-        """Return why no state of *block* can be saved until it is recovered, if so."""
+        """Return the error if no state of *block* can be saved until it is recovered."""
         return self._unsure.get(block) or self.failed
 
     def save(self, changes: Changes) -> None:
@@ -189,7 +191,7 @@ class States:
         self._unsure.pop(block, None)
 
     def close(self) -> None:
-        """Close the file; its content is durable, or the failure is known."""
+        """Close the file; its content is durable, or its error is known."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             with contextlib.suppress(OSError):
@@ -197,7 +199,7 @@ class States:
 
 
 def _cost(item: tuple[BlockId, bytes]) -> int:
-    """Return the most bytes that an entry can take."""
+    """Return the largest size that an entry can have."""
     block, state = item
     return 32 + len(block.topic_id) + len(state)
 

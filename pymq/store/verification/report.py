@@ -9,14 +9,14 @@ from pymq.core.values import Factory, define, value
 
 @value
 class Problem:
-    """Damage, or something odd, at one place of a file."""
+    """Damage, or something unusual, at one place of a file."""
 
     file: str
-    position: int | None  # in bytes
-    offset: int | None  # of the record that belongs there
+    position: int | None  # position in bytes
+    offset: int | None  # offset of the record that belongs there
     what: str
     advice: str
-    is_note: bool = False  # odd, but no data is damaged
+    is_note: bool = False  # unusual, but no data is damaged
 
     def __str__(self) -> str:
         at = "" if self.position is None else f" at byte {self.position}"
@@ -34,7 +34,7 @@ class BlockResult:
     partition: str = ""
     start: int = 0
     end: int = 0
-    batches: int = 0  # the good ones; records and bytes are theirs
+    batches: int = 0  # the good batches; *records* and *bytes* count only these
     records: int = 0
     bytes: int = 0
     is_ok: bool = True
@@ -51,13 +51,13 @@ class Unknown:
 
 @define
 class Report:
-    """The result of :func:`verify`; ``print(report)`` prints it for people."""
+    """The result of :func:`verify`; ``print(report)`` prints it for users."""
 
     path: str
-    is_locked: bool = False  # whether the verifier held the store's lock meanwhile
+    is_locked: bool = False  # whether the verifier held the store's lock while it read
     blocks: list[BlockResult] = Factory(list)
     problems: list[Problem] = Factory(list)
-    unknown: list[Unknown] = Factory(list)  # empty if the metadata were not checked
+    unknown: list[Unknown] = Factory(list)  # empty if the metadata was not checked
 
     def problem(
         self,

@@ -40,9 +40,9 @@ def verify(
     Only the process id in the lock file is written. While another process has the store open, the
     last batches may look torn because they are being written; the report says so.
 
-    Other files of a broker, its metadata for example, are not checked. *known* does that: it
-    returns the blocks of the metadata, or raises a :class:`StoreError` that is reported as damage.
-    It is called only if the verifier holds the store's lock.
+    Other files of a broker, such as its metadata, are not checked. *known* checks the metadata: it
+    returns the blocks there, or raises a :class:`StoreError` that is reported as damage. It is
+    called only if the verifier holds the store's lock.
 
     *on_read* is called after each block file with its size in bytes.
 
@@ -87,7 +87,7 @@ class _Verifier:
                 self.files.close(lock)
         unknown = {found.block for found in self.report.unknown}
         for block, file in self._blocks.missing:
-            if block not in unknown:  # else a crash interrupted its removal
+            if block not in unknown:  # otherwise a crash interrupted its removal
                 self.report.problem(file, None, None, "the block file is missing", RESTORE)
         return self.report
 
@@ -134,7 +134,7 @@ class _Verifier:
     # --- metadata -------------------------------------------------------------------------------
 
     def _compare(self, known: Callable[[], Collection[BlockId]]) -> None:
-        """Report the blocks that are not among the known ones."""
+        """Report the blocks that are not in the metadata."""
         try:
             blocks = known()
         except StoreError as error:
@@ -225,7 +225,7 @@ class _Verifier:
             self.report.problem(path, None, None, f"belongs to block {cleaned.block}", REBUILT)
 
     def _cut(self, path: str) -> None:
-        """Note a tail that recovery cut off a block and kept."""
+        """Note a tail that recovery has cut off a block and kept."""
         runs: list[tuple[int, int]] = []
         try:
             handle = self.files.open_readonly(path)

@@ -41,7 +41,8 @@ class _Damage:
     position: int
     offset: int
     what: str
-    is_foreign: bool  # a whole header that does not belong there: not a torn write
+    # whether there is a whole header that does not belong there, which is no torn write
+    is_foreign: bool
 
 
 class BlockVerifier:
@@ -105,14 +106,14 @@ class BlockVerifier:
                 header = window.header(position)
             except CorruptBatch as error:
                 if may_be_torn and data_end(window.pread, position, size) == position:
-                    size = position  # written ahead of appends
+                    size = position  # the rest is zeros, written ahead of appends
                     break
                 is_foreign = is_whole(window.piece(position, HEADER_SIZE, HEADER_SIZE))
                 following = resync(window, position + 1)
                 damages.append(_Damage(position, offset, error.message, is_foreign))
                 position, is_lost = following, True
                 continue
-            # The header is sound, so the next batch is behind it even if the body is damaged.
+            # The header is sound, so the next batch is found even if the body is damaged.
             following = position + header.length
             found.append((header, position))
             result.end = header.end_offset
@@ -134,7 +135,7 @@ class BlockVerifier:
             self._agreement(result, known, suffix, found, begin, size)
 
     def _damage(self, result: BlockResult, damages: list[_Damage], durable: int | None) -> None:
-        """Report *damages*; opening the store cuts off those from *durable* on, if given."""
+        """Report *damages*; opening the store would cut off those from *durable* on, if given."""
         first = damages[0] if damages else None
         is_torn = first and durable is not None and not first.is_foreign and first.offset >= durable
         for damage in damages:

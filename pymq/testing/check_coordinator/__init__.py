@@ -15,8 +15,8 @@ A backend's own test is one call::
 
         check_coordinator(make, restart=restart)
 
-Backends may be remote and slow: the checks wait for answers, but never for something not to happen.
-What must not be reported is shown by a later event that has overtaken it.
+Backends may be remote and slow: the checks wait for answers, but never for the absence of one. To
+show that an event is not reported, a check waits for a later event.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def check_coordinator(
     seed: int = 0,
     timeout_s: float = 10.0,
 ) -> None:
-    """Raise :class:`AssertionError`, saying what is broken, unless the backend keeps every rule.
+    """Raise :class:`AssertionError` with the broken rule, unless the backend keeps all rules.
 
-    *make(name)* opens a new session on the tree called *name*: the same name is the same tree, a
-    new name an empty one. Sessions that *make* gave are closed here; trees are the caller's.
+    *make(name)* opens a new session on the tree called *name*; a new name means an empty tree. This
+    function closes the sessions; the trees belong to the caller.
 
-    *restart(name)*, for durable backends, forgets all that is in memory about a tree that has no
-    open session, as the end of the process would; the next *make(name)* must find it again.
+    *restart(name)*, for durable backends, drops all that is in memory of a tree without open
+    sessions, as the end of the process would; the next *make(name)* must find the tree again.
 
-    *commits* random commits, drawn from *seed*, are compared with a plain dict. No single answer
-    may take longer than *timeout_s*.
+    *commits* random commits, drawn from *seed*, are compared with a plain dict. No answer may take
+    longer than *timeout_s*.
     """
     suite = CoordinatorSuite(make, timeout_s)
     for check in _CHECKS:

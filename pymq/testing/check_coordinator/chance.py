@@ -1,4 +1,4 @@
-"""Random commits beside a plain dict."""
+"""Random commits, compared with a plain dict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pymq.testing.check_coordinator.suite import CoordinatorSuite, listed, same
 
 
 def check_random(suite: CoordinatorSuite, commits: int, rng: random.Random) -> None:
-    """Random commits by three sessions give what a plain dict gives."""
+    """Random commits by three sessions have the same result as on a plain dict."""
     with suite.clients("random", 3) as clients:
         twin = Twin()
         paths = ["/r", *(f"/r/{a}" for a in "abc"), *(f"/r/{a}/{b}" for a in "abc" for b in "xy")]
@@ -41,7 +41,7 @@ def check_random(suite: CoordinatorSuite, commits: int, rng: random.Random) -> N
 
 
 class Twin:
-    """The tree again, as simple as it gets: a dict that is copied for each commit."""
+    """A simple copy of the tree: a dict that is copied for each commit."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Entry] = {}

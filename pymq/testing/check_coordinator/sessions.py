@@ -1,4 +1,4 @@
-"""What a backend promises of sessions: watches, order, ephemeral nodes."""
+"""Checks of sessions: watches, order, ephemeral nodes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pymq.testing.check_coordinator.suite import CoordinatorSuite
 
 
 def check_watches(suite: CoordinatorSuite) -> None:
-    """A session hears of what it has loaded, and of nothing else."""
+    """A session gets the changes of what it has loaded, and no others."""
     with suite.clients("watches", 3) as (writer, reader, stranger):
         writer.must(Create("/a", b""), Create("/ab", b""), Create("/b", b""))
-        for root in ("/a", "/later", "/a"):  # twice the same root must be harmless
+        for root in ("/a", "/later", "/a"):  # loading the same root twice must be harmless
             reader.load(root)
         stranger.load("/b")
-        # If these were reported, then before everything that is waited for below.
+        # If these were reported, then before all events for which the check waits below.
         writer.must(Create("/ab/x", b""), Put("/b", b"", 0), Check("/a", 0))
         steps: list[tuple[Op, ...]] = [
             (Create("/a/x", b""),),
@@ -52,7 +52,7 @@ def check_watches(suite: CoordinatorSuite) -> None:
 
 
 def check_answer_before_change(suite: CoordinatorSuite) -> None:
-    """A commit is answered before its changes are told."""
+    """The answer to a commit comes before its changes."""
     with suite.clients("answer-before-change") as (client,):
         client.must(Create("/a", b""))
         client.load("/a")
@@ -72,7 +72,7 @@ def check_answer_before_change(suite: CoordinatorSuite) -> None:
 
 
 def check_sessions(suite: CoordinatorSuite) -> None:
-    """Ephemeral nodes go with their session."""
+    """Ephemeral nodes are removed with their session."""
     with suite.clients("sessions", 2) as (mortal, witness):
         names = [mortal.backend.session, witness.backend.session]
         assert len(set(names)) == 2, f"two open sessions have the same name: {names}"
@@ -84,13 +84,13 @@ def check_sessions(suite: CoordinatorSuite) -> None:
         owners = {entry.path: entry.owner for entry in mortal.load("/a")}
         wanted = {"/a": None, "/a/kept": None, "/a/gone": names[0], "/a/too": names[0]}
         assert owners == wanted, f"owners are {owners}, expected {wanted}"
-        # Another session may change an ephemeral node; it belongs to its maker all the same.
+        # Another session may change an ephemeral node, which still belongs to its creator.
         witness.sees("/a", 4)
         assert witness.must(Put("/a/too", b"1", 0)) == (1,)
         witness.must(Create("/a/mine", b"", ephemeral=True))
         since = len(witness.seen)
         mortal.backend.close()
-        mortal.backend.close()  # must be harmless
+        mortal.backend.close()  # a second call must be harmless
         witness.changed("/a/gone", since)
         witness.changed("/a/too", since)
         left = [(entry.path, entry.owner) for entry in witness.load("/a")]
@@ -103,7 +103,7 @@ def check_sessions(suite: CoordinatorSuite) -> None:
 
 
 def check_race(suite: CoordinatorSuite) -> None:
-    """Of two commits that exclude each other, one is done."""
+    """Of two commits that exclude each other, exactly one succeeds."""
     with suite.clients("race", 2) as clients:
         first, second = clients
         first.must(Create("/a", b""))

@@ -1,4 +1,4 @@
-"""Sessions of a backend under test, and what the checks need to use them."""
+"""Sessions of a backend under test, with helpers for the checks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pymq.core.metadata.coordination import (
 )
 
 Make = Callable[[str], Coordinator]
-# Between two looks for an answer. A contract that backends of any kind keep has no call that waits:
-# this spares the processor, and nothing is concluded from its length.
+# Pause between two polls. The contract has no call that waits; the pause only saves processor time,
+# and no check depends on its length.
 PAUSE_S = 0.001
 
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Tell in which check an assertion failed."""
+    """Name the check in which an assertion failed."""
     try:
         yield
     except AssertionError as error:
@@ -54,7 +54,7 @@ class CoordinatorSuite:
 
 
 class SuiteClient:
-    """A session whose answers can be waited for; ``seen`` are all its events so far, in order."""
+    """A session with calls that wait for answers; ``seen`` has all its events so far, in order."""
 
     def __init__(self, backend: Coordinator, timeout_s: float) -> None:
         self.backend = backend
@@ -96,17 +96,18 @@ class SuiteClient:
         return answer.entries
 
     def sees(self, root: str, count: int) -> None:
-        """Wait until *count* nodes are loaded; what others did may take a while to be seen."""
+        """Wait until *count* nodes are loaded: changes of other sessions may take a while."""
         end = time.monotonic() + self._timeout_s
         while (found := len(self.load(root))) != count:
             assert time.monotonic() < end, f"{found} nodes at {root}, expected {count}"
-            time.sleep(PAUSE_S)  # What another session did is seen some time later, untold.
+            # the contract does not report when another session's change becomes visible
+            time.sleep(PAUSE_S)
 
     def answer(self, tag: int) -> CoordEvent:
         return self.wait(lambda event: getattr(event, "tag", None) == tag, f"the answer to {tag}")
 
     def changed(self, path: str, since: int) -> None:
-        """Wait until a change of *path* is reported, after the first *since* events."""
+        """Wait until a change of *path* is reported after the first *since* events."""
         self.wait(lambda event: event == Changed(path), f"Changed({path!r})", since)
 
     def wait(self, wanted: Callable[[CoordEvent], bool], what: str, since: int = 0) -> CoordEvent:
@@ -119,7 +120,8 @@ class SuiteClient:
             self.seen += self.backend.poll()
             if len(self.seen) == since:
                 assert time.monotonic() < end, f"{what} did not come within {self._timeout_s} s"
-                time.sleep(PAUSE_S)  # A coordinator is polled: no call of the contract waits.
+                # a coordinator backend is polled: no call of the contract waits
+                time.sleep(PAUSE_S)
 
     def paths(self, since: int) -> list[str]:
         """The paths that were reported as changed after the first *since* events."""
@@ -127,10 +129,10 @@ class SuiteClient:
 
 
 def listed(ops: Sequence[Op]) -> str:
-    """Operations, for people."""
+    """Format operations as text."""
     return ", ".join(map(str, ops)) or "an empty commit"
 
 
 def same(found: Sequence[Entry], wanted: Sequence[Entry], when: str) -> None:
-    """Demand that just these nodes were loaded."""
+    """Assert that exactly these nodes were loaded."""
     assert tuple(found) == tuple(wanted), f"{when}: loaded {found}, expected {wanted}"

@@ -1,4 +1,4 @@
-"""What a backend promises of its tree: versions, conflicts, atomic commits, durability."""
+"""Checks of the tree: versions, conflicts, atomic commits, durability."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_versions(suite: CoordinatorSuite) -> None:
 
 
 def check_conflicts(suite: CoordinatorSuite) -> None:
-    """What does not hold is refused, with the reason."""
+    """Operations whose condition does not hold are refused, with the reason."""
     with suite.clients("conflicts") as (client,):
         client.refused(0, "no-parent", Create("/a/b", b""))
         client.refused(0, "missing", Put("/a", b"", 0))
@@ -51,7 +51,8 @@ def check_conflicts(suite: CoordinatorSuite) -> None:
             client.refused(0, "version", Put("/a", b"new", version))
             client.refused(0, "version", Check("/a", version))
             client.refused(0, "version", Delete("/a/b", version))
-            client.refused(0, "version", Delete("/a", version))  # before "not-empty" is looked at
+            # the version is checked before "not-empty"
+            client.refused(0, "version", Delete("/a", version))
         client.refused(0, "not-empty", Delete("/a", 0))
         client.must(Create("/a/e", b"", ephemeral=True))
         client.refused(0, "no-parent", Create("/a/e/x", b""))  # an ephemeral node has no children
@@ -60,7 +61,7 @@ def check_conflicts(suite: CoordinatorSuite) -> None:
 
 
 def check_atomicity(suite: CoordinatorSuite) -> None:
-    """A commit is done whole or not at all."""
+    """A commit is done completely or not at all."""
     with suite.clients("atomicity", 2) as (client, other):
         client.must(Create("/a", b"0"), Create("/a/b", b"0"), Create("/a/c", b"0"))
         before = client.load("/a")
@@ -69,7 +70,7 @@ def check_atomicity(suite: CoordinatorSuite) -> None:
         start: tuple[Op, ...] = (Put("/a", b"1", 0), Create("/a/d", b""), Delete("/a/b", 0))
         ends: list[tuple[str, Op]] = [
             ("version", Put("/a/c", b"1", 1)),
-            ("version", Check("/a", 0)),  # it is 1 by then
+            ("version", Check("/a", 0)),  # the version is 1 at that point
             ("missing", Delete("/a/b", 0)),
             ("exists", Create("/a/d", b"")),
             ("no-parent", Create("/a/b/x", b"")),
@@ -109,7 +110,7 @@ def check_load_order(suite: CoordinatorSuite) -> None:
 
 
 def check_pipelining(suite: CoordinatorSuite) -> None:
-    """Requests are answered in the order in which they were made."""
+    """Requests are answered in the order in which they were sent."""
     with suite.clients("pipelining") as (client,):
         tags = [client.start_load("/a"), client.start(Create("/a", b""))]
         for version in range(20):
@@ -124,7 +125,7 @@ def check_pipelining(suite: CoordinatorSuite) -> None:
 
 
 def check_bad_requests(suite: CoordinatorSuite) -> None:
-    """What no backend could do is refused at once."""
+    """Requests that no backend could carry out are refused at once."""
     paths = ("", "a", "a/b", "//", "/a/", "/a//b", "//a", "/a/./b", "/..", "/a\0")
     bad: list[Commit | Load] = [Load(1, path) for path in paths]
     bad += [Commit(1, (Check("/ok", 0), Create(path, b""))) for path in ("/", *paths)]
@@ -142,7 +143,7 @@ def check_bad_requests(suite: CoordinatorSuite) -> None:
 
 
 def check_durability(suite: CoordinatorSuite, restart: Callable[[str], None]) -> None:
-    """What was committed is there after a restart, but for ephemeral nodes."""
+    """Committed nodes are there after a restart, except ephemeral ones."""
     wanted = [Entry("/a", b"2", 2), Entry("/a/b", b"again", 0), Entry("/a/c", bytes(70_000), 1)]
     with suite.clients("durability") as (client,):
         client.must(Create("/a", b"0"), Create("/a/b", b"0"), Create("/a/c", b"0"))

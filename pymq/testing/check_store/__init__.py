@@ -19,10 +19,10 @@ __all__ = ["check_store"]
 
 
 def check_store(make: Make, *, durable: bool = True, steps: int = 400, seed: int = 0) -> None:
-    """Raise :class:`AssertionError`, saying what is broken, unless the store keeps every rule.
+    """Raise :class:`AssertionError` with the broken rule, unless the store keeps all rules.
 
-    *make()* opens the store. Stores that *make* gave are closed here before it is called again,
-    and if the store is *durable*, it must then find what was there. It must begin empty.
+    *make()* opens the store. Each store is closed before *make* is called again; if the store is
+    *durable*, the next one must find the same content. The first one must be empty.
 
     *steps* random operations, drawn from *seed*, are compared with a plain list.
     """

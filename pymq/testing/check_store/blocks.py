@@ -1,4 +1,4 @@
-"""What a store promises of many blocks: sealing, states, removal, times, compaction."""
+"""Checks of many blocks: sealing, states, removal, times, compaction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pymq.testing.check_store.suite import TOPIC, StoreSuite, make_run
 
 
 def check_seal(suite: StoreSuite) -> None:
-    """A sealed block is whole, takes nothing more and is found so again."""
+    """A sealed block is complete, takes no more appends, and is found like this again."""
     block = suite.block()
     suite.write(Append(block, make_run(0, 3), sync=False), SealBlock(block))
     suite.refused(Append(block, make_run(9, 1), sync=True))
@@ -56,7 +56,7 @@ def check_seal(suite: StoreSuite) -> None:
 
 
 def check_blocks_and_remove(suite: StoreSuite) -> None:
-    """What is listed is what is there, and what was removed is gone."""
+    """Exactly the existing blocks are listed, and removed blocks have no content."""
     before = suite.store.blocks()
     first = suite.block()
     second = suite.block(start=3, number=1)
@@ -64,7 +64,7 @@ def check_blocks_and_remove(suite: StoreSuite) -> None:
     suite.write(Append(second, make_run(3, 1), sync=True))
     assert [b for b in suite.store.blocks() if b not in before] == [first, second]
     suite.write(RemoveBlock(first))
-    suite.write(RemoveBlock(first))  # nothing to do
+    suite.write(RemoveBlock(first))  # removing a block again does nothing
     assert [b for b in suite.store.blocks() if b not in before] == [second]
     try:
         suite.store.read(first, 0, 3, 100)
@@ -81,7 +81,7 @@ def check_blocks_and_remove(suite: StoreSuite) -> None:
 
 
 def check_states(suite: StoreSuite) -> None:
-    """The state of a block is kept beside its log, durably, and goes with it."""
+    """A block's state is stored beside its log, durably, and is removed with the block."""
     absent = BlockId(TOPIC, 10**6, 7)
     suite.write(SaveState(absent, b"first"))
     assert absent in suite.store.blocks(), "a block that has only a state is there"
@@ -118,7 +118,7 @@ def check_states(suite: StoreSuite) -> None:
 
 
 def check_many_states(suite: StoreSuite) -> None:
-    """Far more is saved than lasts."""
+    """Many states are saved, most of which are replaced soon."""
     blocks = [BlockId(TOPIC, 10**7 + i, 0) for i in range(30)]
     model: dict[BlockId, bytes] = {}
     dice = random.Random(3)
@@ -141,7 +141,7 @@ def check_many_states(suite: StoreSuite) -> None:
 
 
 def check_unsealed(suite: StoreSuite) -> None:
-    """A block is unsealed until it was sealed or removed."""
+    """A block counts as unsealed until it is sealed or removed."""
     old = suite.store.blocks()
 
     def unsealed() -> list[BlockId]:
@@ -173,7 +173,7 @@ def check_unsealed(suite: StoreSuite) -> None:
 
 
 def check_close(suite: StoreSuite) -> None:
-    """A closed store refuses everything."""
+    """A closed store refuses all calls."""
     block = suite.block()
     suite.write(Append(block, make_run(0, 1), sync=False))
     store = suite.store
@@ -198,19 +198,19 @@ def check_close(suite: StoreSuite) -> None:
 
 
 def check_find_time(suite: StoreSuite) -> None:
-    """A time leads to the first record that is not older."""
+    """A search by time finds the first record that is not older."""
     block = suite.block()
     assert suite.store.find_time(block, 100, 0) is None
     times: list[int] = []
     batches: list[EncodedBatch] = []
     dice = random.Random(1)
-    for i in range(200):  # clocks of producers disagree, so times go up and down
+    for i in range(200):  # clocks of producers differ, so times go up and down
         own = [1_000 + 10 * i + dice.randrange(-300, 300) for _ in range(3)]
         values = [bytes(dice.randrange(1, 1_000)) for _ in own]
         batch = EncodedBatch.encode(values, timestamp_ms=own[0], timestamps=own)
         batches.append(batch.stamp(len(times), 1, 0))
         times += own
-        if i % 50 == 25:  # What a leader writes for brokers is no record, whatever its time.
+        if i % 50 == 25:  # a control batch holds no record for consumers, whatever its time
             control = EncodedBatch.control(b"", timestamp_ms=10**9)
             batches.append(control.stamp(len(times), 1, 0))
             times.append(-(10**9))
@@ -223,7 +223,7 @@ def check_find_time(suite: StoreSuite) -> None:
 
 
 def check_find_time_in_a_batch_that_came_so(suite: StoreSuite) -> None:
-    """A batch whose CRC holds and whose times cannot be decoded is no damage of the disk."""
+    """If a batch has a sound CRC but times that cannot be decoded, the disk is not damaged."""
     block = suite.block()
     good = EncodedBatch.encode([b"a", b"b"], timestamp_ms=1_000)
     encoded = {VALUES: encode_bytes([b"c"] * 3), TIMESTAMPS: encode_numbers([0])}
@@ -245,7 +245,7 @@ def check_find_time_in_a_batch_that_came_so(suite: StoreSuite) -> None:
 
 
 def check_compact(suite: StoreSuite) -> None:
-    """Compaction keeps the last record of each key, each at its offset."""
+    """Compaction keeps the last record of each key, at its offset."""
     rows: list[tuple[bytes | None, bytes, bool]] = [  # key, value, whether it deletes the key
         (b"a", b"1", False),
         (b"b", b"1", False),

@@ -18,7 +18,7 @@ from pymq.testing.check_store.suite import StoreSuite, make_batch
 
 
 class Random:
-    """A few blocks, each beside the list of batches that it should hold."""
+    """A few blocks, each with the list of batches that it should hold."""
 
     def __init__(self, suite: StoreSuite, dice: random.Random) -> None:
         self.suite = suite

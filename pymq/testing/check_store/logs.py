@@ -1,4 +1,4 @@
-"""What a store promises of one block's log: appending, reading, recovering, cutting."""
+"""Checks of one block's log: appending, reading, recovering, truncating."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pymq.testing.check_store.suite import TOPIC, StoreSuite, make_batch, make_r
 
 
 def check_append_and_read(suite: StoreSuite) -> None:
-    """What was appended is read, from any offset and in any portion."""
+    """Appended records are read back from any offset, in portions of any size."""
     block = suite.block(start=5)
     assert suite.store.read(block, 5, 100, 1000) == b"", "an empty block holds nothing"
     batches = make_run(5, 4)
@@ -50,7 +50,7 @@ def check_append_and_read(suite: StoreSuite) -> None:
 
 
 def check_order_within_a_turn(suite: StoreSuite) -> None:
-    """Writes of one call are done in their order."""
+    """The writes of one call are done in order."""
     block = suite.block()
     suite.write(
         Append(block, make_run(0, 3), sync=False),
@@ -67,13 +67,13 @@ def check_order_within_a_turn(suite: StoreSuite) -> None:
 
 
 def check_buffers_are_copied(suite: StoreSuite) -> None:
-    """Whoever reuses a buffer after a write changes nothing."""
+    """A caller may reuse a buffer after a write: the stored bytes stay the same."""
     block = suite.block()
     batch = make_batch(0)
     head, body = bytearray(batch.head), bytearray(batch.body)
     suite.write(Append(block, [EncodedBatch(head, memoryview(body), batch.header)], sync=False))
     head[:], body[:] = bytes(len(head)), bytes(len(body))
-    suite.content(block, 0, 1)  # verifies
+    suite.content(block, 0, 1)  # content() verifies the batches
 
 
 def check_many_batches(suite: StoreSuite) -> None:
@@ -91,7 +91,7 @@ def check_many_batches(suite: StoreSuite) -> None:
 
 
 def check_refuses_what_does_not_follow(suite: StoreSuite) -> None:
-    """An append must follow on what is there, in offset and in epoch."""
+    """An append must continue the log, in offset and in epoch."""
     block = suite.block()
     suite.write(Append(block, make_run(0, 2, epoch=5), sync=True))
     suite.refused(Append(block, make_run(7, 1, epoch=5), sync=False))
@@ -105,7 +105,7 @@ def check_refuses_what_does_not_follow(suite: StoreSuite) -> None:
 
 
 def check_failures_stay_alone(suite: StoreSuite) -> None:
-    """What fails for one block is done for the others."""
+    """If a write fails for one block, the writes for others are done."""
     good, bad = suite.block(), suite.block()
     failed = suite.store.write(
         [
@@ -138,7 +138,7 @@ def check_create_twice(suite: StoreSuite) -> None:
 
 
 def check_recover(suite: StoreSuite) -> None:
-    """Recovery finds what was appended."""
+    """Recovery finds all appended batches."""
     absent = BlockId(TOPIC, 10**6, 3)
     assert isinstance(suite.store.recover(absent, 0, is_open=False), RecoverFailed)
     found = suite.recovered(absent, 40)
@@ -159,7 +159,7 @@ def check_recover(suite: StoreSuite) -> None:
 
 
 def check_checkpoint(suite: StoreSuite) -> None:
-    """Recovery gives the last checkpoint, and the headers after it."""
+    """Recovery returns the last checkpoint and the headers after it."""
     block = suite.block()
     suite.write(Checkpoint(block, b"empty"))
     assert suite.reopen(block).snapshot == b"empty", "a checkpoint of an empty block counts"
@@ -178,7 +178,7 @@ def check_checkpoint(suite: StoreSuite) -> None:
 
 
 def check_truncate(suite: StoreSuite) -> None:
-    """What was cut off is gone, and the log goes on there."""
+    """After a truncation the cut records are gone, and the log continues there."""
     block = suite.block(start=3)
     suite.write(Append(block, make_run(3, 4), sync=True))
     suite.refused(Truncate(block, 2))
@@ -196,7 +196,7 @@ def check_truncate(suite: StoreSuite) -> None:
 
 
 def check_a_follower_cuts_its_log(suite: StoreSuite) -> None:
-    """Cut by epoch, and go on with what the new leader has, again and again."""
+    """Truncate by epoch and append the new leader's batches, repeatedly."""
     block = suite.block()
     model: list[EncodedBatch] = []
     dice = random.Random(2)

@@ -1,4 +1,4 @@
-"""A store under test, and what the checks need to use it."""
+"""A store under test, with helpers for the checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPIC = "5ca1ab1e" * 4
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Tell in which check an assertion failed."""
+    """Name the check in which an assertion failed."""
     try:
         yield
     except AssertionError as error:
@@ -91,7 +91,7 @@ class StoreSuite:
 
 
 def make_batch(offset: int, count: int = 1, *, epoch: int = 1, size: int = 10) -> EncodedBatch:
-    """A batch of *count* records with times and values of their own."""
+    """A batch of *count* records with different times and values."""
     values = [b"%08d " % (offset + i) + bytes(size) for i in range(count)]
     times = [1_000 + 10 * (offset + i) for i in range(count)]
     batch = EncodedBatch.encode(values, timestamp_ms=times[0], timestamps=times)
@@ -99,5 +99,5 @@ def make_batch(offset: int, count: int = 1, *, epoch: int = 1, size: int = 10) -
 
 
 def make_run(offset: int, count: int, **options: int) -> list[EncodedBatch]:
-    """*count* batches of 3 records."""
+    """*count* batches with 3 records each."""
     return [make_batch(offset + 3 * i, 3, **options) for i in range(count)]

@@ -1,6 +1,6 @@
-"""What the simulator watches of a cluster, and the base class of its checkers.
+"""What the checkers see of a cluster, and their base class.
 
-A checker holds a family of named rules. It checks a rule at the event that may break it, in about
+A checker holds a family of named rules. It checks a rule at each event that may break it, in about
 constant time, and reports a :class:`Violation` with the rule's name.
 """
 
@@ -34,9 +34,9 @@ class CheckedHistory:
     """All records of one partition that consumers may have read."""
 
     blocks: dict[int, ReplicaLog] = Factory(dict)  # visible records, by the block's number
-    # Of producers: epoch, next sequence, and the block of the last batch.
+    # By producer: epoch, next sequence, and the block of the last batch.
     sequences: dict[int, tuple[int, int, int]] = Factory(dict)
-    losses: int = 0  # times that visible records were lost, as weak settings allow
+    losses: int = 0  # number of times that visible records were lost, as weak settings allow
 
     def end(self) -> int:
         """The first offset that no consumer can have read."""
@@ -63,7 +63,8 @@ class StoreWatch:
         self.indexes: dict[tuple[str, str], Partition] = {}
         # topics that are deleted and created again under the same name
         self.mortal: set[str] = set()
-        self.orphans: set[BlockId] = set()  # lost with their disks before any consumer read them
+        # blocks that were lost with their disks before any consumer read them
+        self.orphans: set[BlockId] = set()
         self.checkers: list[Checker] = []
 
     def add(self, checker: Checker) -> None:
@@ -137,8 +138,8 @@ class StoreWatch:
     def keepers(self, block: BlockId, node: BlockNode, seen: ReplicaLog) -> list[str]:
         """Return the in-sync replicas of a fetched block that have all of its visible records.
 
-        If there is one, no visible record may be lost, however few were synced: that replica did
-        not crash, or its unsynced records are there all the same.
+        If there is one, no visible record may be lost, even if few were synced: that replica did
+        not crash, or its unsynced records survived.
         """
         if node.acks is AckMode.RAFT or len(node.replicas) < 2 or not seen.ends:
             return []
@@ -151,7 +152,7 @@ class StoreWatch:
         return [name for name in found if name not in self.ledger.damaged]
 
     def orphan(self, topic: str, partition: str, offset: int) -> BlockNode | None:
-        """Return the block of *offset* if it was sealed too late and no replica has all of it."""
+        """Return the block of *offset* if it was sealed too late: no replica has all of it."""
         for block in self.orphans:
             node = self.node(block)
             if node is None or node.in_sync or node.end is None:
@@ -171,7 +172,7 @@ class StoreWatch:
         return decode_node(BlockNode, entry.data) if entry is not None else None
 
     def is_deleted(self, block: BlockId) -> bool:
-        """Whether a block's topic was deleted; its brokers are notified one after the other."""
+        """Whether a block's topic was deleted; its brokers learn that one after the other."""
         name = self.names.get((block.topic_id, block.partition))
         if name is None:
             return False
@@ -184,7 +185,7 @@ class StoreWatch:
 
 
 class Checker:
-    """Checks rules; a subclass overrides the events that it needs."""
+    """Checks rules; a subclass overrides the methods for the events that it needs."""
 
     rules: ClassVar[Sequence[str]] = ()
     sends: ClassVar[Sequence[type[Message]]] = ()  # types of messages for on_send
@@ -204,7 +205,7 @@ class Checker:
         """A replica is about to truncate its log."""
 
     def on_loss(self, log: ReplicaLog, end: int) -> None:
-        """A replica has restarted without the records from *end* on."""
+        """A replica has restarted without its records from *end* on."""
 
     def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
         """A process sends a message of :attr:`sends`."""
@@ -219,4 +220,4 @@ class Checker:
         """A zkserver submits a commit, for the first time or again."""
 
     def on_commit(self, session: str, commit: Commit, plan: CommitPlan) -> None:
-        """The coordinator is about to carry out a commit, perhaps long after it was planned."""
+        """The backend is about to carry out a commit, perhaps long after it was planned."""

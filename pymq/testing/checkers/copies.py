@@ -12,7 +12,7 @@ from pymq.testing.checkers.base import Checker, StoreWatch
 from pymq.testing.simulation.nodes import ZkserverHost
 from pymq.testing.simulation.process import Process
 
-SOONER = 4  # times as fast as ours a zkserver's clock may be
+SOONER = 4  # how much faster than the checker's a zkserver's clock may be
 
 
 class CopyRules(Checker):
@@ -31,8 +31,8 @@ class CopyRules(Checker):
         self._heard_us: dict[tuple[str, str], int] = {}
         self._silences: dict[
             tuple[str, str], list[tuple[int, int]]
-        ] = {}  # that were long, and have ended
-        self._planned_us: dict[tuple[Op, ...], int] = {}  # when the commits under way were planned
+        ] = {}  # silences that were long and have ended
+        self._planned_us: dict[tuple[Op, ...], int] = {}  # when each commit in progress was planned
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if isinstance(message, BrokerHeartbeat) and isinstance(process, ZkserverHost):
@@ -43,12 +43,12 @@ class CopyRules(Checker):
             self._heard_us[key] = now
 
     def on_submit(self, zkserver: str, commit: Commit) -> None:
-        # A commit of unknown outcome that is submitted again is not planned again.
+        # If a commit with an unknown outcome is submitted again, it is not planned again.
         self._planned_us.setdefault(commit.ops, self.watch.cluster.world.now)
 
     def on_commit(self, session: str, commit: Commit, plan: CommitPlan) -> None:
         tree = self.watch.cluster.ensemble.tree
-        # The coordinator may be slow: a broker that was lost may be back by now.
+        # The coordinator backend may be slow: a broker that was lost may be back by now.
         planned_us = self._planned_us.pop(commit.ops, self.watch.cluster.world.now)
         for path, entry in plan.changes.items():
             if entry is None:
@@ -78,7 +78,7 @@ class CopyRules(Checker):
     def _why_not(
         self, session: str, topic: str, partition: str, removing: str, planned_us: int
     ) -> str | None:
-        """Why a block of a partition should not move off a broker; None if there is a reason to."""
+        """The reason why a block should not move off a broker; None if the move is allowed."""
         cluster = self.watch.cluster
         entry = cluster.ensemble.tree.get(paths.broker(removing))
         if entry is not None and decode_node(BrokerNode, entry.data).is_draining:
@@ -95,12 +95,12 @@ class CopyRules(Checker):
         return f"which had been silent for {least_us // 1000} ms when that was planned"
 
     def _is_long(self, silent_us: int) -> bool:
-        """Whether a broker may count as lost after such a silence."""
+        """Whether a broker may count as lost after so long a silence."""
         lost_ms = self.watch.cluster.knobs.replica_lost_ms
         return bool(lost_ms) and silent_us // 1000 * SOONER >= lost_ms
 
     def _silent_us(self, key: tuple[str, str], at_us: int) -> int:
-        """Return how long a zkserver had received nothing from a broker at a time."""
+        """Return for how long a zkserver had received nothing from a broker at a given time."""
         for begun, over in self._silences.get(key, ()):
             if begun < at_us < over:
                 return at_us - begun

@@ -1,4 +1,4 @@
-"""Rules about visible records: they stay as they are."""
+"""Rules about visible records: they never change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Immutable(Checker):
             return
         log = self.watch.ledger.log(host.name, found.block)
         if log is None:
-            return  # The block never got a batch.
+            return  # the block never got a batch
         self._show(host.name, log, found.block, found.start, found.high_watermark)
 
     def _show(self, who: str, log: ReplicaLog, block: BlockId, start: int, high: int) -> None:
@@ -100,7 +100,7 @@ class Immutable(Checker):
                     f"{block} is sealed at {end}, and was visible up to {seen.end}"
                     + (f": {keepers} have all of that" if keepers else ""),
                 )
-            # No acknowledgement promised that it survives a power cut.
+            # No acknowledgement promised that these records survive a power cut.
             seen.cut(end)
             history.losses += 1
             history.sequences.clear()
@@ -116,14 +116,14 @@ class Immutable(Checker):
             return
         place = f"{names[0]}/{names[1]} at {header.base_offset}"
         if header.attributes & DELAYED_COPY:
-            return  # The leader itself writes these.
+            return  # the leader itself writes these
         if header.batch_crc not in self.sent:
             self.fail("no-invention", f"nobody has sent what is in {place}")
         if header.producer_id < 0:
             return
         producer, sequence = header.producer_id, header.base_sequence
         known = history.sequences.get(producer)
-        # A later epoch of a producer continues the sequence numbers of the one before.
+        # A later epoch of a producer continues the sequences of the previous one.
         is_on = known is None or (sequence == known[1] and header.producer_epoch >= known[0])
         if known is not None and not is_on and not self._is_new(block, header, known):
             is_repeat = sequence < known[1] and header.producer_epoch >= known[0]
@@ -136,7 +136,7 @@ class Immutable(Checker):
         history.sequences[producer] = (header.producer_epoch, following, block.number)
 
     def _is_new(self, block: BlockId, header: Header, known: tuple[int, int, int]) -> bool:
-        """Whether a producer starts over after its state and all of its records were lost."""
+        """Whether a producer starts again after its state and all of its records were lost."""
         if header.base_sequence or header.producer_epoch <= known[0] or block.number <= known[2]:
             return False
         return self.watch.node(block._replace(number=known[2])) is None

@@ -1,4 +1,4 @@
-"""Rules about replicas that the tree names as in sync or whole, compared with their disks."""
+"""Rules about replicas that the tree counts as in sync or complete, compared with their disks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pymq.testing.simulation.process import Process
 
 
 class InSyncRules(Checker):
-    """A replica that the tree names as in sync has all records that count.
+    """A replica that the tree counts as in sync has all records that it must have.
 
-    In an open block with a fetching replicator any in-sync replica may have to replace the leader,
-    so each has all visible records. A replica that lost records in a crash fetches them again. The
-    leader cannot know of the loss, so that is no violation, but the replica must not join the
-    in-sync set before.
+    In an open fetch block any in-sync replica may have to replace the leader, so each of them has
+    all visible records. A replica that lost records in a crash fetches them again. The leader
+    cannot know of the loss, so that is no violation, but until then the replica must not join the
+    in-sync set.
     """
 
     rules = (
@@ -33,7 +33,7 @@ class InSyncRules(Checker):
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        # open blocks with a fetching replicator and several replicas
+        # open fetch blocks with several replicas
         self._open: dict[BlockId, BlockNode] = {}
         # partitions that an administrator recovers without their missing brokers
         self._given_up: set[Partition] = set()
@@ -62,7 +62,7 @@ class InSyncRules(Checker):
     def _lacking(
         self, block: BlockId, node: BlockNode, end: int, *, synced: bool = False
     ) -> list[str]:
-        """Return the in-sync replicas that lack records before *end* without having lost any.
+        """Return the in-sync replicas that lack records before *end* and have lost none.
 
         With *synced*, unsynced records count as lacking: a power cut could take them.
         """
@@ -118,8 +118,8 @@ class InSyncRules(Checker):
         """Whether a broker that joins the in-sync set lacks records before *end*, and this is
                 known.
 
-        It may have lost them in a crash after its leader's request. The zkserver knows of the
-        crash once the broker has registered again.
+        It may have lost them in a crash after its leader's request. The zkserver knows of the crash
+        once the broker has registered again.
         """
         ledger, cluster = self.watch.ledger, self.watch.cluster
         log, host = ledger.log(name, block), cluster.brokers[name]
@@ -130,11 +130,11 @@ class InSyncRules(Checker):
         return not ledger.has_lost(block) or (host.is_up and host.incarnation == registered)
 
     def _is_orphan(self, block: BlockId, node: BlockNode) -> bool:
-        """Whether the disks of all holders of a block are gone when it is sealed.
+        """Whether the disks of all holders of a block are replaced when it is sealed.
 
         A disk may be replaced after its replica has reported its end and before the zkserver's
         commit. Modes that do not wait for a majority may then lose records that are not visible
-        yet, and the block with them; Raft may not.
+        yet, and the block with them; Raft must not.
         """
         seen = self.watch.history(block).blocks.get(block.number)
         is_seen = seen is not None and seen.end > node.start
@@ -145,9 +145,7 @@ class InSyncRules(Checker):
         return all(brokers[name].storage_id != storages[name] for name in node.in_sync)
 
     def _check_copies(self, block: BlockId, node: BlockNode, known: BlockNode | None) -> None:
-        """Each holder of a sealed block has exactly its records, and enough brokers do at the
-        seal.
-        """
+        """Each holder of a sealed block has exactly its records; enough brokers hold it."""
         assert node.end is not None
         ledger = self.watch.ledger
         was_sealed = known is not None and known.end is not None
@@ -160,7 +158,8 @@ class InSyncRules(Checker):
         for name in node.in_sync:
             if name in before or any(log.node == name for log in holding):
                 continue
-            if ledger.log(name, block) is not None or not was_sealed:  # else its disk is another
+            # otherwise the broker has another disk
+            if ledger.log(name, block) is not None or not was_sealed:
                 self.fail(
                     "sealed-copies-are-equal",
                     f"{name} is said to hold all of {block} up to {node.end}, and does not",
@@ -169,8 +168,8 @@ class InSyncRules(Checker):
     def _check_durable(self, block: BlockId, node: BlockNode, known: BlockNode) -> None:
         """A Raft block is on the disks of a majority up to its seal.
 
-        A leader commits its whole log before it reports its end. The zkserver asks no other
-        replica while a majority still has the disks on which the block was created, unless an
+        A leader commits its whole log before it reports its end. While a majority still has the
+        disks on which the block was created, the zkserver asks no other replica, unless an
         administrator requests it. Then the last records may have a single copy. They were neither
         acknowledged nor visible (``durable-before-acked``, ``durable-before-visible``).
         """

@@ -1,8 +1,8 @@
-"""What each replica's disk holds, kept beside the stores, as chains of hashes.
+"""The content of each replica's disk, recorded beside the stores, as chains of hashes.
 
 A chain hash after a batch stands for all batches of the block up to it. So two logs are equal up to
-an offset exactly when their chains there are, which makes comparing them one look-up however long
-they are.
+an offset exactly if their chain hashes there are equal, and a comparison is one look-up even for
+long logs.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ class ReplicaLog:
     node: str
     block: BlockId
     start: int
-    ends: list[int] = Factory(list)  # of each batch
-    chains: list[int] = Factory(list)  # after each batch
+    ends: list[int] = Factory(list)  # end of each batch
+    chains: list[int] = Factory(list)  # chain hash after each batch
     headers: list[Header] = Factory(list)
     synced_end: int = 0  # records before it survive a crash
-    maybe: list[Header] = Factory(list)  # of a write that has not returned, or has failed
-    cutting: int | None = None  # where the log may end: by a truncation that has not returned
+    maybe: list[Header] = Factory(list)  # batches of a write that has not returned, or has failed
+    # the possible end of the log after a truncation that has not returned
+    cutting: int | None = None
 
     @property
     def end(self) -> int:
@@ -79,7 +80,7 @@ class ReplicaLog:
         return bisect_right(self.ends, offset)
 
     def add(self, header: Header, known: int | None = None) -> None:
-        """Append a batch; *known* is its chain hash if it does not follow from the header."""
+        """Append a batch; *known* is its chain hash, if that does not follow from the header."""
         before = self.chains[-1] if self.chains else 0
         self.chains.append(chain(before, header) if known is None else known)
         self.ends.append(header.end_offset)
@@ -102,13 +103,14 @@ class Ledger:
         self.logs: dict[tuple[str, BlockId], ReplicaLog] = {}
         self.on_append: list[Callable[[ReplicaLog, Header], None]] = []
         self.on_truncate: list[Callable[[ReplicaLog, int], None]] = []  # (log, the end to be)
-        self.on_loss: list[Callable[[ReplicaLog, int], None]] = []  # the same, by a crash
+        # (log, its new end), called after a crash
+        self.on_loss: list[Callable[[ReplicaLog, int], None]] = []
         self.damaged: dict[str, None] = {}  # brokers whose disk has lost synced records
         self.states: dict[tuple[str, BlockId], bytes] = {}  # the saved state of each block
-        # How often a replica of a partition restarted with fewer records, synced or not.
+        # How often a replica of a partition has restarted with fewer records, synced or not.
         self.losses: dict[tuple[str, int], int] = {}
         self._unsure: dict[tuple[str, BlockId], bytes] = {}  # states whose write has failed
-        # starts of blocks whose creation has failed
+        # first offsets of blocks whose creation has failed
         self._begun: dict[tuple[str, BlockId], int] = {}
         self._replaced: dict[BlockId, list[ReplicaLog]] = {}  # logs of replaced disks
         self._numbers: dict[tuple[str, str, int], list[int]] = {}  # epochs of blocks, in order
@@ -134,15 +136,15 @@ class Ledger:
     def holders(self, block: BlockId, end: int, chain: int | None) -> list[str]:
         """Return the brokers that have synced a block up to *end*, with the chain hash *chain*.
 
-        A broker whose disk was replaced since counts, too: its report was true and may still be on
-        its way. The copy on its new disk is another replica and does not count twice.
+        A broker counts even if its disk has been replaced since: its report was true, and may still
+        be on its way. The copy on its new disk is another replica and does not count a second time.
         """
         logs = [*self.replicas(block), *self._replaced.get(block, ())]
         found = (log.node for log in logs if log.synced_end >= end and log.chain_at(end) == chain)
         return list(dict.fromkeys(found))
 
     def forget(self, node: str) -> None:
-        """Take in that a broker's disk was replaced."""
+        """Note that a broker's disk was replaced."""
         self.damaged.pop(node, None)
         for key in [key for key in self.logs if key[0] == node]:
             self._lose(key[1])
@@ -160,17 +162,17 @@ class Ledger:
         """Whether any replica of a block's partition ever restarted with fewer records."""
         return (block.topic_id, block.partition) in self.losses
 
-    # --- what stores do -------------------------------------------------------------------------
+    # --- events of stores -------------------------------------------------------------------------
 
     def begin(self, node: str, writes: Sequence[Write]) -> None:
-        """Take in that a write begins: until it returns, any part of it may be on the disk."""
+        """Note that a write begins: until it returns, any part of it may be on the disk."""
         fresh: dict[BlockId, None] = {}
         for write in writes:
             if isinstance(write, Append) and write.batches:
                 log = self._of(node, write.block, write.batches[0].base_offset)
                 if write.block not in fresh:
                     fresh[write.block] = None
-                    log.maybe.clear()  # An earlier failed write was undone.
+                    log.maybe.clear()  # an earlier failed write was undone
                 log.maybe += [batch.header for batch in write.batches]
             elif isinstance(write, Truncate) and (node, write.block) in self.logs:
                 self.logs[node, write.block].cutting = write.end
@@ -187,7 +189,7 @@ class Ledger:
         return found
 
     def done(self, node: str, writes: Sequence[Write], failed: Sequence[WriteFailed]) -> None:
-        """Take in that a write has returned; a failed one may be on the disk or not."""
+        """Note that a write has returned; a failed one may be on the disk or not."""
         bad = {failure.block for failure in failed}
         synced: dict[BlockId, None] = {}
         for write in writes:
@@ -252,13 +254,13 @@ class Ledger:
         return next((known for known in found if known is not None), None)
 
     def recovered(self, node: str, found: Recovered) -> None:
-        """Take in where a store has found a block's end."""
+        """Note where a store has found a block's end."""
         log = self._of(node, found.block, found.start)
         if node not in self.damaged:
             self._check_state(node, found)
         cutting, log.cutting = log.cutting, None
         if cutting is not None and found.end <= cutting < log.end:
-            # The broker died during a rightful truncation that was on the disk already.
+            # The broker died during a legitimate truncation that had already reached the disk.
             for callback in self.on_truncate:
                 callback(log, cutting)
             log.cut(cutting)
@@ -284,7 +286,7 @@ class Ledger:
                 f"{node} has {found.block} up to {found.end}, where no batch ends",
             )
         log.maybe.clear()
-        log.synced_end = log.end  # Recovery has synced the records that it kept.
+        log.synced_end = log.end  # recovery has synced the records that it kept
 
     def _check_state(self, node: str, found: Recovered) -> None:
         """Check that the saved term and vote, or later ones, are still there."""
@@ -328,7 +330,7 @@ class WatchedStore(WrappedStore):
         return found
 
     def _check_whole(self, block: BlockId, start: int, end: int) -> None:
-        """Check that the rest of an unfinished write can be read: it holds whole batches."""
+        """Check that the rest of an unfinished write can be read, that is, holds whole batches."""
         try:
             while start < end:
                 for batch in split(self.store.read(block, start, end, 1 << 20)):

@@ -11,7 +11,7 @@ from pymq.testing.simulation.nodes import BrokerHost
 
 
 class LogMatching(Checker):
-    """If two logs have a batch of the same epoch end at the same offset, all before it is equal."""
+    """If two logs have a batch of one epoch end at one offset, all before it is equal."""
 
     rules = ("log-matching", "dense-offsets", "epochs-rise", "synced-survives")
 
@@ -58,12 +58,13 @@ class Watermark(Checker):
                 f"{host.name} goes back from {last.high_watermark} to {high} in {block}",
             )
         key = (host.name, host.storage_id, (block.topic_id, block.partition))
-        # After a crash an epoch may be lost if no message carried it, but not one that it led.
+        # After a crash an epoch may be lost if no message contained it, but not an epoch in which
+        # the broker led.
         led = self._led.get(key, 0)
         before = 0
         if last is not None and last.block[:2] == block[:2]:
             # In a block that was sealed meanwhile another leader may be elected, which can append
-            # nothing: for all blocks but the last, the zkserver's word counts.
+            # nothing: for all blocks but the last, the zkserver's state counts.
             before = last.epoch if last.block == block else last.told[0]
         if found.epoch < max(before, led):
             self.fail("epoch-monotone", f"{host.name} goes back to epoch {found.epoch} of {block}")
@@ -74,10 +75,10 @@ class Watermark(Checker):
             self._check_durable(host, found)
 
     def _is_kept(self, found: probe.Look, last: probe.Look) -> bool:
-        """Whether all visible records of the last block must be before this one.
+        """Whether all visible records of the last block must be before this block.
 
-        Records that a disk's cache has lost may be missing from the sealed block. Whether they may
-        is checked when the seal is committed (``seal-keeps-what-is-visible``).
+        Records that a disk's cache has lost may be missing from the sealed block. Whether that is
+        allowed is checked when the seal is committed (``seal-keeps-what-is-visible``).
         """
         if found.block[:2] != last.block[:2]:
             return False  # another topic of that name
@@ -99,7 +100,7 @@ class Watermark(Checker):
 
 
 class OneLeader(Checker):
-    """An epoch of a partition has at most one leader, and it has all visible records."""
+    """An epoch of a partition has at most one leader, and the leader has all visible records."""
 
     rules = ("one-leader-per-epoch", "leader-completeness")
 
@@ -126,7 +127,7 @@ class OneLeader(Checker):
         history = self.watch.history(found.block)
         seen = history.blocks.get(found.block.number)
         if seen is None or not seen.ends or seen.epoch > found.epoch:
-            return  # A leader need not have what a later one has committed (Raft, figure 3).
+            return  # a leader need not have records that a later one has committed (Raft, figure 3)
         log = self.watch.ledger.log(host.name, found.block)
         if log is not None and log.chain_at(seen.end) == seen.chains[-1]:
             return
@@ -138,7 +139,7 @@ class OneLeader(Checker):
                 f"{host.name} leads {found.block} at epoch {found.epoch} without all that was "
                 f"visible up to {seen.end}",
             )
-        # No acknowledgement promised that it survives a power cut: forget what is lost.
+        # No acknowledgement promised that these survive a power cut, so forget the lost records.
         common = [
             end
             for end, chain in zip(seen.ends, seen.chains, strict=True)

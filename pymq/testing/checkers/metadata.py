@@ -1,4 +1,4 @@
-"""Rules about the metadata in the coordinator's tree."""
+"""Rules about the metadata in the coordinator backend's tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pymq.testing.simulation.process import Process
 
 
 class MetadataRules(Checker):
-    """The tree is sound after every commit: blocks adjoin, epochs rise, one zkserver an epoch."""
+    """The tree is valid after each commit: blocks adjoin, epochs rise, one zkserver per epoch."""
 
     rules = (
         "blocks-adjoin",
@@ -31,7 +31,7 @@ class MetadataRules(Checker):
         self._controllers: dict[int, str] = {}  # sessions, by controller epoch
         # zkservers that have sent requests to brokers, by controller epoch
         self._actors: dict[int, str] = {}
-        self._asked: dict[tuple[str, int], str] = {}  # commits under way, by request
+        self._asked: dict[tuple[str, int], str] = {}  # commits in progress, by request
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if not isinstance(process, ZkserverHost):
@@ -109,7 +109,7 @@ class MetadataRules(Checker):
             before = paths.block(topic, partition, number - 1)
             old = self.watch.cluster.ensemble.tree.get(before)
             entry = plan.changes.get(before, old)
-            if entry is None and old is not None:  # The block was empty, and is replaced.
+            if entry is None and old is not None:  # the block was empty, and is replaced
                 previous = decode_node(BlockNode, old.data)
                 if previous.start != node.start:
                     self.fail("blocks-adjoin", f"{path} replaces {before} of {previous.start}")

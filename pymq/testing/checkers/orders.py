@@ -10,8 +10,8 @@ from pymq.testing.simulation.nodes import BrokerHost
 class OrderRules(Checker):
     """A broker follows the newest state it has received, and acts only for blocks of its own disk.
 
-    A replica on an earlier disk has made promises that this disk does not know. So this disk must
-    not vote or acknowledge for that replica (Ongaro's thesis, section 3.8).
+    A replica on an earlier disk has made promises that the new disk does not know. So the broker
+    must not vote or acknowledge for that replica (Ongaro's thesis, section 3.8).
     """
 
     rules = ("newest-state-counts", "own-disk-only")

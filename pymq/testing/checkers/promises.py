@@ -29,7 +29,7 @@ class AskedRequest:
     acks: AckMode
     header: Header
     name: Name
-    floor: int  # it must be written at or after this offset
+    floor: int  # the batch must be written at or after this offset
 
 
 class AnswerRules(Checker):
@@ -49,13 +49,15 @@ class AnswerRules(Checker):
         super().__init__(watch)
         self._sent = immutable.sent
         self._asked: dict[tuple[str, int], AskedRequest] = {}
-        # batches without a producer id, by CRC: they may be copied
+        # batches without a producer id, by CRC, because they may be copied
         self._batches: dict[int, EncodedBatch] = {}
         self._placed: dict[tuple[str, str, int], EncodedBatch] = {}  # batches with an answer
-        self._copies: dict[tuple[str, int], tuple[Copy, list[int]]] = {}  # and the CRCs of copies
-        # the acknowledged end at that time, and the losses so far
+        # Copy requests, each with the CRCs of its copies
+        self._copies: dict[tuple[str, int], tuple[Copy, list[int]]] = {}
+        # the acknowledged end at that time, and the number of losses so far
         self._ends: dict[Name, tuple[int, int]] = {}
-        self._floors: dict[tuple[Name, int], tuple[int, int]] = {}  # of batches, by CRC
+        # lowest allowed offset of each batch, by CRC
+        self._floors: dict[tuple[Name, int], tuple[int, int]] = {}
 
     def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
         if isinstance(message, Produce) and isinstance(process, ClientHost):
@@ -64,7 +66,7 @@ class AnswerRules(Checker):
             if header.producer_id < 0:
                 self._batches[header.batch_crc] = message.batch
             floor, losses = self._ends.get(name, (0, 0))
-            # A batch that is sent again keeps the time of its first send.
+            # If a batch is sent again, the time of its first send counts.
             floor, losses = self._floors.setdefault((name, header.batch_crc), (floor, losses))
             history = self.watch.history_of(message.topic, message.partition)
             if history is not None and history.losses != losses:
@@ -103,7 +105,7 @@ class AnswerRules(Checker):
             return
         place = f"{asked.topic}/{asked.partition}"
         if asked.producer_id not in (header.producer_id for header in log.headers):
-            return  # It was copied before, into a block that has been sealed since.
+            return  # the batch was copied before, into a block that has been sealed since
         missing = set(crcs).difference(header.batch_crc for header in log.headers)
         starts_here = log.headers[0].base_offset == 0
         if missing and starts_here:
@@ -119,7 +121,7 @@ class AnswerRules(Checker):
     def _check_answer(
         self, host: BrokerHost, peer: str, asked: AskedRequest, answer: Produced
     ) -> None:
-        """A broker acknowledges only written batches, and synced ones if the request demands it."""
+        """A broker acknowledges only written batches; if requested, only synced ones."""
         key = self.watch.indexes.get((asked.topic, asked.partition))
         if key is None:
             return
@@ -127,7 +129,7 @@ class AnswerRules(Checker):
         place = f"{asked.topic}/{asked.partition} at {offset}"
         log = self.watch.ledger.holding(host.name, *key, offset)
         if log is None and answer.duplicate:
-            return  # It may be in a block on other brokers; the rule for the client checks it.
+            return  # the batch may be in a block on other brokers; the rule for clients checks it
         index = log.batch_at(offset) if log is not None else 0
         if log is None or log.headers[index].batch_crc != asked.header.batch_crc:
             self.fail("acked-is-written", f"{host.name} tells {peer} that its batch is in {place}")
@@ -159,7 +161,7 @@ class AnswerRules(Checker):
             batch = self._batches[asked.header.batch_crc]
             self._placed[asked.topic, asked.partition, message.base_offset] = batch
         if asked is None or message.error is not None or asked.acks is not AckMode.RAFT:
-            return  # Records that only the leader has may be lost with it.
+            return  # records that only the leader has may be lost with it
         history = self.watch.history_of(asked.topic, asked.partition)
         if history is None:
             return
@@ -189,7 +191,7 @@ class ReadRules(Checker):
     receives = (Fetched,)
 
     def on_send(self, process: Process, peer: str, source: str, message: Message) -> None:
-        """A replica serves no record beyond the high watermark that it knows."""
+        """A replica serves no record beyond its own high watermark."""
         if not isinstance(message, Fetched) or not isinstance(process, BrokerHost):
             return
         high = probe.high_watermark(process.broker, message.topic, message.partition)
@@ -198,7 +200,7 @@ class ReadRules(Checker):
         try:
             *_, last = (batch.header.base_offset for batch in split(message.data))
         except PymqError:
-            return  # The client detects that itself.
+            return  # the client detects that itself
         if last >= high:
             place = f"{message.topic}/{message.partition} at {last}"
             self.fail("shown-when-committed", f"{peer} is sent {place}, of {high} committed")
@@ -213,7 +215,7 @@ class ReadRules(Checker):
         try:
             batches = [batch.verify() for batch in split(message.data)]
         except PymqError:
-            return  # The client detects that itself, and raises it.
+            return  # the client detects that itself, and raises the error
         following = message.offset
         for batch in batches:
             header = batch.header

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from pymq.testing.checkers.base import StoreWatch
 from pymq.testing.checkers.copies import CopyRules
+from pymq.testing.checkers.groups.leases import LeaseRules
+from pymq.testing.checkers.groups.offsets import OffsetRules
+from pymq.testing.checkers.groups.returned import ReturnedRules
 from pymq.testing.checkers.immutable import Immutable
 from pymq.testing.checkers.in_sync import InSyncRules
-from pymq.testing.checkers.leases import LeaseRules
 from pymq.testing.checkers.logs import LogMatching, OneLeader, Watermark
 from pymq.testing.checkers.metadata import MetadataRules
-from pymq.testing.checkers.offsets import OffsetRules
 from pymq.testing.checkers.orders import OrderRules
 from pymq.testing.checkers.promises import AnswerRules, ReadRules
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pymq.testing.cluster import Cluster
 
 RULES = (
-    "promise-survives",  # the ledger's
+    "promise-survives",  # a rule of the ledger
     "nothing-invented-on-disk",
     "recovered-is-whole",
     *LogMatching.rules,
@@ -32,6 +33,7 @@ RULES = (
     *OrderRules.rules,
     *LeaseRules.rules,
     *OffsetRules.rules,
+    *ReturnedRules.rules,
     *MetadataRules.rules,
     *CopyRules.rules,
 )
@@ -43,15 +45,16 @@ def watch(cluster: Cluster) -> StoreWatch:
     immutable = Immutable(found)
     for checker in (
         LogMatching(found),
-        OneLeader(found),  # before checkers that rely on it to forget records that may be lost
+        OneLeader(found),  # before the checkers that rely on it to forget records that may be lost
         Watermark(found),
         immutable,
         AnswerRules(found, immutable),
         ReadRules(found),
-        InSyncRules(found),  # after checkers that find a sealed block's log
+        InSyncRules(found),  # after the checkers that find a sealed block's log
         OrderRules(found),
         LeaseRules(found),
         OffsetRules(found),
+        ReturnedRules(found),
         MetadataRules(found),
         CopyRules(found),
     ):

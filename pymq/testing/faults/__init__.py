@@ -1,1 +1,1 @@
-"""Plans of faults, and who carries them out."""
+"""Plans of faults, and the code that carries them out."""

@@ -11,7 +11,7 @@ from pymq.testing.faults.redundancy import Redundancy
 from pymq.testing.simulation.process import Process
 from pymq.testing.simulation.world import SECOND
 
-FOR_EVER = 1 << 30  # operations of a disk
+FOR_EVER = 1 << 30  # more operations than a disk ever does in a run
 
 
 class DiskFaults:
@@ -26,7 +26,7 @@ class DiskFaults:
         *,
         has_operator: bool,
     ) -> None:
-        self.left: str | None = None  # the failing broker that stays unrepaired after the faults
+        self.left: str | None = None  # the broker whose disk keeps failing after the faults
         self._cluster = cluster
         self._period = period
         self._redundancy = redundancy
@@ -40,15 +40,19 @@ class DiskFaults:
         self._failing.discard(process.name)
 
     def restart_failing(self, *, keeps_one: bool) -> None:
-        """Restart the brokers whose disk has failed; with *keeps_one* one may stay as it is."""
+        """Restart the brokers whose disk has failed.
+
+        With *keeps_one* one of them may stay unrepaired.
+        """
         up = [name for name, host in self._cluster.brokers.items() if host.is_up]
         failing = [name for name in up if name in self._failing]
         # Restarted brokers leave the in-sync sets. The broker with the failed disk could then be
         # the only one left in a set, so it stays only if all others are up and healthy.
         is_calm = len(up) == len(self._cluster.brokers) and len(failing) == 1
         for name in failing if keeps_one else ():
-            # A replica whose sync has failed takes no part until its broker is restarted. The
-            # other replicas do without it; where they cannot, an operator restarts the broker.
+            # A replica whose sync has failed does not take part until its broker restarts. The
+            # other replicas continue without it; where they cannot, an operator restarts the
+            # broker.
             may_stay = is_calm and not self._has_operator and self.left is None
             if may_stay and self._redundancy.tolerates_failed_disk(name):
                 self.left = name
@@ -56,12 +60,15 @@ class DiskFaults:
                 self._cluster.crash(name, "random")
 
     def fail_left(self) -> None:
-        """Let the disk of the broker that stays as it is fail for ever."""
+        """Let the disk of the unrepaired broker fail until the end of the run."""
         if self.left is not None:
             self._cluster.fail_disk(self.left, "sync", FOR_EVER)
 
     def replace_disks(self) -> bool:
-        """Replace damaged disks whose records other brokers have; returns whether none is left."""
+        """Replace damaged disks whose records are on other brokers.
+
+        Returns whether none is left.
+        """
         for name, number in list(self._redundancy.rotten.items()):
             host = self._cluster.brokers[name]
             if host.disks == number and self._redundancy.is_spare(name):
@@ -82,9 +89,12 @@ class DiskFaults:
         self._period.later(duration, lambda: self._cluster.free_disk(name))
 
     def fail_disk(self, name: str, what: str, duration: int, times: int) -> None:
-        """Let a disk operation fail some *times*; an operator, if any, restarts the broker."""
+        """Let a disk operation fail *times* times.
+
+        An operator, if there is one, restarts the broker.
+        """
         self._cluster.fail_disk(name, what, times)
-        if what != "read":  # A failed read may succeed the next time.
+        if what != "read":  # a failed read may succeed the next time
             self._failing.add(name)
 
         def restart() -> None:
@@ -99,7 +109,8 @@ class DiskFaults:
         """Flip a bit of a block; an operator replaces the disk later.
 
         The bit may belong to a record that is not visible yet. If the broker has acknowledged the
-        record and does not read it again, the block continues from it: others must have it.
+        record and does not read it again, the block continues after it, so other brokers must have
+        the record.
         """
         host = self._cluster.brokers[name]
         files = [path for path in host.disk.paths() if path.endswith(".block")]
@@ -116,7 +127,7 @@ class DiskFaults:
         self._period.later(duration, lambda: self._replace_rotten(name))
 
     def _replace_rotten(self, name: str) -> None:
-        """Replace the damaged disk if it is still there and other brokers have its records."""
+        """Replace the damaged disk if it is still in use and other brokers have its records."""
         if self._redundancy.rotten.get(name) != self._cluster.brokers[name].disks:
             self._redundancy.rotten.pop(name, None)
         elif self._redundancy.is_spare(name):

@@ -1,10 +1,10 @@
 """A hostile client: a fault of a run, which must not affect other clients.
 
-Brokers must refuse all that it produces: batches with a sound header and a bad body, batches with
-false headers, and batches with another producer's id and sequences, read from the log. It also
-requests more than it receives, fills a group with members, and settles records of other members.
-It knows only what any client can know, and where a log ends. Its random numbers are its own, so
-runs without it stay the same.
+Brokers must refuse all its batches: some have a sound header and a bad body, some a false header,
+and some the id and sequences of another producer, read from the log. The client also requests more
+than it receives, fills a group with members, and settles records of other members. It knows only
+what any client can know, and where a log ends. It has its own random numbers, so runs without it
+stay the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ACTS = "body lie lie numbers numbers numbers fetch find join settle odd".split()
 PATIENCE_MS = 2_000
 YEAR_MS = 365 * 24 * 3600 * 1000
 GREEDY_BYTES = (1 << 31) - 1
-FLOOD = 20  # fetches at once, and members
+FLOOD = 20  # number of fetches at once, and of members
 FAR = 1 << 62
 
 
@@ -52,7 +52,7 @@ def draw_hostile(seed: int, duration_us: int) -> list[list[object]]:
 
 
 class RefusedRequest(Checker):
-    """Brokers neither append nor acknowledge what they must refuse."""
+    """Brokers neither append nor acknowledge batches that they must refuse."""
 
     rules = ("refused-is-absent", "refused-is-not-acked")
     receives = (Produced,)
@@ -72,9 +72,7 @@ class RefusedRequest(Checker):
         self.fail("refused-is-absent", f"{log.node} has written {wrong} to {log.block}")
 
     def _may_be_new(self, log: ReplicaLog) -> bool:
-        """Whether a producer's records are lost, as weak settings allow, and its sequences with
-        them.
-        """
+        """Whether a producer's records and sequences are lost, as weak settings allow."""
         return self.watch.history(log.block).losses > 0
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
@@ -85,7 +83,7 @@ class RefusedRequest(Checker):
 
 
 class Hostile:
-    """The client, in a process of its own that is started with its first act."""
+    """The client, in a separate process that its first act starts."""
 
     def __init__(self, cluster: Cluster, topics: list[str], groups: list[str]) -> None:
         assert cluster.watch is not None
@@ -125,10 +123,10 @@ class Hostile:
         now = self._driver.loop.clock()
         return self._router.call(make, now, PATIENCE_MS, peer)
 
-    # --- what it produces -----------------------------------------------------------------------
+    # --- its batches ------------------------------------------------------------------------------
 
     def _produce(self, topic: str, place: str, peer: str, batch: EncodedBatch, what: str) -> None:
-        # Parsed again, like bytes from a network: only the header was checked.
+        # Parsed again, like bytes from a network, so that only the header is checked.
         batch = EncodedBatch.parse(bytes(batch.head) + bytes(batch.body))
         self.refused.batches[batch.header.batch_crc] = what
         call = self._ask(
@@ -164,7 +162,7 @@ class Hostile:
         def then(call: Call) -> None:
             if isinstance(call.result, msg.Fetched) and call.error is None:
                 headers = [batch.header for batch in split(call.result.data)]
-                # The partition expects 0 of every producer that it does not know.
+                # The partition expects sequence 0 from each producer that it does not know.
                 found = [h for h in headers if h.producer_id >= 0 and h.base_sequence > 0]
                 if found:
                     batch, what = self._renumbered(rng, found[-1])
@@ -193,7 +191,7 @@ class Hostile:
         )
         return batch, f"a batch under another's numbers ({kind} of {other.base_sequence})"
 
-    # --- what it asks for -----------------------------------------------------------------------
+    # --- its requests -----------------------------------------------------------------------------
 
     def _fetch(self, rng: Random, topic: str, place: str, peer: str) -> None:
         for _ in range(FLOOD):
@@ -210,7 +208,7 @@ class Hostile:
         self._ask(peer, lambda r: msg.GetSequence(r, topic, place, -FAR))
 
     def _join(self, rng: Random, topic: str, place: str, peer: str) -> None:
-        """Join many members to a group of its own; one of the brokers coordinates it."""
+        """Join many members to the client's own group; one of the brokers coordinates it."""
         for number in range(FLOOD):
             join = partial(
                 msg.Join,
@@ -228,7 +226,7 @@ class Hostile:
                 self._ask(broker, join)
 
     def _settle(self, rng: Random, topic: str, place: str, peer: str) -> None:
-        """Settle records of other groups, of which it is no member."""
+        """Settle records of groups of which the client is no member."""
         group, start = rng.choice(self._groups), rng.randrange(50)
         ranges = ((place, (start, start + rng.choice([1, 10, FAR]))),)
         member = f"{NAME}-{rng.randrange(FLOOD)}"

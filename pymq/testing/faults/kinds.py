@@ -1,4 +1,4 @@
-"""The kinds of fault, and how a seed draws them."""
+"""The kinds of faults, and how a seed draws them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAULTS = """crash boundary crash_loop pause crash_zk crash_app crash_all wipe
     slow_disk full_disk fail_disk flip
     clock jump skew
     expire suspend slow_coordinator uncertain""".split()
-# Faults with a rate (lowest, highest) in place of a time.
+# Faults that have a rate (lowest, highest) instead of a time.
 RATES = {
     "loss": (0.0005, 0.1),
     "duplicate": (0.001, 0.2),
@@ -36,7 +36,7 @@ PROFILES: dict[str, list[str]] = {
     "crash": "crash boundary crash_loop crash_app".split(),
     "network": """isolate cut one_way split bridge swizzle clog slow_link reset loss duplicate late
         reorder tail crash_app""".split(),
-    # For topics with ack mode leader: logs that diverge, followers that fall behind.
+    # For topics with ack mode leader: logs that diverge, and followers that fall behind.
     "fetch": "crash boundary pause isolate cut one_way split clog slow_link slow_disk".split(),
     "disk": "crash boundary slow_disk full_disk fail_disk flip".split(),
     "time": "pause clock jump skew slow_link tail".split(),
@@ -49,14 +49,14 @@ PROFILES: dict[str, list[str]] = {
 HOSTILE_SHARE = 0.15  # the share of runs of profile "all" with a hostile client
 
 
-# The profiles of a soak, seed by seed; each one stands for one way of failing.
+# The profiles of a soak run, seed by seed; each one stands for one way of failing.
 ROTATION = """swarm network swarm crash swarm fetch swarm disk swarm rolls swarm time swarm wipe
     swarm coordinator""".split()
 
 
 @value
 class Faults:
-    """Faults for a cluster: all of *kinds*, some of ``FAULTS``, for *seconds*."""
+    """Faults for a cluster: all of *kinds*, which are some of ``FAULTS``, for *seconds*."""
 
     kinds: tuple[str, ...]
     seconds: float = 600.0
@@ -84,7 +84,7 @@ def log_uniform(rng: Random, low: float, high: float) -> float:
 
 
 def draw_kinds(rng: Random, profile: str) -> list[str]:
-    """Draw the kinds of fault of a run: some are left out, so that others take effect.
+    """Draw the kinds of fault of a run; some are left out, so that others take effect.
 
     If everything crashes all the time, logs never diverge for long (Groce et al., Swarm Testing,
     ISSTA 2012).
@@ -103,7 +103,10 @@ def draw_rates(rng: Random, kinds: Sequence[str]) -> dict[str, float]:
 
 
 class FaultSchedule:
-    """Draws the times of faults; each kind has its own random numbers, so any can be left out."""
+    """Draws the times of faults.
+
+    Each kind has its own random numbers, so any kind can be left out.
+    """
 
     def __init__(
         self, seed: int, brokers: list[str], zkservers: list[str], apps: int, duration_us: int

@@ -1,12 +1,12 @@
-"""Constants of the machines that a run makes small, so that rare events happen in seconds.
+"""Constants of the machines that a run makes small, so that rare events happen within seconds.
 
-A run of some seconds never reaches a checkpoint after 32 MiB, a list of 512 ranges or the end of a
-session of half a minute. So each run draws some of these constants, as FoundationDB does with its
-knobs (apple.github.io/foundationdb/testing.html).
+Otherwise a run of some seconds would never reach a checkpoint after 32 MiB, a list of 512 ranges or
+the end of a session of half a minute. So each run draws some of these constants, as FoundationDB
+does with its knobs (apple.github.io/foundationdb/testing.html).
 
-Nearly every run has a short session of group members. Leases of a crashed member are freed when
-its session runs out, and every run crashes its applications when its faults end. With half a
-minute this idle wait was three fifths of all events, and no session ran out during the faults.
+Nearly every run has a short session of group members. When the faults end, each run crashes its
+applications, and leases of a crashed member are freed only when its session runs out. With half a
+minute this idle wait made up three fifths of all events, and no session ran out during the faults.
 """
 
 from __future__ import annotations
@@ -31,36 +31,33 @@ LIMITS: Knobs = {
     "ACQUIRES_MAX": ("pymq.client.", (1, 2)),
     "SLICE_OPS": ("pymq.controller.", (1, 5)),
 }
-# Drawn apart: how far behind the end readers use any replica.
+# Drawn separately: how far behind the end readers use any replica.
 SPREAD: Knobs = {
     "BEHIND_BYTES": ("pymq.client.", (1, 1_000)),
     "BEHIND_RECORDS": ("pymq.client.", (1, 20)),
     "NEAR_WAIT_MS": ("pymq.client.", (1, 100)),
 }
-# Drawn apart: how many of very many partitions are handled in a turn.
+# Drawn separately: how many of very many partitions are handled in a turn.
 TURNS: Knobs = {
     "TURN_MAX": ("pymq.controller.", (1, 2)),
     "TOLD_MAX": (("pymq.broker.", "pymq.controller."), (1, 2)),
     "LOOKS_MAX": ("pymq.controller.", (1, 2)),
     "STOPS_MAX": ("pymq.controller.", (1, 2)),
 }
-# Drawn apart: of delayed records.
+# Drawn separately: constants of delayed records.
 DELAY: Knobs = {
     "SEGMENT": ("pymq.core.delay.", (1, 7)),
     "COPIES_MAX": ("pymq.core.delay.", (1, 3)),
     "NOTE_OFFSETS": ("pymq.core.delay.", (1, 20)),
     "MOVE_OFFSETS": ("pymq.core.delay.", (1, 20)),
 }
-# The value that most runs have if they draw none of the above; the others,
-# one run in so many, have the usual one.
+# The value in most runs that draw none of the above; one run in so many has the usual value.
 MOSTLY = {"SESSION_MS": 4_000}
 USUAL_SHARE = 20
 
 
 def draw_limits(rng: Random) -> dict[str, int]:
-    """Draw each constant with a probability of a third, and the session of members nearly
-    always.
-    """
+    """Draw each constant with a probability of a third, members' sessions nearly always."""
     found = {}
     for name, (_, choices) in LIMITS.items():
         number, dice = rng.choice(choices), rng.random()
@@ -94,7 +91,7 @@ def _draw_half(table: Knobs, rng: Random) -> dict[str, int]:
 
 @contextmanager
 def limited(limits: Mapping[str, int]) -> Iterator[None]:
-    """Set the constants within the ``with``.
+    """Set the constants within the ``with`` block.
 
     Raises:
         AttributeError: there is no such constant.

@@ -82,7 +82,7 @@ class Nemesis:
             cluster.world.at(base + step[0], self._do, step)
 
     def stop(self) -> None:
-        """End the faults that are under way, and start no more."""
+        """End the faults in progress, and start no more."""
         self.period.is_over = True
         self.disks.restart_failing(keeps_one=self._restarts_failing)
         self._cluster.calm()

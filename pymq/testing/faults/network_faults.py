@@ -72,5 +72,5 @@ class NetworkFaults:
         self._period.later(duration, end)
 
     def reset(self, a: str, b: str) -> None:
-        """Break the connection between *a* and *b*; messages under way are lost."""
+        """Break the connection between *a* and *b*; messages in flight are lost."""
         self._cluster.network.reset(a, b)

@@ -1,6 +1,6 @@
-"""The plan of a run: data, generated from a seed and then executed.
+"""The plan of a run: data that is generated from a seed and then executed.
 
-So a run can be stored, sent to another person, and shrunk. Times are in microseconds. An operation
+So a plan can be stored, sent to another person, and shrunk. Times are in microseconds. An operation
 is ``[time, kind, ...]``, and so is a fault; :mod:`pymq.testing.workload.applications` and
 :mod:`pymq.testing.faults.nemesis` carry them out.
 """
@@ -45,12 +45,12 @@ class Plan:
     zkservers: int = 1
     duration_us: int = 20 * SECOND
     profile: str = ""
-    knobs: dict[str, Any] = Factory(dict)  # of the cluster
-    limits: dict[str, int] = Factory(dict)  # constants with other values than usual
+    knobs: dict[str, Any] = Factory(dict)  # settings of the cluster
+    limits: dict[str, int] = Factory(dict)  # constants with unusual values
     link: dict[str, Any] = Factory(dict)  # fields of LinkFaults
-    uncertain: float = 0.0  # the share of commits with an unknown outcome
+    uncertain: float = 0.0  # share of commits with an unknown outcome
     restart: str = "all"  # what restarts when the faults end: all, apps or none
-    operator: bool = True  # an operator restarts brokers whose disk has failed
+    operator: bool = True  # whether an operator restarts brokers whose disk has failed
     topics: list[dict[str, Any]] = Factory(list)
     apps: list[dict[str, Any]] = Factory(list)
     ops: list[Step] = Factory(list)
@@ -74,7 +74,7 @@ class Plan:
         return lines + [f"application {app}" for app in self.apps]
 
     def to_json(self) -> str:
-        """The plan as text, one step to a line."""
+        """The plan as text, one step per line."""
         fields = attrs.asdict(self)
         parts = []
         for name, item in fields.items():
@@ -87,7 +87,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read what :meth:`to_json` has written."""
+        """Read the text of :meth:`to_json`."""
         return cls(**json.loads(text))
 
     def copy(self, **changes: Any) -> Plan:
@@ -110,7 +110,7 @@ def generate(
 ) -> Plan:
     """Generate the plan of a seed: the kinds of fault, their rates, and everything else.
 
-    Without *brokers* there are mostly three or five, and without *zkservers* one to three. The
+    Without *brokers* the plan mostly has three or five, and without *zkservers* one to three. The
     profile ``"all"`` selects a profile for each seed. When the faults end, *restart* selects what
     restarts: ``"all"`` nodes and clients, the ``"apps"``, ``"none"``, or one of these at random
     (``"any"``). Without a restart the run finds failures that a restart would hide.
@@ -176,12 +176,13 @@ class Planner:
             self.plan.topics = [self._topic(i) for i in range(self.rng.choice([1, 1, 2]))]
             names = [str(topic["name"]) for topic in self.plan.topics]
             self.plan.apps = [self._app(names) for _ in range(self.rng.choice([1, 2, 3]))]
-            # a stream of its own, so that older plans stay as they are
+            # a separate stream of random numbers, so that older plans stay the same
             keyed = Random(mix(self.seed, "keyed"))
             for app in self.plan.apps:
                 app["keyed"] = keyed.choice([0.0, 0.1, 1.0])
             self._delays()
             self._priorities()
+            self._retries()
             self._ops()
             self._racks()
         self.plan_faults()
@@ -189,7 +190,7 @@ class Planner:
         return self.plan
 
     def plan_faults(self) -> None:
-        """The faults, and the rates of those that have one."""
+        """Draw the faults, and the rates of those that have one."""
         plan = self.plan
         rates = draw_rates(self.rng, self.kinds)
         plan.uncertain = rates.pop("uncertain", 0.0)
@@ -227,8 +228,17 @@ class Planner:
             for app in self.plan.apps:
                 app["urgent"] = rng.choice([0.0, 0.1, 0.5])
 
+    def _retries(self) -> None:
+        """In half of the runs, some members return records with a backoff."""
+        rng = Random(mix(self.seed, "retries"))
+        if rng.random() < 0.5:
+            for app in self.plan.apps:
+                first_ms = rng.choice([1, 50, 500])
+                app["backoff"] = [first_ms, rng.choice([1.0, 2.0, 10.0]), rng.choice([500, 3_000])]
+                app["nack"] = max(app["nack"], rng.choice([0.0, 0.1, 0.5]))
+
     def _racks(self) -> None:
-        """Some applications run in the rack of a broker, and read from that one."""
+        """Some applications run in the rack of a broker, and read from that broker."""
         rng = Random(mix(self.seed, "racks"))
         for app in self.plan.apps:
             if rng.random() < 0.4:
@@ -259,7 +269,7 @@ class Planner:
             "handles": rng.choice([2, 64]),
         }
         if rng.random() < 0.3:
-            # Each process has its own clock: from a third to three times as fast.
+            # Each process has its own clock, from a third to three times as fast.
             plan.knobs["rates"] = {
                 name: round(log_uniform(rng, 0.33, 3.0), 3)
                 for name in (*self.brokers, *self.zkservers)
@@ -270,7 +280,7 @@ class Planner:
             fastest = max(rates[name] for name in self.zkservers)
             bearable = int(plan.knobs["session_ms"] * slowest / fastest / 1.5)
             plan.knobs["heartbeat_ms"] = min(plan.knobs["heartbeat_ms"], bearable)
-        # A stream of its own, so that the rest of the plan stays the same.
+        # A separate stream of random numbers, so that the rest of the plan stays the same.
         own = Random(mix(plan.seed, "copies"))
         plan.knobs["replica_lost_ms"] = own.choice([2_000, 600_000])
         plan.knobs["leader_balance_ms"] = own.choice([1_000, 300_000])
@@ -319,11 +329,11 @@ class Planner:
             "delivery_timeout_ms": rng.choice([2_000, 20_000, 20_000]),
             "readers": [name for name in topics if rng.random() < 0.5],
             "groups": [[name, rng.choice("ggh")] for name in topics if rng.random() < 0.6],
-            "want": rng.choice([1, 10, 100, 100]),  # records that it asks for at a time
+            "want": rng.choice([1, 10, 100, 100]),  # number of records that it requests at a time
             "ack_wait_ms": rng.choice([500, 2_000, 30_000]),
             "max_deliver": rng.choice([0, 0, 1, 3]),
             "nack": rng.choice([0.0, 0.0, 0.1]),
-            "forget": rng.choice([0.0, 0.0, 0.05]),  # records that it never settles
+            "forget": rng.choice([0.0, 0.0, 0.05]),  # share of records that it never settles
             "work_us": round(log_uniform(rng, 100, 100_000)),
         }
 
@@ -331,7 +341,7 @@ class Planner:
 
     def _ops(self) -> None:
         rng, plan = self.rng, self.plan
-        rate = log_uniform(rng, 2, 100)  # a second
+        rate = log_uniform(rng, 2, 100)  # operations a second
         size = round(log_uniform(rng, 1, 2_000))
         at = SECOND
         while at < plan.duration_us:
@@ -346,7 +356,7 @@ class Planner:
                 self._often(kind, Random(mix(self.seed, "ops", kind)))
 
     def _often(self, kind: str, rng: Random) -> None:
-        """Operations of one kind, from the first second to the end."""
+        """Draw operations of one kind, from the first second to the end."""
         plan = self.plan
         at, pause = SECOND, log_uniform(rng, 0.3, 10)
         while True:

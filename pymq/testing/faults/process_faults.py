@@ -26,12 +26,12 @@ class ProcessFaults:
         self._redundancy = redundancy
         self._crash_app = crash_app
         self._restart_app = restart_app
-        self._down: dict[str, int] = {}  # microseconds until a process that dies is restarted
+        self._down: dict[str, int] = {}  # microseconds until a dying process is restarted
         for host in (*cluster.brokers.values(), *cluster.zkservers.values()):
             host.on_death.append(self._died)
 
     def crash(self, name: str, keep: str, down: int) -> None:
-        """End a process; *keep* says which unsynced writes survive."""
+        """End a process; *keep* selects which unsynced writes survive."""
         self._down[name] = down
         self._cluster.crash(name, keep)
 
@@ -41,7 +41,7 @@ class ProcessFaults:
             self.crash(name, keep, down)
 
     def boundary(self, name: str, boundary: int, keep: str, down: int) -> None:
-        """End a process after so many more effects."""
+        """End a process after a number of further effects."""
         self._down[name] = down
         self._cluster.crash(name, keep, at_boundary=boundary)
 
@@ -58,11 +58,11 @@ class ProcessFaults:
             return
         self._down[name] = down
         self._cluster.wipe(name)
-        if name in self._down:  # It was down already; its earlier death restarts it.
+        if name in self._down:  # the process was down already; its earlier death restarts it
             del self._down[name]
 
     def pause(self, name: str, duration: int) -> None:
-        """Stop a process and let it go on later."""
+        """Stop a process and let it continue later."""
         self._cluster.pause(name)
         self._period.later(duration, lambda: self._cluster.resume(name))
 

@@ -13,11 +13,11 @@ class Redundancy:
     """Compares the copies of each block with the in-sync sets, and knows the damaged disks."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.rotten: dict[str, int] = {}  # the damaged disk of each broker, by its number
+        self.rotten: dict[str, int] = {}  # the damaged disk of each broker, by the disk's number
         self._cluster = cluster
 
     def tolerates_failed_disk(self, name: str) -> bool:
-        """Whether the cluster works on with a failed disk in *name*, without a restart."""
+        """Whether the cluster works without a restart if the disk of *name* has failed."""
         if self.rotten or not (len(self._cluster.brokers) > 2 and self.is_spare(name)):
             return False
         # A restarted broker leaves the in-sync sets when it registers. Until then the sets do not
@@ -26,7 +26,7 @@ class Redundancy:
         if not all(self._is_registered(other) for other in others):
             return False
         # The controller may roll a partition onto that disk. With one replica no other broker has
-        # it then, and of two replicas Raft needs both.
+        # the partition then, and of two replicas Raft needs both.
         return all(
             _needs_not_all(decode_node(PartitionNode, entry.data))
             for entry in self._cluster.ensemble.entries()
@@ -47,7 +47,7 @@ class Redundancy:
     def is_spare(self, name: str, *, unseen: bool = False) -> bool:
         """Whether other brokers hold each block of *name*: a majority for Raft, else one.
 
-        Only the visible records count; with *unseen* every record that *name* has synced.
+        Only the visible records count; with *unseen* all records that *name* has synced.
 
         The controller places new blocks on a replaced disk before it learns of the replacement.
         So at most one disk is replaced at a time: with two of three, a new block has no leader.
@@ -88,8 +88,8 @@ class Redundancy:
             if broker == name or storage != host.storage_id or log is None:
                 continue
             if self.rotten.get(broker) == host.disks:
-                continue  # The damage may be in this block.
-            # A replica outside the in-sync set may be complete, but no leader knows.
+                continue  # the damage may be in this block
+            # A replica outside the in-sync set may be complete, but no leader knows that.
             is_open_raft = block.end is None and block.acks is AckMode.RAFT
             is_known = is_open_raft or (broker in block.in_sync and broker in counted)
             others += log.synced_end >= end and is_known
@@ -98,7 +98,10 @@ class Redundancy:
         return others >= 1
 
     def _counted_on(self, place: BlockId) -> tuple[str, ...]:
-        """The brokers in the in-sync set of every leader of a partition; all without a leader."""
+        """The brokers in the in-sync set of each leader of a partition.
+
+        All replicas without a leader.
+        """
         found = tuple(self._cluster.brokers)
         for host in self._cluster.brokers.values():
             for partition in probe.partitions(host.broker) if host.broker is not None else ():

@@ -1,6 +1,6 @@
-"""A disk in memory that does what disks do: it forgets, tears, fills up, fails and rots.
+"""A disk in memory with the faults of real disks: lost and torn writes, no space, errors.
 
-It stands in for :class:`pymq.store.file.os_files.OsFiles` under a
+It replaces :class:`pymq.store.file.os_files.OsFiles` under a
 :class:`pymq.store.file.file_store.FileStore`::
 
     disk = SimDisk()
@@ -9,13 +9,12 @@ It stands in for :class:`pymq.store.file.os_files.OsFiles` under a
     disk.crash(random.Random(seed))  # the power fails; what was not synced may be gone
     store = FileStore("/data", files=disk)
 
-Nothing here is left to chance: all dice are arguments, and what they decide depends on them and on
-the operations before alone. To try every place where the power may fail, run once and look at
-:attr:`SimDisk.operations`; then run again with :attr:`SimDisk.cut_in` at 0, 1, 2 and so on, or let
-:meth:`SimDisk.fork` copy the disk before each operation.
+Random numbers are arguments, so results depend only on them and on the earlier operations. To try
+each place where the power may fail, run once and look at :attr:`SimDisk.operations`; then run again
+with :attr:`SimDisk.cut_in` set to 0, 1, 2 and so on, or let :meth:`SimDisk.fork` copy the disk
+before each operation.
 
-What a crash leaves is what POSIX allows, and no more than that: see
-:mod:`pymq.testing.simulation.simulated_file` for what was written, and
+A crash leaves what POSIX allows: see :mod:`pymq.testing.simulation.simulated_file` for writes, and
 :mod:`pymq.testing.simulation.simulated_folders` for names.
 """
 
@@ -36,7 +35,7 @@ __all__ = ["PowerCut", "SimDisk"]
 
 
 class PowerCut(BaseException):
-    """The machine stops here; no code of a program under test may catch it."""
+    """The power fails here; no code of a program under test may catch this."""
 
 
 @define
@@ -59,7 +58,7 @@ class SimDisk:
     def __init__(self, *, holes: bool = True, room: int | None = None) -> None:
         self.holes = holes
         self.room = room
-        self.cut_in = -1  # changing operations until the power fails; -1: it does not
+        self.cut_in = -1  # changing operations until the power fails; -1: the power does not fail
         self.operations = 0  # changing operations so far
         self._folders = Folders()
         self._handles: dict[int, SimFile] = {}
@@ -67,54 +66,55 @@ class SimDisk:
         self._last = 2
         self._faults: list[_Fault] = []
 
-    # --- what happens to disks ------------------------------------------------------------------
+    # --- faults of the disk -----------------------------------------------------------------------
 
     def crash(self, rng: random.Random, keep: str | Survival = "random") -> None:
-        """Let the power fail: lose what may be lost, as *rng* decides, and come back.
+        """Let the power fail and come back: unsynced data may be lost, as *rng* decides.
 
-        With *keep* ``"none"`` all of it is lost, with ``"all"`` nothing is; or it is decided there.
+        With *keep* ``"none"`` all of it is lost, with ``"all"`` nothing; a :class:`Survival`
+        decides for each part.
         """
         self.kill()
         survival = _Chance(rng, keep, self.holes) if isinstance(keep, str) else keep
         self._folders.crash(survival)
 
     def unsynced(self) -> tuple[list[tuple[str, str]], list[SimFile]]:
-        """What a crash may lose: names (folder, name), and files that were written; in order."""
+        """What a crash may lose: names (folder, name), and files with writes; in order."""
         return self._folders.unsynced()
 
     def kill(self) -> None:
-        """End the processes that use the disk, as ``kill -9`` does: files are closed, no more.
+        """End the processes that use the disk, as ``kill -9`` does: only their files are closed.
 
-        What was written is there, but still not durable. It heals as well, see :meth:`heal`.
+        Written data is kept, but is not durable yet. This also cancels faults, see :meth:`heal`.
         """
         self._handles.clear()
         self._locks.clear()
         self.heal()
 
     def heal(self) -> None:
-        """Call off the power cut, the faults and the lack of room that are still to come."""
+        """Cancel the power cut, faults and lack of space that are still to come."""
         self.cut_in, self.room = -1, None
         self._faults.clear()
 
     def wipe(self) -> None:
-        """Put an empty disk in its place; the processes that use it are ended."""
+        """Replace the disk by an empty one; the processes that use it are ended."""
         self.kill()
         self._folders = Folders()
 
     def fork(self) -> SimDisk:
-        """Return a disk that is like this one and goes its own way, with nothing open.
+        """Return an independent copy of this disk, without open files.
 
-        What is not durable here is not durable there. It costs little: data is shared until one
-        side changes it. A fork that nobody uses is a snapshot.
+        What is not durable on this disk is not durable on the copy either. A fork is cheap, because
+        data is shared until one side changes it. An unused fork serves as a snapshot.
         """
         made = SimDisk(holes=self.holes, room=self.room)
         made._folders = self._folders.fork()
         return made
 
     def flip(self, rng: random.Random, path: str | None = None) -> tuple[str, int] | None:
-        """Flip one bit, of the file *path* or of any; returns which file and which byte it was.
+        """Flip one bit in the file *path*, or in any file; returns the file and the byte.
 
-        None when there is nothing to flip.
+        None if there is no data.
         """
         files = self._folders
         found = [name for name in self.paths() if path in (None, name) and files.file(name).data]
@@ -138,9 +138,9 @@ class SimDisk:
         """Let the next *times* calls of *operation* on files with *path* in their name fail.
 
         *operation* is the name of a method of :class:`pymq.store.file.os_files.Files`. After a
-        ``sync`` that fails the kernel holds what was written for clean: it is seen until it is
-        forgotten, and a second sync will do nothing about it, except for the length. Of what the
-        disk has *rng* decides; without it that is what it had before.
+        failed ``sync`` the kernel considers the written data clean: programs can read it until
+        :meth:`forget`, and a second sync does not write it, except for the length. *rng* decides
+        which of that data is on the disk; without *rng* the disk has the old data.
         """
         self._faults.append(_Fault(operation, path, code, times, rng))
 
@@ -156,9 +156,9 @@ class SimDisk:
                 raise OSError(fault.code, os.strerror(fault.code), path)
 
     def lose(self, handle: int) -> None:
-        """A sync has failed: what was written will not be, though it can be read until then.
+        """A sync has failed: programs can still read the data, but it will not be written.
 
-        Linux marks the pages clean; a later sync says that all is well (Rebello et al., ATC 2020).
+        Linux marks the pages clean, and a later sync reports success (Rebello et al., ATC 2020).
         """
         self._lose(self._handles[handle].path, None)
 
@@ -177,14 +177,14 @@ class SimDisk:
         if self._faults:
             self._check(operation, path)
 
-    # --- looking inside -------------------------------------------------------------------------
+    # --- inspection -------------------------------------------------------------------------------
 
     def paths(self) -> list[str]:
         """The paths of all files, in order."""
         return sorted(self._folders.paths())
 
     def data(self, path: str) -> bytes:
-        """What a file holds, as programs see it.
+        """The content of a file, as programs see it.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -192,7 +192,7 @@ class SimDisk:
         return bytes(self._folders.file(path).data)
 
     def put(self, path: str, data: bytes) -> None:
-        """Give a file in an existing folder other content, durably; made when it is not there."""
+        """Set the content of a file in an existing folder, durably; creates a missing file."""
         self._folders.put(path, data)
 
     # --- the operations of pymq.store.file.os_files.Files -----------------------------------------
@@ -224,7 +224,7 @@ class SimDisk:
         self._locks.pop(handle, None)
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:
-        """Write *buffers* one behind the other from *position* on; return how many bytes."""
+        """Write *buffers* one after the other from *position* on; return the number of bytes."""
         file = self._handles[handle]
         new = b"".join(buffers)
         if self.cut_in == 0 or self._faults or self.room is not None:
@@ -234,10 +234,10 @@ class SimDisk:
 
     def _write_badly(self, file: SimFile, new: bytes, position: int) -> int:
         if self.cut_in == 0:
-            file.write(new, position)  # any part of it may survive
+            file.write(new, position)  # any part of the write may survive
         self._step("pwritev", file.path)
         if self.room is not None:
-            there = max(len(file.data) - position, 0)  # overwriting takes no room
+            there = max(len(file.data) - position, 0)  # overwriting needs no space
             part = new[: there + self.room]
             self.room -= max(len(part) - there, 0)
             if len(part) < len(new):
@@ -283,7 +283,7 @@ class SimDisk:
         self._handles[handle].forget(position)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name in the same folder, replacing what had it."""
+        """Rename a file inside its folder, replacing an existing file of the new name."""
         self._step("rename", old)
         self._give_back(self._folders.rename(old, new))
 
@@ -297,7 +297,7 @@ class SimDisk:
             self.room += len(file.data)
 
     def mkdir(self, path: str) -> None:
-        """Make one folder; nothing to do when it is there already."""
+        """Create one folder; do nothing if it exists."""
         self._step("mkdir", path)
         self._folders.mkdir(path)
 
@@ -313,12 +313,12 @@ class SimDisk:
         return self._folders.list(path)
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a folder durable: those made, renamed and removed."""
+        """Make the names in a folder durable: created, renamed and removed ones."""
         self._step("sync_dir", path)
         self._folders.sync(path)
 
     def lock(self, path: str) -> int:
-        """Take the lock file *path*; closing the handle, or :meth:`kill`, gives it back."""
+        """Take the lock file *path*; closing the handle, or :meth:`kill`, releases it."""
         if path in self._locks.values():
             raise StoreLocked(
                 f"another has {os.path.dirname(path)} open; close it or choose another folder",
@@ -334,7 +334,7 @@ class SimDisk:
 
 @define
 class _Chance:
-    """Keeps unsynced writes as the dice decide, or none, or all."""
+    """Keeps unsynced writes as the random numbers decide, or none, or all."""
 
     rng: random.Random
     keep: str

@@ -15,7 +15,7 @@ from pymq.testing.simulation.world import SECOND, Violation
 
 
 class SimDriver:
-    """The driver of a client whose waiting moves virtual time; there are no threads."""
+    """The driver of a client whose waiting advances virtual time; there are no threads."""
 
     def __init__(self, host: ClientHost, patience_s: float) -> None:
         assert host.loop is not None
@@ -27,7 +27,7 @@ class SimDriver:
         self._depth = 0
         self._is_running = False
 
-    # --- the right to touch machines --------------------------------------------------------------
+    # --- access to machines -----------------------------------------------------------------------
 
     def __enter__(self) -> Loop:
         self._check()

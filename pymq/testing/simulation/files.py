@@ -1,4 +1,4 @@
-"""The operating system of a simulated process: its disk, its costs and its failures."""
+"""The operating system of a simulated process: its disk, the costs of operations, and failures."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pymq.core.batch.columns import Buffer
 from pymq.testing.simulation.disk import SimDisk, sync_each
 from pymq.testing.simulation.process import Process
 
-# Microseconds. What a sync takes is spread: one in 64 takes ten times as long.
+# Costs in microseconds. The cost of a sync varies: one in 64 takes ten times as long.
 OP_US = 10
 SYNC_US = 150
 BYTES_PER_US = 1_000
 
 
 class ProcessFiles:
-    """A process's view of its disk; every operation is a boundary at which the process may die."""
+    """A process's view of its disk; each operation is a boundary at which the process may die."""
 
     def __init__(self, disk: SimDisk, process: Process, dice: Random) -> None:
         self.disk = disk
         self.process = process
-        self.slow = 1  # a factor for all costs
+        self.slow = 1  # factor for all costs
         self.room: int | None = None  # bytes by which files may still grow; None: no limit
         self.failing: dict[str, int] = {}  # how many of the next operations of a name fail
         self._dice = dice
 
-    # --- what is done -----------------------------------------------------------------------------
+    # --- changing operations ----------------------------------------------------------------------
 
     def _do(self, what: str, path: str, cost: int = OP_US) -> None:
         self.process.boundary(what)
@@ -106,7 +106,7 @@ class ProcessFiles:
         self._do("rmdir", path)
         self.disk.rmdir(path)
 
-    # --- what changes nothing ---------------------------------------------------------------------
+    # --- reading operations -----------------------------------------------------------------------
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
         """Read."""
@@ -140,7 +140,7 @@ class ProcessFiles:
         return self.disk.size(handle)
 
     def forget(self, handle: int, position: int) -> None:
-        """Read from the disk again."""
+        """Read from the disk again, not from the cache."""
         self.disk.forget(handle, position)
 
     def list(self, path: str) -> list[str]:

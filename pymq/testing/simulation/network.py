@@ -1,8 +1,8 @@
 """The network between simulated processes: one link for each direction of each pair.
 
-A link delivers in order, as TCP does, unless it is told to reorder. What is sent over a link that
-is cut is lost; what a link that is clogged carries comes later, all at once. Every message takes
-the same number of dice from its link's own stream, whatever becomes of it.
+A link delivers in order, as TCP does, unless it is set to reorder. If a link is cut, messages over
+it are lost; if it is clogged, they arrive later, all at once. Each message uses the same number of
+random values from its link's stream, regardless of its fate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pymq.core.message import Message
 from pymq.core.values import define
 from pymq.testing.simulation.world import World
 
-# Of an exponential distribution with mean 1: the middles of 256 slices of equal probability.
+# Values of an exponential distribution with mean 1: the middles of 256 slices of equal probability.
 _EXPONENTIAL = [-log(1 - (i + 0.5) / 256) for i in range(256)]
 _ONE = 1 << 16
 
@@ -32,11 +32,11 @@ def _nobody(peer: str, source: str, message: Message) -> None:
 class LinkFaults:
     """How a link treats messages; times in microseconds, the rest are probabilities."""
 
-    delay_us: int = 200  # at least
+    delay_us: int = 200  # shortest delay
     jitter_us: int = 100  # mean of the additional delay, exponentially distributed
-    tail: float = 0.0  # that it takes up to a thousand times as long
+    tail: float = 0.0  # that the delay is up to a thousand times as long
     loss: float = 0.0
-    duplicate: float = 0.0  # that a message arrives twice
+    duplicate: float = 0.0  # that the message arrives twice
     late: float = 0.0  # that it arrives again after up to 10 seconds
     reorder: float = 0.0  # that it overtakes earlier messages
 
@@ -64,14 +64,14 @@ class NetworkLink:
     ) -> None:
         self.source = source
         self.target = target
-        self.receive = receive  # hands a message to the target
+        self.receive = receive  # delivers a message to the target
         self.faults = faults
         self.rng = rng
-        self.cuts: dict[int, None] = {}  # the cuts that affect it
+        self.cuts: dict[int, None] = {}  # the cuts that affect this link
         self.generation = 0  # rises when the connection breaks
-        self.last_at = 0  # when the last message in order arrives
+        self.last_at = 0  # when the last in-order message arrives
         self.clogged_until = 0
-        self.slow = 1  # a factor for all its delays
+        self.slow = 1  # factor for all its delays
         self.sent = self.lost = 0
 
 
@@ -80,14 +80,15 @@ class Network:
 
     def __init__(self, world: World, faults: LinkFaults | None = None) -> None:
         self.world = world
-        self.faults = faults if faults is not None else LinkFaults()  # of links without their own
-        self.on_change: list[Callable[[], None]] = []  # called when something is cut or healed
+        # for links without their own faults
+        self.faults = faults if faults is not None else LinkFaults()
+        self.on_change: list[Callable[[], None]] = []  # called after each cut or heal
         self._links: dict[tuple[str, str], NetworkLink] = {}
         self._receivers: dict[str, Receive] = {}
         self._cuts = 0
 
     def join(self, name: str, receive: Receive) -> None:
-        """Messages to *name* are for *receive*."""
+        """Register *receive* for messages to *name*."""
         self._receivers[name] = receive
         for link in self._links.values():
             if link.target == name:
@@ -113,8 +114,8 @@ class Network:
     def send(
         self, link: NetworkLink, peer: str, source: str, message: Message, lag: int, slow: int = 1
     ) -> None:
-        """Send *message* for machine *peer*; it leaves *lag* microseconds from now."""
-        # always the same number, so that the random numbers of other messages stay the same
+        """Send *message* to machine *peer*; it leaves *lag* microseconds from now."""
+        # Always the same number, so that the random numbers of other messages stay the same.
         bits = link.rng.getrandbits(96)
         link.sent += 1
         if link.cuts:
@@ -131,7 +132,7 @@ class Network:
         if at < link.clogged_until:
             at = link.clogged_until
         if not faults.reorder or bits >> 43 & 0xFFFF >= faults.reorder * _ONE:
-            # In order: a message that is late holds up those behind it.
+            # In order: a late message delays those behind it.
             if at < link.last_at:
                 at = link.last_at
             link.last_at = at
@@ -140,7 +141,7 @@ class Network:
         if faults.duplicate and bits >> 59 & 0xFFF < faults.duplicate * (1 << 12):
             world.at(at + faults.delay_us, self._arrive, link, packet)
         if faults.late and bits >> 71 & 0xFFF < faults.late * (1 << 12):
-            # Even on another connection, as if it had been recorded.
+            # Even over another connection, as if the message had been recorded.
             late = (-1, peer, source, message)
             world.at(at + (bits >> 83 & 0x1FFF) * 1221, self._arrive, link, late)
 
@@ -154,8 +155,9 @@ class Network:
     # --- faults ---------------------------------------------------------------------------------
 
     def cut(self, a: Iterable[str], b: Iterable[str], *, one_way: bool = False) -> int:
-        """Lose all messages between two sides, or only from *a* to *b*; returns a number to undo
-        it.
+        """Lose all messages between two sides, or only from *a* to *b*.
+
+        Returns a number to undo it.
         """
         self._cuts += 1
         left, right = list(a), list(b)
@@ -178,7 +180,7 @@ class Network:
     def heal(self) -> None:
         """Undo all cuts, clogs and slowness; rates of faults stay.
 
-        Messages that were held back arrive now; else the next messages would wait behind them.
+        Messages that were held back arrive now; otherwise later ones would wait behind them.
         """
         soon = self.world.now + self.faults.delay_us
         behind: dict[int, None] = {}
@@ -206,7 +208,7 @@ class Network:
             link.faults = faults
 
     def calm(self) -> None:
-        """End all faults, rates too."""
+        """End all faults, including their rates."""
         self.set_faults(LinkFaults(self.faults.delay_us, self.faults.jitter_us))
         self.heal()
 
@@ -219,7 +221,10 @@ class Network:
         self.link(a, b).clogged_until = until
 
     def reset(self, name: str, other: str | None = None) -> None:
-        """Break the connections of a process, or those to one other: what is on its way is lost."""
+        """Break the connections of a process, or those to one other.
+
+        Messages in flight are lost.
+        """
         for (source, target), link in self._links.items():
             if name in (source, target) and (other is None or other in (source, target)):
                 link.generation += 1
@@ -236,5 +241,5 @@ class Network:
             callback()
 
     def status(self) -> dict[str, Any]:
-        """Which links are cut, for reports."""
+        """The links that are cut, for reports."""
         return {f"{s}>{t}": list(link.cuts) for (s, t), link in self._links.items() if link.cuts}

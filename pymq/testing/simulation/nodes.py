@@ -29,54 +29,54 @@ from pymq.testing.simulation.world import WALL_MS, World, mix
 
 @define
 class Knobs:
-    """How a simulated cluster is set up; times in milliseconds."""
+    """The settings of a simulated cluster; times in milliseconds."""
 
-    heartbeat_ms: int = 300  # of brokers, to the zkserver
-    session_ms: int = 1_500  # a broker that is silent for longer is dead
-    coordinator_session_ms: int = 1_500  # and so is a zkserver, to the coordinator
+    heartbeat_ms: int = 300  # interval of brokers' heartbeats to the zkserver
+    session_ms: int = 1_500  # a broker that is silent for longer counts as dead
+    coordinator_session_ms: int = 1_500  # the same for a zkserver and the coordinator backend
     offsets_partitions: int = 1
     offsets_replicas: int = 0  # 0: three, or as many as there are brokers
-    store: str = "disk"  # or "memory": no write is ever lost, and none fails
-    holes: bool = False  # disks write sectors in any order
-    delay_us: int = 200  # of the network
+    store: str = "disk"  # or "memory": no write is lost, and none fails
+    holes: bool = False  # whether disks write sectors in any order
+    delay_us: int = 200  # delay of the network
     jitter_us: int = 100
-    ping_ms: int = 50  # between two pings of a pair of brokers
-    election_ms: int = 150  # after such a silence other brokers take a broker for gone
-    append_bytes: int = 1 << 20  # that a leader sends a follower at once
-    in_flight: int = 8  # such messages that are not answered
-    fetch_wait_ms: int = 500  # of followers
-    lag_max_ms: int = 10_000  # before a follower leaves the in-sync set
-    replace_ms: int = 10_000  # before a dead broker's blocks are given to others
-    replica_lost_ms: int = 600_000  # before its sealed blocks are copied to others
-    copies_at_once: int = 8  # sealed blocks that are copied
-    leader_balance_ms: int = 300_000  # how often leaders are spread evenly again
-    handles: int = 64  # files that a broker has open
-    coordinator_us: int = 500  # how far the coordinator is away
-    rates: Mapping[str, float] = Factory(dict)  # of clocks, by the name of the process
-    restart_ms: int | None = None  # a dead process restarts after this time; None: never
-    check: bool = True  # safety, all the time
-    patience_s: float = 600.0  # a call without a timeout that waits for longer is stuck
+    ping_ms: int = 50  # interval of pings between each pair of brokers
+    election_ms: int = 150  # after so long a silence other brokers consider a broker dead
+    append_bytes: int = 1 << 20  # bytes that a leader sends a follower at once
+    in_flight: int = 8  # messages to a follower without an answer
+    fetch_wait_ms: int = 500  # how long a follower's fetch waits
+    lag_max_ms: int = 10_000  # time until a lagging follower leaves the in-sync set
+    replace_ms: int = 10_000  # time until the blocks of a dead broker are given to others
+    replica_lost_ms: int = 600_000  # time until its sealed blocks are copied to others
+    copies_at_once: int = 8  # sealed blocks that are copied at a time
+    leader_balance_ms: int = 300_000  # interval at which leaders are balanced
+    handles: int = 64  # files that a broker keeps open
+    coordinator_us: int = 500  # latency to the coordinator backend
+    rates: Mapping[str, float] = Factory(dict)  # rates of clocks, by the name of the process
+    restart_ms: int | None = None  # time until a dead process restarts; None: it does not
+    check: bool = True  # whether safety is checked all the time
+    patience_s: float = 600.0  # a call without a timeout that waits for longer counts as stuck
 
 
 class SimulatedHost(Process):
     """A process with a wall clock."""
 
     wall_skew_ms = 0
-    was_skewed = False  # at any time so far
-    keep_dice = 0  # which of the ways to be random
-    crash_again: int | None = None  # die after so many effects of the next start, too
-    crash_loop: Sequence[int] = ()  # and so on for the starts after that
+    was_skewed = False  # whether its wall clock was wrong at any time so far
+    keep_dice = 0  # number of the random stream for surviving writes
+    crash_again: int | None = None  # if set, die after so many effects of the next start, too
+    crash_loop: Sequence[int] = ()  # the same for the starts after that
 
     def wall_ms(self) -> int:
-        """The time of day, as far as this machine knows."""
+        """The time of day, as this machine knows it."""
         return WALL_MS + self.world.now // 1000 + self.wall_skew_ms
 
     def wall_offset_ms(self) -> int:
-        """The wall clock minus the monotonic one."""
+        """The wall clock minus the monotonic clock."""
         return self.wall_ms() - self.clock()
 
     def prepare_again(self) -> None:
-        """Start; the count of effects before the next crash begins here."""
+        """Start the process; the count of effects before the next crash begins here."""
         if self.incarnation > 1 and self.crash_again is not None:
             self.crash_in(self.crash_again)
             self.crash_again = None
@@ -100,15 +100,16 @@ class BrokerHost(SimulatedHost):
         super().__init__(world, network, name, number)
         self.knobs = knobs
         self.zkservers = zkservers
-        self.disks = 0  # that it has had
+        self.disks = 0  # number of disks that it has had
         self.storage_id = ""  # the name of the present disk
         self.disk = SimDisk()
         self.memory: MemoryStore | None = None
         self.store: BlockStore | None = None
         self.broker: BrokerMachine | None = None
-        self.looks: dict[TopicPartition, Look] = {}  # what checkers know of its partitions
-        self.signs: dict[Partition, tuple[object, ...]] = {}  # what that followed from
-        self.wrapped: Callable[[BlockStore], BlockStore] | None = None  # the checkers
+        self.looks: dict[TopicPartition, Look] = {}  # the checkers' knowledge of its partitions
+        self.signs: dict[Partition, tuple[object, ...]] = {}  # the inputs of those looks
+        # wraps the store for the checkers
+        self.wrapped: Callable[[BlockStore], BlockStore] | None = None
         self.wipe()
         self.files = ProcessFiles(self.disk, self, world.rng("disk", name))
 
@@ -129,7 +130,8 @@ class BrokerHost(SimulatedHost):
             store = self.memory or FileStore(
                 f"/{self.name}", files=self.files, handles_max=self.knobs.handles
             )
-        except StoreError as error:  # It logs why and ends; the supervisor starts it again.
+        except StoreError as error:
+            # A real broker would log the error and end, and its supervisor would start it again.
             raise Crash(str(error)) from error
         self.store = self.wrapped(store) if self.wrapped is not None else store
         config = BrokerConfig(
@@ -147,7 +149,7 @@ class BrokerHost(SimulatedHost):
                 in_flight=self.knobs.in_flight,
                 fetch_wait_ms=self.knobs.fetch_wait_ms,
                 lag_max_ms=self.knobs.lag_max_ms,
-                # A low limit, so that blocks wait here, too, although there are few.
+                # A low limit, so that blocks have to wait, although there are few.
                 repairs=2,
                 lend_bytes=self.knobs.append_bytes,
             ),
@@ -161,11 +163,11 @@ class BrokerHost(SimulatedHost):
         self.loop.wall_clock.follow(self.wall_ms, self.broker)
 
     def hosts(self, key: tuple[str, int]) -> bool:
-        """Whether it has a partition, by topic id and index, and knows where its log ends."""
+        """Whether the broker has a partition (topic id, index) and knows its log's end."""
         return any(look.block[:2] == key for look in self.looks.values())
 
     def die(self) -> None:
-        """Die: only the disk is left."""
+        """Die; only the disk is left."""
         super().die()
         self.broker = self.store = None
         self.looks.clear()
@@ -174,7 +176,7 @@ class BrokerHost(SimulatedHost):
     def lose_power(self, keep: str) -> None:
         """Lose unsynced writes, except those that *keep* names; see :meth:`SimDisk.crash`.
 
-        ``"state-3"`` is the state of that number among
+        ``"state-3"`` means number 3 of the states in
         :func:`pymq.testing.simulation.remains.remains`.
         """
         assert self.loop is None, f"{self.name} is running"
@@ -183,7 +185,7 @@ class BrokerHost(SimulatedHost):
         self.disk.crash(self.world.rng("crash", self.name, self.keep_dice), survival)
 
     def leave(self, within_ms: int) -> None:
-        """Begin to hand over its leaderships; once :attr:`has_left`, it can be stopped."""
+        """Begin to hand over leaderships; the broker can be stopped once :attr:`has_left`."""
         if self.loop is not None and self.broker is not None:
             self.broker.leave(self.clock(), within_ms)
             self.loop.touch(self.name)
@@ -191,11 +193,11 @@ class BrokerHost(SimulatedHost):
 
     @property
     def has_left(self) -> bool:
-        """Whether it has no leadership left to hand over."""
+        """Whether the broker has no leadership left to hand over."""
         return self.broker is None or self.broker.has_left
 
     def stop(self) -> None:
-        """Shut down in order."""
+        """Shut down in an orderly way."""
         if self.loop is None or self.broker is None or self.store is None:
             return
         self.broker.shut_down(self.clock())
@@ -210,7 +212,7 @@ class BrokerHost(SimulatedHost):
 
 
 class ZkserverHost(SimulatedHost):
-    """A zkserver; its state is in the coordinator."""
+    """A zkserver; its state is in the coordinator backend."""
 
     def __init__(
         self,
@@ -253,15 +255,15 @@ class ZkserverHost(SimulatedHost):
         return f"{self.world.rng('topic ids', self.name).getrandbits(128):032x}"
 
     def die(self) -> None:
-        """Die; the session goes on until it runs out."""
+        """Die; the session lasts until its timeout."""
         super().die()
         self.controller = self.session = None
 
     def pause(self) -> None:
-        """Pause it; its session expires after a while."""
+        """Pause the process; its session expires after a while."""
         super().pause()
         if self.session is not None:
-            self.session.check_pause()
+            self.session.link.check_pause()
 
 
 class ClientHost(SimulatedHost):

@@ -13,6 +13,8 @@ from pymq.client.group.group_member import GroupConsumer
 from pymq.controller.controller import Controller
 from pymq.core.group.coordinator import GroupCoordinator
 from pymq.core.group.leases import Leases
+from pymq.core.group.spans import LEASED
+from pymq.core.message import Range
 from pymq.core.metadata.nodes import PartitionState
 from pymq.core.partition.partition import Partition
 from pymq.core.types import BlockId, TopicPartition
@@ -22,16 +24,16 @@ from pymq.replication.fetch import FetchReplicator
 class Look(NamedTuple):
     """The state of a partition on its broker, as far as checkers need it."""
 
-    block: BlockId  # the open one
-    start: int  # of the open block
-    end: int  # of the log, written or not
+    block: BlockId  # id of the open block
+    start: int  # start of the open block
+    end: int  # end of the log, written or not
     high_watermark: int
     epoch: int
-    is_leader: bool  # and appends records: not after a seal
-    is_strict: bool  # every write is synced before it counts
-    majority: int  # replicas that must have all visible records
+    is_leader: bool  # whether it leads and appends records; not after a seal
+    is_strict: bool  # whether each write is synced before it counts
+    majority: int  # number of replicas that must have all visible records
     told: tuple[int, int]  # epoch and version of the zkserver's last state
-    made_on: str  # the disk on which this replica of the open block was created; "" if unknown
+    made_on: str  # disk on which this replica of the open block was created; "" if unknown
 
 
 def partitions(broker: BrokerMachine) -> Iterable[Partition]:
@@ -50,7 +52,7 @@ def incomplete(broker: BrokerMachine) -> Iterator[BlockId]:
 
 
 def sign(partition: Partition) -> tuple[object, ...]:
-    """Return the inputs of a :func:`look`, cheaply: if they are equal, the looks are."""
+    """Return the inputs of a :func:`look`, cheaply: equal inputs mean equal looks."""
     opened = partition.opened
     replicator, log = opened.replicator, opened.log
     if replicator is None:
@@ -72,7 +74,7 @@ def look(partition: Partition, last: Look | None) -> Look | None:
     """Return a partition's state; None while its log is not recovered, or if it never will be.
 
     This includes a partition that has failed, since it may have answered in the turn of its
-    failure, and one that starts over: its progress since the *last* look counts.
+    failure, and one that restarts its log: its progress since the *last* look counts.
     """
     opened = partition.opened
     replicator = opened.replicator
@@ -107,7 +109,7 @@ def high_watermark(broker: BrokerMachine | None, topic: str, partition: str) -> 
 
 
 def readable_from_begin(partition: Partition) -> int | None:
-    """Return up to where a broker has a partition without a gap; None if it lacks the begin.
+    """Return up to where a broker has a partition without a gap; None if it lacks the beginning.
 
     In the open block only committed records on its disk count.
     """
@@ -121,7 +123,7 @@ def readable_from_begin(partition: Partition) -> int | None:
 
 
 def in_sync(partition: Partition) -> tuple[str, ...] | None:
-    """Return the in-sync replicas of a fetch block's leader, with requested ones; else None."""
+    """Return a fetch block leader's in-sync replicas, with requested ones; else None."""
     replicator = partition.opened.replicator
     if not isinstance(replicator, FetchReplicator) or not replicator.is_leader:
         return None
@@ -140,7 +142,7 @@ def knows(controller: Controller, brokers: Iterable[str]) -> bool:
 
 
 def is_busy(controller: Controller) -> bool:
-    """Whether the zkserver has a commit, a task or a roll under way."""
+    """Whether the zkserver has a commit, a task or a roll in progress."""
     return len(controller._commits) > 0 or len(controller._rolls) > 0
 
 
@@ -159,12 +161,29 @@ def members(broker: BrokerMachine, group: str) -> tuple[str, ...] | None:
 
 
 def is_member(broker: BrokerMachine, group: str, member: str, now: int) -> bool:
-    """Whether a member is in a group, also after all timers that are due by *now*."""
+    """Whether a member is still in its group after all timers that are due by *now*."""
     for coordinator in broker._coordinators.values():
         found = coordinator.groups.get(group)
         if found is not None and member in found.members:
             return found.members[member].gone_at > coordinator.clock.at(now)
     return False
+
+
+def address(broker: BrokerMachine, group: str, member: str) -> str | None:
+    """The address of a member of a group, if the broker coordinates it."""
+    for coordinator in broker._coordinators.values():
+        found = coordinator.groups.get(group)
+        if found is not None and member in found.members:
+            return found.members[member].source
+    return None
+
+
+def held(leases: Leases, member: str, span: Range, now: int) -> Iterator[tuple[int, int, int]]:
+    """The part of *span* that a member has leased: ranges, and how often they were delivered."""
+    for each in leases.spans:
+        is_its = each.state == LEASED and each.owner == member and each.due > now
+        if is_its and each.start < span[1] and span[0] < each.end:
+            yield max(each.start, span[0]), min(each.end, span[1]), each.count
 
 
 def owners(
@@ -209,7 +228,7 @@ def leases(
 
 
 def all_leases(broker: BrokerMachine) -> Iterator[tuple[GroupCoordinator, str, str, str, Leases]]:
-    """The same of all groups: (coordinator, group, topic, partition, leases)."""
+    """The same for all groups: (coordinator, group, topic, partition, leases)."""
     for coordinator in broker._coordinators.values():
         for group in coordinator.groups.values():
             for (topic, partition), found in group.offsets.leases.items():

@@ -1,8 +1,8 @@
-"""A simulated process: machines, a loop, perhaps a disk, a clock of its own; it can die anywhere.
+"""A simulated process: machines, a loop, perhaps a disk, and its own clock; it can die anywhere.
 
-It is turned by the real :class:`~pymq.runtime.loop.Loop`. What the loop does passes a *boundary*: a
-message that leaves, an operation of the disk, a request to the coordinator. At any of them the
-process can be made to die; what it had done until then is done, and nothing after it.
+The real :class:`~pymq.runtime.loop.Loop` turns it. Each effect of the loop passes a *boundary*: a
+message that is sent, an operation of the disk, a request to the coordinator backend. The process
+can be made to die at any of them: earlier effects are done, and later ones are not.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pymq.testing.simulation.network import Network, NetworkLink
 from pymq.testing.simulation.world import Violation, World
 
 PPM = 1_000_000
-TURNS_MAX = 20_000  # within one wake-up; more means that machines keep each other busy for ever
-TURN_US = 15  # what a turn takes
+# turns within one wake-up; more mean that machines keep each other busy without end
+TURNS_MAX = 20_000
+TURN_US = 15  # virtual time of a turn
 
 
 class Crash(BaseException):
@@ -34,10 +35,11 @@ class Clock:
         self._since = world.now
         self._base = start_ms * 1000
         self.rate = rate  # of its microseconds for a million real ones
+        self.was_wrong = False  # at any time: it ran at another rate, or jumped
 
     def __call__(self) -> int:
         """The clock's time in milliseconds."""
-        if self.rate == PPM:  # as nearly always: this is asked several times an event
+        if self.rate == PPM:  # the usual case: this runs several times per event
             return (self._base + self._world.now - self._since) // 1000
         return self._us() // 1000
 
@@ -54,10 +56,11 @@ class Clock:
         self._base = self._us() + jump_us
         self._since = self._world.now
         self.rate = rate or self.rate
+        self.was_wrong = self.was_wrong or self.rate != PPM or jump_us > 0
 
 
 Watcher = Callable[["Process"], None]
-Tap = Callable[["Process", str, str, Message], None]  # (process, for whom, from whom, what)
+Tap = Callable[["Process", str, str, Message], None]  # (process, receiver, sender, message)
 
 
 class Process(ABC):
@@ -67,19 +70,20 @@ class Process(ABC):
         self.world = world
         self.network = network
         self.name = name
-        self.number = number  # for the digest
+        self.number = number  # number of the process in the digest
         self.clock = Clock(world)
         self.loop: Loop | None = None  # None while it is down
         self.incarnation = 0
         self.is_paused = False
-        self.pauses = 0  # so far
+        self.pauses = 0  # number of pauses so far
         self.turn_us = TURN_US
-        self.boundaries = 0  # effects so far, over all incarnations
+        self.boundaries = 0  # number of effects so far, over all incarnations
         self.crash_at = -1  # the boundary at which to die
-        self.on_boundary: Callable[[str], None] | None = None  # hears what each of them is
-        self.lag = 0  # how far the turn under way is behind the world's time
+        # called with a description of each effect
+        self.on_boundary: Callable[[str], None] | None = None
+        self.lag = 0  # how far the current turn is behind the world's time
         self.is_dying = False
-        self.keep = "random"  # what a crash keeps of what was not done for sure
+        self.keep = "random"  # which unsynced writes a crash keeps
         self.on_turn: list[Watcher] = []
         self.on_send: dict[type, list[Tap]] = {}  # by class of message
         self.on_receive: dict[type, list[Tap]] = {}
@@ -87,11 +91,11 @@ class Process(ABC):
         self.on_broken: Callable[[Process, BaseException], None] | None = None
         self.is_turning = False
         self._busy_until = 0
-        self._wake_at = -1  # of the one wake-up that counts
-        self._wake_for = NEVER  # the deadline that it is for, in the process's own milliseconds
-        self._links: dict[str, NetworkLink] = {}  # to whoever has an address
-        self._codes: dict[type, int] = {}  # of messages that come in
-        self._woken = self._code(3)  # of a wake-up
+        self._wake_at = -1  # time of the one wake-up that counts
+        self._wake_for = NEVER  # the deadline of that wake-up, in the process's own milliseconds
+        self._links: dict[str, NetworkLink] = {}  # links to all addresses used so far
+        self._codes: dict[type, int] = {}  # digest codes of incoming messages, by class
+        self._woken = self._code(3)  # digest code of a wake-up
         network.join(name, self.receive)
 
     @abstractmethod
@@ -106,7 +110,7 @@ class Process(ABC):
         return self.loop is not None
 
     def start(self) -> bool:
-        """Start the next incarnation; returns whether it has survived the start."""
+        """Start the next incarnation; returns whether it survived the start."""
         assert self.loop is None, f"{self.name} is running"
         self.incarnation += 1
         self.is_dying = self.is_paused = False
@@ -130,7 +134,7 @@ class Process(ABC):
         self._wake_at = -1
         self.is_paused = False
         self.network.forget_incoming(self.name)
-        for callback in tuple(self.on_death):  # A session removes its callback when it is called.
+        for callback in tuple(self.on_death):  # a session removes its callback when it is called
             callback(self)
 
     def boundary(self, what: str) -> None:
@@ -141,11 +145,11 @@ class Process(ABC):
         if self.on_boundary is not None:
             self.on_boundary(what)
         if self.boundaries == self.crash_at:
-            self.is_dying = True  # Clean-up code of the dying process has no effects either.
+            self.is_dying = True  # clean-up code of the dying process has no effects either
             raise Crash(what)
 
     def crash_in(self, boundaries: int) -> None:
-        """Die at a boundary, after so many others."""
+        """Die at a boundary, after a number of others."""
         self.crash_at = self.boundaries + 1 + boundaries
 
     def pause(self) -> None:
@@ -179,13 +183,13 @@ class Process(ABC):
         self.wake()
 
     def wake(self) -> None:
-        """Turn the loop now, or as soon as the turn under way ends."""
+        """Turn the loop now, or as soon as the current turn ends."""
         if self.loop is None or self.is_paused or self.is_turning:
             return
         if self.world.now < self._busy_until:
             self._wake_by(self._busy_until)
         else:
-            try:  # as in _guarded, whose call would cost more than it
+            try:  # inlined from _guarded, because the call would be expensive
                 self._turn()
             except BaseException as error:
                 self._ended(error)
@@ -199,10 +203,10 @@ class Process(ABC):
         return True
 
     def _ended(self, error: BaseException) -> None:
-        """The process ends of *error*, which is being handled; unless it is the test that ends."""
+        """The process ends because of *error*, unless that ends the test itself."""
         if isinstance(error, Crash):
             for callback in self.on_turn:
-                callback(self)  # The watchers check the effects before the death.
+                callback(self)  # the checkers look at the effects before the death
             self.die()
             return
         is_own = isinstance(error, Exception) and not isinstance(error, Violation)
@@ -233,7 +237,7 @@ class Process(ABC):
             self.world.at(self._busy_until + 1_000, self._do_job, self.incarnation)
         deadline = loop.deadline
         if self._wake_at < 0 or deadline < self._wake_for:
-            self._arm(deadline)  # Otherwise the process wakes early enough already.
+            self._arm(deadline)  # otherwise the process wakes early enough already
 
     def _do_job(self, incarnation: int, _: object) -> None:
         loop = self.loop
@@ -243,13 +247,13 @@ class Process(ABC):
             self.wake()
 
     def rearm(self) -> None:
-        """Something about deadlines has changed from outside."""
+        """A deadline may have been changed from outside."""
         if self.loop is not None:
             self._arm(self.loop.deadline)
 
     def _arm(self, deadline: int) -> None:
         if deadline < NEVER:
-            # A loop looks at its deadlines once a millisecond, even at those that are overdue.
+            # A loop checks its deadlines once a millisecond, even overdue ones.
             due = max(deadline, self.clock() + 1)
             self._wake_by(max(self.clock.when(due), self._busy_until), deadline)
 
@@ -261,7 +265,7 @@ class Process(ABC):
     def _wake_up(self, at: int, incarnation: int) -> None:
         loop = self.loop
         if at != self._wake_at or loop is None or incarnation != self.incarnation:
-            return  # An earlier wake-up replaced this one.
+            return  # an earlier wake-up replaced this one
         self._wake_at = -1
         if self.is_paused:
             return
@@ -293,10 +297,10 @@ class Process(ABC):
 
 
 def _kind(message: Message) -> int:
-    """A number for the message's class, the same in every run."""
+    """A number for the message's class, the same in each run."""
     return 4 + sum(map(ord, type(message).__name__)) % 250
 
 
 def dice(process: Process, purpose: str) -> Random:
-    """Random numbers for something inside of a process; other ones for each incarnation."""
+    """Random numbers for a purpose inside a process; different ones for each incarnation."""
     return process.world.rng(purpose, process.name, process.incarnation)

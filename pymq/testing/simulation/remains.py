@@ -1,17 +1,17 @@
-"""In which states a crash may leave a disk, counted.
+"""Enumerates the states in which a crash may leave a disk.
 
-:meth:`pymq.testing.simulation.disk.SimDisk.crash` rolls dice over what was not synced. Here the
-possibilities are a list, so that each of them can be tried:
+:meth:`pymq.testing.simulation.disk.SimDisk.crash` draws one of them at random. This module lists
+all of them, so that each can be tried:
 
-* state 0: all of it is lost; state 1: all of it is there;
-* every combination of names (each as before or as now) and files (each after any number of the
-  writes since its last sync), if there are no more than :data:`COMBINED_MAX`; where there are more,
-  one thing at a time is kept of what is lost otherwise, and lost of what is there otherwise;
-* of each of the last :data:`TORN_MAX` writes to a file a part: cut in its middle and at its first
-  whole sector, with zeros up to its length where the file grows; with ``SimDisk(holes=True)`` the
-  latter part without the former too. Everything else is there.
+* State 0: all unsynced data is lost. State 1: all of it is kept.
+* All combinations of names (each as before or as now) and files (each after any number of its
+  unsynced writes), if there are at most :data:`COMBINED_MAX`. If there are more: state 0 with one
+  item kept, and state 1 with one item lost.
+* A part of each of the last :data:`TORN_MAX` writes to a file: cut in its middle and at its first
+  whole sector, with zeros up to its length if the file grows; with ``SimDisk(holes=True)`` also the
+  latter part without the former. Everything else is kept.
 
-Nothing is left out but what these bounds say, and finer cuts than those.
+The list is complete except for these limits and for finer cuts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Remains:
     files: dict[int, bytes]  # contents of files with unsynced writes
 
     def keeps(self, folder: str, name: str) -> bool:
-        """Whether a name is as it is now, and not as before."""
+        """Whether a name survives as it is now, rather than as before."""
         return (folder, name) in self.names
 
     def content(self, file: SimFile) -> bytes:
@@ -77,7 +77,7 @@ def remains(disk: SimDisk) -> list[Remains]:
 
 
 def _history(file: SimFile) -> list[bytes]:
-    """What was in a file after each write since its last sync, the oldest first."""
+    """The contents of a file after each write since its last sync, the oldest first."""
     # A sync has failed: the disk may have a state that programs never saw.
     if file.disk is not None:
         return [file.synced(), file.written()]
@@ -120,7 +120,7 @@ def _picks(options: list[list[int]]) -> Iterator[tuple[int, ...]]:
 def _torn(old: bytes, new: bytes, holes: bool) -> Iterator[bytes]:
     """Return what may survive of a write that changed *old* to *new*."""
     if len(new) < len(old) and old.startswith(new):
-        return  # A truncation is one step.
+        return  # a truncation is one step
     size = max(len(old), len(new))
     before, after = old.ljust(size, b"\0"), new.ljust(size, b"\0")
     if before == after:

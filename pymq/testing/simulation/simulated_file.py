@@ -1,7 +1,7 @@
 """A file of the disk in memory: what programs read, and what a crash may leave.
 
-Synced writes survive. Of later writes each sector of 512 bytes survives or not, independently. The
-length may be ahead of the data, which is zeros then.
+Synced writes survive. Of later writes each sector of 512 bytes survives or is lost, independently
+of the others. The length may be ahead of the data; then the missing bytes are zeros.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ _FAR = 1 << 62
 
 
 class SimFile:
-    """A file as programs see it, with what is needed to compute what the disk may have of it."""
+    """A file as programs see it, with the data needed to compute what the disk may have."""
 
     __slots__ = ("data", "dirty", "disk", "is_shared", "kept", "path", "undo")
 
     def __init__(self, path: str, data: bytearray) -> None:
-        self.path = path  # its last name, to find it
-        self.data = data  # as programs see it
-        self.is_shared = False  # with the file of another disk: to be copied before it is changed
-        self.kept = _FAR  # bytes before it have not changed since the last sync
-        # How to get back to what was last synced, step by step from the end: (position, what was
-        # there, how long the file was). An append is undone by any step before it.
+        self.path = path  # the file's last path, to find it
+        self.data = data  # the content as programs see it
+        # shared with the file of another disk, so it must be copied before a change
+        self.is_shared = False
+        self.kept = _FAR  # bytes before this position have not changed since the last sync
+        # Steps back to the last synced content, from the last one to the first: (position, former
+        # bytes, former length). An append is undone by any step before it.
         self.undo: list[tuple[int, bytes, int]] = []
-        # After a failed sync, what is really on the disk; the pages in memory count as clean. Of
-        # those changed since then (from, to) is kept, or (length, -1) for a cut.
+        # After a failed sync, the real content of the disk; the kernel considers the pages in
+        # memory clean. Changes since then are kept as (from, to), or as (length, -1) for a
+        # truncation.
         self.disk: bytes | None = None
         self.dirty: list[tuple[int, int]] = []
 
     def touch(self, position: int, old: bytes, end: int) -> bytearray:
-        """Get ready to change the file at *position*, where *old* is now; returns its content."""
+        """Prepare a change of the file at *position*, where *old* is now; returns its content."""
         if self.is_shared:
             self.data, self.is_shared = bytearray(self.data), False
         if old or not self.undo:
@@ -56,7 +58,7 @@ class SimFile:
         return bytes(data)
 
     def sync(self) -> None:
-        """Write all changes since the last sync to the disk, whether it failed or not."""
+        """Write all changes since the last sync to the disk, even if a sync has failed."""
         if self.disk is not None:
             disk = self.written()
             self.disk = None if disk == self.data else disk
@@ -109,7 +111,7 @@ class SimFile:
         return len(new)
 
     def cut(self, size: int) -> None:
-        """Truncate it to *size* bytes, fewer than it has."""
+        """Truncate the file to *size* bytes, fewer than it has."""
         data = self.touch(size, bytes(self.data[size:]), -1)
         del data[size:]
 
@@ -125,7 +127,7 @@ class SimFile:
 
     @property
     def is_unsynced(self) -> bool:
-        """Whether a crash may change it."""
+        """Whether a crash may change the file."""
         return bool(self.undo) or self.disk is not None
 
     def lose(self, rng: random.Random | None, *, holes: bool) -> None:
@@ -141,7 +143,7 @@ class SimFile:
         if self.disk is None or self.dirty:
             return
         position -= position % PAGE
-        length = len(self.data)  # that is no page, and stays
+        length = len(self.data)  # the length is not a page, and stays
         self.data, self.is_shared = self.data[:position], False
         self.data += self.disk[position:length]
         self.data.extend(bytes(length - len(self.data)))
@@ -149,8 +151,9 @@ class SimFile:
             self.disk = None
 
     def survived(self, rng: random.Random, *, holes: bool) -> bytes:
-        """Return what a crash leaves; with *holes*, later sectors may survive without earlier
-        ones.
+        """Return what a crash leaves.
+
+        With *holes*, later sectors may survive without earlier ones.
         """
         old, new, kept = self.synced(), self.written(), self.kept
         if self.disk is not None:

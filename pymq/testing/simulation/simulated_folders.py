@@ -1,7 +1,7 @@
 """The folders of the disk in memory: what programs see, and what a crash may leave.
 
-A crash leaves each name that was created, changed or removed since the last sync of its folder as
-before or as now, independently. A sync of the file itself does not help.
+If a name was created, changed or removed since the last sync of its folder, a crash leaves it as
+before or as now, independently of others. Syncing the file itself does not help.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Folders:
     """All folders, and the files in them."""
 
     def __init__(self) -> None:
-        self._names: dict[str, _Names] = {"/": {}}  # of each folder, as programs see them
-        self._durable: dict[str, _Names] = {"/": {}}  # as they were when the folder was synced
+        self._names: dict[str, _Names] = {"/": {}}  # names in each folder, as programs see them
+        self._durable: dict[str, _Names] = {"/": {}}  # names in each folder at its last sync
 
-    # --- what a crash makes of them -------------------------------------------------------------
+    # --- crashes ----------------------------------------------------------------------------------
 
     def crash(self, survival: Survival) -> None:
         """Lose unsynced changes, as *survival* decides."""
@@ -97,7 +97,7 @@ class Folders:
         made._durable = {folder: copied(names) for folder, names in self._durable.items()}
         return made
 
-    # --- looking --------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
 
     def paths(self) -> Iterator[str]:
         """The paths of all files."""
@@ -123,7 +123,7 @@ class Folders:
         return file
 
     def has(self, path: str) -> bool:
-        """Whether the path exists, and its folder."""
+        """Whether the path and its folder exist."""
         names, name = self._place(path)
         return name in names
 
@@ -136,7 +136,7 @@ class Folders:
             raise FileNotFoundError(errno.ENOENT, "no such folder", path)
         return sorted(names)
 
-    # --- changing -------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     def add(self, path: str) -> SimFile:
         """Create a file, which must not exist."""

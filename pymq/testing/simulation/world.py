@@ -1,9 +1,9 @@
-"""Virtual time, the heap of events, independent streams of random numbers, and a digest.
+"""Virtual time, a heap of events, independent streams of random numbers, and a digest.
 
-Everything in a simulated world is an event from the heap, so one seed decides all of it. Events at
+Everything in a simulated world is an event from the heap, so one seed decides everything. Events at
 the same microsecond happen in the order in which they were added.
 
-Each purpose has its own stream of random numbers. So a run without one of its faults uses the same
+Each purpose has its own stream of random numbers. So a run without one of its faults draws the same
 random numbers for the rest, and a failing run can be shrunk.
 """
 
@@ -28,7 +28,7 @@ Action = Callable[[Any, Any], object]
 
 
 class Violation(AssertionError):
-    """A rule was broken; *name* is the rule's."""
+    """A rule was broken; *name* is the name of the rule."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
@@ -37,10 +37,11 @@ class Violation(AssertionError):
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable the garbage collector within the ``with``; a world must not outlive it.
+    """Disable the garbage collector within the ``with`` block; no world must outlive it.
 
     A collection at a random moment could run finalizers in the middle of an event. And a world that
-    survives a collection counts as long-lived, and would stay for a dozen worlds more.
+    survives a collection counts as long-lived, and would stay in memory during a dozen further
+    worlds.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -52,19 +53,19 @@ def uncollected() -> Iterator[None]:
 
 
 def mix(seed: int, *names: object) -> int:
-    """A number of 64 bits that depends on every one of its arguments, and on nothing else."""
+    """A number of 64 bits that depends only on the arguments, and on each of them."""
     text = "\0".join(map(str, (seed, *names)))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class World:
-    """A world of its own: its time, its events and its dice."""
+    """One simulation: its time, its events and its random numbers."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.now = 0  # microseconds since the beginning
         self.events = 0  # events that have happened
-        self.windows: list[int] = []  # the digest after every WINDOW events
+        self.windows: list[int] = []  # the digest after each WINDOW events
         # (time, (what, who, ...)), as :mod:`pymq.testing.trace` shows it
         self.log: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=4000)
         self._heap: list[tuple[int, int, Action, Any, Any]] = []
@@ -73,7 +74,7 @@ class World:
         self._digest = 0
         self._recent = array("Q")  # events that are not in the digest yet
 
-    # --- dice -----------------------------------------------------------------------------------
+    # --- random numbers ---------------------------------------------------------------------------
 
     def rng(self, *names: object) -> Random:
         """Return the stream of random numbers of one purpose, named by *names*."""
@@ -85,18 +86,18 @@ class World:
     # --- events ---------------------------------------------------------------------------------
 
     def at(self, time: int, action: Action, a: Any = None, b: Any = None) -> None:
-        """Have ``action(a, b)`` happen at *time*, in microseconds; not before now."""
+        """Schedule ``action(a, b)`` at *time*, in microseconds, but not before now."""
         self._sequence = sequence = self._sequence + 1
         if time < self.now:
             time = self.now
         heappush(self._heap, (time, sequence, action, a, b))
 
     def after(self, delay: int, action: Action, a: Any = None, b: Any = None) -> None:
-        """Have ``action(a, b)`` happen *delay* microseconds from now."""
+        """Schedule ``action(a, b)`` *delay* microseconds from now."""
         self.at(self.now + delay, action, a, b)
 
     def hasten(self, time: int, is_meant: Callable[[Action, Any, Any], bool]) -> None:
-        """Move all matching events to *time* at the latest; their order stays."""
+        """Move all matching events to *time* at the latest, in the same order."""
         heap = self._heap  # the running loop holds a reference to this list
         for index, (at, sequence, action, a, b) in enumerate(heap):
             if at > time and is_meant(action, a, b):
@@ -132,13 +133,13 @@ class World:
 
     @property
     def next_at(self) -> int | None:
-        """When the next event is due."""
+        """The time of the next event."""
         return self._heap[0][0] if self._heap else None
 
-    # --- what happened --------------------------------------------------------------------------
+    # --- log and digest ---------------------------------------------------------------------------
 
     def note(self, code: int, *what: Any) -> None:
-        """Take an event into the digest, as its time and *code*, and into the log as it is."""
+        """Add an event to the digest, as its time and *code*, and to the log in full."""
         self.events += 1
         now, recent = self.now, self._recent
         self.log.append((now, what))

@@ -1,7 +1,7 @@
-"""What simulated applications do: send, read, consume in groups, administrate; and what came of it.
+"""Simulated applications: they send, consume, administrate, and record the outcomes.
 
-They use the machines of the real client, not its handles, since nobody may wait inside of the
-simulation. Each value that is sent is of its own and can be told from its number.
+They use the machines of the real client, not its handles, because code inside the simulation must
+not wait. Each sent value is unique, and its number can be read from it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pymq.testing.simulation.world import WALL_MS, mix
 from pymq.testing.workload.consuming import ReadingApp, WorkingApp, value_of
 from pymq.testing.workload.service import Service
 
-KEYS = 7  # that the records of a compacted topic have
+KEYS = 7  # number of keys in a compacted topic
 ADMIN_MS = 8_000  # timeout of an administrator's request
 
 
@@ -51,12 +51,12 @@ class Sent:
     done_at: int = -1
     offset: int = -1
     error: PymqError | None = None
-    due_ms: int = 0  # from when on groups may get it; 0: at once
-    expires_ms: int = 0  # until when; 0: for ever
+    due_ms: int = 0  # time from which on groups may get the record; 0: at once
+    expires_ms: int = 0  # time until which groups may get it; 0: no limit
 
     @property
     def is_acked(self) -> bool:
-        """Whether its application got an acknowledgement with its offset."""
+        """Whether its application got an acknowledgement with the offset."""
         return self.offset >= 0
 
 
@@ -66,14 +66,15 @@ class WorkloadHistory:
 
     sent: list[Sent] = Factory(list)
     reads: int = 0
-    processed: dict[tuple[str, str, str, int], int] = Factory(dict)  # group, topic, partition, at
-    # The offset of the copy of each delayed record that a group got: by group, number and id.
+    # time of processing by (group, topic, partition, offset)
+    processed: dict[tuple[str, str, str, int], int] = Factory(dict)
+    # The offset of the copy of each delayed record that a group got, by group, number and id.
     copies: dict[tuple[str, int, int], int] = Factory(dict)
-    admin: list[tuple[int, str, str]] = Factory(list)  # (when, what, outcome)
+    admin: list[tuple[int, str, str]] = Factory(list)  # (time, request, outcome)
 
     @property
     def pending(self) -> int:
-        """Sent records without an outcome."""
+        """The number of sent records without an outcome."""
         return sum(1 for sent in self.sent if sent.done_at < 0)
 
 
@@ -127,7 +128,7 @@ class Application:
         c = self.config
         producer, epoch = self.rng.getrandbits(62) if self.is_idempotent else NO_PRODUCER, 0
         is_named = self.is_idempotent and bool(c.get("named", False))
-        if is_named:  # Each process of the application fences the earlier ones.
+        if is_named:  # each process of the application fences the earlier ones
             producer = mix(self.world.seed, "producer", self.name) >> 2
             epoch = self.host.incarnation << EPOCH_HALF
         return SenderConfig(
@@ -217,7 +218,7 @@ class Application:
         return ((PRIORITY, b"%d" % (1 + dice % 9)),)
 
     def _may_delay(self, topic: str) -> bool:
-        """Whether the topic is known, and is not compacted: such topics have no delays."""
+        """Whether the topic is known and not compacted: compacted topics have no delays."""
         return topic in self.router.metadata.topics and not self._is_compacted(topic)
 
     def _is_compacted(self, topic: str) -> bool:
@@ -234,7 +235,7 @@ class Application:
     # --- consuming ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin to consume what it is to consume."""
+        """Begin to consume the topics of its plan."""
         for topic in self.config.get("readers", ()):
             self.read(topic)
         for topic, group in self.config.get("groups", ()):
@@ -256,7 +257,7 @@ class Application:
         return Reader(name, topic, self.router, self.driver, names, BEGIN, rack=rack)
 
     def work(self, topic: str, group: str) -> None:
-        """Be a member of a group."""
+        """Join a group as a member."""
         patience, limit = self.config.get("ack_wait_ms", 30_000), self.config.get("max_deliver", 0)
         config = WorkerConfig(group, "sticky", patience, limit, BEGIN)
 
@@ -280,7 +281,7 @@ class Application:
         self.meet(topic, begin)
 
     def do(self, step: Step) -> None:
-        """Do one operation of a plan that is an application's."""
+        """Carry out one operation of a plan for applications."""
         _, kind, _, *args = step
         if kind == "rejoin" and self.workers:
             working = self.workers.pop(0)
@@ -300,7 +301,7 @@ class Application:
         return f"{self.address}.{kind}{self._made}"
 
     def meet(self, topic: str, then: Callable[[], None]) -> None:
-        """Find out what partitions a topic has, then go on; tried until it is known."""
+        """Request a topic's partitions, repeatedly until they are known, then call *then*."""
 
         def found(call: Call) -> None:
             if call.error is None:
@@ -314,14 +315,14 @@ class Application:
     # --- administrating -------------------------------------------------------------------------
 
     def ask(self, make: Callable[[int], Message], then: Callable[[Call], None]) -> None:
-        """Ask the active zkserver, and go on with what came of it."""
+        """Send a request to the active zkserver, and call *then* with the result."""
         with self.driver as loop:
             call = self.router.call(make, loop.clock(), ADMIN_MS)
             loop.touch(self.address)
         call.then(lambda: then(call))
 
     def admin(self, what: str, make: Callable[[int], Message]) -> None:
-        """Ask for a change; what comes of it is written down."""
+        """Request a change, and record the outcome."""
 
         def then(call: Call) -> None:
             outcome = type(call.error).__name__ if call.error is not None else "done"
@@ -330,7 +331,7 @@ class Application:
         self.ask(make, then)
 
     def administrate(self, step: Step) -> None:
-        """Do one operation of a plan that is an administrator's."""
+        """Carry out one operation of a plan for administrators."""
         _, kind, *args = step
         topic = args[0]
         make: Callable[[int], Message]

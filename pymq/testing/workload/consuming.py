@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pymq.client.backoff import Backoff
 from pymq.client.consumer.reader import Reader
 from pymq.client.fetching.consumer_machine import ConsumerMachine
 from pymq.client.group.group_member import GroupConsumer
@@ -44,7 +45,7 @@ def number_of(value: bytes) -> int | None:
 
 
 class ConsumingApp(ABC):
-    """A consumer of an application: it takes records as soon as they have come."""
+    """A consumer of an application, which takes records as soon as they have come."""
 
     def __init__(self, app: Application, intake: ConsumerMachine) -> None:
         self.app = app
@@ -58,7 +59,7 @@ class ConsumingApp(ABC):
 
     @property
     def is_up(self) -> bool:
-        """Whether it still runs."""
+        """Whether its process still runs."""
         return self.app.is_up and self.intake.name in self.app.loop.machines
 
     def _wait(self) -> None:
@@ -103,13 +104,13 @@ class ConsumingApp(ABC):
 
     @abstractmethod
     def take(self, records: Sequence[Record]) -> None:
-        """Take in records."""
+        """Handle fetched records."""
 
     def trouble(self, problem: PymqError) -> None:  # noqa: B027 # most can do nothing about it
-        """Take in an error."""
+        """Handle an error."""
 
     def check(self, record: Record) -> int:
-        """Return a record's number; it must have been sent to this partition."""
+        """Return a record's number, after checking that it was sent to this partition."""
         number = number_of(record.value)
         place = f"{record.topic}/{record.partition} at {record.offset}"
         sent = self.app.history.sent
@@ -121,14 +122,14 @@ class ConsumingApp(ABC):
         return number
 
     def stop(self) -> None:
-        """End it as a crash does."""
+        """End the consumer as a crash does."""
         if self.is_up:
             with self.app.driver as loop:
                 loop.remove(self.intake.name)
 
 
 class ReadingApp(ConsumingApp):
-    """A reader (PSB): it must get every record once, in order."""
+    """A reader (PSB): it must get each record once, in order."""
 
     def __init__(self, app: Application, reader: Reader) -> None:
         self.next: dict[str, int] = {}  # the offset after the last record seen
@@ -195,6 +196,14 @@ class WorkingApp(ConsumingApp):
         """The error with which members of this group return a record."""
         return f"{self.worker.config.group} {record.partition}@{record.offset}"
 
+    def _delay_of(self, record: Record) -> int:
+        """The milliseconds until a returned record may come again."""
+        if (found := self.app.config.get("backoff")) is None:
+            return self.app.rng.randrange(500)
+        first_ms, factor, max_ms = found
+        backoff = Backoff(first_ms / 1000, factor, max_ms / 1000, jitter=0.0)
+        return backoff.delay_ms(record.delivery_count)
+
     def _check_error(self, record: Record) -> None:
         """A record that was returned carries its own error, or none after a crash."""
         told = [text for name, text in record.headers if name == ERROR_HEADER]
@@ -202,7 +211,7 @@ class WorkingApp(ConsumingApp):
             self.app.fail("error-of-its-record", f"{self._error_of(record)} carries {told}")
 
     def _check_times(self, record: Record, number: int) -> None:
-        """A group gets a record in its time, and each delayed record once."""
+        """A group gets a record only within its times, and each delayed record once."""
         app, sent, wall = self.app, self.app.history.sent[number], self.app.wall_ms()
         place = f"{record.topic}/{record.partition} at {record.offset}"
         if not app.service.has_been_skewed:
@@ -241,7 +250,7 @@ class WorkingApp(ConsumingApp):
                 continue
             if dice < config.get("forget", 0.0) + config.get("nack", 0.0):
                 span = (record.offset, record.offset + 1)
-                delay, error = rng.randrange(500), self._error_of(record)
+                delay, error = self._delay_of(record), self._error_of(record)
                 worker.settler.nacks.append((record.partition, span, delay, error))
             else:
                 key = (group, record.topic, record.partition, record.offset)

@@ -1,4 +1,4 @@
-"""Tells how far a healed cluster has caught up."""
+"""Determines how far a healed cluster has caught up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Convergence:
         return True
 
     def is_at_end(self, reading: ReadingApp) -> bool:
-        """Whether a reader has read all records; it skips those that no disk has any more."""
+        """Whether a reader has read all records; it skips those that are on no disk any more."""
         for name, cursor in reading.reader.cursors.items():
             orphan = self._watch.orphan(reading.topic, name, cursor.position)
             if orphan is not None and orphan.end is not None:
@@ -55,7 +55,7 @@ class Convergence:
         )
 
     def is_processed(self) -> bool:
-        """Whether each group has acknowledged every record that is still there."""
+        """Whether each group has acknowledged each record that still exists."""
         wanted = {
             (str(group), str(topic))
             for app in self._plan.apps
@@ -79,7 +79,7 @@ class Convergence:
     def are_delivered(self, history: WorkloadHistory, is_kept: Callable[[Sent], bool]) -> bool:
         """Whether all groups got each delayed record that no fault may lose."""
         wall = next(iter(self._apps.values())).wall_ms() if self._apps else 0
-        # A record that was leased to a member that crashed counts as delivered.
+        # A record that was leased to a crashed member counts as delivered.
         joins = [
             (str(topic), str(group), app.get("max_deliver", 0))
             for app in self._plan.apps
@@ -109,7 +109,7 @@ class Convergence:
             for log in self._watch.ledger.replicas(BlockId(*key, number)):
                 host = self._cluster.brokers[log.node]
                 if log.node == left:
-                    continue  # Its disk fails for ever.
+                    continue  # its disk fails until the end of the run
                 if log.chain_at(history.end()) is None and host.hosts(key):
                     return False
         return True
@@ -138,7 +138,7 @@ class Convergence:
         return found
 
     def _is_stuck(self, group: str, topic: str, partition: str) -> bool:
-        """Whether a member waits for records that no disk has any more."""
+        """Whether a member waits for records that are on no disk any more."""
         return any(
             at == partition and self._watch.orphan(topic, partition, offset) is not None
             for app in self._apps.values()

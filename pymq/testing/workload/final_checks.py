@@ -1,4 +1,4 @@
-"""Reads everything at the end of a run and compares it with the answers to the applications."""
+"""Reads all records at the end of a run and compares them with the answers to the applications."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_definite(error: PymqError | None) -> bool:
 
 
 class FinalChecks:
-    """Checks acknowledged and failed sends against the records that are there at the end."""
+    """Checks acknowledged and failed sends against the records that exist at the end."""
 
     def __init__(
         self,
@@ -110,9 +110,9 @@ class FinalChecks:
             self._check_sent(sent, seen, values, starts)
 
     def check_survivor(self, left: str | None) -> None:
-        """Crash all brokers but one: its committed records are read within a bound.
+        """Crash all brokers but one, whose committed records must be readable within a bound.
 
-        The broker *left* has a failed disk and is not drawn as the survivor.
+        The broker *left* has a failed disk and is not chosen as the survivor.
         """
         survivor = draw_survivor(self._plan.seed, list(self._cluster.brokers), left)
         if survivor is None:
@@ -158,7 +158,7 @@ class FinalChecks:
     def _is_safe(self, sent: Sent) -> bool:
         """Whether the acknowledgement promised more than a copy on the leader."""
         if sent.topic in self._compacted:
-            return False  # Compaction removes it once its key has a later record.
+            return False  # compaction removes it once its key has a later record
         if self._plan.brokers == 1 or sent.acks is not None:
             return self._plan.brokers == 1 or sent.acks is AckMode.RAFT
         return sent.topic in self._raft_for_ever
@@ -173,7 +173,7 @@ class FinalChecks:
         name = (sent.topic, sent.partition)
         history = self._watch.history_of(*name)
         if name not in starts:
-            return  # The partition is newer than the auditor.
+            return  # the partition is newer than the auditor
         if sent.is_acked and sent.offset >= starts[name]:
             if not self._is_safe(sent):
                 return

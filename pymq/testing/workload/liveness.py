@@ -7,10 +7,10 @@ from typing import NoReturn
 
 from pymq.testing.simulation.world import SECOND, Violation, World
 
-HEAL_S = 90.0  # bound in which everything must work again
-PATIENCE = 5  # times that bound, for slow progress
+HEAL_S = 90.0  # seconds within which everything must work again
+PATIENCE = 5  # factor for that bound while there is slow progress
 LOOK_US = 50_000  # time between two checks
-# Rules about what works again once the faults have ended; a run may waive some of them.
+# Rules about what must work again once the faults have ended; a run may waive some of them.
 LIVENESS = """topics-are-made zkserver-comes-back sends-are-answered partitions-take-records
     readers-reach-the-end groups-reach-the-end delayed-are-delivered replicas-converge auditor-reads
     readable-without-leader""".split()
@@ -21,7 +21,7 @@ class Waived(Exception):
 
 
 class Liveness:
-    """Runs the world until a condition holds; a broken rule out of *waive* is no violation."""
+    """Runs the world until a condition holds; a broken rule in *waive* is not a violation."""
 
     def __init__(self, world: World, waive: Collection[str] = ()) -> None:
         self._world = world

@@ -1,11 +1,11 @@
-"""Rule ``service``: an error is no answer.
+"""Rule ``service``: an error does not count as an answer.
 
 The disk error of one replica must not reach a client while another replica can serve it. So no
-application may get a :class:`~pymq.errors.StoreError` for a partition with replicas on other
-disks. The liveness rules find slow service and partitions without a replica: in half of the runs
-brokers with a failed disk are not restarted, and the bound is the same.
+application may get a :class:`~pymq.errors.StoreError` for a partition with replicas on other disks.
+The liveness rules find slow service and partitions without a replica: in half of the runs, brokers
+with a failed disk are not restarted, and the bound is the same.
 
-No application may get an error for the acts of a hostile client (rule ``harmless``).
+No application may get an error because of the acts of a hostile client (rule ``harmless``).
 
 Damage is different: if no replica has a sound copy of a sealed block, its readers must get an
 error.
@@ -39,7 +39,7 @@ class Service:
     def __init__(self, cluster: Cluster, fail: Callable[[str, str], None]) -> None:
         self._cluster = cluster
         self._fail = fail
-        self.is_hostile = False  # whether a client of the run misbehaves
+        self.is_hostile = False  # whether a client of the run is hostile
 
     def told(self, error: PymqError | None, topic: str, partition: str | None = None) -> None:
         """An application got *error* for a topic, or for one of its partitions."""
@@ -53,7 +53,7 @@ class Service:
 
     @property
     def has_been_skewed(self) -> bool:
-        """Whether a broker's wall clock has been wrong."""
+        """Whether a broker's wall clock was wrong at any time."""
         return any(host.was_skewed for host in self._cluster.brokers.values())
 
     def _is_behind(self, error: PymqError | None) -> bool:
@@ -61,15 +61,13 @@ class Service:
         return isinstance(error, InvalidTimestamp) and self.has_been_skewed
 
     def _has_lost(self, topic: str, partition: str | None) -> bool:
-        """Whether visible records are lost, as weak settings allow, and their offsets are
-        reused.
-        """
+        """Whether visible records are lost, as weak settings allow; offsets are then reused."""
         watch = self._cluster.watch
         found = watch.history_of(topic, partition) if watch is not None and partition else None
         return found is not None and found.losses > 0
 
     def _has_replicas(self, topic: str, partition: str | None) -> bool:
-        """Whether no block has only one replica, or a single complete copy once it is sealed.
+        """Whether each block has several replicas, and once it is sealed several complete copies.
 
         Without a *partition*, the offsets of the topic's groups count too.
         """

@@ -1,8 +1,8 @@
-"""One broker is left: its committed records can be read, though most partitions have no leader.
+"""With one broker left, its committed records must be readable, even without leaders.
 
 The rule about errors (:mod:`pymq.testing.workload.service`) does not cover readers that get no
-answer. So in some runs all brokers but one die at the end, while zkservers and clients live on. A
-new reader must then get, within a bound, all records that the survivor has and knows to be
+answer. So in some runs all brokers but one die at the end, while zkservers and clients continue. A
+new reader must then get all records, within a bound, that the survivor has and knows to be
 committed.
 """
 
@@ -15,8 +15,8 @@ from pymq.testing.cluster import Cluster
 from pymq.testing.simulation import probe
 from pymq.testing.simulation.world import mix
 
-SHARE = 0.25  # of the runs with more than one broker
-BOUND_S = 20.0  # a session of six seconds, and some requests to dead brokers
+SHARE = 0.25  # share of the runs with more than one broker
+BOUND_S = 20.0  # enough for a session of six seconds, and some requests to dead brokers
 # the offset up to which each partition must be read, by topic and partition
 Wanted = dict[tuple[str, str], int]
 
@@ -33,8 +33,8 @@ def draw_survivor(seed: int, brokers: list[str], left: str | None) -> str | None
 def committed_on(cluster: Cluster, watch: StoreWatch, name: str) -> Wanted:
     """Return up to where a broker has each partition from its beginning, committed.
 
-    Without topics that are deleted and created, and without records after a block that this broker
-    lacks.
+    Topics that are deleted and created again are left out, and records after a block that this
+    broker lacks.
     """
     found: Wanted = {}
     broker = cluster.brokers[name].broker

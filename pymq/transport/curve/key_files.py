@@ -1,11 +1,11 @@
 """Reads and writes key files: a folder with a key pair for each principal, and revoked keys.
 
 * ``NAME.pub``: the public key, for all nodes. TOML.
-* ``NAME.secret``: the secret key, for NAME alone. TOML.
+* ``NAME.secret``: the secret key, only for NAME itself. TOML.
 * ``NAME.revoked``: the keys that were revoked under that name. It takes precedence over any
   ``.pub``. An additional file is easier to copy to all nodes than a deletion.
 
-A name is a principal: a person, an application, or a node, whose key has the node's name.
+A name is a principal: a person, an application, or a node whose key has the node's name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pymq.core.values import value
 from pymq.errors import ConfigError
 
 PUBLIC, SECRET, REVOKED = ".pub", ".secret", ".revoked"
-TOKEN = ".token"  # for HTTP (pymq.web.authentication)
+TOKEN = ".token"  # suffix of tokens for HTTP (pymq.web.authentication)
 FILE_BYTES_MAX = 65_536
 _Z85 = re.compile(r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
@@ -35,8 +35,8 @@ class Public:
 
     name: str
     key: str
-    is_node: bool = False  # a broker or a zkserver
-    endpoints: tuple[str, ...] = ()  # of nodes that are named by their endpoints
+    is_node: bool = False  # the principal is a broker or a zkserver
+    endpoints: tuple[str, ...] = ()  # endpoints of nodes that are named by their endpoints
 
 
 class Pair(NamedTuple):
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
     secret: str
 
     def __repr__(self) -> str:
-        # the secret must not get into a log
+        # The secret must not get into a log.
         return f"Pair({self.name!r}, {self.public!r}, secret=...)"
 
 
@@ -89,12 +89,12 @@ def write_pair(folder: Path, pair: Pair, public: Public) -> None:
     try:
         _write(folder / f"{pair.name}{PUBLIC}", lines, 0o644)
     except BaseException:
-        path.unlink()  # half a pair would block the next try
+        path.unlink()  # with only one of both files the next try would fail
         raise
 
 
 def _write(path: Path, lines: Sequence[str], mode: int) -> None:
-    # Set the mode with the creation, so that the file is never readable by others.
+    # Set the mode when the file is created, so that others can never read it.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "w") as file:
         file.write("\n".join(lines) + "\n")
@@ -189,7 +189,7 @@ def _read(path: Path, known: set[str], *, is_secret: bool = False) -> dict[str, 
             raise ValueError("it is too long")
         found = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        # Parsers may quote a line, which must not happen for a secret file.
+        # Parsers may quote a line, and a line of a secret file must not be shown.
         raise ConfigError(f"{path} is no key file" + ("" if is_secret else f": {error}")) from None
     if unknown := sorted(set(found) - known):
         raise ConfigError(f"{path}: {unknown[0]!r} is not known; there are {sorted(known)}")

@@ -75,7 +75,7 @@ class KeyRing:
     # --- questions ------------------------------------------------------------------------------
 
     def principal(self, key: str) -> str | None:
-        """Return the principal of a key; None if it is unknown or revoked."""
+        """Return the principal of a key; None if the key is unknown or revoked."""
         return self._principals.get(key)
 
     def is_node(self, principal: str) -> bool:
@@ -86,8 +86,8 @@ class KeyRing:
     def at(self, node: str, endpoint: str) -> Public | None:
         """Return the public key expected of *node* at *endpoint*; None if there is none.
 
-        It is the key with the node's name. For a node that is named by its endpoint, it is the key
-        whose file names that endpoint, or else that of ``zkserver``.
+        This is the key with the node's name. If the node is named by its endpoint, it is the key
+        whose file names that endpoint, or else the key of ``zkserver``.
         """
         if "://" not in node:
             return self._publics.get(node)

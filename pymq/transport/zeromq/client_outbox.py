@@ -1,7 +1,7 @@
-"""The packets for clients that have not left the process, and the clients that take none.
+"""The packets for clients that have not left the process, and the clients that read none.
 
-A broker asks before it reads records for a client, so that a slow client does not fill its memory
-(:class:`pymq.core.pending.fetch_limits.FetchOutbox`).
+A broker asks this class before it reads records for a client, so that a slow client cannot fill its
+memory (:class:`pymq.core.pending.fetch_limits.FetchOutbox`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pymq.transport.base import TransportQuotas
 from pymq.transport.zeromq.connections import cut
 from pymq.transport.zeromq.peers import Peer, Peers
 
-LOOK_S = 1.0  # between two searches for stalled clients
+LOOK_S = 1.0  # interval of searches for stalled clients
 
 
 class ClientOutbox:
@@ -24,7 +24,7 @@ class ClientOutbox:
         self._peers = peers
         self._quotas = quotas
         self._stalled_s = stalled_ms / 1000
-        self._looked_at = 0.0  # when stalled clients were last searched for
+        self._looked_at = 0.0  # time of the last search for stalled clients
 
     def loads(self) -> Loads:
         """The bytes that have not left the process, by principal and connection."""
@@ -49,11 +49,14 @@ class ClientOutbox:
         )
 
     def wait_ms(self, account: str) -> int:
-        """Return the wait until the quota of a principal allows a send to it; 0 if now."""
+        """Return the milliseconds until the quota of a principal allows a send to it; 0 if now."""
         return self._quotas.fetch_wait_ms(account) if self._quotas is not None else 0
 
     def write_wait_ms(self, account: str) -> int:
-        """Return the wait until the quota of a principal allows a write for it; 0 if now."""
+        """Return the milliseconds until the quota of a principal allows a write for it.
+
+        0 if now.
+        """
         return self._quotas.produce_wait_ms(account) if self._quotas is not None else 0
 
     def wrote(self, account: str, size: int) -> None:
@@ -62,9 +65,9 @@ class ClientOutbox:
             self._quotas.produced(account, size)
 
     def cut_stalled(self, now: float) -> list[Peer]:
-        """End the connections of clients that have not taken any of their packets for too long.
+        """End the connections of clients that have not read any of their packets for too long.
 
-        Searches once a second at most, and returns those clients.
+        It searches at most once a second, and returns those clients.
         """
         if now - self._looked_at <= LOOK_S:
             return []

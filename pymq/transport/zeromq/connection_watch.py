@@ -23,7 +23,7 @@ class ConnectionWatch:
     """Follows the state of a connection; made before its socket connects."""
 
     def __init__(self, socket: Socket, endpoint: str) -> None:
-        self.is_over = False  # failed; libzmq will not retry
+        self.is_over = False  # it has failed, and libzmq will not retry
         self.is_up = False
         self._endpoint = endpoint
         self._watched = socket
@@ -32,12 +32,15 @@ class ConnectionWatch:
         self.socket.poll(0)
 
     def problem(self) -> str | None:
-        """Return the last problem since the last call; empty for success, None for no events."""
+        """Return the last problem since the last call.
+
+        Empty for success, None if there was no event.
+        """
         found: str | None = None
         while self.socket.poll(0):
             event = recv_monitor_message(self.socket)["event"]
             self.is_up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            # libzmq does not retry after the first two of these, but does after the third.
+            # libzmq does not retry after the first two of these events, but does after the third.
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self.is_over, found = True, f"{self._endpoint} does not know our key"
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:

@@ -2,9 +2,9 @@
 
 libzmq has no limit of its own, and identifies a connection only by its descriptor. This module
 looks a descriptor up when libzmq reports it. By then it may belong to another connection, so a
-count may be wrong by one for a moment. libzmq 4.3.5 never closes a connection that was replaced by
-another one of its routing id and then sends more: it counts until the node ends, because its
-descriptor stays open until then.
+count may be wrong by one for a moment. If a peer replaces its connection by a new one with the same
+routing id, and then sends more on the old one, libzmq 4.3.5 never closes the old one: it counts
+until the node ends, because its descriptor stays open until then.
 
 | a connection | when | then |
 |---|---|---|
@@ -14,13 +14,13 @@ descriptor stays open until then.
 
 Limits:
 
-* New connections: NEW_MAX or half of the total. The total leaves descriptors for files. Beyond
-  either limit the oldest new connection is closed. A proper client has sent a packet by then, and a
-  client that connects again and again only replaces its own connections.
-* Silent connections count for no principal, because libzmq does not report whose they are. They may
-  use half of the total. If the total is used up and they have more than half, the one silent for
-  longest is closed; it may connect again.
-* The known connections of one principal may use half of the total at most.
+* New connections: NEW_MAX or half of the total. The total leaves descriptors for files. If either
+  limit is exceeded, the oldest new connection is closed. By then a proper client has sent a packet,
+  and a client that connects again and again only replaces its own connections.
+* Silent connections count for no principal, because libzmq does not report to whom they belong.
+  They may use half of the total. If the total is used up and they have more than half, the one that
+  was silent for longest is closed; its client may connect again.
+* The known connections of one principal may use at most half of the total.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from pymq.descriptors import soft_limit
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Socket
 
-NEW_MAX = 2_000  # some 20 KiB each
+NEW_MAX = 2_000  # new connections; each takes some 20 KiB
 FILES = 320  # descriptors kept for other purposes: a store's files, and some more
 LEAST = 64  # connections allowed even with few descriptors
-TELL_S = 10.0  # between two reports
-SETTLED_S = 1.0  # an open connection this long after handshake_ms has completed its handshake
+TELL_S = 10.0  # interval of reports
+SETTLED_S = 1.0  # so long after handshake_ms, an open connection has completed its handshake
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 
@@ -58,7 +58,7 @@ class Connections:
         limit: Callable[[], int] = soft_limit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.turned_away = 0  # connections closed because there were too many ...
+        self.turned_away = 0  # connections closed because there were too many, ...
         # ... reported at most every TELL_S
         self.on_crowded: Callable[[int], object] = lambda count: None
         self._told_at = float("-inf")
@@ -70,10 +70,10 @@ class Connections:
         self._counts: Counter[str] = Counter()
         self._new: dict[int, tuple[Origin, float]] = {}  # (connection, time), oldest first
         self._silent: dict[int, Origin] = {}  # handshake completed, no packet yet, oldest first
-        self._going: set[int] = set()  # cut, but not yet closed by libzmq
+        self._going: set[int] = set()  # closed by this node, but not yet by libzmq
         self._known: dict[int, str] = {}  # principals of connections that have sent a packet
         self._principals: Counter[str] = Counter()
-        # Not pyzmq's own monitor socket: with a full queue of events libzmq's thread would block.
+        # Not pyzmq's own monitor socket: if its event queue were full, libzmq's thread would block.
         address = f"inproc://monitor-{id(self)}"
         router.monitor(address, _EVENTS)
         self.socket = router.context.socket(zmq.PAIR)
@@ -98,7 +98,7 @@ class Connections:
 
     @property
     def _room(self) -> int:
-        """The number of connections that leaves descriptors for files."""
+        """The number of connections that leaves enough descriptors for files."""
         return max(LEAST, self._limit() - FILES)
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class Connections:
 
     def heard(self, event: int, descriptor: int) -> None:
         """Handle a connection that was accepted, or that ended and whose descriptor is closed."""
-        # Remove the old entry also for an accepted connection: libzmq may not have reported the end
+        # Also remove the old entry of an accepted connection: libzmq may not have reported the end
         # of the earlier one with this descriptor, which would then count forever.
         address = self._addresses.pop(descriptor, None)
         if address is not None:
@@ -135,7 +135,7 @@ class Connections:
     def speaks(self, descriptor: int, principal: str, most: int) -> bool:
         """Handle a packet from a connection; return whether its principal may have this connection.
 
-        If the principal has *most* connections already, this one is closed.
+        If the principal already has *most* connections, this one is closed.
         """
         if descriptor in self._known:
             return True
@@ -161,8 +161,8 @@ class Connections:
                 del self._new[descriptor]
                 self._silent[descriptor] = origin
                 continue
-            # libzmq closes a connection some time after it was cut. Do not count it until then, or
-            # another connection would be closed for it, too.
+            # libzmq closes a connection some time after it was cut. Until then leave it out of the
+            # count, or another connection would be closed in its place.
             count = len(self._addresses) - len(self._going)
             if len(self._new) <= min(NEW_MAX, most // 2) and count <= most:
                 return
@@ -226,8 +226,8 @@ def came_from(descriptor: int) -> Origin:
 def cut(origin: Origin) -> bool:
     """Close a connection if its descriptor still belongs to it; return whether it was closed.
 
-    libzmq has no call for this, so the socket is shut down. libzmq then sees that the peer has gone
-    and drops the packets for it.
+    libzmq has no call for this, so the socket is shut down. libzmq then notices that the peer is
+    gone, and drops the packets for it.
     """
     with _borrowed(origin.descriptor) as found:
         if found is None or origin.name is None or _name(found) != origin.name:
@@ -246,13 +246,13 @@ def address_of(descriptor: int) -> str:
 
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
-    """The socket of a descriptor, which libzmq keeps; None if there is none.
+    """The socket of a descriptor, which stays libzmq's; None if there is none.
 
-    It needs no new descriptor, because none may be left.
+    It needs no new descriptor, because there may be none left.
     """
     try:
         found = socket.socket(fileno=descriptor)
-    except (OSError, ValueError):  # the connection is gone, and its number may be that of a file
+    except (OSError, ValueError):  # the connection is closed, and its number may belong to a file
         yield None
         return
     try:

@@ -1,4 +1,4 @@
-"""Connects a node to its peers: a DEALER for each, which accepts only the expected key."""
+"""Connects a node to its peers, with a DEALER for each, which accepts only the expected key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pymq.transport.zeromq.zap import secure_client
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Context, Secure, Socket
 
-# the pause after a refusal, a missing key or an invalid endpoint, before the next try
+# pause after a refusal, a missing key or an invalid endpoint, before the next try
 REFUSED_S = 1.0
 
 
@@ -60,7 +60,7 @@ class Dialer:
             with lent():
                 return self._link(peer, endpoint, now)
         except (ConfigError, zmq.ZMQError) as error:
-            # Endpoints come from other nodes: an invalid one must not end this node.
+            # Endpoints come from other nodes: an invalid one must not stop this node.
             peer.refused_until = now + REFUSED_S
             self._on_problem(f"{peer.name}: {error}")
             return None
@@ -105,7 +105,7 @@ class Dialer:
         return link
 
     def _watched(self, link: PeerLink) -> None:
-        """Handle the news of a connection that this node makes."""
+        """Handle the events of a connection that this node makes."""
         watch, peer = link.watch, link.peer
         assert watch is not None
         was_up, problem = watch.is_up, watch.problem()
@@ -114,7 +114,7 @@ class Dialer:
         if problem:
             self._on_problem(problem)
             if watch.is_over and peer.link is link:
-                self.hang_up(peer)  # the peer may know our key at the next try
+                self.hang_up(peer)  # the peer may know this node's key at the next try
                 peer.refused_until = time.monotonic() + REFUSED_S
 
     def hang_up(self, peer: Peer) -> None:
@@ -129,7 +129,7 @@ class Dialer:
         link.socket.close(0)
 
     def check(self, peer: Peer) -> None:
-        """After a change of the keys: hang up on a peer of which another key is now expected."""
+        """After a change of keys: disconnect from a peer if another key is now expected of it."""
         if peer.link is not None and self._keys is not None:
             expected = self._keys.at(peer.name, peer.link.endpoint)
             if expected is None or expected.key != peer.link.key:

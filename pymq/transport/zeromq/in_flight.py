@@ -1,9 +1,9 @@
 """Counts the bytes of packets that libzmq holds for a peer.
 
-libzmq bounds the number of these packets but not their bytes, and reports neither. But it sends
-packets in order, and it reports when it has released a part that is shared instead of copied. So
-the transport divides the packets into runs of TRACK_BYTES and shares the last part of each run.
-When libzmq releases that part, the whole run has left the process.
+libzmq limits the number of these packets but not their bytes, and reports neither. But it sends
+packets in order, and reports when it has released a part that is shared instead of copied. So the
+transport divides the packets into runs of TRACK_BYTES and shares the last part of each run. When
+libzmq releases that part, the whole run has left the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pymq.transport.shapes import Buffer
     from pymq.transport.zeromq.sockets import Socket
 
-TRACK_BYTES = 64 << 10  # length of a run; the bytes after the last run are not counted
+TRACK_BYTES = 64 << 10  # length of a run; bytes after the last complete run are not counted
 
 
 class InFlight:
@@ -32,7 +32,7 @@ class InFlight:
     def __init__(self) -> None:
         self._runs: deque[tuple[zmq.MessageTracker, int]] = deque()
         self._since = 0  # bytes since the last run ended
-        self.bytes = 0  # of runs that have not left the process
+        self.bytes = 0  # bytes of runs that have not left the process
         self.moved_at = 0.0  # when a run last left, or when there was none
 
     def is_over(self, size: int) -> bool:
@@ -62,7 +62,7 @@ def send_tracked(socket: Socket, frames: Sequence[Buffer]) -> zmq.MessageTracker
     """Send the parts of a packet, the last one shared; return the tracker of that part."""
     for frame in frames[:-1]:
         socket.send(frame, MORE, copy=len(frame) <= COPY_MAX)
-    # threshold 0: pyzmq would copy a short part, and copies have no tracker
+    # with threshold 0, because pyzmq would copy a short part, and copies have no tracker
     shared = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
     tracker = socket.send(shared, LAST, copy=False, track=True)
     assert isinstance(tracker, zmq.MessageTracker)

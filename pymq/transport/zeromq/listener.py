@@ -1,4 +1,4 @@
-"""The bound ROUTER of a node: admits or refuses the peers that connect."""
+"""The bound ROUTER of a node, which admits or refuses the peers that connect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Listener:
     """The bound socket of a node, at *bound*.
 
     With keys, the listener admits only peers that have proved a known key with CurveZMQ, and only
-    under their own names. Without keys it admits every peer, so it listens on this machine only,
+    under their own names. Without keys it admits every peer, so it listens only on this machine,
     unless *insecure*.
 
     Raises:
@@ -108,7 +108,7 @@ class Listener:
             peer = peers.get(node)
             peers.admit(peer, identity)
             peer.key, peer.principal = key, principal
-            # A client may use its principal's name as its node, and still is a client.
+            # A client may use its principal's name as its node name, and is still a client.
             is_node = not node.startswith(CLIENT_PREFIX)
             peer.is_client = not (is_node and (keys is None or keys.is_node(principal)))
             peer.header_max = (
@@ -131,4 +131,4 @@ class Listener:
             self.socket.send(identity, MORE)
             send_frames(self.socket, wire.encode([("", "", wire.Refused(error))]))
         except zmq.ZMQError:
-            pass  # it is gone or does not read, so it gets no reason
+            pass  # the peer is gone or does not read, so it gets no reason

@@ -49,23 +49,23 @@ class Peer:
     """Another node: its connections and its waiting packets."""
 
     name: str
-    packet: wire.Packet | None = None  # under construction
+    packet: wire.Packet | None = None  # the packet that is being built
     waiting: deque[tuple[float, int, Frames]] = Factory(deque)  # (time, bytes, packet)
     waiting_bytes: int = 0
     link: PeerLink | None = None  # the connection made by this node
-    route: bytes | None = None  # routing id of the connection made by the peer
+    route: bytes | None = None  # routing id of the connection that the peer made
     heard_at: float = 0.0
     greeted_at: float = float("-inf")
     principal: str = ANONYMOUS
     key: str = ""  # the key that its connection has proved
     refused_until: float = 0.0  # no new try before this time
     header_max: int = wire.HEADER_BYTES_MAX  # limit of its packets' headers
-    is_client: bool = False  # not a broker or zkserver
-    flight: InFlight = Factory(InFlight)  # packets in libzmq, if it is a client
-    came_from: Origin = NOWHERE  # the connection of its last packet, if it is a client
+    is_client: bool = False  # neither a broker nor a zkserver
+    flight: InFlight = Factory(InFlight)  # packets in libzmq, if the peer is a client
+    came_from: Origin = NOWHERE  # the connection of its last packet, if the peer is a client
 
     def expire(self, since: float) -> int:
-        """Drop the packets from before *since*, whose senders have retried by now.
+        """Drop packets from before *since*, because their senders have retried by now.
 
         Returns the number of dropped packets.
         """
@@ -154,7 +154,7 @@ class Peers:
     def forget_idle(self) -> None:
         """Remove peers without a connection, an endpoint and waiting packets.
 
-        Each client that leaves before it is answered leaves such a peer behind.
+        Each client that leaves before it gets its answer leaves such a peer behind.
         """
         gone = [
             peer.name
@@ -174,7 +174,7 @@ class Peers:
             peer.route = None
         if peer.link is not None or self.endpoint(peer) is not None:
             return 0
-        # only the peer can reconnect, so its packets are lost with the connection
+        # Only the peer can reconnect, so its packets are lost with the connection.
         self.by_name.pop(peer.name, None)
         self._machines.clear()
         return peer.lose()

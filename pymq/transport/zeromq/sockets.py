@@ -1,4 +1,4 @@
-"""Makes ZeroMQ sockets; each setting is here because its default does harm."""
+"""Makes ZeroMQ sockets; each setting is here because its default is harmful."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 SCHEMES = ("tcp://", "ipc://")
 _ENDPOINT = re.compile(r"tcp://[A-Za-z0-9._*%\[\]:-]+:(?:[0-9]{1,5}|\*)|ipc://[^\x00-\x1f']+")
-# Bytes of a frame up to which libzmq's copy costs less than sharing: to release a shared frame, a
-# Python thread has to be woken.
+# Bytes of a frame up to which a copy by libzmq is cheaper than sharing: to release a shared frame,
+# a Python thread has to be woken.
 COPY_MAX = 512 << 10
-KEPT_BYTES = 4 << 20  # malloc keeps freed blocks up to this size, in total twice as much
+KEPT_BYTES = 4 << 20  # malloc keeps freed blocks up to this size, and twice as much in total
 SOCKETS_MAX = 65_535
 MORE = int(zmq.SNDMORE | zmq.NOBLOCK)  # plain integers: joining two enum flags takes a microsecond
 LAST = int(zmq.NOBLOCK)
@@ -41,18 +41,19 @@ BIND_S = 2.0  # seconds to retry: a closed port becomes free after a moment
 class Tuning:
     """Settings of connections; times in milliseconds."""
 
-    silence_ms: int = 3_000  # without a TCP acknowledgement for so long, a connection is lost
+    silence_ms: int = 3_000  # a connection without a TCP acknowledgement for so long counts as lost
     handshake_ms: int = 3_000  # limit of a connection's handshake
     reconnect_ms: int = 20  # the first pause; doubles up to ...
     reconnect_max_ms: int = 1_000
-    # in libzmq for each peer and direction; further ones wait here, limited in bytes
+    # packets in libzmq for each peer and direction; further ones wait in this module, limited in
+    # bytes
     packets: int = 64
-    linger_ms: int = 500  # for flushed packets to leave when the transport is closed
+    linger_ms: int = 500  # time for flushed packets to leave when the transport is closed
     per_address: int = 1_000  # connections of one address, if there are keys
     per_principal: int = 500  # connections of one principal, from all addresses
-    waiting_bytes: int = 64 << 20  # that wait for a peer; further messages are lost
-    stalled_ms: int = 10_000  # after this time a client that reads nothing is disconnected
-    waiting_ms: int = 1_000  # packets for an unreachable peer are dropped after this time
+    waiting_bytes: int = 64 << 20  # bytes that may wait for a peer; further messages are lost
+    stalled_ms: int = 10_000  # a client that reads nothing for so long is disconnected
+    waiting_ms: int = 1_000  # packets for an unreachable peer are dropped after so long
 
 
 def make_context() -> Context:
@@ -70,13 +71,13 @@ def _keep_memory() -> None:
     ever freed: it takes smaller blocks from its heap and keeps twice as much free memory there.
     With another malloc, or with options set for it, this has no effect.
     """
-    bytes(KEPT_BYTES)  # never touched, so it takes no memory
+    bytes(KEPT_BYTES)  # this memory is never touched, so it is not really used
 
 
 def make_router(
     context: Context, endpoint: str, tuning: Tuning, secure: Secure | None = None
 ) -> tuple[Socket, str]:
-    """Make a ROUTER and bind it; return it and its endpoint. Port 0 takes a free port.
+    """Make a ROUTER and bind it; return it and its endpoint. Port 0 means any free port.
 
     *secure* is called with the socket before it is bound.
 
@@ -202,11 +203,11 @@ def send_frames(socket: Socket, frames: Sequence[Buffer]) -> None:
 class ReceivedPacket(NamedTuple):
     """A received packet."""
 
-    identity: bytes  # of the connection, from a ROUTER
+    identity: bytes  # routing id of the connection, from a ROUTER
     header: Buffer
-    frames: list[memoryview]  # one more than allowed at most
+    frames: list[memoryview]  # at most one more than allowed
     size: int  # bytes of all frames
-    last: zmq.Frame  # tells the connection of the packet
+    last: zmq.Frame  # identifies the connection of the packet
 
 
 def receive_packet(socket: Socket, *, from_router: bool) -> ReceivedPacket | None:
@@ -225,7 +226,7 @@ def receive_packet(socket: Socket, *, from_router: bool) -> ReceivedPacket | Non
     while part.more:
         part = socket.recv(copy=False)
         size += len(part.buffer)
-        # Read all parts: the next packet would begin with the remaining ones.
+        # Read all parts, because otherwise the next packet would begin with the remaining ones.
         if len(frames) <= FRAMES_MAX:
             frames.append(part.buffer)
     return ReceivedPacket(identity, header, frames, size, part)

@@ -10,7 +10,8 @@ any other peer with a known endpoint      gets a connection from this node
 ========================================  ==========================================================
 
 ZeroMQ does not report a lost peer. A DEALER accepts no packets while it is not connected, so they
-wait here for a limited time. The ROUTER refuses packets for a routing id that is not connected.
+wait in this process for a limited time. The ROUTER refuses packets for a routing id that is not
+connected.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ from pymq.transport.zeromq.sockets import (
 )
 from pymq.transport.zeromq.zap import OnRefused, user_id
 
-SHARE_PACKETS = 128  # limits of one poll, in packets: other peers wait meanwhile; ...
-SHARE_BYTES = 16 << 20  # ... in bytes of payload, which is not decoded; ...
-# ... in bytes of headers: decoding so many takes some tenths of a second with any content; ...
+SHARE_PACKETS = 128  # limits of one poll, because other peers wait meanwhile: packets, ...
+SHARE_BYTES = 16 << 20  # ... bytes of payload, which is not decoded, ...
+# ... bytes of headers, since decoding so many takes some tenths of a second in the worst case, ...
 SHARE_HEADER_BYTES = 2 << 20
-SHARE_MESSAGES = 4_096  # ... in messages: a machine needs some 20 us for each
+SHARE_MESSAGES = 4_096  # ... and messages, since a machine needs some 20 us for each
 _HEADER_WEIGHT = SHARE_BYTES // SHARE_HEADER_BYTES
-SILENT_S = 60.0  # after such a silence of a peer, check whether its connection still exists
+SILENT_S = 60.0  # after a peer's silence of so long, check whether its connection still exists
 HELLO = wire.Hello(software="pymq")
-GREET_S = 1.0  # a Hello is not answered within this time after our own
+GREET_S = 1.0  # a Hello is not answered within this time after this node's own
 
 
 class ZmqTransport:
@@ -96,7 +97,7 @@ class ZmqTransport:
         self.endpoint = ""
         self.dropped = 0  # messages and packets lost for any reason
         self.cut = 0  # connections closed because the client did not read
-        self.problem = ""  # the last reason for a loss or refusal, here or at a peer
+        self.problem = ""  # the reason of the last loss or refusal, at this node or a peer
         self._gate = gate
         self.on_stranger = on_stranger
         self._keys = keys
@@ -129,12 +130,12 @@ class ZmqTransport:
             raise
         self._dialer = Dialer(identity, context, selector, tuning, keys, partial(self._lose, 0))
         self._peers = Peers()
-        self._dirty: dict[Peer, None] = {}  # with a packet under construction
-        self._blocked: dict[Peer, None] = {}  # with packets that could not be sent yet
+        self._dirty: dict[Peer, None] = {}  # peers with a packet that is being built
+        self._blocked: dict[Peer, None] = {}  # peers with packets that could not be sent yet
         self.outbox = ClientOutbox(self._peers, quotas, tuning.stalled_ms)
         # Sockets to read; True if the selector has reported them.
         self._unread: dict[PeerLink | None, bool] = {}
-        # whether the last poll found packets; whether it found several, or the one before did, too
+        # whether the last poll found packets, and whether the last two polls found several
         self._has_taken = self._is_burst = False
         self._swept_at = time.monotonic()
 
@@ -157,7 +158,7 @@ class ZmqTransport:
         """Set the endpoint of *node*."""
         self._check()
         if node == self.node or not endpoint.startswith(SCHEMES):
-            return  # this node itself, or a node that does not listen or with an unknown scheme
+            return  # this node itself, a node that does not listen, or an unknown scheme
         if not self._peers.learn(node, endpoint):
             return
         if (peer := self._peers.by_name.get(node)) is not None:
@@ -265,7 +266,7 @@ class ZmqTransport:
                 peer.flight.add(size, tracker, now)
         if waiting:
             self._blocked[peer] = None
-            # else the peer is connected but slow: it still wants the packets
+            # otherwise the peer is connected but slow, and still wants the packets
             if peer.route is None:
                 self.dropped += peer.expire(now - self.tuning.waiting_ms / 1000)
         else:
@@ -280,7 +281,7 @@ class ZmqTransport:
         return crowd.turned_away if crowd is not None else 0
 
     def tell_when_crowded(self, told: Callable[[int], object]) -> None:
-        """Call *told* with the number of connections turned away, rate-limited, when it rises."""
+        """Call *told* with the number of connections turned away when it rises, rate-limited."""
         if self._door is not None and self._door.connections is not None:
             self._door.connections.on_crowded = told
 
@@ -308,7 +309,7 @@ class ZmqTransport:
             else:
                 news.append(key.data)
         for tell in news:
-            tell()  # may close a link; _take_in skips closed ones
+            tell()  # this may close a link; _take_in skips closed ones
         arrivals: list[Arrival] = []
         self._take_in_some(arrivals)
         now = time.monotonic()
@@ -324,14 +325,14 @@ class ZmqTransport:
         if self._dirty:
             self.flush()
         if not arrivals:
-            # a send above may have reset the signal for unread packets
+            # A send above may have reset the signal for unread packets.
             self._take_in_some(arrivals)
         return arrivals
 
     def _take_in_some(self, arrivals: list[Arrival]) -> None:
         """Receive packets until there is a message for a local machine, or no more packets.
 
-        A caller without messages waits for the descriptor, which does not signal packets twice.
+        The caller then waits for the descriptor, which does not signal the same packets twice.
         """
         while self._unread and self._take_in(arrivals) and not arrivals:
             if self._dirty:
@@ -345,7 +346,8 @@ class ZmqTransport:
         left = [packets, SHARE_BYTES]
         unread, self._unread = self._unread, {}
         for link, is_expected in unread.items():
-            if link is None or link.peer.link is link:  # else another packet has closed the link
+            # otherwise another packet has closed the link
+            if link is None or link.peer.link is link:
                 self._drain(link, arrivals, left, is_expected)
         taken = packets - left[0]
         self._is_burst = taken > 1 or (taken > 0 and self._has_taken)
@@ -391,7 +393,7 @@ class ZmqTransport:
         *,
         is_new: bool,
     ) -> None:
-        """Decode one packet and add its messages to *arrivals*, if the gate admits them."""
+        """Decode one packet, and add its messages to *arrivals* if the gate admits them."""
         if peer.waiting_bytes > self.tuning.waiting_bytes:
             self._lose(1, f"{peer.name} does not receive its answers")
             return
@@ -402,14 +404,15 @@ class ZmqTransport:
             self._add(peer, "", "", wire.Refused(error))
             return
         me, name, gate = self.node, peer.name, self._gate
-        says_hello = is_new  # its own Hello may have gone to an earlier process of this node
+        says_hello = is_new  # its Hello may have gone to an earlier process of this node
         peer.heard_at = time.monotonic()
         for to, source, message in items:
             if isinstance(message, (wire.Hello, wire.Refused, wire.Alive)):
                 if isinstance(message, wire.Refused):
                     self._lose(1, f"{name} has refused a packet: {message.error}")
                 elif isinstance(message, wire.Hello):
-                    # If both sides have connected, each would answer the other's answer forever.
+                    # If both sides have connected, each would answer the other's answer without
+                    # end.
                     is_answered = peer.heard_at < peer.greeted_at + GREET_S
                     says_hello = says_hello or (peer.route is not None and not is_answered)
                 continue
@@ -426,7 +429,7 @@ class ZmqTransport:
             self._add(peer, "", "", HELLO)
 
     def _look_at_keys(self, keys: KeyRing) -> None:
-        """Close connections whose key was revoked, or of which another key is now expected."""
+        """Close connections whose key was revoked, or for which another key is now expected."""
         keys.refresh(time.monotonic())
         if keys.version == self._keys_version:
             return
@@ -434,7 +437,7 @@ class ZmqTransport:
         for peer in list(self._peers.by_name.values()):
             self._dialer.check(peer)
             if peer.route is not None and keys.principal(peer.key) != peer.principal:
-                # not fenced: while key files are copied, a key may be missing for a moment
+                # Not fenced: while key files are copied, a key may be missing for a moment.
                 self.dropped += self._peers.forget_route(peer)
 
     def _sender(self, identity: bytes, part: zmq.Frame) -> Peer | None:
@@ -442,8 +445,8 @@ class ZmqTransport:
         door = self._door
         assert door is not None
         peer = self._peers.by_route.get(identity)
-        # Check the key of each packet: it may have been revoked since the peer connected, and
-        # any client can choose any routing id.
+        # Check the key of each packet: it may have been revoked since the peer connected, and a
+        # client can choose any routing id.
         shown = "" if self._keys is None else user_id(part)
         if peer is None or shown != peer.key:
             try:
@@ -472,7 +475,7 @@ class ZmqTransport:
         self.dropped += count
         self.problem = why
 
-    # --- the end --------------------------------------------------------------------------------
+    # --- closing ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close all sockets; flushed packets have ``linger_ms`` to leave."""

@@ -1,11 +1,11 @@
 """CurveZMQ on sockets: each client proves its key, and the handler admits only known keys.
 
-libzmq asks a handler inside the process about each handshake (ZAP, ZeroMQ RFC 27). Without one a
-CURVE server admits every key. So the node:
+libzmq asks a handler inside the process about each handshake (ZAP, ZeroMQ RFC 27). If there is no
+handler, a CURVE server admits every key. So the node takes three steps:
 
-1. binds the handler before any other socket,
-2. enforces domains,
-3. checks at its start that an unknown key is refused.
+1. it binds the handler before any other socket,
+2. it enforces domains,
+3. it checks at its start that an unknown key is refused.
 
 The handler is a socket that the node's loop reads like its others. pyzmq's own handler has a
 thread, and if it is started twice, closing the context hangs.
@@ -29,7 +29,7 @@ from pymq.transport.zeromq.connections import Connections
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Context, Socket, Tuning
 
-# earlier ones: CVE-2020-15166, a heap overflow and others, all before the key check
+# earlier versions have CVE-2020-15166, a heap overflow and other bugs, all before the key check
 LIBZMQ_MIN = (4, 3, 5)
 DOMAIN = b"pymq"
 SELF_TEST_S = 10.0
@@ -51,7 +51,7 @@ class Authenticator:
     ) -> None:
         check_library()
         self.refused = 0
-        self.connections: Connections | None = None  # for their counts
+        self.connections: Connections | None = None  # the connections that are counted
         self._tuning = tuning
         self._keys = keys
         self._on_refused = on_refused
@@ -78,16 +78,17 @@ class Authenticator:
                 self.refused += 1
                 if self._on_refused is not None:
                     self._on_refused(principal or "", where)
-                # A client retries after 300, and does not after 400.
+                # After status 300 a client retries; after 400 it does not.
                 status = (b"300", b"too many") if is_crowded else (b"400", b"this key is not known")
-            # libzmq keeps the key with the connection, not the principal: it may be revoked later.
+            # libzmq keeps the key with the connection, not the principal, because the key may be
+            # revoked later.
             user = key.encode() if status[0] == b"200" else b""
             self.socket.send_multipart([asker, b"", b"1.0", request_id, *status, user, b""])
 
     def _is_crowded(self, principal: str, address: str) -> bool:
         if self.connections is None or not address:
             return False
-        # the count includes this one
+        # The count includes this connection.
         if self.connections.count(address) > self._tuning.per_address:
             return True
         most = self.connections.share(self._tuning.per_principal)

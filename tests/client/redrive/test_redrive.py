@@ -15,7 +15,7 @@ from pymq import aio
 from pymq.client.admin import owned_topic
 from pymq.client.admin.appends import append
 from pymq.client.redrive import redrive as module
-from pymq.client.redrive.journal import Entry
+from pymq.client.redrive.journal import JournalEntry
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import ConfigError, CorruptMetadata, ProducerFenced, RecordTooLarge, UnknownTopic
@@ -230,7 +230,7 @@ def test_a_letter_that_is_too_large_goes_back_once_the_limit_is_raised(mq: pymq.
 @pytest.mark.parametrize("data", [b"", b"x", b"\x82\x01\x02", b"\x83\x02\x61x\x80"])
 def test_a_journal_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptMetadata):
-        Entry.decode(data, "x")
+        JournalEntry.decode(data, "x")
 
 
 # --- crashes ------------------------------------------------------------------------------------

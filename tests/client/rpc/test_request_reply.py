@@ -15,7 +15,7 @@ import pytest
 
 import pymq
 from pymq import aio
-from pymq.client.rpc.mailbox import REPLIES, REPLY_TO, REQUEST_ID, Mailbox, Pending
+from pymq.client.rpc.mailbox import REPLIES, REPLY_TO, REQUEST_ID, Pending, ReplyMailbox
 from pymq.client.rpc.responder import Responder
 from pymq.core.batch.record import Record
 from pymq.errors import (
@@ -161,7 +161,7 @@ def test_a_request_chooses_no_topic_for_its_reply(mq: pymq.Client) -> None:
 
 
 def test_replies_of_others_are_left_out() -> None:
-    mailbox = Mailbox(b"me", "0")
+    mailbox = ReplyMailbox(b"me", "0")
     pending = Pending()
     id = mailbox.add(pending)
     other = Record(REPLIES, "0", 0, 0, None, b"other", ((REQUEST_ID, b"you-1"),))

@@ -1,10 +1,11 @@
 """Bugs that can be switched on, and hunts for them.
 
-A bug is a few small patches, each of an attribute that must exist: whoever renames it hears of it
-when the tests are collected. A hunt is a family of swarm runs, seed after seed; no hunt is made for
-a bug, each bug names the few among all of them in which it can show. A bug is *killed* by the first
-seed of which a rule is broken, if the same run without the bug breaks none, and if what ended the
-run was not just the patch tripping over the code it patches.
+A bug is a few small patches, each of an attribute that must exist and takes the same arguments: a
+change of its name or of its arguments fails when the tests are collected. A hunt is a family of
+swarm runs, seed after seed; no hunt is made for a bug, each bug names the few among all of them in
+which it can show. A bug is *killed* by the first seed of which a rule is broken, if the same run
+without the bug breaks none, and if what ended the run was not just the patch tripping over the code
+it patches.
 
 What takes several rare things at once is met by no run in a reasonable time: an ordinary test that
 makes them happen finds such a bug instead, and is named with it.
@@ -12,10 +13,12 @@ makes them happen finds such a bug instead, and is named with it.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 from pymq.core.values import Factory, define, value
@@ -137,6 +140,8 @@ def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]
         elif isinstance(original, classmethod | staticmethod):
             inner = original.__func__
 
+        check_fit(name, inner, function)
+
         def patched(*arguments: Any, **named: Any) -> Any:
             return function(inner, *arguments, **named)
 
@@ -146,6 +151,23 @@ def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]
         return function
 
     return add
+
+
+def check_fit(name: str, original: Any, function: Callable[..., Any]) -> None:
+    """Raise where a patch cannot be called the way its original is."""
+    if not isinstance(original, FunctionType):
+        return  # a number takes the place of a number
+    positional: list[Any] = [original]
+    named: dict[str, Any] = {}
+    for key, parameter in inspect.signature(original).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            named[key] = None
+        elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            positional.append(None)
+    try:
+        inspect.signature(function).bind(*positional, **named)
+    except TypeError as error:
+        raise TypeError(f"planted bug {name}: {function.__name__}: {error}") from None
 
 
 @contextmanager

@@ -8,17 +8,17 @@ from pymq.client.admin.owned_topic import OwnedTopic
 from pymq.client.group.lease_requests import LeasePace, LeaseRequests
 from pymq.client.group.undelivered_records import UndeliveredRecords
 from pymq.client.producer.producer_topic import ProducerTopic
-from pymq.client.redrive.journal import Entry
+from pymq.client.redrive.journal import JournalEntry
 from pymq.client.redrive.redrive import Redrive
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.offset_ranges import EVERYTHING
 from pymq.core.batch.record import Record
-from pymq.core.group import leases
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.group_offsets import GroupOffsets
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import OffsetLog
+from pymq.core.group.spans import AVAILABLE, DONE, LEASED, Spans
 from pymq.core.types import NEVER
 from tests.testing.planted.bug import bug, plant
 
@@ -29,9 +29,9 @@ bug("leased-twice", AREA, "a lease is for everybody who asks", "G3; KIP-932", "c
 
 @plant("leased-twice", Leases, "acquire")
 def acquire_again(acquire: Any, self: Leases, *arguments: Any, **named: Any) -> Any:
-    for span in self._spans:
-        if span.state == leases.LEASED:
-            span.state, span.due = leases.AVAILABLE, 0
+    for span in self.spans:
+        if span.state == LEASED:
+            span.state, span.due = AVAILABLE, 0
     return acquire(self, *arguments, **named)
 
 
@@ -62,8 +62,8 @@ bug(
 def acknowledge_anybody(acknowledge: Any, self: Leases, member: str, ranges: Any) -> int:
     refused = 0
     for start, end in ranges:
-        for span in list(self._spans):
-            if span.state == leases.LEASED and span.start < end and start < span.end:
+        for span in list(self.spans):
+            if span.state == LEASED and span.start < end and start < span.end:
                 part = (max(start, span.start), min(end, span.end))
                 refused += int(acknowledge(self, span.owner, [part]))
         refused += int(acknowledge(self, member, [(start, end)])) * 0
@@ -81,9 +81,9 @@ bug(
 
 @plant("commit-past-unacked", Leases, "_advance")
 def advance_past(advance: Any, self: Leases) -> None:
-    done = [span.end for span in self._spans if span.state == leases.DONE]
+    done = [span.end for span in self.spans if span.state == DONE]
     if done:
-        self._spans = [span for span in self._spans if span.start >= max(done)]
+        self.spans.begin_at(max(done))
         self.committed = max(done)
     advance(self)
 
@@ -98,7 +98,7 @@ bug(
 
 
 @plant("offsets-not-loaded", OffsetLog, "_replay")
-def replay_nothing(replay: Any, self: OffsetLog, batch: Any) -> None:
+def replay_nothing(replay: Any, self: OffsetLog, batch: Any, now: int) -> None:
     return None
 
 
@@ -233,8 +233,8 @@ bug(
 
 @plant("lease-expires-early", Leases, "expire")
 def expire_early(expire: Any, self: Leases, now: int) -> Any:
-    for span in self._spans:
-        if span.state == leases.LEASED:
+    for span in self.spans:
+        if span.state == LEASED:
             span.due -= 100
     return expire(self, now)
 
@@ -285,7 +285,7 @@ def reject_with_neighbours(
     reject: Any, self: Leases, member: str, ranges: Any, due: int, error: str = ""
 ) -> None:
     for start, end in ranges:
-        for span in self._spans:
+        for span in self.spans:
             if span.start < end and start < span.end:
                 span.error = error
     reject(self, member, ranges, due, error)
@@ -300,8 +300,8 @@ bug(
 )
 
 
-@plant("errors-forgotten", Leases, "errors")
-def errors_of_nothing(errors: Any, self: Leases) -> Any:
+@plant("errors-forgotten", Spans, "errors")
+def errors_of_nothing(errors: Any, self: Spans) -> Any:
     return ()
 
 
@@ -314,8 +314,8 @@ bug(
 )
 
 
-@plant("delays-forgotten", Leases, "delays")
-def delays_of_nothing(delays: Any, self: Leases, now: int) -> Any:
+@plant("delays-forgotten", Spans, "delays")
+def delays_of_nothing(delays: Any, self: Spans, now: int) -> Any:
     return ()
 
 
@@ -402,8 +402,8 @@ bug(
 )
 
 
-@plant("deliveries-counted-anew", Leases, "counts")
-def counts_of_nothing(counts: Any, self: Leases) -> Any:
+@plant("deliveries-counted-anew", Spans, "counts")
+def counts_of_nothing(counts: Any, self: Spans) -> Any:
     return ()
 
 
@@ -469,6 +469,53 @@ def share_nothing(share: Any, self: ConsumerGroup, member: Any, leases: Any, *re
 
 
 bug(
+    "delay-of-a-return-ignored",
+    AREA,
+    "a record that a member has returned with a delay comes again at once",
+    "own; NATS and SQS: a delay of a negative acknowledgement",
+    "calm calm-3",
+)
+
+
+@plant("delay-of-a-return-ignored", Leases, "reject")
+def reject_for_now(
+    reject: Any, self: Leases, member: str, ranges: Any, due: int, error: str = ""
+) -> None:
+    reject(self, member, ranges, 0, error)
+
+
+bug(
+    "delays-of-returns-forgotten",
+    AREA,
+    "a coordinator that takes over delivers returned records at once",
+    "own, before seeds of the simulator",
+    "crash-3 crash network-3",
+)
+
+
+@plant("delays-of-returns-forgotten", Spans, "delays")
+def no_delays(delays: Any, self: Spans, now: int) -> Any:
+    return ()
+
+
+bug(
+    "returns-counted-once",
+    AREA,
+    "a redelivery after a return does not count, so that a backoff does not grow",
+    "own; KIP-932, delivery count",
+    "calm calm-3",
+)
+
+
+@plant("returns-counted-once", Leases, "reject")
+def reject_uncounted(reject: Any, self: Leases, *arguments: Any) -> None:
+    reject(self, *arguments)
+    for span in self.spans:
+        if span.state == AVAILABLE and span.count > 1:
+            span.count -= 1
+
+
+bug(
     "redriven-again",
     AREA,
     "a redrive sends the letters of a round again that a crash has cut off",
@@ -480,7 +527,7 @@ bug(
 
 @plant("redriven-again", Redrive, "_finish")
 def forget_the_round(
-    finish: Any, self: Redrive, partition: str, entry: Entry, letters: dict[int, Record]
+    finish: Any, self: Redrive, partition: str, entry: JournalEntry, letters: dict[int, Record]
 ) -> int:
     if letters:
         return int(finish(self, partition, entry, letters))

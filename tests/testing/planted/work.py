@@ -15,7 +15,7 @@ from pymq.core.batch.header import ROUTED
 from pymq.core.batch.priority import PriorityRuns
 from pymq.core.batch.record import Record
 from pymq.core.block.log import BlockLog
-from pymq.core.delay.delay_scheduler import DelayScheduler
+from pymq.core.delay.row_buffer import RowBuffer
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.leases import Leases
 from tests.testing.planted.bug import bug, plant
@@ -154,11 +154,9 @@ bug(
 )
 
 
-@plant("copies-of-all-priorities", DelayScheduler, "_most_urgent")
-def all_rows(
-    most_urgent: Any, self: DelayScheduler, rows: list[Any], ids: list[int], now: int
-) -> tuple[list[Any], list[int]]:
-    return rows, ids
+@plant("copies-of-all-priorities", RowBuffer, "take_most_urgent")
+def all_rows(take: Any, self: RowBuffer) -> tuple[list[Any], list[int], list[int]]:
+    return *self.take(), []
 
 
 bug(

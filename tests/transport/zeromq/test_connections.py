@@ -32,7 +32,7 @@ class Node:
         self.connections.on_crowded = self.told.append
 
     def hear(self, principal: str = "", most: int = 1_000) -> bytes:
-        """Take in a packet."""
+        """Handle a packet."""
         assert self.router.poll(20_000)
         frames = self.router.recv_multipart(copy=False)
         self.connections.speaks(source_of(frames[-1]), principal, most)

@@ -1,9 +1,9 @@
 """``pymq demo``: sends a year of flights through an embedded queue; a group of workers counts.
 
 The demo may be interrupted or killed and run again: each flight is sent once and counted once. The
-producer has a name, so the queue keeps its sequence in each partition, and the producer resumes
-there. The workers save their counts in a topic together with the counted offsets, and acknowledge
-only afterwards. A worker recognises redelivered records by their offsets.
+producer has a name, so the queue remembers its sequence in each partition, and the producer resumes
+there. The workers save their counts in a topic, together with the counted offsets, and acknowledge
+only afterwards. If records are redelivered, a worker recognises them by their offsets.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
 class Demo:
     """One run. The main thread only draws and receives Ctrl-C; other threads do the work.
 
-    Python raises an interrupt at any point of the main thread, which must not be inside a write.
+    Python raises an interrupt at any point of the main thread, which therefore must not write.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Demo:
         self._workers = workers
         self._show = show
         self._stop = threading.Event()
-        self._ends = [0] * PARTITIONS  # of the topic
-        self._produced = 0  # flights known to be in the topic
+        self._ends = [0] * PARTITIONS  # ends of the partitions of the topic
+        self._produced = 0  # flights that are known to be in the topic
         self._tallies = [FlightTally() for _ in range(PARTITIONS)]
         self._locks = [threading.Lock() for _ in range(PARTITIONS)]
 
@@ -134,7 +134,7 @@ class Demo:
     def _attend(
         self, work: Callable[[], T], step: Step | None = None, done: Callable[[], int] = int
     ) -> T:
-        """Run *work* in a thread and draw its progress meanwhile."""
+        """Run *work* in a thread, and draw its progress meanwhile."""
         result: list[T] = []
         problem: list[BaseException] = []
 
@@ -160,7 +160,7 @@ class Demo:
         return result[0]
 
     def sent(self) -> list[Flight]:
-        """Return the flights in the topic: the first ones of each partition."""
+        """Return the flights in the topic: the first ones for each partition."""
         seen, found = [0] * PARTITIONS, []
         for flight in self._flights:
             at = key_partition(flight.carrier.encode(), PARTITIONS)
@@ -174,8 +174,8 @@ class Demo:
     def _prepare(self, mq: pymq.Client) -> None:
         """Create the topics and load the state of an earlier run."""
         mq.create_topic(TOPIC, partitions=PARTITIONS, exist_ok=True)
-        # Only the newest tally counts, so the topic is compacted. A tally must survive a power
-        # failure, since its records are acknowledged.
+        # Only the newest tally of a key counts, so the topic is compacted. A tally must survive a
+        # power failure, because its records are then acknowledged.
         mq.create_topic(
             SAVED, partitions=PARTITIONS, cleanup_policy="compact", fsync="always", exist_ok=True
         )
@@ -200,7 +200,7 @@ class Demo:
                 carrier = flight.carrier
                 index = indexes[carrier]
                 if there[index]:
-                    there[index] -= 1  # sent by an earlier run
+                    there[index] -= 1  # flights that an earlier run has sent
                     continue
                 if self._stop.is_set():
                     break
@@ -241,7 +241,7 @@ class Demo:
     def _work(self, consumer: pymq.Consumer, producer: pymq.Producer) -> None:
         """Run one worker: count, save and acknowledge until all flights are counted."""
         total, since = sum(self._ends), 0
-        open_batches: list[pymq.RecordBatch] = []  # counted but not saved
+        open_batches: list[pymq.RecordBatch] = []  # counted, but not saved yet
         while not self._stop.is_set() and self._counted() < total:
             for batch in consumer.poll_batches(max_bytes=1 << 18, timeout=0.1):
                 index = int(batch.partition)

@@ -33,7 +33,7 @@ class Flight(NamedTuple):
     tail: str | None
     origin: str
     dest: str
-    dep_delay: int | None  # minutes; None: it was cancelled
+    dep_delay: int | None  # minutes; None: the flight was cancelled
     arr_delay: int | None
     distance: int  # miles
 
@@ -118,15 +118,15 @@ class Summary:
 
     flights: int
     cancelled: int
-    mean_delay: float  # minutes; negative: it left early
+    mean_delay: float  # minutes; negative: early departures
     p90_delay: int  # 90th percentile of the delay, minutes
-    months: tuple[int, ...]  # flights
+    months: tuple[int, ...]  # number of flights in each month
     cancelled_months: tuple[int, ...]
 
 
 @define
 class Count:
-    """The exact counts of one carrier so far; it keeps no flights."""
+    """The exact counts of one carrier so far, without the flights themselves."""
 
     months: list[int] = Factory(lambda: [0] * 12)
     cancelled_months: list[int] = Factory(lambda: [0] * 12)
@@ -163,7 +163,7 @@ class FlightTally:
     """The counts of one partition, with the counted offsets.
 
     A record may be redelivered, for example after a crash. The tally and its offsets are saved in
-    one record, so each flight is counted once.
+    one record, so each flight is counted exactly once.
     """
 
     def __init__(self, saved: bytes | None = None) -> None:
@@ -234,7 +234,7 @@ def _joined(spans: Iterable[Range]) -> list[Range]:
 
 
 def summaries(tallies: Iterable[FlightTally]) -> dict[str, Summary]:
-    """Return the summaries by carrier, and that of all flights under ``""``."""
+    """Return the summaries by carrier; the key ``""`` has that of all flights."""
     counts: dict[str, Count] = {"": Count()}
     for tally in tallies:
         for name, count in tally.carriers.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure  # not pyplot: no global state, no window
+from matplotlib.figure import Figure  # not pyplot, which has global state and opens windows
 
 from pymq.cli.commands.demo.flights import Summary
 

@@ -19,7 +19,7 @@ from pymq.client.consumer.until_end import UntilEnd
 from pymq.errors import ConfigError
 
 HELP = "print the records of a topic"
-POLL_S = 0.25  # longest delay of an interrupt
+POLL_S = 0.25  # longest delay until an interrupt takes effect
 CHUNK = 500
 
 
@@ -80,14 +80,14 @@ def _print(
         if records is None:
             break
         _write(out, b"".join([write(record, with_headers) for record in records]))
-        out.flush()  # Acknowledge only records whose output is flushed.
+        out.flush()  # acknowledge only records whose output is flushed
         source.done(records)
         count += len(records)
     return count
 
 
 def _write(out: BinaryIO, data: bytes) -> None:
-    """Write all bytes: unbuffered stdout may take only a part, as in the last call before EPIPE."""
+    """Write all bytes: one call on unbuffered stdout may write only a part of them."""
     rest = memoryview(data)
     while rest:
         rest = rest[out.write(rest) :]
@@ -100,7 +100,7 @@ class Source(Protocol):
         """Return some records, or none after a timeout; None at the end."""
 
     def done(self, records: list[pymq.Record]) -> None:
-        """Note that *records* are printed."""
+        """Note that *records* have been printed."""
 
 
 @contextmanager
@@ -151,12 +151,12 @@ class MemberSource:
         return records
 
     def done(self, records: list[pymq.Record]) -> None:
-        """Acknowledge them."""
+        """Acknowledge the records."""
         self._consumer.ack(records)
 
 
 class ReaderSource:
-    """Records of some partitions from *at*, up to *ends* if given."""
+    """Records of some partitions, from *at* on, and up to *ends* if given."""
 
     def __init__(
         self, consumer: pymq.Consumer, at: dict[str, int], ends: dict[str, int] | None

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
 
 
 def _described(mq: pymq.Client, topic: str, name: str) -> PartitionDescription:
-    """Describe a partition, again if no replica has reported; until READ_S seconds are over."""
+    """Describe a partition, repeatedly if no replica has reported, for up to READ_S seconds."""
     until = time.monotonic() + READ_S
     while True:
         (part,) = [part for part in mq.describe_topic(topic).partitions if part.name == name]
@@ -147,7 +147,7 @@ def _read(
 
 
 def _holders(part: PartitionDescription, block: BlockDescription) -> list[tuple[str, str]]:
-    """Print the replicas of a block and the completeness of each copy."""
+    """Print the replicas of a block, and whether each copy is complete."""
     found = []
     for broker in block.replicas:
         if broker in block.in_sync:

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
 
 
 def _check(mq: pymq.Client, args: argparse.Namespace) -> None:
-    """Check that records could be sent, if no record has been sent.
+    """Check that records could be sent; called if no record was sent.
 
     Raises:
         PymqError: they could not be sent.
@@ -100,7 +100,7 @@ def _headers(pairs: list[str]) -> list[tuple[str, bytes]]:
         name, separator, text = pair.partition("=")
         if not separator:
             raise ConfigError(f"--header {pair!r} is not NAME=VALUE")
-        found.append((name, os.fsencode(text)))  # keeps the argument's bytes unchanged
+        found.append((name, os.fsencode(text)))  # keeps the bytes of the argument unchanged
     return found
 
 
@@ -115,15 +115,15 @@ def _tell(topic: str, sent: dict[str, Any], show: Show) -> None:
 
 
 class _Input:
-    """Reads lines as they arrive; for a file it knows the total size."""
+    """Reads lines as they arrive; for a file the total size is known."""
 
     def __init__(self, path: str | None, interrupt: Interrupt) -> None:
         self._path = path
         self._interrupt = interrupt
         self._file = -1
-        self.size: int | None = None  # bytes, of a file
+        self.size: int | None = None  # bytes, for a file
         self.taken = 0
-        self.is_typed = False  # at a terminal: no progress bar while the user types
+        self.is_typed = False  # at a terminal there is no progress bar while the user types
 
     def __enter__(self) -> _Input:
         if self._path is None:
@@ -146,7 +146,7 @@ class _Input:
         os.close(self._file)
 
     def __iter__(self) -> Iterator[list[bytes]]:
-        """Yield complete lines without line ends; an interrupt ends them."""
+        """Yield complete lines without line ends; an interrupt ends the iteration."""
         rest = b""
         while (data := self._read()) != b"":
             self.taken += len(data)
@@ -155,7 +155,7 @@ class _Input:
                 raise InvalidRequest(f"a line has more than {size_text(LINE_MAX)}")
             if lines:
                 yield [line.removesuffix(b"\r") for line in lines]
-        if rest and not self._interrupt.is_asked:  # Drop an incomplete line.
+        if rest and not self._interrupt.is_asked:  # drop an incomplete line
             yield [rest]
 
     def _read(self) -> bytes:
@@ -250,7 +250,7 @@ class _Sending:
         found = delivery.result()
         for record in found if isinstance(found, list) else [found]:
             if record.offset < 0:
-                continue  # With acks=none there are no answers.
+                continue  # with acks=none there are no answers
             written = self._written.get(record.partition)
             if written is None:
                 self._written[record.partition] = _Written(record.offset, record.offset)

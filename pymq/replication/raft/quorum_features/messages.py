@@ -1,4 +1,4 @@
-"""Messages of ReadIndex and of snapshots; see the header of the package."""
+"""Messages of ReadIndex and of snapshots; see the package's docstring."""
 
 from __future__ import annotations
 

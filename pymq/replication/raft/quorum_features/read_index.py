@@ -1,4 +1,4 @@
-"""Reads that must not be answered by a leader that has been replaced (ReadIndex, thesis 6.4)."""
+"""Reads that a leader must not answer once it has been replaced (ReadIndex, thesis 6.4)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pymq.replication.raft.quorum_features.messages import RoundAppend, RoundApp
 class PendingReads:
     """Reads that wait until a majority has confirmed that its leader is still the leader.
 
-    All reads that come while a round is under way share the next round, because an answer to a
-    message from before the read proves nothing for it.
+    All reads that come while a round is in progress share the next round, because an answer to a
+    message that was sent before the read proves nothing about it.
     """
 
     def __init__(self) -> None:
         self.round = 0  # the last round
         self._asked: list[int] = []  # tokens that wait for that round
-        self._next: list[int] = []  # tokens that wait for the one after it
-        self._end = 0  # what was committed when the round was begun
+        self._next: list[int] = []  # tokens that wait for the round after it
+        self._end = 0  # commit index when the round began
 
     def __bool__(self) -> bool:
         return bool(self._asked or self._next)
 
     @property
     def is_asking(self) -> bool:
-        """Whether a round is on its way."""
+        """Whether a round is in progress."""
         return bool(self._asked)
 
     def add(self, token: int) -> None:
@@ -37,7 +37,7 @@ class PendingReads:
         self._next.append(token)
 
     def begin(self, committed: int) -> bool:
-        """Begin a round if some reads wait for one and none is on its way."""
+        """Begin a round if some reads wait for one and no round is in progress."""
         if self._asked or not self._next:
             return False
         self.round += 1
@@ -53,7 +53,7 @@ class PendingReads:
         return done
 
     def give_up(self) -> list[int]:
-        """The tokens of all that wait, when the leader is none any more."""
+        """The tokens of all waiting reads; called when this member no longer leads."""
         tokens = self._asked + self._next
         self._asked, self._next = [], []
         return tokens
@@ -64,7 +64,7 @@ class ReadIndex:
 
     def __init__(self, group: RaftGroup) -> None:
         self._group = group
-        self.is_used = False  # a read was begun in this term; never set in a broker
+        self.is_used = False  # whether a read was begun in this term; never set in a broker
         self.pending = PendingReads()
         self.confirmed: list[tuple[int, int]] = []  # (token, end)
         self._lost: list[int] = []
@@ -77,7 +77,7 @@ class ReadIndex:
         self.pending.add(token)
 
     def stamp(self, peer: str, m: RaftAppend) -> RoundAppend:
-        """Return *m* with the current round, which counts as told to *peer*."""
+        """Return *m* with the current round, which then counts as sent to *peer*."""
         found = self._told[peer] = self.pending.round
         return RoundAppend(
             m.block, m.epoch, m.prev, m.prev_epoch, m.commit, m.data, m.error, round=found
@@ -96,15 +96,15 @@ class ReadIndex:
         return self.pending.is_asking and self._answered.get(peer, 0) < self.pending.round
 
     def answered(self, peer: str, m: RaftAppended) -> None:
-        """Take in the round that *peer* has answered."""
+        """Handle the round that *peer* has answered."""
         if isinstance(m, RoundAppended):
             self._answered[peer] = max(self._answered.get(peer, 0), m.round)
 
     def confirm(self, committed: int, is_opened: bool) -> None:
         """Release the reads of a round that a majority has answered, and begin the next round.
 
-        A leader does not know the commit index before its term is opened: *is_opened*, an entry of
-        the term is committed.
+        A leader does not know the commit index until an entry of its term is committed
+        (*is_opened*).
         """
         if not self.pending:
             return
@@ -133,7 +133,7 @@ class ReadIndex:
     def take(self, high_watermark: int) -> list[tuple[int, int | None]]:
         """Return decided reads as (token, end): all before *end* may be read.
 
-        *end* is not beyond *high_watermark*. None: this member no longer leads.
+        *end* is at most *high_watermark*. None means that this member no longer leads.
         """
         found: list[tuple[int, int | None]] = [(token, None) for token in self._lost]
         found += [(token, end) for token, end in self.confirmed if end <= high_watermark]

@@ -1,4 +1,4 @@
-"""Snapshots, for followers that lack entries which the leader no longer has (Raft 7)."""
+"""Snapshots, for followers that lack entries which the leader has removed (Raft 7)."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from pymq.replication.raft.quorum_features.messages import RaftSnapshot
 
 @runtime_checkable
 class SnapshotLog(Protocol):
-    """A log whose beginning may be replaced by a snapshot; the log of a block is none."""
+    """A log whose beginning may be replaced by a snapshot; the log of a block cannot."""
 
     def snapshot(self) -> tuple[int, int, bytes] | None:
-        """The latest snapshot: (end, epoch of the last batch before it, data); None if
-        unavailable.
+        """The latest snapshot: (end, epoch of the last batch before it, data).
+
+        None if there is none now.
         """
         ...
 
     def send_snapshot(self, peer: str, message: RaftSnapshot) -> None:
-        """Send a snapshot to another member, now."""
+        """Send a snapshot to another member in this turn."""
         ...
 
     def install(self, end: int, epoch: int, data: bytes) -> None:
         """Replace the log by a snapshot: it starts and ends at *end*, and ``epoch_at(end) ==
         epoch``.
 
-        The write belongs to the same turn, as with an append.
+        The write is part of the same turn, as for an append.
         """
         ...
 
 
 def send_snapshot(group: RaftGroup, term: int, peer: str) -> int | None:
-    """Send *peer* the latest snapshot, and return where it ends; None if there is none now."""
+    """Send *peer* the latest snapshot, and return its end; None if there is none now."""
     log = group.log
     found = log.snapshot() if isinstance(log, SnapshotLog) else None
     if found is None or not isinstance(log, SnapshotLog):
@@ -56,7 +57,7 @@ class SnapshotCopy(LogCopy):
         if m.end <= self._verified:
             mark("raft.snapshot.ignored")
         elif conflict(log, m.end, m.last_epoch) is None:
-            mark("raft.snapshot.known")  # The log has these entries and perhaps more: keep it.
+            mark("raft.snapshot.known")  # the log has these entries and perhaps more: keep it
             self._verified = m.end
             self.committed = max(self.committed, m.end)
         else:

@@ -37,20 +37,18 @@ class LeaseGrant:
     start: int
     end: int
     member: str
-    until: int  # by the clock of the broker that leased them
+    until: int  # by the clock of the broker that granted the lease
 
 
 @define
 class Done:
-    """The confirmed acknowledgements of one group in one partition, which every later coordinator
-    knows.
-    """
+    """The confirmed acknowledgements of a group in a partition, known to later coordinators."""
 
     ranges: list[Range] = Factory(list)
-    coordinator: GroupCoordinator | None = None  # the latest
-    epoch: int = -1  # in which it leads its partition of the offsets topic
-    committed: int = 0  # the group's offset that was written when the last one was confirmed
-    losses: int = 0  # how often something visible of that partition was lost, as weak modes allow
+    coordinator: GroupCoordinator | None = None  # the latest coordinator
+    epoch: int = -1  # epoch in which it leads its partition of the offsets topic
+    committed: int = 0  # the group's committed offset when the last acknowledgement was confirmed
+    losses: int = 0  # how often visible records of that partition were lost, as weak modes allow
 
     def add(self, span: Range) -> None:
         """Note that these offsets were confirmed."""
@@ -59,11 +57,11 @@ class Done:
             self.ranges = joined(self.ranges)
 
     def forget(self, losses: int) -> None:
-        """Forget what was confirmed before records of the offsets topic were lost."""
+        """Forget acknowledgements confirmed before the offsets topic lost records."""
         self.ranges, self.committed, self.losses = [], 0, losses
 
     def pass_on(self, coordinator: GroupCoordinator, epoch: int, *, is_cut: bool) -> None:
-        """Take over what was written: a new coordinator may not know every acknowledgement."""
+        """Let a new coordinator start with the written state, which may lack acknowledgements."""
         if is_cut:
             kept = [(a, min(b, self.committed)) for a, b in self.ranges if a < self.committed]
             self.ranges = kept
@@ -71,7 +69,9 @@ class Done:
 
 
 class GenerationRules:
-    """The topic of a name that a group consumes; a topic that is created again has a later id.
+    """The current topic of each name that a group consumes.
+
+    A topic that is created again has a later id.
 
     A checker must not apply its knowledge of the old topic to the new one.
     """
@@ -80,28 +80,29 @@ class GenerationRules:
         self._ids: dict[tuple[str, str], str] = {}  # by group and topic
 
     def is_new(self, join: Join) -> bool:
-        """Whether *join* is the first for a topic that was created again."""
+        """Whether *join* is the first one for a topic that was created again."""
         known = self._ids.get((join.group, join.topic), "")
         if join.topic_id > known:
             self._ids[join.group, join.topic] = join.topic_id
         return bool(known) and join.topic_id > known
 
     def is_past(self, join: Join) -> bool:
-        """Whether *join* was for a topic that was deleted since."""
+        """Whether *join* was for a topic that has been deleted since."""
         return join.topic_id < self._ids.get((join.group, join.topic), "")
 
 
 class LeaseRules(Checker):
-    """A record is leased to one live member at a time, and never again once its ack is confirmed.
+    """A record is leased to one live member at a time, and never after a confirmed ack.
 
-    The next coordinator knows all confirmed acknowledgements, except those that the replicas' disks
-    lost in a mode without syncs, and except ranges above the committed offset that are beyond the
-    limit of ranges. A broker that was replaced as leader and does not know it may lease records
-    that its successor has confirmed.
+    The next coordinator knows all confirmed acknowledgements, with two exceptions: those that the
+    replicas' disks lost in a mode without syncs, and ranges above the committed offset beyond the
+    limit of ranges. A former leader that does not know its successor may lease records whose
+    acknowledgement the successor has confirmed.
 
-    The checker takes from the logs which records have keys, not from the members' reports. Records
-    with keys go to the member with the partition; the next member gets them once the former one has
-    finished its own. A member that accepts records without keys does not wait while there is one.
+    The checker takes from the logs which records have keys, not from the members' reports. Keyed
+    records go to the member with the partition; if the partition moves, the next member gets them
+    once the former one has finished its own. A member that accepts unkeyed records does not wait
+    while there is one.
     """
 
     rules = (
@@ -119,15 +120,15 @@ class LeaseRules(Checker):
         super().__init__(watch)
         self._joined: dict[tuple[str, str], Join] = {}  # by group and member
         self._generations = GenerationRules()
-        # By address and request, with when they came.
+        # By address and request: the request, and when it came.
         self._acquires: dict[tuple[str, int], tuple[Acquire, int]] = {}
-        # With the committed offset of each partition at that time.
+        # Each with the committed offset of each partition at that time.
         self._settles: dict[tuple[str, int], tuple[Settle, dict[str, int]]] = {}
         self._grants: dict[tuple[str, Shared], list[LeaseGrant]] = {}  # by broker
         self._done: dict[Shared, Done] = {}
         # Coordinators that wrote less than they knew, because of the limit of ranges.
         self._cut: set[tuple[GroupCoordinator | None, Shared]] = set()
-        # acks of records that other members hold, by Settle
+        # number of acknowledged records that other members hold, by Settle request
         self._not_theirs: dict[tuple[str, int], int] = {}
 
     def on_death(self, process: Process) -> None:
@@ -135,9 +136,9 @@ class LeaseRules(Checker):
             del self._grants[key]
 
     def on_append(self, log: ReplicaLog, header: Header) -> None:
-        """Note that a coordinator writes all it knows, except ranges beyond the limit.
+        """Note that a coordinator writes all that it knows, except ranges beyond the limit.
 
-        When it answers, it may have fewer ranges: retention may have overtaken some.
+        When it answers, it may know fewer ranges, because retention has removed some records.
         """
         block, broker = log.block, self.watch.cluster.brokers[log.node].broker
         name = self.watch.names.get((block.topic_id, block.partition))
@@ -145,7 +146,7 @@ class LeaseRules(Checker):
             return
         for coordinator, group, topic, partition, leases in probe.all_leases(broker):
             is_its = coordinator.index == block.partition
-            if is_its and len(leases.done_ranges()) > offset_log.RANGES_MAX:
+            if is_its and len(leases.spans.done_ranges()) > offset_log.RANGES_MAX:
                 self._cut.add((coordinator, (group, topic, partition)))
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
@@ -158,7 +159,7 @@ class LeaseRules(Checker):
                 self._joined[group, member] = message
                 broker, now = process.broker, process.clock()
                 if broker is None or not probe.is_member(broker, group, member, now):
-                    self._left(process, group, member)  # The member joins anew and has no leases.
+                    self._left(process, group, member)  # the member joins again and has no leases
             case Leave(group=group, member=member):
                 self._left(process, group, member)
             case Acquire(id=id, group=group, member=member, known=known):
@@ -194,7 +195,7 @@ class LeaseRules(Checker):
             del self._grants[key]
 
     def _left(self, host: BrokerHost, group: str, member: str) -> None:
-        """Note that a member has no leases any more."""
+        """Note that a member no longer has leases."""
         for (broker, shared), grants in self._grants.items():
             if broker == host.name and shared[0] == group:
                 grants[:] = [grant for grant in grants if grant.member != member]
@@ -210,8 +211,9 @@ class LeaseRules(Checker):
                 grant.start = max(grant.start, start)
 
     def _held(self, host: BrokerHost, group: str, member: str, partition: str) -> list[LeaseGrant]:
-        """Note the leases of a partition that a broker has granted; none if *member* never
-        joined.
+        """Note the leases that a broker has granted in a partition.
+
+        Ignores a *member* that never joined.
         """
         join = self._joined.get((group, member))
         if join is None:
@@ -219,7 +221,7 @@ class LeaseRules(Checker):
         return self._grants.setdefault((host.name, (group, join.topic, partition)), [])
 
     def _follow(self, host: BrokerHost, shared: Shared) -> Done | None:
-        """Return what the coordinator on *host* must know to be acknowledged.
+        """Return which acknowledgements the coordinator on *host* must know.
 
         None if it has loaded nothing yet, or if there was another coordinator since.
         """
@@ -252,9 +254,7 @@ class LeaseRules(Checker):
         return committed
 
     def _count_others(self, host: BrokerHost, source: str, m: Settle) -> None:
-        """Return how many acknowledged records are leased to another member now: they are
-        refused.
-        """
+        """Return how many acknowledged records another member leases now: they are refused."""
         members = probe.members(host.broker, m.group) or () if host.broker is not None else ()
         found, now = 0, host.clock()
         for partition, (start, end) in m.acks:
@@ -275,7 +275,7 @@ class LeaseRules(Checker):
             grants = self._held(host, m.group, m.member, partition)
             for grant in list(grants):
                 if grant.until <= host.clock():
-                    continue  # The lease has run out, so no member may renew the rest.
+                    continue  # the lease has run out, so no member may renew the rest
                 if grant.member == m.member and grant.start < end and start < grant.end:
                     rest = list(_without(grant, m.member, start, end))
                     grant.start, grant.end = max(grant.start, start), min(grant.end, end)
@@ -312,7 +312,7 @@ class LeaseRules(Checker):
                 is_held = grant.member in members and grant.until > now
                 is_anothers = is_held and grant.member != acquire.member and owners is not None
                 if acquire.shares is None and owners is not None and grant.member in owners:
-                    is_anothers = False  # That coordinator does not know which records have keys.
+                    is_anothers = False  # that coordinator does not know which records have keys
                 if is_anothers and has_keys and self._has_keys(name, grant.start, grant.end):
                     self.fail(
                         "handover-waits",
@@ -346,7 +346,7 @@ class LeaseRules(Checker):
         )
 
     def _idle(self, host: BrokerHost, acquire: Acquire, m: Acquired) -> None:
-        """Check an answer without leases: then no record may be available."""
+        """Check an answer without leases: no record may be available then."""
         join = self._joined.get((acquire.group, acquire.member))
         is_free = acquire.shares and acquire.max_records > 0 and acquire.max_wait_ms > 0
         if m.error is not None or join is None or not is_free or host.broker is None:
@@ -363,7 +363,7 @@ class LeaseRules(Checker):
         """Whether any of these records has a key, by the header of its batch.
 
         None if visible records were lost, as weak settings allow: other records have these offsets
-        now. None also if compaction has removed some, which may have had keys.
+        now. Also None if compaction has removed some, because those may have had keys.
         """
         found: bool | None = False
         history = self.watch.history_of(*name)
@@ -407,7 +407,7 @@ class LeaseRules(Checker):
                 continue
             known = self._done.get(shared)
             if known is not None and (known.coordinator, shared) not in self._cut:
-                known.add(span)  # Its successor has read it.
+                known.add(span)  # its successor has read it
 
 
 def _given_up(m: Settle) -> Iterator[tuple[str, Range]]:

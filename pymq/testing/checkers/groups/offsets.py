@@ -9,12 +9,12 @@ from pymq.core.message import Acquire, CommitOffset, Join, Message, Range, Settl
 from pymq.core.types import OFFSETS_TOPIC, TopicPartition
 from pymq.core.values import value
 from pymq.testing.checkers.base import Checker, StoreWatch
-from pymq.testing.checkers.leases import GenerationRules, Shared, joined
+from pymq.testing.checkers.groups.leases import GenerationRules, Shared, joined
 from pymq.testing.simulation import probe
 from pymq.testing.simulation.nodes import BrokerHost
 from pymq.testing.simulation.process import Process
 
-RANGES_MAX = 32  # acknowledged ranges that are kept as they arrived
+RANGES_MAX = 32  # acknowledged ranges that are stored as they arrived
 
 
 @value
@@ -22,8 +22,8 @@ class Confirmed:
     """A committed offset that was confirmed to a member."""
 
     offset: int
-    epoch: int  # of the offsets partition
-    losses: int  # how often visible records of it had been lost by then
+    epoch: int  # epoch of the offsets partition
+    losses: int  # how often its visible records had been lost by then
 
 
 class OffsetRules(Checker):
@@ -40,13 +40,15 @@ class OffsetRules(Checker):
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        # By coordinator: the next one does not know acknowledgements that are not written yet.
+        # By coordinator, because the next one does not know acknowledgements that are not written
+        # yet.
         self._offsets: dict[tuple[GroupCoordinator, Shared], int] = {}
         self._joined: dict[tuple[str, str], str] = {}  # topics, by group and member
         self._generations = GenerationRules()
         self._acked: dict[Shared, list[Range]] = {}
         self._confirmed: dict[Shared, Confirmed] = {}
-        self._settles: dict[tuple[str, int], dict[Shared, Confirmed]] = {}  # not confirmed yet
+        # requests that are not confirmed yet
+        self._settles: dict[tuple[str, int], dict[Shared, Confirmed]] = {}
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if not isinstance(process, BrokerHost):
@@ -59,7 +61,7 @@ class OffsetRules(Checker):
             case Acquire(group=group, member=member, known=known):
                 topic = self._joined.get((group, member), "")
                 for partition, start, _ in known:
-                    if start:  # Retention has deleted the records before it.
+                    if start:  # retention has deleted the records before it
                         self._cover((group, topic, partition), (0, start))
             case Settle():
                 self._settled(process, source, message)
@@ -98,8 +100,8 @@ class OffsetRules(Checker):
         shares = {partition: (m.group, topic, partition) for partition, _ in m.acks}
         for partition, span in m.acks:
             self._cover(shares[partition], span)
-        # A repeated request may be answered for the first time: the answer says no more than
-        # before.
+        # If a request is repeated, it may be answered for the first time, with no more than it
+        # could have got before.
         if m.id and host.broker is not None and (source, m.id) not in self._settles:
             self._settles[source, m.id] = {
                 shared: attrs.evolve(found, offset=self._reached(found.offset, m, partition))
@@ -108,14 +110,14 @@ class OffsetRules(Checker):
             }
 
     def _reached(self, offset: int, m: Settle, partition: str) -> int:
-        """Return the least committed offset if all of *m* is accepted."""
+        """Return the lowest committed offset if all of *m* is accepted."""
         for start, end in joined([span for name, span in m.acks if name == partition]):
             if start <= offset < end:
                 offset = end
         return offset
 
     def _known(self, host: BrokerHost, shared: Shared) -> Confirmed | None:
-        """Return the offset that was seen last: it is written before this one is confirmed."""
+        """Return the offset that was seen last: it is written before *m* is confirmed."""
         assert host.broker is not None
         for coordinator in probe.coordinators(host.broker):
             offset = self._offsets.get((coordinator, shared))
