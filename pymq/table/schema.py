@@ -19,6 +19,7 @@ _TYPES = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", "UTC"),
 }
+_WIDER = ({pa.int32(), pa.int64()}, {pa.float32(), pa.float64()})
 
 
 def parse_columns(text: str) -> pa.Schema:
@@ -68,15 +69,17 @@ def _normal(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def union(old: pa.Schema, new: pa.Schema) -> pa.Schema:
+def union(old: pa.Schema, new: pa.Schema, *, widens: bool = False) -> pa.Schema:
     """Return the columns of *old*, in their order, and then those that only *new* has.
+
+    With *widens* a number of four bytes may become one of eight, which a table cannot do.
 
     Raises:
         SchemaIncompatible: a column changes its type.
     """
     names = set(new.names)
     fields = [
-        (each.name, _joined(each.name, each.type, new.field(each.name).type))
+        (each.name, joined(each.name, each.type, new.field(each.name).type, widens=widens))
         if each.name in names
         else (each.name, each.type)
         for each in old
@@ -85,16 +88,20 @@ def union(old: pa.Schema, new: pa.Schema) -> pa.Schema:
     return pa.schema([*fields, *((each.name, each.type) for each in new if each.name not in known)])
 
 
-def _joined(name: str, old: pa.DataType, new: pa.DataType) -> pa.DataType:
+def joined(name: str, old: pa.DataType, new: pa.DataType, *, widens: bool) -> pa.DataType:
+    """Return the type of a column that has been *old* and is *new*; see :func:`union`."""
     if old == new:
         return old
+    if widens and {old, new} in _WIDER:
+        return pa.int64() if kinds.is_integer(old) else pa.float64()
     if kinds.is_struct(old) and kinds.is_struct(new):
-        return pa.struct(list(union(pa.schema(list(old)), pa.schema(list(new)))))
+        inside = union(pa.schema(list(old)), pa.schema(list(new)), widens=widens)
+        return pa.struct(list(inside))
     if kinds.is_list(old) and kinds.is_list(new):
-        return pa.list_(_joined(name, old.value_type, new.value_type))
+        return pa.list_(joined(name, old.value_type, new.value_type, widens=widens))
     raise SchemaIncompatible(
-        f"column {name!r} is {old} in the table and {new} in the values now; begin a new table at "
-        "another location",
+        f"column {name!r} was {old} and is {new} now, and a column keeps its type; begin "
+        "a new table at another location",
         problems=[f"{name}: {old}, {new}"],
     )
 

@@ -8,7 +8,8 @@ with neither, and the next process goes on from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -95,11 +96,11 @@ class TableView:
             SchemaIncompatible: a column would change its type.
             PymqError: the topic cannot be read; what was committed stays, and a later call goes on.
         """
-        source = self._open()
-        ends = source.ends()
-        while not source.has_reached(ends):
-            self._step(on_commit)
-        self._commit(on_commit)
+        with self._reading() as source:
+            ends = source.ends()
+            while not source.has_reached(ends):
+                self._step(on_commit)
+            self._commit(on_commit)
         return self.progress()
 
     def run(
@@ -112,10 +113,10 @@ class TableView:
         The rows since the last commit are committed before this returns. Errors are those of
         :meth:`sync`.
         """
-        self._open()
-        while not stop():
-            self._step(on_commit)
-        self._commit(on_commit)
+        with self._reading():
+            while not stop():
+                self._step(on_commit)
+            self._commit(on_commit)
         return self.progress()
 
     def progress(self) -> TableProgress:
@@ -148,11 +149,11 @@ class TableView:
 
     # --- opening --------------------------------------------------------------------------------
 
-    def _open(self) -> Source:
-        if self._source is not None:
-            return self._source
+    @contextmanager
+    def _reading(self) -> Iterator[Source]:
+        """Yield the source. After an error the next call begins at the positions of the table."""
         try:
-            return self._begin()
+            yield self._begin() if self._source is None else self._source
         except BaseException:
             self.close()
             raise

@@ -90,6 +90,28 @@ def test_two_processes_do_not_keep_one_table(tmp_path: Path, format: Any) -> Non
 
 
 @pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_two_processes_begin_one_table(tmp_path: Path, format: Any) -> None:
+    """Both have opened it before the first commit."""
+    pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[format])
+    location = str(tmp_path / "table")
+    with pymq.open("memory:") as mq, mq.producer() as producer:
+        mq.create_topic("numbers")
+        with (
+            table_view("numbers", location, format, url=mq) as one,
+            table_view("numbers", location, format, url=mq) as other,
+        ):
+            one.sync()  # There is nothing yet.
+            other.sync()
+            producer.send("numbers", b"1").result()
+            one.sync()
+            with pytest.raises(StoreLocked):
+                other.sync()
+            producer.send("numbers", b"2").result()
+            other.sync()  # It has begun again, where the table ends.
+        assert rows(read(location, format), "offset", "value") == [(0, b"1"), (1, b"2")]
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
 def test_a_writer_that_is_overtaken_within_its_commit_is_refused(
     tmp_path: Path, format: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,8 +18,14 @@ from pymq.table.format.base import Origin, TableState
 from pymq.table.schema import conform, normal, union
 
 try:
-    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-    from deltalake.exceptions import CommitFailedError, TableNotFoundError
+    from deltalake import (
+        CommitProperties,
+        DeltaTable,
+        Transaction,
+        WriterProperties,
+        write_deltalake,
+    )
+    from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 except ImportError as error:
     raise MissingExtra(f"{error.name} is missing: pip install 'pymq-log[delta]'") from error
 
@@ -65,22 +71,28 @@ class DeltaView:
     def create(self, origin: Origin, schema: pa.Schema) -> None:
         """As :class:`~pymq.table.format.base.TableFormat`."""
         self._origin, self._schema = origin, schema
-        self._table = DeltaTable.create(
-            self._location,
-            schema,
-            name=origin.topic,
-            description=f"the records of the pymq topic {origin.topic}",
-            configuration={ORIGIN: origin.to_json()},
-            storage_options=self._storage,
-            raise_if_key_not_exists=False,
-        )
+        try:
+            self._table = DeltaTable.create(
+                self._location,
+                schema,
+                name=origin.topic,
+                description=f"the records of the pymq topic {origin.topic}",
+                configuration={ORIGIN: origin.to_json()},
+                storage_options=self._storage,
+                raise_if_key_not_exists=False,
+            )
+        except DeltaError as error:
+            if not DeltaTable.is_deltatable(self._location, self._storage):
+                raise
+            raise StoreLocked(f"another process has created {self._location}") from error
 
     def append(self, rows: pa.Table, positions: Mapping[str, int]) -> None:
         """As :class:`~pymq.table.format.base.TableFormat`."""
         assert self._table is not None
         schema = union(self._schema, rows.schema)
         self._table.update_incremental()
-        if self._read_positions(list(self._positions)) != self._positions:
+        # Also of partitions that are new to us: another process may have begun with them.
+        if self._read_positions([*positions]) != self._positions:
             raise StoreLocked(f"another process has appended to {self._location}")
         changed = {name: at for name, at in positions.items() if at != self._positions.get(name)}
         marks = [Transaction(self._id(name), at) for name, at in changed.items()]
@@ -91,6 +103,7 @@ class DeltaView:
                 mode="append",
                 schema_mode="merge",
                 target_file_size=self._file_bytes,
+                writer_properties=WriterProperties(compression="ZSTD"),
                 commit_properties=CommitProperties(app_transactions=marks),
             )
         except CommitFailedError as error:

@@ -23,7 +23,11 @@ from pymq.table.schema import conform, normal, union
 
 try:
     from pyiceberg.catalog import Catalog, load_catalog
-    from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+    from pyiceberg.exceptions import (
+        CommitFailedException,
+        NoSuchTableError,
+        TableAlreadyExistsError,
+    )
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files, schema_to_pyarrow
 except ImportError as error:
@@ -79,7 +83,10 @@ class IcebergView:
         name = self._name or (NAMESPACE, re.sub(r"\W", "_", origin.topic))
         self._catalog.create_namespace_if_not_exists(name[:-1])
         given = {**PROPERTIES, ORIGIN: origin.to_json(), POSITIONS: "{}"}
-        self._table = self._catalog.create_table(name, schema, properties=given)
+        try:
+            self._table = self._catalog.create_table(name, schema, properties=given)
+        except TableAlreadyExistsError as error:
+            raise StoreLocked(f"another process has created {self._location}") from error
         self._schema = schema
 
     def append(self, rows: pa.Table, positions: Mapping[str, int]) -> None:
@@ -155,7 +162,7 @@ class IcebergView:
             "pymq",
             type="sql",
             uri=f"sqlite:///{folder / CATALOG_FILE}",
-            warehouse=folder.as_uri(),
+            warehouse=f"file://{folder}",
         )
 
     def _find(self, catalog: Catalog) -> Table:

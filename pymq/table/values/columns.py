@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from pymq.errors import ConfigError
+from pymq.table.schema import joined
 
 Prepare = Callable[[Any], Any]
 
@@ -57,6 +58,16 @@ class Typed(NamedTuple):
 def schema_of(columns: list[Column]) -> pa.Schema:
     """Return the columns as a schema."""
     return pa.schema([(column.name, column.kind) for column in columns])
+
+
+def both(old: Column, new: Column) -> Column:
+    """Return the column for values of two schemas: one with the fields of both."""
+    return Column(
+        new.name,
+        joined(new.name, old.kind, new.kind, widens=True),
+        joined(new.name, old.plain, new.plain, widens=True),
+        new.prepare or old.prepare,
+    )
 
 
 def plain_columns(schema: pa.Schema) -> list[Column]:

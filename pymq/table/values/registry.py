@@ -13,7 +13,14 @@ from pymq.errors import ConfigError
 from pymq.serde.serializer import Schema
 from pymq.table.rows import Value
 from pymq.table.schema import union
-from pymq.table.values.columns import Column, avro_columns, json_columns, plain_columns, schema_of
+from pymq.table.values.columns import (
+    Column,
+    avro_columns,
+    both,
+    json_columns,
+    plain_columns,
+    schema_of,
+)
 from pymq.table.values.decoder import Decoder, load_json
 
 if TYPE_CHECKING:
@@ -74,10 +81,12 @@ class RegisteredValues:
         columns_of = json_columns if formats == {"json"} else avro_columns
         known: dict[str, Column] = {}
         schema = pa.schema([])
-        for version in versions:  # The last one that has a column tells how it is decoded.
+        for version in versions:
             columns = columns_of(version.schema.text)
-            schema = union(schema, schema_of(columns))
-            known.update({column.name: column for column in columns})
+            schema = union(schema, schema_of(columns), widens=True)
+            for column in columns:
+                before = known.get(column.name)
+                known[column.name] = column if before is None else both(before, column)
         load: Callable[[Value], Any] = load_json
         if formats == {"avro"}:
             load = _avro([each.schema for each in versions])
@@ -85,14 +94,14 @@ class RegisteredValues:
 
 
 def _avro(schemas: list[Schema]) -> Callable[[Value], Any]:
-    """Return a function that decodes a value to the fields of the last schema."""
-    codec = serde.Avro(schemas[-1].text).codec(dict)
-    assert codec.decoder_for is not None
-    decoders = {each.fingerprint.encode(): codec.decoder_for(each) for each in schemas}
+    """Return a function that decodes a value with the schema that it was written with.
+
+    It does not resolve to the last schema, which may lack fields of earlier ones.
+    """
+    decoders = {each.fingerprint.encode(): serde.Avro(each.text).codec(dict) for each in schemas}
+    last = schemas[-1].fingerprint.encode()
 
     def load(value: Value) -> Any:
-        if value.fingerprint is None:
-            return codec.decode(value.data)
-        return decoders[value.fingerprint](value.data)
+        return decoders[last if value.fingerprint is None else value.fingerprint].decode(value.data)
 
     return load
