@@ -111,7 +111,7 @@ VALUES = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(VALUES)
 def test_both_ways_agree(values: list[bytes | None]) -> None:
     """Arrow's reader is used where it accepts a batch; then Python finds the same."""

@@ -34,7 +34,7 @@ def die(tmp_path: Path, format: str, *arguments: str) -> int:
 
 # strides that spread the deaths over the steps of a commit and a compaction
 @pytest.mark.parametrize(
-    ("format", "kills", "stride"), [("parquet", 12, 9), ("delta", 6, 40), ("iceberg", 3, 5000)]
+    ("format", "kills", "stride"), [("parquet", 8, 15), ("delta", 4, 60), ("iceberg", 2, 9000)]
 )
 def test_killed_within_commits(tmp_path: Path, format: str, kills: int, stride: int) -> None:
     """Before and after calls of each commit; every process first finds the table as it was left."""

@@ -110,10 +110,10 @@ def kill_at(items: str, tmp_path: Path, steps: range) -> None:
 
 
 def test_changes_are_captured_once(items: str, tmp_path: Path) -> None:
-    kill_at(items, tmp_path, range(40, 1000, 110))
+    kill_at(items, tmp_path, range(60, 1000, 160))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_it_is_killed_at_each_step(items: str, tmp_path: Path) -> None:
-    kill_at(items, tmp_path, range(0, 1000, 5))
+    kill_at(items, tmp_path, range(0, 1000, 7))
