@@ -57,7 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(
     parts: Sequence[Part], folder: Path, scale: str, runs: int
 ) -> tuple[list[PartResult], bool]:
-    """Run the parts, which take an hour; an interrupt keeps the results of the finished ones."""
+    """Run the parts, which take an hour.
+
+    After an interrupt the results of the finished parts are kept.
+    """
     results = []
     try:
         for part in parts:

@@ -17,7 +17,7 @@ from benchmarks.runner import PartResult
 
 PANEL = 2.5  # inches; the documentation shows four side by side in ten
 HEAD = 1.0
-APART = 0.13  # of the axis, between two names
+APART = 0.13  # distance between two names, as a share of the axis
 
 
 def draw(results: Sequence[PartResult], machine: dict[str, Any], file: Path) -> None:
@@ -90,7 +90,7 @@ def _panel(axes: Axes, result: PartResult, what: str) -> None:
     low, high = axes.get_ylim()
     if high / low < 30:  # a log axis would show noise as a slope
         low, high = axes.set_ylim(low / 3, high * 3)
-    # Few powers of ten fit in; with more labels between them a value can be read off.
+    # The axis has few powers of ten; with more labels between them a reader can read off a value.
     between = (1.0,) if high / low > 1e3 else (1.0, 3.0) if high / low > 30 else (1.0, 2.0, 5.0)
     axes.yaxis.set_major_locator(LogLocator(subs=between))
     plain(axes, f"{result.part.name}  {what}, {unit}")

@@ -1,4 +1,5 @@
-"""The model of a benchmark: a part has goals and sides, each measured in processes of its own.
+"""The model of a benchmark: a part has goals and sides, and each side is measured in a separate
+process.
 
 A side prepares its data, is warmed up, and returns its measures by name. This module imports
 neither pymq nor a peer, so the process of one side holds nothing of another.
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-SHARE = {"tiny": 1 / 200, "default": 1 / 4, "long": 1.0}  # of the work of a long run
+SHARE = {"tiny": 1 / 200, "default": 1 / 4, "long": 1.0}  # share of the work of a long run
 CHUNK = 1 << 20
 
 Measures = dict[str, float]
@@ -29,19 +30,20 @@ class Job:
     round: int = 0
 
     def count(self, usual: int) -> int:
-        """Return how many records to use instead of *usual* ones in a long run; a multiple of
-        1,000.
+        """Return how many records to use instead of *usual* ones in a long run.
+
+        A multiple of 1,000.
         """
         return max(1000, round(usual * SHARE[self.scale] / 1000) * 1000)
 
     def whole(self, usual: int) -> int:
-        """Return *usual* at every scale but a tiny one: fewer records would measure
-        something else.
+        """Return *usual* at every scale except the tiny one, because with fewer records the measure
+        would mean something else.
         """
         return self.count(usual) if self.scale == "tiny" else usual
 
     def few(self, usual: int) -> int:
-        """Like :meth:`count`, for work so slow that a thousand records are many."""
+        """Like :meth:`count`, for work so slow that a thousand records are a large number."""
         return max(16, round(usual * SHARE[self.scale]))
 
     def pick(self, *, tiny: int, default: int, long: int | None = None) -> int:
@@ -116,16 +118,16 @@ class Side:
     """One of the compared sides: a peer, a physical limit, or pymq."""
 
     name: str
-    setting: str  # what matters for fairness: durability, batch, calls
+    setting: str  # the settings that matter for fairness: durability, batch, calls
     run: Run
     needs: Needs = NOTHING
-    prepare: Callable[[Job], None] | None = None  # before the runs, in a process of its own
-    is_kept: bool = False  # prepared once for all runs, which do not change it
+    prepare: Callable[[Job], None] | None = None  # called before the runs, in a separate process
+    is_kept: bool = False  # the side's data is prepared once for all runs, which do not change it
     is_killed: bool = False  # the preparation ends by kill -9
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is pymq."""
+        """Whether this side is pymq."""
         return self.name.startswith("pymq")
 
 
@@ -176,15 +178,15 @@ NS = Unit("ns/record", False)
 
 @dataclass(frozen=True)
 class Part:
-    """One comparison."""
+    """One comparison of a benchmark: its sides, measures and goals."""
 
     name: str
     title: str
     sides: tuple[Side, ...]
     goals: tuple[Goal, ...] = ()
-    units: Mapping[str, Unit] = field(default_factory=dict)  # of measures that are no rate
-    runs_max: int = 100  # for slow work that hardly varies
-    axis: str = ""  # of a curve: the meaning of the number at the end of each measure's name
+    units: Mapping[str, Unit] = field(default_factory=dict)  # units of measures that are not rates
+    runs_max: int = 100  # fewer for slow work that hardly varies
+    axis: str = ""  # for a curve: the meaning of the number at the end of each measure's name
     patience: int = 1  # times the usual timeout
 
     def unit(self, measure: str) -> Unit:

@@ -83,7 +83,7 @@ def _goals(axes: Axes, goals: Sequence[tuple[PartResult, GoalResult]]) -> None:
     axes.set_xscale("log")
     shares = [_share(found) for _, found in goals] or [1.0]
     low, high = min(0.5, *shares) * 0.8, max(2.0, *shares)
-    axes.set_xlim(low, high * (high / low) ** 0.55)  # room for the text beside the points
+    axes.set_xlim(low, high * (high / low) ** 0.55)  # space for the text beside the points
     ticks = [
         t for t in (0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 100) if low <= t <= high * 1.01
     ]

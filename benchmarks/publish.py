@@ -1,8 +1,8 @@
 """``python -m benchmarks.publish``: publish the results of ``make bench``.
 
-JSON and pictures go to ``docs/figures`` for the documentation, and the README's table is rewritten
-between its two marks. A run of some parts only (``--only``) replaces just these, with their date
-and machine; the others stay as they are.
+JSON and pictures go to ``docs/figures`` for the documentation, and the README's table is replaced
+between its two marks. A run of only some parts (``--only``) replaces just these parts, with their
+date and machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"there is no {source / 'bench.json'}; `make bench` makes it", file=sys.stderr)
         return 1
     found = markdown.load(source / "bench.json")
-    del found["machine"]["folder"]  # it was a temporary one
+    del found["machine"]["folder"]  # the folder was a temporary one
     FIGURES.mkdir(exist_ok=True)
     published = FIGURES / "bench.json"
     if published.exists():
@@ -49,7 +49,7 @@ def names(found: markdown.Found) -> set[str]:
 
 
 def merged(before: markdown.Found, found: markdown.Found) -> markdown.Found:
-    """Return the results published *before*, with those of *found* in place of older ones."""
+    """Return the results published *before*, with older ones replaced by those in *found*."""
     if names(before) <= names(found):
         return found
     again = {

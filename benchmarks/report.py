@@ -9,7 +9,7 @@ from benchmarks.model import Part, Unit
 from benchmarks.runner import GoalResult, PartResult, SideResult
 
 MARKS = {True: "met", False: "MISSED", None: ""}
-PROBLEM = 60  # characters of it in the table; the JSON has all
+PROBLEM = 60  # characters of a problem in the table; the JSON has the whole text
 HEAD = ("", "", "median", "lowest to highest", "ratio", "goal", "")
 
 
@@ -21,7 +21,10 @@ def figure(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """Format a ratio; small ones get more digits, so that one just below its goal shows it."""
+    """Format a ratio.
+
+    Small ratios get more digits, so that a ratio just below its goal is visible as such.
+    """
     return f"{value:.3f}" if value < 2 else figure(value)
 
 

@@ -22,7 +22,7 @@ TIMEOUT_S = {"tiny": 300, "default": 300, "long": 1800}
 
 
 class RunFailed(Exception):
-    """A run failed; the message says how, and *trace* where."""
+    """A run failed; the message says how, and *trace* shows where."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class SideResult:
     runs: list[Measures] = field(default_factory=list)
     missing: str | None = None  # the module that is not installed
     error: str | None = None
-    trace: str = ""  # of the error
+    trace: str = ""  # traceback of the error
 
     def median(self, measure: str) -> float | None:
         """The median of all runs."""
@@ -65,7 +65,7 @@ class GoalResult:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether it was reached; None without a bound or a measurement."""
+        """Whether the goal was reached; None without a bound or a measurement."""
         return None if self.reached is None else self.goal.is_met(self.reached)
 
 
@@ -121,7 +121,7 @@ def missing(side: Side) -> str | None:
 def run_part(
     part: Part, folder: Path, scale: str, runs: int, told: Callable[[str], object]
 ) -> PartResult:
-    """Run all sides of *part* in turn, *runs* times; *told* is called with the progress."""
+    """Run all sides of *part* in turn, *runs* times; calls *told* with the progress."""
     sides = {side.name: SideResult(side, missing=missing(side)) for side in part.sides}
     home = folder / part.name
     rounds = min(runs, part.runs_max)

@@ -1,4 +1,4 @@
-"""One run of one side, in a process of its own; started by :mod:`benchmarks.runner`."""
+"""One run of one side, in a separate process; started by :mod:`benchmarks.runner`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.parts import find
 
 
 def main() -> None:
-    """Read the order, run it, and write its measures into the file that it names."""
+    """Read the job, run it, and write its measures into the file that the job names."""
     # On SIGTERM the worker leaves its ``with`` blocks, which end the servers that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before it was done"))
     order = json.loads(sys.argv[1])

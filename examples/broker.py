@@ -1,4 +1,6 @@
-"""A broker over ZeroMQ: keeps the records of partitions and serves them; what ``pymq broker`` runs.
+"""A broker over ZeroMQ, which stores the records of partitions and serves them.
+
+``pymq broker`` runs the same.
 
 python examples/broker.py --name broker-0 --listen tcp://127.0.0.1:7774 \\
     --zkserver tcp://127.0.0.1:7878 --data data/broker-0

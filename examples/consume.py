@@ -14,7 +14,7 @@ import pymq
 
 
 def main() -> None:
-    """Consume what is there now, or consume forever."""
+    """Consume the records that exist now, or consume forever."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--url", required=True, help="zmq+tcp://HOST:PORT of zkservers, or a folder"

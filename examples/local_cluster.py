@@ -7,7 +7,7 @@ zkserver, broker-0, broker-1 and so on:
 
 python examples/local_cluster.py --data cluster --curve-dir keys
 
-Then, elsewhere, as it says itself:
+Then run these in another terminal, as the program prints:
 
 python examples/produce.py --url zmq+tcp://127.0.0.1:7878,127.0.0.1:7879
 python examples/consume.py --url zmq+tcp://127.0.0.1:7878,127.0.0.1:7879

@@ -12,7 +12,7 @@ from pymq.cli.commands.demo.flights import data_folder, read_flights
 
 
 def main() -> None:
-    """Create the topic if it is missing, send, and print how long it took."""
+    """Create the topic if it is missing, send records, and print how long that took."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--url", required=True, help="zmq+tcp://HOST:PORT of zkservers, or a folder"
@@ -36,7 +36,7 @@ def main() -> None:
         flights = read_flights(data_folder())[: args.limit]
         began = time.perf_counter()
         with mq.producer() as producer:
-            for flight in flights:  # All flights of an aircraft stay in their order.
+            for flight in flights:  # All flights of an aircraft keep their order.
                 key = flight.tail.encode() if flight.tail else None
                 producer.send(args.topic, flight.to_json(), key=key)
         # Leaving the block has waited for every acknowledgement; a failure would have been raised.

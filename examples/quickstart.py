@@ -1,6 +1,6 @@
 """A queue in a folder: orders go in, two workers share them, an auditor reads them all.
 
-Run it twice: the orders of the first run are still there.
+If you run it twice, the orders of the first run are still there.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def main(folder: str = "quickstart-data") -> None:
             for number in range(10):
                 order = json.dumps({"number": number, "euros": 10 * number})
                 producer.send("orders", order.encode(), key=f"customer-{number % 3}".encode())
-        # Leaving the block waits until all is written; a failure would be raised there.
+        # Leaving the block waits until all records are written; a failure would be raised there.
 
-        # Work is shared: each order goes to one worker, again and again until it is acknowledged.
+        # Work is shared: each order goes to one worker, repeatedly until it is acknowledged.
         workers = [threading.Thread(target=work, args=(mq, name)) for name in ("ann", "bob")]
         for worker in workers:
             worker.start()

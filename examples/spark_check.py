@@ -25,11 +25,11 @@ SUMMER = 1_362_898_800, 1_383_458_400  # March 10 to November 3, seconds since 1
 class Hour(NamedTuple):
     """The flights that were to leave an airport in one hour."""
 
-    hour: int  # its beginning, milliseconds since 1970
+    hour: int  # the beginning of the hour, milliseconds since 1970
     origin: str
     flights: int
     cancelled: int
-    delay: int  # of those that left, in total; minutes
+    delay: int  # total delay of the flights that left; minutes
 
     @classmethod
     def read(cls, data: bytes) -> Hour:
@@ -66,7 +66,7 @@ def left_ms(flight: Flight) -> int:
 
 
 def direct(flights: Sequence[Flight]) -> list[Hour]:
-    """Return the same hours, counted in the plainest way."""
+    """Return the same hours as the Spark query, counted without Spark."""
     counts: dict[tuple[int, str], list[int]] = {}
     for flight in flights:
         hour = flight.timestamp_ms // HOUR_MS * HOUR_MS

@@ -3,9 +3,9 @@
 python examples/spark_pipeline.py --kills 20    # needs Java 17; fetches Spark if it is not there
 
 The flights are sent one after the other into a topic. A stateful query (spark_query.py) counts them
-by hour and airport, with event time and a watermark, and writes the hours into another topic. It is
-killed at any point, and continues from its checkpoint. At the end the hours must be those of a
-plain count of the flights, each once (spark_check.py).
+by hour and airport, with event time and a watermark, and writes the hours into another topic. The
+query is killed at any point, and continues from its checkpoint. At the end the hours must be those
+of a plain count of the flights, each once (spark_check.py).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SOURCE, SINK, PRODUCER = "flights", "hours", "airports"
 PARTITIONS = 4
 DAY_MS = 86_400_000
 DAY_S = 0.03  # the length of a day
-BATCH = 20_000  # flights, at most
+BATCH = 20_000  # flights in a batch, at most
 LATER_MS = 30 * DAY_MS  # more than the watermark waits
 KILL_S = 3.0  # time between progress and a kill, at most
-FAILURES = 5  # of the query by itself, after each of which it is restarted
-PATIENCE_S = 600.0  # with a query that makes no progress
+FAILURES = 5  # failures of the query; it is restarted after each of them
+PATIENCE_S = 600.0  # longest time without progress of the query
 
 
 def main() -> int:
@@ -110,7 +110,7 @@ def check_java() -> None:
 
 
 def prepare(folder: Path, flights: int) -> None:
-    """Make the folder, or continue in it if it is of the same flights."""
+    """Make the folder, or continue in it if it has the same flights."""
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / "flights"
     if note.exists() and int(note.read_text()) != flights:
@@ -162,7 +162,7 @@ class Pipeline:
     def __init__(
         self, folder: Path, flights: Sequence[Flight], kills: int, rng: random.Random, show: Show
     ) -> None:
-        # Two batches for each kill, so that most kills hit a batch of their own.
+        # Two batches for each kill, so that most kills hit different batches.
         most = min(BATCH, max(100, len(flights) // max(8, 2 * kills)))
         self._folder = folder
         self._flights = flights
@@ -213,7 +213,8 @@ class Pipeline:
                 step.at(min(at.records, total))
                 feed.check()
                 has_all = at.records >= total
-                if has_all and self._reaper.is_done:  # Otherwise it would end before its last kill.
+                # otherwise the query would end before its last kill
+                if has_all and self._reaper.is_done:
                     feed.finish()
                     if at.records > total:
                         query.finish()
@@ -233,7 +234,7 @@ class Position(NamedTuple):
     """The progress of the query, by its checkpoint."""
 
     planned: int = -1  # number of the last started batch
-    done: int = 0  # batches
+    done: int = 0  # number of finished batches
     records: int = 0  # records in the finished batches
 
     @property
@@ -282,7 +283,7 @@ class Reaper:
     def begin(self, at: Position) -> None:
         """Note that a query was started."""
         self._born, self._when = at, None
-        self._is_hasty = self._rng.random() < 0.3  # It is killed while it repeats a started batch.
+        self._is_hasty = self._rng.random() < 0.3  # kill the query while it repeats a started batch
 
     @property
     def is_done(self) -> bool:
@@ -290,7 +291,7 @@ class Reaper:
         return self.done == self.kills
 
     def strikes(self, at: Position, *, has_all: bool) -> bool:
-        """Return whether to kill it now; *has_all*: it has counted all flights."""
+        """Return whether to kill the query now; *has_all*: it has counted all flights."""
         if self.is_done:
             return False
         if self._when is None:
@@ -377,9 +378,9 @@ class Query:
         try:
             os.killpg(self._process.pid, signal.SIGKILL)  # the driver and its JVM, at once
         except ProcessLookupError:
-            pass  # It has ended.
+            pass  # The process has ended.
         with self._process:
-            pass  # closes its pipes: forked children notice that, and end
+            pass  # the child closes its pipes: its forked children notice that, and end
 
     def finish(self) -> None:
         """Let the query write the rest, and end."""

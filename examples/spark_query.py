@@ -1,7 +1,7 @@
 """A Spark query: flights from one topic, the results of each airport's hours into another.
 
-spark_pipeline.py starts it, kills it and starts it again. It stops when its input ends; after a
-line ``finish`` it first reads all records that are there.
+spark_pipeline.py starts this program, kills it and starts it again. The query stops when its input
+ends; after a line ``finish`` it first reads all existing records.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 FLIGHT = "timestamp_ms long, origin string, dep_delay int"
-# A flight comes when it leaves, at most 22 hours after its hour; the topic's partitions may be a
-# day apart.
+# A flight's record is sent when the flight leaves, at most 22 hours after its scheduled hour; the
+# topic's partitions may be a day apart.
 WATERMARK = "2 days"
 HOUR = (
     "origin key",
@@ -36,7 +36,7 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # The usual one starts a process for each file that it writes.
+    # Spark's usual manager starts a process for each file that it writes.
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming."
     "checkpointing.FileSystemBasedCheckpointFileManager",
 }
@@ -64,7 +64,8 @@ def main() -> None:
         hours(flights)
         .writeStream.format("pymq")
         .options(url=args.url, topic=args.sink, checkpointLocation=args.checkpoint)
-        .outputMode("append")  # an hour is written when no more of its flights can come
+        # an hour's result is written when no more flights of that hour can come
+        .outputMode("append")
         .start()
     )
     print("running", flush=True)
@@ -91,7 +92,8 @@ def hours(records: DataFrame) -> DataFrame:
 
 def session() -> SparkSession:
     """Start Spark on this machine, with two slots."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # otherwise its workers use the default python3
+    # otherwise Spark's workers use the default python3
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("pymq")
     for name, setting in SETTINGS.items():

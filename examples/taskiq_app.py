@@ -2,7 +2,7 @@
 
     python examples/taskiq_app.py  # in this folder's shop-data, with a worker in this process
 
-On brokers the same program also has workers that are processes of their own:
+On brokers the same program can also have workers in separate processes:
 
     export PYMQ_URL=zmq+tcp://127.0.0.1:7878
     taskiq worker examples.taskiq_app:broker &

@@ -1,4 +1,6 @@
-"""A zkserver over ZeroMQ: keeps the metadata and assigns leaders; what ``pymq zkserver`` runs.
+"""A zkserver over ZeroMQ, which keeps the metadata and assigns leaders.
+
+``pymq zkserver`` runs the same.
 
 Several zkservers may share a coordinator that is a ZooKeeper.
 

@@ -29,7 +29,7 @@ SMALL = 4_096  # a node with a lower limit should get a higher one
 class Limit(NamedTuple):
     """The limits of descriptors of a process."""
 
-    before: int  # the soft limit at its start
+    before: int  # the soft limit at the start of the process
     all: int  # the raised soft limit
     kept: int  # the reserve for files, which is a part of *all*
 

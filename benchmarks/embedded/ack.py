@@ -26,7 +26,8 @@ def _persist_queue(job: Job) -> Measures:
 def _litequeue(job: Job) -> Measures:
     import litequeue
 
-    # The peer scans its finished items at each get: a longer queue would only be slower.
+    # A peer scans its finished items at each get, so a longer queue would only make the peer
+    # slower.
     count = job.few(1_000)
     job.warm(16 << 20)
     queue = litequeue.LiteQueue(str(job.folder / "queue.sqlite"))

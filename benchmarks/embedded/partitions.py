@@ -24,7 +24,7 @@ SIZE = 100
 COUNT = 200_000
 IDLE_S = 2.0
 MANY = 10_000
-SPREAD = 1_000  # each needs a file, which takes milliseconds to make on a busy disk
+SPREAD = 1_000  # each partition needs a file, which takes milliseconds to make on a busy disk
 COUNTS = {"one": 1, "some": 100, "many": MANY}
 
 
@@ -93,7 +93,7 @@ def _put(job: Job, usual: int) -> Measures:
 
 
 def _spread(job: Job, usual: int) -> Measures:
-    """Put into all partitions by key, once each has its file."""
+    """Put into all partitions by key, after the file of each partition exists."""
     import pymq
 
     count, values = _partitions(job, usual), random_values(job.count(COUNT // 2), SIZE)

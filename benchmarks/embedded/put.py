@@ -8,7 +8,7 @@ from benchmarks.embedded import ours, peers
 from benchmarks.model import At, Goal, Job, Measures, Part, Side, batches, random_values
 from pymq.client.option_types import Fsync
 
-COUNT = 400_000  # of 100 B; fewer of larger ones
+COUNT = 400_000  # records of 100 B; fewer if the records are larger
 
 
 def _count(job: Job, size: int) -> int:

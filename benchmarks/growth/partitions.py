@@ -7,7 +7,7 @@ from benchmarks.model import RATE, Job, Measures, Part, Side, Stopwatch, Unit, r
 SIZE = 100
 COUNT = 200_000
 COUNTS = (1, 10, 100, 1_000, 10_000)
-FILES = 1_000  # so many get records: the first record of each makes a file
+FILES = 1_000  # number of partitions that get records: the first record of each makes a file
 STEP = 1000
 
 

@@ -44,7 +44,7 @@ def _pymq(job: Job) -> Measures:
     for done, count in zip((0, *COUNTS), _counts(job), strict=False):
         with pymq.open(folder) as mq, mq.producer() as producer:
             for _ in range((count - done) // SAMPLE):
-                with Stopwatch() as put:  # the last of them counts
+                with Stopwatch() as put:  # only the time of the last put counts
                     ours.put_many(producer, groups, False)
             found[f"put {count}"] = put.rate(SAMPLE)
             found[f"get {count}"] = _get(mq, count)

@@ -6,7 +6,7 @@ from benchmarks.embedded import ours, peers
 from benchmarks.model import Job, Measures, Part, Side, Stopwatch, Unit, random_values
 
 SIZES = (10, 100, 1024, 4096, 16384, 65536, 1 << 18, 1 << 20)
-BYTES = 24 << 20  # of each size, at most
+BYTES = 24 << 20  # upper limit of the data for each record size
 COUNT = 100_000
 GROUP_BYTES = 1 << 18
 
@@ -52,7 +52,7 @@ def _pymq(job: Job) -> Measures:
             mq.create_topic(topic, fsync="os")
             with mq.producer() as producer:
                 ours.put_many(producer, groups[: max(1, len(groups) // 20)], False, "warm")
-                ours.put_many(producer, groups[:1], True, topic)  # makes the file
+                ours.put_many(producer, groups[:1], True, topic)  # creates the file
                 with Stopwatch() as watch:
                     ours.put_many(producer, groups, False, topic)
             found[f"put {size}"] = watch.rate(count)

@@ -18,8 +18,9 @@ SETTINGS = {"linger.ms": 5, "batch.num.messages": 10_000, "batch.size": 1_000_00
 
 
 def mock() -> tuple[Any, str]:
-    """Start a mock broker in this process; returns the object that keeps it alive, and its
-    address.
+    """Start a mock broker in this process.
+
+    Returns the object that keeps it alive, and its address.
     """
     from confluent_kafka.admin import AdminClient
 
@@ -38,7 +39,7 @@ def produce(address: str, count: int, size: int) -> Generator[None, None, None]:
     producer.produce("warm", b"")
     producer.flush()
     for topic in TOPICS:
-        producer.list_topics(topic, 10)  # creates it
+        producer.list_topics(topic, 10)  # creates the topic
     yield
     produce = producer.produce
     places = [(topic, partition) for topic in TOPICS for partition in range(PARTITIONS)]

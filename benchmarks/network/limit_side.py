@@ -1,7 +1,7 @@
-"""The limit of the machine: batches, a checksum, a socket and a file, and nothing else.
+"""The limit of the machine: only batches, a checksum, a socket and a file.
 
 There is one client at a time of each kind, without failures or access control. The rest of pymq's
-time is the cost of a message queue.
+time is the cost of its other functions.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def produce_each(port: int, count: int, window: int) -> Generator[None, None, No
 
 
 def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One record at a time; returns the time of each answer."""
+    """Send one record at a time; returns the time of each answer."""
     socket = _socket("DEALER", port)
     yield
 

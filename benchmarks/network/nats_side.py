@@ -150,7 +150,7 @@ def consume_fast(ports: list[int], count: int) -> Generator[None, None, int]:
 
 
 def produce_paced(ports: list[int], count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One ``publish`` at a time; returns the time of each answer."""
+    """Publish one message at a time; returns the time of each answer."""
     loop = HandLoop()
     connection = loop.run(_connect(ports))
     js = connection.jetstream()

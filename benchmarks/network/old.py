@@ -1,9 +1,9 @@
 """R5: the read rate of old records while a producer writes at full speed.
 
 Three brokers, one partition with three replicas. The records that are read were written before. The
-readers begin together, at the first record, and end when each has read all of them. One side reads
-from the leader only, as readers did in earlier versions; the other from all replicas, as readers do
-far from the end. The producer's rate is measured, too.
+readers begin together, at the first record, and end when each of them has read all records. On one
+side the readers read from the leader only, as in earlier versions; on the other side from all
+replicas, as today's readers do far from the end. The producer's rate is measured, too.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ RATES = {100: 400_000, 1024: 100_000}
 PACE_S = 1 / 300
 WINDOW = 1000
 
-# The roles of a side, with their arguments after the address.
+# The work of one side: a function of its address, the job and the size.
 Work = Callable[[Any, Job, int], Measures]
 
 

@@ -76,14 +76,19 @@ def make_topic(url: str, *, acks: Acks, replicas: int, fsync: str | None = None)
 
 def _make_topic(mq: pymq.Client, acks: Acks, replicas: int, fsync: str | None) -> None:
     settings: dict[str, Any] = {} if fsync is None else {"fsync": fsync}
+    wait_for_brokers(mq, replicas)
+    mq.create_topic(TOPIC, partitions=1, replicas=replicas, acks=acks, **settings)
+    with mq.producer() as producer:
+        producer.send(TOPIC, b"").result(timeout=30)  # from now on the partition has a leader
+
+
+def wait_for_brokers(mq: pymq.Client, count: int) -> None:
+    """Wait until so many brokers have registered."""
     deadline = time.monotonic() + 30
-    while len(mq.cluster().brokers) < replicas:
+    while len(mq.cluster().brokers) < count:
         if time.monotonic() > deadline:
             raise TimeoutError("the brokers did not register")
         time.sleep(0.05)
-    mq.create_topic(TOPIC, partitions=1, replicas=replicas, acks=acks, **settings)
-    with mq.producer() as producer:
-        producer.send(TOPIC, b"").result(timeout=30)  # from here on it has a leader
 
 
 @contextmanager
@@ -206,7 +211,7 @@ def produce_each(url: str, count: int, window: int) -> Generator[None, None, Non
 
     values = random_values(count, 100)
     settings: dict[str, Any] = {"linger_ms": 0, "batch_bytes": 1, "max_in_flight": window}
-    settings["idempotent"] = False  # it allows no more than five in flight
+    settings["idempotent"] = False  # an idempotent producer allows at most five in flight
     with pymq.open(url) as mq, mq.producer(**settings) as producer:
         producer.send(TOPIC, b"").result(timeout=30)
         yield
@@ -216,7 +221,7 @@ def produce_each(url: str, count: int, window: int) -> Generator[None, None, Non
 
 
 def produce_paced(url: str, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One record at a time; returns the time of each answer."""
+    """Send one record at a time; returns the time of each answer."""
     import pymq
 
     with pymq.open(url) as mq, mq.producer(linger_ms=0) as producer:

@@ -14,8 +14,8 @@ from benchmarks.network.servers import HOST
 STREAM = "records"
 BATCH = 1000
 WINDOW = 20_000  # records of a stream in flight
-CONFIRMS = 5_000  # the same of a quorum queue
-USER = "guest"  # and its password
+CONFIRMS = 5_000  # the limit of unconfirmed records for a quorum queue
+USER = "guest"  # user name and password
 
 
 def make_stream(port: int) -> None:
@@ -121,7 +121,7 @@ async def _receive(consumer: Any, got: Any, done: asyncio.Event) -> None:
 
 
 def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One record at a time; returns the time of each confirmation."""
+    """Send one message at a time; returns the time of each confirmation."""
     loop = HandLoop()
     producer = loop.run(_producer(port))
     found: list[int] = []
@@ -257,7 +257,7 @@ class _Publisher:
 
 
 def produce_quorum_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One record at a time; returns the time of each confirmation."""
+    """Send one message at a time; returns the time of each confirmation."""
     publisher = _Publisher(port)
     publisher.open()
     yield

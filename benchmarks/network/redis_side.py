@@ -1,4 +1,4 @@
-"""Redis Streams: redis-py, and a client packed by hand, which shows the server's limit."""
+"""Redis Streams with redis-py, and with hand-packed commands, which show the server's limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.network.servers import HOST
 
 STREAM = "records"
 BATCH = 1000
-WINDOW = 2  # batches in flight, for the client packed by hand
+WINDOW = 2  # batches in flight with hand-packed commands
 
 
 def produce(port: int, count: int, size: int) -> Generator[None, None, None]:
@@ -103,7 +103,7 @@ def consume_packed(port: int, count: int) -> Generator[None, None, int]:
 
 
 def produce_paced(port: int, count: int, pause_s: float) -> Generator[None, None, list[int]]:
-    """One XADD at a time, each with its send time; returns the time of each answer."""
+    """Send one XADD at a time, each with its send time; returns the time of each answer."""
     import redis
 
     db = redis.Redis(host=HOST, port=port)

@@ -1,7 +1,7 @@
 """Roles over the network: each runs in a fresh process, and all begin together.
 
-A role is a generator function. The code before its ``yield`` prepares it (connects, makes its
-records, warms up); the code after it is measured; its return value is its result.
+A role is a generator function. The code before its ``yield`` prepares the role (connects, makes
+records, warms up); the code after it is measured; the return value is the result.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Finished(NamedTuple):
 
 
 class RoleFailed(Exception):
-    """A role raised; the message says what."""
+    """A role raised an error; the message names it."""
 
 
 class Actor:
-    """A role in a process of its own; leaving the ``with`` ends it at any point."""
+    """A role in a separate process; leaving the ``with`` block ends it at any point."""
 
     def __init__(self, role: Role, *arguments: object) -> None:
         # A fork would pass on the sockets and threads of the measuring process.
@@ -116,7 +116,7 @@ def _act(line: Any, role: Role, arguments: Sequence[object]) -> None:
         # Some exceptions of client libraries cannot be pickled.
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
     line.close()
-    os._exit(0)  # client libraries log long complaints when they are ended
+    os._exit(0)  # otherwise client libraries log long complaints when their process ends
 
 
 def play(*cast: tuple[Any, ...]) -> list[Finished]:
@@ -169,7 +169,9 @@ def percentiles(nanoseconds: Sequence[int]) -> Measures:
 
 
 class HandLoop:
-    """An event loop turned by hand, so that a role can stop between preparation and measurement."""
+    """An event loop that is advanced explicitly, so that a role can stop between preparation and
+    measurement.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -177,3 +179,7 @@ class HandLoop:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Turn the loop until *work* is done."""
         return self._loop.run_until_complete(work)
+
+    def close(self) -> None:
+        """Close it; a role does not need to, as its process ends."""
+        self._loop.close()

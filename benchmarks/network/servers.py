@@ -1,4 +1,4 @@
-"""Servers in processes of their own, in a folder of their own, on free ports of 127.0.0.1."""
+"""Servers in separate processes, each with its own folder, on free ports of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 READY_S = 60.0
-RABBIT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one on the PATH changes the user
+# the script on the PATH would change the user
+RABBIT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 HOST = "127.0.0.1"
 
 
@@ -57,7 +58,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            cwd=log.parent,  # where it leaves its files when it dies
+            cwd=log.parent,  # a server that dies leaves its core file in this folder
             env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
@@ -98,14 +99,21 @@ def redis(folder: Path, fsync: str = "everysec") -> Iterator[int]:
 
 
 @contextmanager
-def nats(folder: Path, nodes: int = 1) -> Iterator[list[int]]:
-    """Run NATS with JetStream on files; yields the ports of its nodes."""
+def nats(folder: Path, nodes: int = 1, *, is_synced: bool = False) -> Iterator[list[int]]:
+    """Run NATS with JetStream on files; yields the ports of its nodes.
+
+    If *is_synced* it syncs each message before it answers, else every two minutes.
+    """
     ports, routes = free_ports(nodes), free_ports(nodes)
     known = ",".join(f"nats-route://{HOST}:{port}" for port in routes)
     with ExitStack() as stack:
         for number, (port, route) in enumerate(zip(ports, routes, strict=True)):
             command = ["nats-server", "-js", "-a", HOST, "-p", str(port)]
             command += ["-sd", str(folder / f"js{number}"), "-n", f"n{number}"]
+            if is_synced:
+                config = folder / f"nats{number}.conf"
+                config.write_text("jetstream { sync_interval: always }\n", encoding="ascii")
+                command += ["-c", str(config)]
             if nodes > 1:
                 command += ["--cluster_name", "bench", "--cluster", f"nats://{HOST}:{route}"]
                 command += ["--routes", known]
@@ -136,7 +144,7 @@ def rabbit(folder: Path, nodes: int = 1) -> Iterator[list[Rabbit]]:
     plugins.write_text("[rabbitmq_stream].\n", encoding="ascii")
     mapper = {"HOME": str(home), "ERL_EPMD_PORT": str(epmd), "ERL_EPMD_ADDRESS": HOST}
     with ExitStack() as stack:
-        # Its own port mapper, since one started by Erlang would stay behind.
+        # A separate port mapper, because one started by Erlang would stay behind.
         command = ["epmd", "-address", HOST, "-port", str(epmd)]
         stack.enter_context(running(command, folder / "epmd.log", lambda: listens(epmd)))
         for node in found:

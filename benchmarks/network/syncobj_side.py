@@ -9,7 +9,8 @@ from typing import Any
 
 from benchmarks.model import batches, random_values
 
-COMMAND = 100  # records; commands larger than its buffers are split and slower
+# records in one command; larger commands exceed pysyncobj's buffers, are split, and are slower
+COMMAND = 100
 WINDOW = 20  # commands in flight
 
 
@@ -18,7 +19,7 @@ def _node(address: str, others: Sequence[str]) -> Any:
 
     class Log(SyncObj):  # type: ignore[misc]  # it has no types
         def __init__(self) -> None:
-            # Its defaults wait 100 ms at each step.
+            # With its default options pysyncobj waits 100 ms at each step.
             super().__init__(
                 address,
                 list(others),
@@ -39,7 +40,7 @@ def follow(address: str, others: Sequence[str]) -> Generator[None, None, None]:
     node = _node(address, others)
     _until(lambda: node._getLeader() is not None)
     yield
-    # The measuring process ends this one.
+    # The measuring process ends this process.
     threading.Event().wait()
 
 

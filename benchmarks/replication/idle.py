@@ -1,7 +1,7 @@
 """R: the cost of unused partitions: three brokers in one process, in virtual time.
 
-Messages are passed directly, and the clock jumps to the next deadline. So this measures the CPU
-time of the machines over so many seconds; the rest is sleep.
+Messages are passed directly, and the clock jumps to the next deadline. So this benchmark measures
+the CPU time of the machines over a number of seconds.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _idle(job: Job, usual: int, mode: int) -> Measures:
     for name in BROKERS:
         cluster.step("zk", name, LeaderAndIsr(1, "zk", 1, states, full=True))
     batch = EncodedBatch.encode([b"x"], timestamp_ms=0)
-    for index in range(count):  # each has a record: an empty one costs less still
+    for index in range(count):  # each partition has a record: an empty partition costs less still
         leader = BROKERS[index % len(BROKERS)]
         cluster.step("p", leader, Produce(index, "t", str(index), acks, batch))
     cluster.run(SETTLE_MS)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NEEDS = Needs(("pyspark", "pyarrow", "pandas"), ("java",))
 OURS = Needs((*NEEDS.modules, "zmq"), NEEDS.programs)
-FILES = 4  # and partitions: two for each slot
+FILES = 4  # as many files as partitions: two for each slot
 KEYS = 100_000
 VALUE_BYTES = 100
 PATIENCE = 4  # times that of other parts: a JVM starts slowly on a busy machine
@@ -80,7 +80,7 @@ def rate(job: Job, count: int, work: Callable[[], float | None]) -> float:
 
     A JVM interprets at first and compiles code that runs often. Until then, for some millions of
     rows, it handles a third of the rate, so that most of any side's time would be the same time of
-    the JVM. Each side therefore gets the same warm-up, whether it needs it or not.
+    the JVM. Each side therefore gets the same warm-up, even if a side does not need one.
     """
     warm, measured = passes(job)
     found = []
@@ -92,14 +92,15 @@ def rate(job: Job, count: int, work: Callable[[], float | None]) -> float:
 
 
 def took(sink: DataStreamWriter) -> float:
-    """Run a query that ends by itself; returns the seconds of its batches that had rows."""
+    """Run a query until it ends; returns the seconds of its batches that had rows."""
     for left in reversed(range(TRIES)):
         query = sink.start()
         try:
             query.awaitTermination()
         except Exception as error:
             if not left or "failed to connect back" not in str(error):
-                # else a Python took more than the ten seconds that Spark allows for its start
+                # otherwise a Python process took more than the ten seconds that Spark allows for
+                # its start
                 raise
         else:
             break

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 1_000_000
-FILES = 2  # one for each slot
+FILES = 2  # one file for each slot
 TOPIC, PARTITIONS = "rows", 4
 MADE = (
     f"encode(lpad(cast(id % {KEYS} as string), 8, '0'), 'utf-8') key",

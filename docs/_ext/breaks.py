@@ -12,7 +12,7 @@ _JOINT = re.compile(r"(?<=[/_.,:=\]])(?=[^/_.,:=\]\s])|(?<=[a-z])(?=[A-Z])")
 
 
 def pieces(text: str) -> list[str]:
-    """The parts of a name, each with what joins it to the next."""
+    """Return the parts of a name, each with the character that joins it to the next part."""
     return _JOINT.split(text) if len(text) > LONG else [text]
 
 

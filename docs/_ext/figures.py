@@ -1,4 +1,4 @@
-"""``{pymq-figures} about|versions|headlines|parts``: what ``docs/figures/bench.json`` says."""
+"""``{pymq-figures} WHAT``: what ``docs/figures/bench.json`` says; ``SHOWN`` has the words."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ SHOWN = {
     "about": markdown.about,
     "versions": markdown.versions,
     "headlines": markdown.headlines,
+    "queues": markdown.queues,
     "parts": markdown.parts,
 }
 
@@ -25,7 +26,7 @@ class Figures(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Make it."""
+        """Make the figure's nodes."""
         self.env.note_dependency(str(FILE))
         text = SHOWN[self.arguments[0]](markdown.load(FILE))
         return self.parse_text_to_nodes(text, allow_section_headings=True)

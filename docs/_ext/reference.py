@@ -1,6 +1,6 @@
 """What the reference has beside docstrings: tables of errors and fields, and links to public names.
 
-All of it is read from the code, so that it cannot go out of date.
+The reference is read from the code, so it cannot go out of date.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ErrorTable(SphinxDirective):
 
 
 def error_classes() -> list[type[errors.PymqError]]:
-    """All of them, as they stand in the source."""
+    """Return all classes of errors, in the order of the source."""
     names = [name for name in errors.__all__ if isinstance(getattr(errors, name), type)]
     found: list[type[errors.PymqError]] = [getattr(errors, name) for name in names]
     return sorted(found, key=lambda cls: inspect.getsourcelines(cls)[1])
@@ -180,7 +180,7 @@ def resolve(
         )
     is_written = isinstance(contnode, nodes.literal) or node.get("reftype") == "exc"
     if is_written and target not in BUILTINS:
-        return None  # Somebody means something by it; nitpicky says that it is not there.
+        return None  # Sphinx (nitpicky) then reports the name as unknown.
     return contnode
 
 

@@ -29,7 +29,7 @@ class AuditedRequest:
     """A request of a principal."""
 
     principal: str
-    source: str  # the machine that sent it
+    source: str  # the machine that sent the request
     request: str  # the name of the message
     operation: str  # the required operation, or "quota"
     resource: str  # resource, in the form of a policy

@@ -10,7 +10,7 @@ broker:
   partition (:class:`RollWanted`, :class:`RetireBlocks`, :class:`BlockSizes`) must come from a
   broker that hosts the partition.
 
-A message that breaks a rule changes nothing. If it is a request, the answer is
+A message that breaks a rule changes nothing. If a refused message is a request, the answer is
 :class:`~pymq.errors.ClusterAuthorizationFailed`.
 """
 
@@ -39,7 +39,9 @@ class Refusals:
         self._noted: dict[str, int] = {}  # time of the last event, by sender
 
     def refuse(self, me: str, source: str, message: Message, now: int) -> Message | None:
-        """Note the refusal, and return the answer for *source* if the message has one."""
+        """Note the refusal, and return the answer for *source* if this kind of message has an
+        answer.
+        """
         request = type(message).__name__
         if now - self._noted.get(source, -NOTED_MS) >= NOTED_MS:
             self._noted.pop(source, None)

@@ -185,7 +185,7 @@ def close_late(handle: Client | Producer | Consumer) -> None:
     try:
         handle.close()
     except PymqError:
-        pass  # There is no caller left who could get the error.
+        pass  # No caller is left who could get the error.
 
 
 async def in_thread(make: Callable[[], T], undo: Callable[[T], object]) -> T:

@@ -25,7 +25,8 @@ class AsyncDelivery:
 
     def __init__(self, producer: AsyncProducer, delivery: Delivery | None) -> None:
         self._producer = producer
-        self._delivery = delivery  # None while the record is held back until its topic is known
+        # None while the record is held back because its topic is not known yet
+        self._delivery = delivery
         # Done once the record is no longer held back.
         self._held: asyncio.Future[None] | None = None
         self._error: Exception | None = None  # the error that kept the record from being sent
@@ -132,7 +133,7 @@ class AsyncDeliveries:
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until all records are acknowledged; see :meth:`pymq.Deliveries.wait`."""
         await self._settled(timeout)
-        self._deliveries.wait(0)  # all are done, so this only raises errors
+        self._deliveries.wait(0)  # all deliveries are done, so this call only raises errors
 
     async def result(self, timeout: float | None = None) -> list[RecordMetadata]:
         """Wait as :meth:`wait` does, and return the metadata of each record."""

@@ -267,7 +267,10 @@ class AsyncProducer(AsyncHandle):
         return future
 
     def _look(self, loop: ClientLoop) -> None:
-        """An errand: close the awaited batches, and notify their waiters when each is done."""
+        """Close the awaited batches, and notify the waiters of each batch when it is done.
+
+        Runs in the loop.
+        """
         # Reset before ``_watched`` is read: a later wait queues a new errand.
         self._is_looking = False
         watched, sender = self._watched, self._sender

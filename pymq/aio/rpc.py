@@ -20,7 +20,7 @@ from pymq.client.rpc.mailbox import (
     create_service,
     request_of,
 )
-from pymq.client.rpc.requester import CHECK_S
+from pymq.client.rpc.requester import CHECK_S, PROMPT_S
 from pymq.client.rpc.responder import WORKERS_MAX, as_bytes, log_failure, reply_to
 from pymq.core.batch.record import Record
 from pymq.errors import Closed, OffsetOutOfRange, PymqError, RequestTimeout
@@ -64,20 +64,22 @@ class AsyncRequester:
         try:
             sent = mailbox.headers(id, headers)
             self._producer.send(service, value, key=key, headers=sent, expires_s=timeout)
+            since, pause = self._check.now(), PROMPT_S
             while pending.reply is None:
                 left = until - loop.time()
                 if left <= 0:
                     raise RequestTimeout(f"no reply of {service!r} in time; it may still be done")
                 # Shielded, so that the next pass of this Python loop can wait for the future again.
-                if not await wait_for(asyncio.shield(future), min(left, CHECK_S)):
-                    await self._prove(service)
+                if not await wait_for(asyncio.shield(future), min(left, pause)):
+                    await self._prove(service, since)
+                pause = CHECK_S
             return pending.result()
         finally:
             mailbox.drop(id)
 
-    async def _prove(self, service: str) -> None:
-        if not self._check.is_checked(service):
-            await self._bridge.call(self._check.check, service)
+    async def _prove(self, service: str, since: float = 0.0) -> None:
+        if not self._check.is_checked(service, since):
+            await self._bridge.call(self._check.check, service, since)
 
     async def _open(self, service: str) -> ReplyMailbox:
         async with self._opening:

@@ -117,7 +117,8 @@ class AsyncTypedTopic(AsyncHandle, Generic[T]):
         )
 
         async def opened() -> AsyncTypedConsumer[T]:
-            # This function does not wait, so the task that pushes begins only after it returns.
+            # This function does not wait, so the task that calls *on_record* begins only after it
+            # returns.
             made.append(AsyncTypedConsumer(await opening, self._topic, on_bad))
             return made[0]
 
@@ -131,7 +132,7 @@ class AsyncTypedTopic(AsyncHandle, Generic[T]):
 class AsyncTypedConsumer(AsyncHandle, Generic[T]):
     """Gets records with decoded values; made by :meth:`AsyncTypedTopic.consumer`.
 
-    Its attribute ``consumer`` is the :class:`AsyncConsumer` underneath.
+    The attribute ``consumer`` is the :class:`AsyncConsumer` underneath.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ class CopyHost(Protocol):
 
 @define
 class _Job:
-    """One copy in progress."""
+    """One copy in progress, with its requests and answers."""
 
     number: int  # request id of its fetches and produces
     source: str
@@ -81,7 +81,7 @@ class _Job:
     unsafe: int = 0  # bytes not yet acknowledged
     records: int = 0  # records acknowledged
     size: int = 0  # bytes acknowledged
-    is_in_line: bool = False  # whether it waits to read, or reads
+    is_in_line: bool = False  # whether the copy waits for its turn to read, or reads
 
     @property
     def key(self) -> Key:
@@ -184,7 +184,7 @@ class BatchCopies:
             self._reading.add(job.number)
             asked, first = job.asked, job.pieces[0]
             end = first.offset
-            for piece in job.pieces:  # one fetch reads adjacent pieces
+            for piece in job.pieces:  # one fetch reads all adjacent pieces
                 if (piece.partition, piece.offset) != (first.partition, end):
                     break
                 end += piece.records

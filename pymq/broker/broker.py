@@ -21,10 +21,13 @@ from pymq.core.group.consumer_group import Assignors
 from pymq.core.message import (
     Acquire,
     Answer,
+    BeatClassic,
     CancelDelayed,
+    CommitClassic,
     CommitOffset,
     Copy,
     DeleteGroup,
+    DescribeClassic,
     DescribePartitions,
     Fetch,
     Fetched,
@@ -34,8 +37,10 @@ from pymq.core.message import (
     GetSequence,
     Heartbeat,
     Join,
+    JoinClassic,
     LeaderAndIsr,
     Leave,
+    LeaveClassic,
     ListGroups,
     Message,
     PartitionReports,
@@ -52,6 +57,7 @@ from pymq.core.message import (
     Seal,
     Settle,
     StopReplica,
+    SyncClassic,
     TransferLeader,
     Unsubscribe,
 )
@@ -77,7 +83,7 @@ from pymq.errors import (
 
 
 class BrokerMachine:
-    """One broker, as a machine."""
+    """The machine of one broker, with all of its partitions and coordinators."""
 
     def __init__(
         self,
@@ -186,6 +192,12 @@ class BrokerMachine:
                 | GetGroup()
                 | GetLeases()
                 | Unsubscribe()
+                | JoinClassic()
+                | SyncClassic()
+                | BeatClassic()
+                | LeaveClassic()
+                | CommitClassic()
+                | DescribeClassic()
             ):
                 self._coordinators.step(source, message, now)
             case Copy():
@@ -207,7 +219,8 @@ class BrokerMachine:
             case Answer() if self._registration.is_controller(source):
                 self._answered(source, message, now)
             case _:
-                return  # not a broker's message; the peer may run another version of pymq
+                # brokers do not handle this message; the peer may run another version of pymq
+                return
         self._rearm()
 
     def _ordered(
@@ -367,7 +380,7 @@ class BrokerMachine:
 
     def _rearm(self) -> None:
         due = NEVER
-        for part in self._timed:  # no method calls, because this runs with each message
+        for part in self._timed:  # no method calls in this loop, because it runs with each message
             if part.deadline < due:
                 due = part.deadline
         for coordinator in self._coordinators.by_index.values():
@@ -391,7 +404,7 @@ class BrokerMachine:
             partition.replicate(source, m, now)
             self._schedule.touch(partition)
         elif isinstance(m, ReplicaFetch) and m.leader_epoch == 0:
-            # A repair that waits for this broker then asks another one.
+            # A repair that waits for this broker then sends its request to another broker.
             error = ReplicaNotAvailable(f"{self.me} does not hold {m.block}")
             self._environment.send(
                 source, ReplicaFetched(m.id, m.block, m.offset, 0, 0, error=error)

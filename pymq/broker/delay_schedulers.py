@@ -21,7 +21,7 @@ from pymq.errors import InvalidRequest, NotLeader, ReplicaNotAvailable, not_writ
 
 DELAY_SOURCE = "#delay/"  # source prefix of a scheduler's requests; the partition's name follows
 FIRST_REQUEST = 1 << 61
-LIFE_BITS = 20  # each step of the incarnation reserves so many bits of request ids
+LIFE_BITS = 20  # each step of the incarnation reserves 2**LIFE_BITS request ids
 
 
 class SchedulerHost(Protocol):

@@ -25,10 +25,10 @@ SELDOM_MS = 1_000  # pause between two pings that name more than that
 class BrokerPeer:
     """Another broker with which this one shares open blocks."""
 
-    until: int  # time on the pausable clock at which it counts as gone unless it pings
+    until: int  # time on the pausable clock at which the peer counts as gone unless it pings
     is_alive: bool = False
     incarnation: int = -1
-    told: tuple[BlockId, ...] = ()  # blocks for which it reports that it cannot act
+    told: tuple[BlockId, ...] = ()  # blocks for which the peer reports that it cannot act
     failed: dict[BlockId, None] = Factory(dict)  # the same blocks, for lookups
 
 

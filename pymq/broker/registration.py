@@ -61,7 +61,7 @@ class Registration:
     def heard(self, m: LeaderAndIsr) -> None:
         """Handle a `LeaderAndIsr`: its sender is active and knows this broker."""
         self.controller, self.epoch, self._is_known = m.controller, m.controller_epoch, True
-        self.secret = m.secret or self.secret  # an older zkserver sends none
+        self.secret = m.secret or self.secret  # an older zkserver sends no secret
         self._refusal = ""
 
     def refused(self, error: PymqError) -> str:

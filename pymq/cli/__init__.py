@@ -39,6 +39,7 @@ COMMANDS = (
     "records.explain",
     "doctor",
     "ui",
+    "kafka",
     "bench",
     "verify",
     "keys",

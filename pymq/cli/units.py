@@ -52,7 +52,7 @@ def option_value(name: str, text: str) -> object:
         found, wanted = duration_ms(lowered), "duration; give one as 250ms, 90s, 15m, 12h or 7d"
     elif name.endswith("_bytes"):
         found, wanted = size_bytes(lowered), "size; give one as 4096, 64KiB, 64MiB or 1GiB"
-    # For an unknown name, the check of topic options lists the valid ones.
+    # For an unknown name, the check of topic options raises an error that lists the valid names.
     if wanted and found is None and name in TopicConfig().to_dict():
         raise ConfigError(f"{name}={text.strip()!r} is not a {wanted}")
     return text.strip() if found is None else found

@@ -34,7 +34,10 @@ def check_timeout(found: object, name: str = "timeout") -> None:
 
 
 class Waitable:
-    """Work that a thread can wait for. Its lock is made only when a thread waits."""
+    """Work that a thread can wait for.
+
+    The lock of a completion is made only when a thread waits.
+    """
 
     __slots__ = ("_callbacks", "is_done", "waiters")
 

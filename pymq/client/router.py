@@ -68,11 +68,11 @@ class Call(Waitable):
         # longest wait for the next message once a zkserver has begun the request
         self.timeout_ms = timeout_ms
         self.fixed = fixed  # the broker to ask; None: the active zkserver
-        self.until = until  # when the router gives it up
+        self.until = until  # the time at which the router abandons the call
         self.topic = topic  # the topic whose metadata it refreshes
         self.peer = fixed or ""  # the node that was asked last
-        self.tries = 0  # times that it was sent
-        self.refusals = 0  # by zkservers that were not active
+        self.tries = 0  # number of times that the call was sent
+        self.refusals = 0  # number of refusals by zkservers that were not active
         self.hint: str | None = None  # the active zkserver, as named by others
         self.is_repeated = False  # an earlier try than the answered one may have been carried out
         self.result: Any = None
@@ -101,11 +101,12 @@ class Router(Outbox):
         # unreachable nodes, each with the time until which it counts as unreachable
         self._lost: dict[str, int] = {}
         self._refreshing: dict[str, int] = {}  # ids of metadata requests, by topic
-        self._asked_at: dict[str, int] = {}  # when each topic was last refreshed
+        # the time when each topic's metadata was last refreshed
+        self._asked_at: dict[str, int] = {}
         self._tries: dict[str, int] = {}  # tries to find all leaders of a topic
         # keys are ids of calls, and topics to refresh
         self._timers: TimerHeap[int | str] = TimerHeap()
-        self.silent: str | None = None  # the zkserver that did not answer its last request
+        self.silent: str | None = None  # the zkserver that did not answer the last request
 
     @property
     def deadline(self) -> int:
@@ -254,7 +255,7 @@ class Router(Outbox):
         self._lost[node] = now + LOST_MS
         for request, call in self._calls.items():
             if call.fixed is None and call.peer == node:
-                self._timers.set(request, now)  # as after a timeout
+                self._timers.set(request, now)  # retry at once, as after a timeout
         topics = self.metadata.led_by(node)
         for topic in topics:
             self.refresh(topic)

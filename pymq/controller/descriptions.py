@@ -46,7 +46,8 @@ class Describing:
     request: int
     topic: str
     until: int
-    asked: dict[str, set[str]] = Factory(dict)  # partitions, by the broker that reports them
+    # partitions to report, by the broker that reports them
+    asked: dict[str, set[str]] = Factory(dict)
     missing: set[str] = Factory(set)  # brokers that have not reported yet
     reports: dict[str, PartitionReport] = Factory(dict)
 

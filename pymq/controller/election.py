@@ -1,13 +1,15 @@
 """Controller election: at most one zkserver is active.
 
 1. A zkserver reads ``/pymq/controller``, an ephemeral node.
-2. If the node exists, the zkserver stands by. It reads the node again when the coordinator backend
-   notifies it of a change, and periodically, because a notification may be lost (K4).
-3. If the node does not exist, the zkserver reads the whole tree. Then it submits one commit that
-   creates the node and raises the controller epoch. Only one zkserver can win this commit.
+2. If the node exists, the zkserver stands by. The standby zkserver reads the node again when the
+   coordinator backend notifies it of a change, and periodically, because a notification may be lost
+   (K4).
+3. If the node does not exist, the zkserver reads the whole tree. The zkserver then submits one
+   commit that creates the node and raises the controller epoch. Only one zkserver can win this
+   commit.
 
 A zkserver that is cut off from the coordinator backend decides nothing until it is reconnected
-(K3). If its session has expired, it is no longer active.
+(K3). A zkserver whose session has expired is no longer active.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class ControllerRole(Enum):
 
     LOOKING = 0  # reading whether a zkserver is active
     READING = 1  # reading the tree, because no zkserver was active
-    CLAIMING = 2  # committing its claim
+    CLAIMING = 2  # the zkserver is committing its claim
     STANDBY = 3
     ACTIVE = 4
 
@@ -79,7 +81,7 @@ Outcome = Elected | Reloaded | Resigned | StandsBy
 
 
 class Election:
-    """One zkserver's part in the election."""
+    """The part of one zkserver in the election."""
 
     def __init__(
         self,
@@ -92,7 +94,8 @@ class Election:
         self.role = ControllerRole.LOOKING
         self.active: ControllerNode | None = None  # the active zkserver, if known
         self.is_suspended = False  # cut off from the coordinator backend
-        self.problem: PymqError | None = None  # the error that kept it from becoming active
+        # the error that kept the zkserver from becoming active
+        self.problem: PymqError | None = None
         self.deadline = NEVER
         self._me = me
         self._endpoint = endpoint
@@ -103,7 +106,7 @@ class Election:
         self._draft: Draft | None = None
         self._tag = 0
         self._is_rereading = False
-        # whether it first checks that it is still active before it reads the tree again
+        # whether the zkserver first checks that it is still active before it reads the tree again
         self._is_checking = False
         self._look()
 
@@ -265,7 +268,7 @@ class Election:
             self._draft.adopt(event.versions)
             return self._win(self._draft.image)
         mark("election.lost_race")
-        self._look()  # Another zkserver won, or the answer was lost.
+        self._look()  # Another zkserver has won, or the answer was lost.
         return None
 
     def _win(self, image: Image) -> Outcome:

@@ -24,7 +24,7 @@ from pymq.errors import ConfigError
 __all__ = ["MemoryAddress", "SqliteAddress", "ZookeeperAddress", "parse", "read_credentials"]
 
 DEFAULT_PORT = 2181
-DEFAULT_SESSION_MS = 4_000  # ZooKeeper's minimum with its default tick of 2 s
+DEFAULT_SESSION_MS = 4_000  # ZooKeeper's shortest session with its default tick of 2 s
 SESSION_MS = range(100, 600_001)
 # ZooKeeper's 0xfffff, without the bytes that it adds around a request
 DEFAULT_REQUEST_BYTES = 1_040_000

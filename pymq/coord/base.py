@@ -24,8 +24,8 @@ class Coordinator(Protocol):
     data, and also twice within a commit.
 
     **Ephemeral nodes** belong to the session that created them and are removed when it ends, even
-    if another session has changed them. They cannot have children: :class:`Create` of a child is
-    refused with "no-parent". They do not survive a restart.
+    if another session has changed them. Ephemeral nodes cannot have children: :class:`Create` of a
+    child is refused with "no-parent". Ephemeral nodes do not survive a restart of the coordinator.
 
     **Commits** are atomic and carried out in the order of ``submit``; the same order holds between
     commits and loads. Each op sees the changes of the ops before it. :class:`Conflicted` names the
@@ -43,13 +43,13 @@ class Coordinator(Protocol):
 
     **Loads** are ordered by path, as code points. After the answer to a load, the backend reports
     to the session each change at or below the root: by any session, this one included, also while
-    the root is missing or when it is created again. It reports no other changes, and none of a
-    refused commit. It may report a change more than once.
+    the root is missing or when it is created again. A watch reports no other changes, and none of a
+    refused commit. A watch may report a change more than once.
 
     **Connections** to a remote backend may be lost.
 
-    * :class:`Suspended`: the connection is lost. It comes at the latest when the session may have
-      ended. Requests are kept from then on.
+    * :class:`Suspended`: the connection is lost. This event comes at the latest when the session
+      may have ended. Requests are kept from then on.
     * :class:`Resumed`: the connection is back, in the same session. The backend sends the kept
       requests and reports each loaded root as changed, because changes may have been missed.
     * :class:`SessionExpired`: the session has ended. Earlier watches have ended, kept commits are

@@ -13,7 +13,7 @@ from pymq.errors import InvalidRequest
 REQUEST_BYTES = 1 << 20  # the default of ZooKeeper's servers
 
 _REQUEST = 8 + 9  # header of a request, and end of a transaction
-_OPERATION = 9 + 4  # header of an operation, and length of its path
+_OPERATION = 9 + 4  # size of an operation's header and of the length field of its path
 _ACL = 4 + 4 + 4 + len("world") + 4 + len("anyone")
 _CREATE = 4 + _ACL + 4  # length of the data, the ACL, and whether the node is ephemeral
 _PUT = 4 + 4  # length of the data, and the version

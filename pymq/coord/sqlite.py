@@ -137,14 +137,14 @@ class SqliteCoordinator(MemoryCoordinator):
 def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
     """Return the entries of the file at *path*, which must not be open; the file is not changed.
 
-    After a crash SQLite recovers a file before it reads it, which would change it. So this opens a
-    copy.
+    After a crash SQLite recovers a file before it reads it, which would change it. So this function
+    opens a copy.
 
     Raises:
         CorruptMetadata: it is damaged or not of pymq.
         StoreError: it cannot be read.
     """
-    import shutil  # on demand: opening a queue needs neither
+    import shutil  # imported on demand: opening a queue does not need these modules
     import tempfile
 
     source = os.fspath(path)
@@ -225,8 +225,8 @@ class _File:
         row = db.execute("SELECT opens + 1, nodes, total FROM schema").fetchone()
         self.opens, self._nodes, self._total = row
         entries = self._read(db)
-        # The first write comes only now, when all checks have passed. It also proves, before the
-        # first commit, that the file is writable.
+        # The first write comes only now, when all checks have passed. This write also proves,
+        # before the first commit, that the file is writable.
         db.execute("UPDATE schema SET opens = ?", (self.opens,))
         db.execute("COMMIT")
         return entries

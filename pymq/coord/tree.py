@@ -7,7 +7,7 @@ A commit takes two steps, so that a backend can make it durable in between:
 
 :meth:`Tree.apply` does both steps.
 
-The root ``/`` always exists. It holds no data, is never listed and cannot be changed.
+The root ``/`` always exists. The root holds no data, is never listed and cannot be changed.
 """
 
 from __future__ import annotations

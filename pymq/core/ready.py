@@ -1,9 +1,9 @@
 """The work that a machine hands to the loop, as plain values.
 
-A machine does no I/O. It returns a :class:`Ready`, whose fields tell the loop what to do when:
-messages in ``send`` may leave now; writes in ``write`` must be done, and durable where they say so,
-before messages in ``after`` leave. The loop merges the work of all machines of one turn, so that
-many producers share one write and one sync.
+A machine does no I/O. A machine returns a :class:`Ready`, whose fields tell the loop what to do
+when: messages in ``send`` may leave now; writes in ``write`` must be done, and durable where they
+say so, before messages in ``after`` leave. The loop merges the work of all machines of one turn, so
+that many producers share one write and one sync.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Append:
 
     block: BlockId
     batches: list[EncodedBatch]
-    sync: bool  # whether it must be durable before ``after`` leaves
+    sync: bool  # whether the write must be durable before ``after`` leaves
 
 
 @value
@@ -93,10 +93,10 @@ class Checkpoint:
 class SaveState:
     """Store *state*, a few bytes that a replica must not lose (term, vote), durably.
 
-    It replaces the block's earlier state and is removed with the block. It is durable before
-    anything else of the same turn is done, and stays even if the rest fails, so after a crash a
-    replica may find a later term than it ever sent. If there are two in one turn, the last one
-    counts. The block need not exist yet.
+    The state replaces the block's earlier state and is removed with the block. The state is durable
+    before anything else of the same turn is done, and stays even if the rest fails, so after a
+    crash a replica may find a later term than it ever sent. If there are two in one turn, the last
+    one counts. The block need not exist yet.
     """
 
     block: BlockId
@@ -135,7 +135,7 @@ class Recovered:
     start: int
     end: int
     size: int  # bytes of all batches
-    snapshot: bytes | None  # of the last valid checkpoint
+    snapshot: bytes | None  # snapshot of the last valid checkpoint
     # headers of the batches after the snapshot, or of all batches if there is none
     headers: list[Header]
     cut_bytes: int  # bytes truncated from the tail

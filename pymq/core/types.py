@@ -23,8 +23,8 @@ class AckMode(IntEnum):
 
     UNSET = -2  # the partition is created, but takes no records yet
     RAFT = -1  # acknowledged when a majority has the record durably
-    NONE = 0  # not acknowledged
-    LEADER = 1  # acknowledged when the leader has written it
+    NONE = 0  # the producer gets no acknowledgement
+    LEADER = 1  # acknowledged when the leader has written the batch
 
     @classmethod
     def of(cls, value: AckMode | int | str) -> AckMode:

@@ -22,7 +22,8 @@ __all__ = ["POINTS", "Ring", "key_point", "member_points"]
 # points cost more time to build than they gain; where evenness matters (place, assign), a bound on
 # the load ensures it.
 POINTS = 128
-MAX_WEIGHT = 1_000.0  # 128,000 points, 0.2 s to build; a larger one is a wrong unit
+# corresponds to 128,000 points, 0.2 s to build; a larger weight is probably a wrong unit
+MAX_WEIGHT = 1_000.0
 
 _POINTS_PER_DIGEST = 8  # one blake2b digest of 64 bytes is cut into 8 points of 64 bits
 

@@ -132,7 +132,7 @@ def process(out: Metrics) -> None:
         since_boot = float(_told("/proc/uptime").split()[0])
         open_fds = len(os.listdir("/proc/self/fd"))
     except (OSError, ValueError, IndexError):
-        return  # not Linux, or no /proc: leave those figures out
+        return  # without Linux or /proc these figures are left out
     out.add("process_resident_memory_bytes", pages * os.sysconf("SC_PAGE_SIZE"))
     age = since_boot - ticks / os.sysconf("SC_CLK_TCK")
     out.add("process_start_time_seconds", round(time.time() - age, 2))

@@ -182,6 +182,7 @@ def assemble(
 
     client = Client(driver, "client-0", [ZKSERVER], _wall_ms, close)
     client.sources.append(meters.collect)
+    client.embedded_brokers = tuple(broker.me for broker in brokers)
     keep(client)
     return client
 
@@ -244,7 +245,7 @@ def keep(client: Client) -> None:
 
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-# in a forked child: only the parent closes them
+# only the parent closes its clients, so a forked child forgets them
 os.register_at_fork(after_in_child=_open_clients.clear)
 
 

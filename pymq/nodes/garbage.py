@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 OLDEST = 2  # number of the oldest generation
-LEAST = 200_000  # objects; a scan of them takes about 40 ms
+LEAST = 200_000  # number of objects; a scan of them takes about 40 ms
 COUNT_S = 60.0  # pause between two counts of the frozen objects; a count takes about 10 ms
 
 

@@ -19,7 +19,7 @@ class Solo:
         self.high_watermark = replica.log.stable_end
         self.epoch = replica.state.epoch
         self.leader = replica.state.leader
-        self.is_leader = self.leader == self._me  # it may append
+        self.is_leader = self.leader == self._me  # a leader may append records
         self.is_dirty = False
         self.deadline = NEVER
 

@@ -10,14 +10,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pymq.errors import MissingExtra
-from pymq.spark.read.progress import lag
+from pymq.spark.read.progress import describe, lag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pymq.spark.read.listener import ProgressListener
+    from pymq.spark.values.functions import from_value, to_value
     from pymq.spark.write.produce import (
         ACK_SCHEMA,
         foreach_batch,
@@ -28,20 +31,40 @@ if TYPE_CHECKING:
     )
     from pymq.table.view import TableProgress, TableView, table_view
 
+_WRITE, _VALUES = "pymq.spark.write.produce", "pymq.spark.values.functions"
+_TABLE = "pymq.table.view"
+_LAZY = {  # the module of each name that needs pyspark, or pyarrow alone: a table view
+    "ACK_SCHEMA": _WRITE,
+    "ProgressListener": "pymq.spark.read.listener",
+    "TableProgress": _TABLE,
+    "TableView": _TABLE,
+    "foreach_batch": _WRITE,
+    "foreach_partition": _WRITE,
+    "from_value": _VALUES,
+    "produce_in_arrow": _WRITE,
+    "produce_in_pandas": _WRITE,
+    "send_udf": _WRITE,
+    "table_view": _TABLE,
+    "to_value": _VALUES,
+}
+
 __all__ = [
     "ACK_SCHEMA",
+    "ProgressListener",
     "TableProgress",
     "TableView",
+    "describe",
     "foreach_batch",
     "foreach_partition",
+    "from_value",
     "lag",
     "produce_in_arrow",
     "produce_in_pandas",
     "register",
     "send_udf",
     "table_view",
+    "to_value",
 ]
-_TABLES = {"TableProgress", "TableView", "table_view"}  # which need pyarrow, and not pyspark
 
 
 def register(spark: SparkSession) -> None:
@@ -64,17 +87,13 @@ def register(spark: SparkSession) -> None:
 
 def __getattr__(name: str) -> Any:
     """Import the names that need pyspark on first access."""
-    if name not in __all__:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        if name in _TABLES:
-            from pymq.table import view
-
-            return getattr(view, name)
-        from pymq.spark.write import produce
+        module = import_module(_LAZY[name])
     except ImportError as error:
         raise _missing(error) from error
-    return getattr(produce, name)
+    return getattr(module, name)
 
 
 def _missing(error: ImportError) -> MissingExtra:

@@ -44,7 +44,8 @@ class _Block:
     start: int
     batches: list[EncodedBatch] = Factory(list)
     is_sealed: bool = False
-    checkpoint: tuple[int, bytes] | None = None  # (the block's end when it was taken, state)
+    # (the block's end at the time of the checkpoint, state)
+    checkpoint: tuple[int, bytes] | None = None
     clean: int | None = None  # bytes of all blocks up to this one, if they were compacted together
 
     @property

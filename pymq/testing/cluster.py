@@ -130,7 +130,8 @@ class Cluster:
             self.world.after(rng.randrange(20_000), self._start, host)
         self.run_until(self._is_up, seconds=START_S)
         if self._plan is not None:
-            from pymq.testing.faults.nemesis import Nemesis  # it imports this module
+            # imported here, because that module imports this one
+            from pymq.testing.faults.nemesis import Nemesis
 
             self._nemesis = Nemesis(self, self._plan, self.world.now)
         return self
@@ -292,7 +293,9 @@ class Cluster:
         jump_s: float = 0.0,
         skew_s: float | None = None,
     ) -> None:
-        """Let a process's clock jump forward, or run at a *rate*; without one, at its first rate.
+        """Let a process's clock jump forward, or run at a *rate*.
+
+        Without a rate, at its first rate.
 
         *skew_s* sets its wall clock that far ahead of the true time.
         """

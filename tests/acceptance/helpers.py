@@ -34,7 +34,7 @@ def run(program: str, *arguments: object, timeout: float = 110) -> str:
 
 
 def python(code: str, *arguments: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """Run *code* in a Python process of its own."""
+    """Run *code* in a separate Python process."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,
@@ -66,9 +66,10 @@ class Nursery:
         self._process.wait()
 
     def life(self, program: str, folder: Path, dice: random.Random, lines: int) -> list[list[str]]:
-        """Let a child live until it has printed about so many lines; return its output.
+        """Let a child run until it has printed about a given number of lines; return its output.
 
-        It is killed at a random moment after that, or before it has even opened the folder.
+        The process is killed at a random moment after that, perhaps before it has opened the
+        folder.
         """
         process = self._process
         assert process.stdin
@@ -81,7 +82,9 @@ class Nursery:
                 break
         until = time.perf_counter() + dice.choice([0, 0, dice.random() * 0.004])
         while time.perf_counter() < until:
-            pass  # busy, to hit any instruction; a sleep would only hit those after a wait
+            # a busy loop, so that the kill may hit any instruction; after a sleep it would always
+            # hit the same ones
+            pass
         print("kill", file=process.stdin, flush=True)
         for line in process.stdout:
             if line.startswith("dead"):

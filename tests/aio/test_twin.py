@@ -23,12 +23,12 @@ PAIRS = [
     (Delivery, AsyncDelivery),
     (Deliveries, AsyncDeliveries),
 ]
-# What is public for pymq's own use.
+# Public names that only pymq itself uses.
 OWN: dict[type, set[str]] = {
     Client: {"forget"},
     Consumer: {"start_push"},
 }
-# What waits for nothing stays a plain call.
+# Methods that never wait stay plain calls.
 PLAIN: dict[type, set[str]] = {
     Client: {"closed", "consumer", "producer", "reply", "topic"},
     Producer: {"send"},
@@ -80,5 +80,7 @@ def test_aio_is_found_in_the_package() -> None:
 
 
 def test_the_feed_overrides_what_there_is() -> None:
-    """A rename in the producer must not make its twin wait in the event loop."""
+    """If a method of the producer is renamed, its asyncio twin must not begin to wait in the event
+    loop.
+    """
     assert {"_fill"} <= set(vars(Feed)) & set(vars(Producer))

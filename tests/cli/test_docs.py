@@ -1,4 +1,4 @@
-"""docs/cli.md tells of every command and of every option, and quotes none that there is not."""
+"""docs/cli.md describes each command and each option, and mentions no other."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from pymq.cli import main, parser
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-# README, docs/guide.md and docs/security.md tell of these.
+# README, docs/guide.md and docs/security.md describe these commands.
 ELSEWHERE = {"demo", "keys", "verify", "completion"}
 
 
 def commands(
     parent: argparse.ArgumentParser, name: str = "pymq"
 ) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """All parsers, by what is typed."""
+    """Return all parsers, by their command line."""
     for action in parent._actions:
         if isinstance(action, argparse._SubParsersAction):
             for word, sub in action.choices.items():
@@ -44,7 +44,7 @@ def test_every_option_that_is_told_is_there() -> None:
 
 
 def test_what_is_typed_is_understood() -> None:
-    """Each line that follows a prompt parses; what it does is tested elsewhere."""
+    """Each line after a prompt can be parsed; other tests check what the commands do."""
     typed = re.findall(r"^\$ .*?pymq (.*)$", PAGE, re.MULTILINE)
     assert len(typed) >= 14
     for line in typed:

@@ -1,7 +1,7 @@
-"""Every command once for people, once for programs, and once as it fails.
+"""Runs each command three times: with text output, with JSON output, and with an error.
 
-What each of them says beside that is tested where it belongs; a command that is added and missing
-here fails.
+Details of the output are tested in the command's own module; if a new command is missing here, a
+test fails.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from pymq.cli import main, parser
 from tests.cli.conftest import Queue, Told
 from tests.cli.test_docs import commands
 
-# They go on for longer than a command: test_ui.py, test_demo.py and test_nodes.py have all of them.
-ELSEWHERE = {"ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
+# These run for longer than the others, and have tests of their own: test_kafka.py, test_ui.py,
+# test_demo.py and test_nodes.py.
+ELSEWHERE = {"kafka", "ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
 NUMBERS = itertools.count(1)
 
 
 class Row(NamedTuple):
-    """What is typed, what is said, and what is typed in vain with what comes of it."""
+    """A command's arguments and a part of its output, and arguments that fail, with the expected
+    error.
+    """
 
     typed: str
     said: str
@@ -33,10 +36,10 @@ class Row(NamedTuple):
     code: str
 
 
-# {it} is a topic and {who} a group that are there, {fresh} a new topic, {free} a name of nothing;
-# {nowhere} is a folder that holds no queue.
+# {it} is an existing topic and {who} an existing group, {fresh} the name of a new topic, {free} an
+# unused name, and {nowhere} a folder without a queue.
 ROWS = {
-    # Before there is a group: three brokers are what its offsets need.
+    # This must run before a group exists, because the offsets topic needs three brokers.
     "cluster decommission": Row("broker-2", "broker-2", "nobody", "INVALID_REQUEST"),
     "cluster recommission": Row("broker-2", "broker-2", "nobody", "INVALID_REQUEST"),
     "topic create": Row("{free}", "{free} is created", "{it}", "TOPIC_EXISTS"),
@@ -80,7 +83,7 @@ def test_every_command_is_here() -> None:
 
 
 class World:
-    """What the commands are about."""
+    """The objects that the commands work on."""
 
     def __init__(self, queue: Queue, tmp_path: Path) -> None:
         self._queue = queue
@@ -98,7 +101,7 @@ class World:
                 producer.send("everything", b"tea").result(60)
 
     def fill(self, name: str, text: str) -> str:
-        """What is typed, with names for what it leaves open; new ones each time."""
+        """Fill the placeholders of a command line, with new names each time."""
         number = next(NUMBERS)
         new = {kind: f"{kind}-{number}" for kind in ("free", "fresh", "fresh_key", "unruled")}
         if "{fresh}" in text:
@@ -145,12 +148,13 @@ def test_a_command(name: str, world: World) -> None:
     assert told.code in (1, 2)
     told_json = world.call(name, typed, "--json")
     assert told_json.code == told.code
-    if name == "doctor":  # whose output is what has failed
+    if name == "doctor":  # its output is the list of failures
         assert "fail" in told.out
         assert "next: " in told.out
         assert json.loads(told_json.out)["ok"] is False
         return
-    if name not in ("keys revoke", "topic delete"):  # which tell what they have done for all that
+    # these commands report the finished part even if the rest fails
+    if name not in ("keys revoke", "topic delete"):
         assert (told.out, told_json.out) == ("", "")
     error = json.loads(told_json.err)["error"]
     assert error["code"] == row.code
@@ -158,5 +162,7 @@ def test_a_command(name: str, world: World) -> None:
 
 
 def documents(name: str, out: str) -> list[str]:
-    """The JSON documents of an output: one, but for ``consume``, which prints one a record."""
+    """The JSON documents of an output: ``consume`` prints one for each record, all other commands
+    print one.
+    """
     return out.splitlines() if name == "consume" else [out]

@@ -1,4 +1,4 @@
-"""Progress says what is counted, how fast it goes, and how long the rest takes."""
+"""A progress bar shows what is counted, the rate, and the time left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pymq ui``: it says where the page is, serves it, and ends when it is told to."""
+"""``pymq ui`` prints the address of the page, serves it, and ends on request."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_it_serves_a_folder_until_it_is_stopped(tmp_path: Path, is_json: bool) -
 
 
 def test_a_browser_is_not_told_the_token_where_others_read_it(tmp_path: Path) -> None:
-    """What a program is started with is for all users of the machine to see."""
+    """All users of the machine can see the arguments of a process."""
     browser, told = tmp_path / "browser", tmp_path / "told"
     browser.write_text(
         "#!/usr/bin/env python3\n"

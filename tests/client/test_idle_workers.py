@@ -1,4 +1,6 @@
-"""Free consumers of a group take records that others have not begun, unless keys order them."""
+"""Idle consumers of a group get records that other members have not begun, unless keys order the
+records.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ TASK_S = 0.01
 
 
 def work(mq: pymq.Client, topic: str, how: str, **options: object) -> Counter[int]:
-    """Four consumers work through a topic; returns how many records each has done."""
+    """Let four consumers work through a topic; returns how many records each has done."""
     done: Counter[int] = Counter()
     is_over = threading.Event()
     ready = threading.Barrier(WORKERS)
@@ -51,7 +53,7 @@ def test_a_burst_in_one_partition_is_shared(mq: pymq.Client, partitions: int, ho
         producer.send_many("t", [b"%d" % i for i in range(TASKS)], partition="0").wait()
     done = work(mq, "t", how)
     assert sum(done.values()) == TASKS, "each record once"
-    # The first consumer got FIRST of them before its pace was known.
+    # The first consumer got FIRST of the records before its speed was known.
     assert min(done[name] for name in range(WORKERS)) >= (TASKS - FIRST) // WORKERS // 2
 
 
@@ -94,6 +96,24 @@ def test_a_consumer_gets_no_more_at_a_time_than_it_prefetches(mq: pymq.Client) -
         assert [len(consumer.poll(timeout=30)) for _ in range(4)] == [3, 3, 3, 1]
 
 
+def test_a_consumer_that_takes_one_record_at_a_time_leases_as_many_as_it_prefetches(
+    mq: pymq.Client,
+) -> None:
+    mq.create_topic("t")
+    with mq.producer() as producer:
+        producer.send_many("t", [b"x"] * 10).wait()
+    with mq.consumer("t", group="g", prefetch=3) as consumer:
+        assert [record.offset for record in consumer.poll(1, timeout=30)] == [0]
+        assert mq.describe_group("g").delivered == {("t", "0"): 3}
+        assert [record.offset for record in consumer.poll(1, timeout=30)] == [1]
+        assert mq.describe_group("g").delivered == {("t", "0"): 3}
+        consumer.commit()
+    with mq.consumer("t", group="g", prefetch=1) as consumer:
+        again = [consumer.poll(1, timeout=30)[0] for _ in range(3)]
+    # The third record was leased to the first consumer, which never returned it.
+    assert [(record.offset, record.delivery_count) for record in again] == [(0, 2), (1, 2), (2, 1)]
+
+
 def test_a_paused_consumer_takes_nothing_of_others(mq: pymq.Client) -> None:
     mq.create_topic("t")
     with mq.producer() as producer:
@@ -128,7 +148,7 @@ def test_options_that_make_no_sense_are_refused(
 
 
 def paced(takes_ms: Callable[[int], float], polls: int = 20, pace: LeasePace | None = None) -> int:
-    """Return how many records an application of some speed gets at a time, after a while."""
+    """Return how many records an application of a given speed gets at a time, after some time."""
     pace = pace or LeasePace()
     for _ in range(polls):
         records = pace.limit(500)
@@ -169,5 +189,5 @@ def test_what_comes_while_its_consumer_is_at_work_goes_to_another(mq: pymq.Clien
             found = two.poll(timeout=30)
             assert [r.value for r in found] == [value], "the first one is not done yet"
             two.ack(found)
-        # The first member's heartbeats would tell it too, but only every 3 s.
+        # The first member's heartbeats would report the end too, but only every 3 s.
         assert time.monotonic() - begun < 6

@@ -1,4 +1,4 @@
-"""Topics of many partitions in an embedded queue's folder."""
+"""Topics with many partitions in the folder of an embedded queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ COUNT = 1_000
 def test_many_partitions_are_made_and_deleted_without_a_sync_of_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Creating and deleting thousands of partitions in one turn ends in time: no sync for each."""
+    """Creating and deleting thousands of partitions in one turn is fast, because there is no sync
+    for each.
+    """
     syncs = 0
 
     def counted(call: str) -> None:

@@ -1,4 +1,4 @@
-"""Producer ids, with older zkservers and with answers that make no sense."""
+"""Producer ids with older zkservers, and with invalid answers."""
 
 from __future__ import annotations
 

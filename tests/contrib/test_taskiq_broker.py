@@ -1,7 +1,8 @@
-"""What taskiq asks of a broker: tasks arrive once, wait, expire and are acknowledged.
+"""Requirements of taskiq for a broker: tasks arrive once, can be delayed, expire and are
+acknowledged.
 
-taskiq ships no suite for the brokers of others. These are the behaviours that the suites of its own
-brokers test, and those that its documentation promises (decision 164).
+taskiq has no test suite for brokers of other packages. The test suites of taskiq's own brokers test
+these behaviours, and its documentation promises them (decision 164).
 """
 
 from __future__ import annotations
@@ -77,12 +78,27 @@ def test_an_acknowledged_task_does_not_come_again(tmp_path: Path) -> None:
     play(script)
 
 
+@pytest.mark.parametrize("prefetch", [1, 5])
+def test_a_worker_leases_as_many_tasks_at_a_time_as_it_prefetches(prefetch: int) -> None:
+    async def script() -> None:
+        broker = make(partitions=1, prefetch=prefetch)
+        await broker.startup()
+        for number in range(10):
+            await broker.kick(message(str(number)))
+        await take(broker)
+        group = await broker.client.describe_group(broker.group)
+        assert group.delivered == {(broker.topic, "0"): prefetch}
+        await broker.shutdown()
+
+    play(script)
+
+
 def test_tasks_that_were_sent_before_there_was_a_worker_wait() -> None:
     async def script() -> None:
         broker = make()
 
         @broker.task
-        def double(number: int) -> int:  # runs in a thread
+        def double(number: int) -> int:  # this task runs in a thread
             return 2 * number
 
         await broker.startup()
@@ -94,7 +110,7 @@ def test_tasks_that_were_sent_before_there_was_a_worker_wait() -> None:
 
 
 def test_workers_share_the_tasks() -> None:
-    """A worker that is busy leases nothing else, so an idle one gets the rest."""
+    """A busy worker leases no further task, so an idle one gets the rest."""
 
     async def script() -> None:
         release, started = asyncio.Event(), asyncio.Event()
@@ -193,7 +209,7 @@ async def first_time(broker: PymqBroker) -> float:
 
 
 def test_urgent_tasks_run_first() -> None:
-    """Also a task whose time has come keeps its priority."""
+    """A delayed task, too, keeps its priority when it is due."""
 
     async def script() -> None:
         broker = make()
@@ -211,7 +227,7 @@ def test_urgent_tasks_run_first() -> None:
         sent = [await send("later") for _ in range(10)]
         sent += [await send("urgent", priority=9), await send("soon", priority=1), due]
         lag = 0
-        while lag < len(sent):  # the delayed one counts when it is due
+        while lag < len(sent):  # a delayed record counts only when it is due
             await asyncio.sleep(0.01)
             lag = await waiting(broker)
         async with working(broker, max_async_tasks=1):
@@ -223,9 +239,9 @@ def test_urgent_tasks_run_first() -> None:
 
 
 async def waiting(broker: PymqBroker) -> int:
-    """How many tasks a group that starts at the beginning has before it."""
+    """The lag of a group that starts at the beginning."""
     partitions = (await broker.client.describe_topic(broker.topic)).partitions
-    return sum(partition.high_watermark for partition in partitions) - 1  # one was sent twice
+    return sum(partition.high_watermark for partition in partitions) - 1  # one task was sent twice
 
 
 @pytest.mark.parametrize("label", ["delay", "expires", "priority"])
@@ -338,14 +354,14 @@ def test_a_task_acknowledges_itself() -> None:
 
 
 def test_a_task_may_be_acknowledged_after_its_receiver_ended() -> None:
-    """A receiver stops listening first, and then waits for the tasks that run."""
+    """When a receiver stops, it first stops listening, and then waits for the running tasks."""
 
     async def script() -> None:
         broker, other = make(), make()
         await broker.startup()
         await other.startup()
         await broker.kick(message("1"))
-        found = await take(broker)  # this ends listen()
+        found = await take(broker)  # receiving a task here ends listen()
         await acknowledge(found)
         await broker.shutdown()
         with pytest.raises(TimeoutError):
@@ -399,7 +415,7 @@ def test_a_folder_is_opened_once_and_closed_at_last(tmp_path: Path) -> None:
         await brokers[0].shutdown()
         await brokers[1].kick(message())
         await brokers[1].shutdown()
-        async with pymq.aio.open(tmp_path) as mq:  # it is free
+        async with pymq.aio.open(tmp_path) as mq:  # the broker does not hold the folder's lock yet
             assert await mq.topics() == ["taskiq", "taskiq.results"]
 
     play(script)
@@ -423,7 +439,7 @@ def test_a_queue_that_cannot_be_opened(tmp_path: Path) -> None:
             broker = make(tmp_path)
             with pytest.raises(pymq.errors.StoreLocked):
                 await broker.startup()
-        await broker.startup()  # now it is free
+        await broker.startup()  # the client has released the folder's lock
         await broker.shutdown()
 
     play(script)

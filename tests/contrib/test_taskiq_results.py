@@ -1,4 +1,4 @@
-"""Results and progress in a compacted topic: who sees what, until when, and what it costs."""
+"""Results and progress in a compacted topic: who can read them, for how long, and at what cost."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_the_retention_of_the_topic_is_the_expiry() -> None:
         ):
             config = (await mq.describe_topic("taskiq.results")).config
             assert (config.cleanup_policy, config.retention_ms) == ("compact", 3_600_000)
-            assert config.block_ms == 900_000  # else the last block would stay for a week
+            assert config.block_ms == 900_000  # otherwise the last block would stay for a week
             config = (await mq.describe_topic("kept")).config
             assert (config.cleanup_policy, config.retention_ms) == ("compact", None)
 
@@ -176,7 +176,7 @@ def test_nobody_waits_for_a_result_that_cannot_be_stored(found: object) -> None:
     async def script() -> None:
         async with started() as backend:
             await backend.set_result("1", result(found))
-            if isinstance(found, set):  # JSON has lists
+            if isinstance(found, set):  # JSON has no sets, so compare lists
                 assert sorted((await backend.get_result("1")).return_value) == [1, 2]
                 return
             back = await backend.get_result("1")
@@ -217,7 +217,7 @@ def test_a_task_tells_its_progress() -> None:
     play(script)
 
 
-# --- what it costs ------------------------------------------------------------------------------
+# --- the cost of results ------------------------------------------------------------------------
 
 
 def test_results_beyond_the_cache_are_read_from_the_log() -> None:

@@ -1,4 +1,4 @@
-"""Describing a topic: which replica's report of a partition counts."""
+"""Descriptions of a topic: which replica's report about a partition counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.controller.cluster import T0, Cluster
 
 
 class Describing:
-    """A description under way; the reports are scripted."""
+    """A description in progress; the reports are scripted."""
 
     def __init__(self, acks: AckMode) -> None:
         self.cluster = Cluster()
@@ -54,10 +54,10 @@ def test_the_leader_is_asked_and_its_report_is_enough() -> None:
 
 
 def test_the_others_are_asked_if_the_broker_leads_no_more() -> None:
-    """The replicas have elected another leader, which the zkserver has not been told yet.
+    """The replicas have elected another leader, which the zkserver does not know yet.
 
-    The old leader has not received what the new one has acknowledged, so its end would deny
-    records that exist.
+    The old leader does not have the records that the new one has acknowledged, so its end would
+    hide existing records.
     """
     it = Describing(AckMode.RAFT)
     leader = it.cluster.leader()
@@ -73,7 +73,9 @@ def test_the_others_are_asked_if_the_broker_leads_no_more() -> None:
 
 
 def test_a_partition_that_nobody_reports_is_shown_as_such() -> None:
-    """Its offsets are those of the tree, which are no news about its records."""
+    """The description shows the offsets in the tree, which say nothing about the partition's
+    present records.
+    """
     it = Describing(AckMode.LEADER)
     it.cluster.pass_ms(2_500)
     shown = it.answer()

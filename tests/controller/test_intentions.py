@@ -31,7 +31,8 @@ def crash_everywhere(
 ) -> None:
     """Crash the active zkserver before each of its effects; *check* gets the expected state.
 
-    That is the old state or the new one: the new one as soon as the answer has left.
+    If the zkserver dies, the tree has the old state or the new one; once the answer has been sent,
+    the new one.
     """
     outcomes: set[bool] = set()
     for cluster, _, _ in crashes(start):
@@ -115,7 +116,7 @@ def test_another_number_of_replicas(count: int) -> None:
 
 
 def test_a_decommission() -> None:
-    """The broker loses all its partitions, whichever zkserver continues."""
+    """The broker loses all of its partitions, whichever zkserver continues the decommission."""
     names = [TopicPartition("t", str(index)) for index in range(6)]
 
     def start(cluster: Cluster) -> Callable[[int], Message]:
@@ -181,8 +182,8 @@ def test_a_dead_broker_is_replaced_by_the_next_zkserver_too() -> None:
 
 
 def test_a_recovery_that_was_not_carried_out_is_asked_for_again() -> None:
-    """An unclean recovery leaves no intention, so the client repeats it and learns what
-    was lost.
+    """An unclean recovery is not stored in the tree, so the client repeats it and learns which
+    records were lost.
     """
     point = 0
     while True:
@@ -206,7 +207,7 @@ def test_a_recovery_that_was_not_carried_out_is_asked_for_again() -> None:
 
 
 def test_the_later_word_holds() -> None:
-    """A new request replaces the one that an earlier zkserver had accepted."""
+    """A new request replaces the request that an earlier zkserver had accepted."""
     cluster = Cluster(zks=2)
     cluster.topic(AckMode.LEADER)
     cluster.write(5)
@@ -280,7 +281,7 @@ def test_new_blocks_use_a_broker_that_was_added() -> None:
     assert all(len(image.partition(*name).open_block.replicas) == 2 for name in names[:6])
     moved = sum("b2" in image.partition(*name).open_block.replicas for name in names)
     settled = [image.partition(*name).open_block.replicas for name in names]
-    for name in names:  # Once the load is even, no partition moves any more.
+    for name in names:  # once the load is even, no partition moves any more
         block = cluster.open(name)
         assert block.leader is not None
         cluster.write(block.start + 5, name=name)

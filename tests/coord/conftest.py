@@ -16,6 +16,6 @@ if TYPE_CHECKING:
 def zookeeper(
     needs_zookeeper: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ZooKeeper]:
-    """Start a server for tests that do not stop it; each uses a root of its own."""
+    """Start a server for tests that do not stop it; each test uses a separate root."""
     with ZooKeeper(tmp_path_factory.mktemp("zookeeper")) as running:
         yield running

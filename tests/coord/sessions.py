@@ -24,13 +24,13 @@ from pymq.core.metadata.coordination import (
 )
 
 WAIT_S = 20.0
-SESSION_MS = 1_000  # for tests of expiry; in others no slow machine may end a session
+SESSION_MS = 1_000  # for tests of expiry; in other tests a slow machine must not end a session
 
 E = TypeVar("E")
 
 
 class Session:
-    """One coordinator, and all its events so far."""
+    """One session of a coordinator backend, and all its events so far."""
 
     def __init__(self, backend: ZookeeperCoordinator) -> None:
         self.backend = backend
@@ -150,7 +150,7 @@ def cut_off(one: Session, hosts: str) -> Iterator[None]:
     since = len(one.seen)
     client.set_hosts("127.0.0.1:1")
     one.backend._link.drop()
-    one.start_load("/")  # so that the loss is noticed at once
+    one.start_load("/")  # the load makes the client notice the loss at once
     one.wait(Suspended, since)
     yield
     client.set_hosts(hosts)

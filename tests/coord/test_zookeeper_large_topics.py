@@ -1,4 +1,4 @@
-"""A topic too large for one ZooKeeper request is created and deleted as a whole."""
+"""A topic that is too large for one ZooKeeper request is created and deleted as a whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.zookeeper
 
 COUNT = 1_000
 NAMES = tuple(f"a-partition-{index}" for index in range(COUNT))
-BYTES = 100_000  # of a request, at the server and the client
+BYTES = 100_000  # limit of a request, at the server and the client
 
 
 @pytest.fixture(scope="module")

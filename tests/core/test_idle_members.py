@@ -1,4 +1,7 @@
-"""Records without an order go to any free member; records with keys stay with their owner."""
+"""Unordered records go to any idle member.
+
+Records with keys stay with the owner of their partition.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def host() -> Host:
 def join(host: Host, *members: str, ordered: bool | None = None) -> None:
     """Return members of a topic of as many partitions; the first one has partition 0."""
     partitions = tuple(map(str, range(len(members))))
-    for member in (*members, *members):  # twice, so that all know the last generation
+    for member in (*members, *members):  # twice, so that all members know the last generation
         request = (host.id(), "g", member, "t", partitions, "sticky", SESSION, ACK_WAIT, 0, BEGIN)
         host.send(member, Join(*request, "", ordered))
     for member in members:

@@ -29,7 +29,7 @@ class Base:
 
 @value
 class More(Base):
-    """Fields of its own, one of which replaces the base's."""
+    """Additional fields, one of which replaces a field of the base class."""
 
     tags: list[str] = Factory(list)
     size: int = 4

@@ -17,7 +17,7 @@ from tests.simulator.processes import ProcessCluster
 
 ROOT = Path(__file__).parents[2]
 SHIM = Path(__file__).with_name("fail_sync.c")
-LIMITS_S = {"raft": 1.0, "leader": 3.0}  # as after a kill -9
+LIMITS_S = {"raft": 1.0, "leader": 3.0}  # longest pauses, as after a kill -9
 WAIT_S = 120.0
 Tell = Callable[[str], None]
 
@@ -29,8 +29,10 @@ pytestmark = [
 
 @pytest.fixture
 def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the path of a file; syncs of all processes started now fail below the folder
-    it names.
+    """Return the path of a file.
+
+    All processes started inside the ``with`` fail their syncs of files below the folder in this
+    file.
     """
     shim, flag = tmp_path / "fail_sync.so", tmp_path / "fail_sync"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, str(SHIM), "-ldl"], check=True)
@@ -52,8 +54,8 @@ def round_of(
     """
     before = producer.send(topic, b"before").result(WAIT_S)
     with mq.consumer(topic, mode="psb", partition="0", offset=before.offset) as reader:
-        # Readers see records that all in-sync replicas have; with acks "leader" the leader may be
-        # alone.
+        # Readers see records that all in-sync replicas have; with acks "leader" that may be the
+        # leader alone.
         assert [bytes(record.value) for record in reader.poll(timeout=WAIT_S)] == [b"before"]
     failed = leader_of(mq, topic)
     assert failed is not None
@@ -63,7 +65,7 @@ def round_of(
     os.replace(whole, flag)
     assert producer.send(topic, b"meanwhile").exception(WAIT_S) is None
     took = time.monotonic() - began
-    assert cluster.nodes[failed].is_running  # It was not restarted.
+    assert cluster.nodes[failed].is_running  # the broker was not restarted
     cluster.wait_for(lambda: leader_of(mq, topic) not in (None, failed), "another leads")
     cluster.wait_for(
         lambda: (

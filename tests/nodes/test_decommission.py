@@ -14,8 +14,8 @@ RECORDS = [b"%d " % number + b"x" * 1_000 for number in range(60)]
 
 
 def test_a_broker_is_emptied_over_the_network(tmp_path: Path) -> None:
-    """``pymq cluster decommission --wait`` ends when the others have all, and its files
-    are gone.
+    """``pymq cluster decommission --wait`` ends when other brokers have all blocks and the files
+    are removed.
     """
     with processes(tmp_path) as cluster, pymq.open(cluster.url) as mq:
         mq.create_topic("one", replicas=1, block_bytes=8192)

@@ -1,4 +1,4 @@
-"""Nodes log their events: a line of JSON each, with the documented fields."""
+"""Nodes log their events, one line of JSON for each, with the documented fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pymq.nodes.service import JsonLines, write_event
 
 
 class Lines(logging.Handler):
-    """A stream that keeps what is written to stderr."""
+    """A logging handler that keeps the lines written to stderr."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """A Raft cluster under random faults, in an order decided by a seed.
 
-Checked throughout: Raft's promises (one leader in a term, log matching, leader completeness,
-committed entries never change); the high watermark never decreases; no message leaves before its
-data is durable; reads see all earlier commits. At the end all faults are healed; then all replicas
-must agree and come to rest.
+The run checks at all times: Raft's promises (one leader in a term, log matching, leader
+completeness, committed entries never change); the high watermark never decreases; no message leaves
+before its data is durable; reads see all earlier commits. At the end all faults are healed; then
+all replicas must agree, and become idle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Violation(AssertionError):
 
 
 class Chaos:
-    """One run."""
+    """One random run of replicas under faults."""
 
     def __init__(self, seed: int, make_raft: MakeRaft = default_raft) -> None:
         rng = self.rng = random.Random(seed)
@@ -61,7 +61,7 @@ class Chaos:
             make_raft=make_raft,
         )
         self.cluster.on_post = self.posted
-        self.loss = rng.choice([0, 0, 10, 30])  # per cent
+        self.loss = rng.choice([0, 0, 10, 30])  # loss of messages in percent
         self.copies = rng.choice([0, 0, 10, 40])
         self.reorder = rng.choice([True, True, False])
         weights = {
@@ -76,18 +76,19 @@ class Chaos:
             self.depose: [0, 2, 8, 15],
             self.hurry: [0, 3, 8],
         }
-        self.haste = rng.choice([10, 30, 60])  # how many steps between two faults
+        self.haste = rng.choice([10, 30, 60])  # number of steps between two faults
         self.acts = list(weights)
         self.weights = [rng.choice(chances) for chances in weights.values()]
         self.slow = rng.choice(["", *names])  # the node with a slow disk
         self.evicts = rng.choice([0, 0, 3])
-        self.committed: list[Batch] = []  # as the first replica had it
-        self.known: dict[int, Batch] = {}  # the same, by end
+        self.committed: list[Batch] = []  # the committed batches, as the first replica had them
+        self.known: dict[int, Batch] = {}  # the same batches by their end
         self.leaders: dict[int, tuple[str, int]] = {}  # term -> (node, its incarnation)
         self.led: dict[str, int] = {}  # the last term in which a node led
         self.senders: dict[int, str] = {}  # term -> the sender of its appends
         self.marks: dict[str, int] = {}  # the last high watermark of this incarnation
-        self.incarnations: dict[tuple[str, str], int] = {}  # as (me, peer) knows
+        # incarnations by (node, peer), as the node knows them
+        self.incarnations: dict[tuple[str, str], int] = {}
         self.lives = dict.fromkeys(names, 0)
         self.asked: dict[tuple[str, int], int] = {}  # (node, token) -> committed at the request
         self.token = 0
@@ -125,9 +126,9 @@ class Chaos:
             self.check()
 
     def depose(self, node: Node) -> None:
-        """Cut off a leader, alone or with a few, possibly just after it has taken in a record.
+        """Cut off a leader, alone or with a few, possibly just after it has taken a record.
 
-        It may lead for a while without noticing.
+        The leader may continue for some time without noticing the cut.
         """
         cluster, rng = self.cluster, self.rng
         if not cluster.leaders:
@@ -192,7 +193,7 @@ class Chaos:
                 each.raft.tick(cluster.now)
 
     def notice(self, node: Node) -> None:
-        """Tell a broker, truly or falsely, whether another one is alive."""
+        """Notify a broker that another one is alive or dead, which may be true or false."""
         cluster, rng = self.cluster, self.rng
         me, peer = node, rng.choice(list(cluster.nodes))
         if not me.is_up or peer == me.me:
@@ -216,7 +217,7 @@ class Chaos:
             node.crash(done)
             if node.me in self.learners and self.rng.randrange(2):
                 node.disk = Disk()
-                self.incarnations.clear()  # each broker will be notified
+                self.incarnations.clear()  # each broker will be notified again
         else:
             self.start(node)
 
@@ -227,10 +228,10 @@ class Chaos:
             return
         names = list(cluster.nodes)
         kind = rng.randrange(3)
-        if kind == 0:  # one link, one way
+        if kind == 0:  # cut one link in one direction
             a, b = rng.choice(names), rng.choice(names)
             cluster.cuts.add((a, b))
-        elif kind == 1:  # one link
+        elif kind == 1:  # cut a single link
             a, b = rng.choice(names), rng.choice(names)
             cluster.cuts |= {(a, b), (b, a)}
         else:
@@ -258,7 +259,7 @@ class Chaos:
             node.log.compact(rng.choice(ends))
 
     def zkserver(self, node: Node) -> None:
-        """Give a replica the zkserver's state, which may name a leader elected since."""
+        """Give a replica the zkserver's state, which may name a leader that was elected since."""
         cluster = self.cluster
         terms = [term for term in sorted(self.leaders) if term > cluster.state.epoch]
         if terms:
@@ -301,7 +302,7 @@ class Chaos:
                 raise Violation(f"{node.me} leads term {term} without {b.end}/{b.epoch}")
 
     def check_committed(self, node: Node, since: int) -> None:
-        """Compare with the committed batches, and extend them."""
+        """Compare a replica's committed batches with the known ones, and extend these."""
         high_watermark = node.raft.high_watermark
         if high_watermark > node.disk.end:
             raise Violation(f"{node.me}: committed beyond the disk")
@@ -359,7 +360,7 @@ class Chaos:
     # --- afterwards
 
     def heal(self) -> None:
-        """End all faults, and check that the replicas agree and come to rest."""
+        """End all faults, and check that the replicas agree and become idle."""
         self.check_matching()
         cluster = self.cluster
         self.loss = self.copies = 0

@@ -1,4 +1,4 @@
-"""The loop: what it merges, the order of its actions, and its handling of failures."""
+"""The loop: how it merges work, the order of its actions, and its handling of failures."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_what_was_promised_leaves_before_anything_is_made_of_the_write() -> None
 
 
 def test_writes_of_one_turn_are_one_call(loop: Loop) -> None:
-    """One call has the writes of all machines and partitions; the answers leave after it."""
+    """One call writes for all machines and partitions; the answers leave after it."""
     store, broker, other = CountingStore(), Scripted(), Scripted()
     loop.add_broker("broker", broker, store)
     loop.add("other", other)
@@ -122,7 +122,7 @@ def test_a_failed_write_is_told_and_nothing_follows_it(loop: Loop) -> None:
 
 
 def test_nothing_follows_a_second_write_of_the_turn_that_fails(loop: Loop) -> None:
-    """No message that waits for the second write of a turn leaves if that write fails."""
+    """If the second write of a turn fails, no message that waits for it leaves."""
     store, broker, other = CountingStore(), Scripted(), Scripted()
     loop.add_broker("broker", broker, store)
     loop.add("other", other)
@@ -158,7 +158,7 @@ def test_ticks(loop: Loop, clock: Clock) -> None:
 
 
 def test_enough(loop: Loop) -> None:
-    """A caller returns with its result, and leaves the rest of the work."""
+    """A caller returns as soon as its result is there, and leaves the rest of the work."""
     a, b = Scripted(), Scripted()
     loop.add("a", a)
     loop.add("b", b)
@@ -175,8 +175,9 @@ def test_enough(loop: Loop) -> None:
 
 
 def test_a_run_ends_after_a_while_though_there_is_work(loop: Loop, clock: Clock) -> None:
-    """The loop reads heartbeats between slices; a zkserver that made 20,000 partitions
-    read none.
+    """The loop reads heartbeats between slices.
+
+    A zkserver that creates 20,000 partitions reads none of them.
     """
     a, b = Scripted(), Scripted()
     loop.add("a", a)
@@ -184,7 +185,7 @@ def test_a_run_ends_after_a_while_though_there_is_work(loop: Loop, clock: Clock)
 
     def echo(machine: Scripted, peer: str) -> None:
         def answer(source: str, message: Message) -> None:
-            clock.now += 7  # as long as a slice of a large change takes
+            clock.now += 7  # the time that a slice of a large change takes
             machine.out.send.append((peer, message))
 
         machine.on_step = answer
@@ -204,7 +205,7 @@ def test_a_turn_recovers_few_blocks_if_they_are_large(loop: Loop, clock: Clock) 
 
     class Slow(CountingStore):
         def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
-            clock.now += 6  # as long as some hundred batches take
+            clock.now += 6  # the time that some hundred batches take
             return super().recover(block, start, is_open)
 
     broker = Scripted()

@@ -1,4 +1,4 @@
-"""The registry's verdict on two schemas, beside what reading really does."""
+"""The registry's verdict on two schemas, compared with an actual read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def schema(kind: Any) -> Schema:
 
 
 def of(**fields: Any) -> Schema:
-    """The schema of a class of this name, with a default where a pair is given."""
+    """The schema of a class of this name; a field given as a pair has a default."""
     rows = [
         (name, kind[0], field(default=kind[1])) if isinstance(kind, tuple) else (name, kind)
         for name, kind in fields.items()
@@ -80,7 +80,9 @@ def test_the_directions() -> None:
 
 
 def test_all_earlier_schemas_count() -> None:
-    """A field that was dropped comes back with another type."""
+    """A field that was removed comes back with another type, which conflicts with the earlier
+    schema.
+    """
     assert problems(of(a=int, b=(str, "")), [of(a=int, b=int), of(a=int)], "backward") != []
 
 
@@ -139,7 +141,7 @@ VALUES: dict[str, Any] = {
 
 
 def example(kind: Any) -> Any:
-    """A value of a type that a reader of a smaller type could not take."""
+    """A value of a type that a reader of a smaller type could not read."""
     if isinstance(kind, dict):
         return [example(kind["items"])]
     if isinstance(kind, list):
@@ -150,7 +152,9 @@ def example(kind: Any) -> Any:
 @settings(max_examples=300, deadline=None)
 @given(FIELDS, FIELDS)
 def test_avro_reads_what_is_said_to_be_readable(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """If nothing is said against it, fastavro reads a value of the old schema with the new one."""
+    """If the registry finds no problem, fastavro reads a value of the old schema with the new
+    one.
+    """
     writer, reader = (record(*fields.items()) for fields in (old, new))
     if unreadable(avro(reader), avro(writer)):
         return
@@ -181,7 +185,7 @@ SAMPLES: list[Any] = [
 @settings(max_examples=500, deadline=None)
 @given(KINDS, KINDS)
 def test_json_reads_what_is_said_to_be_readable(old: Any, new: Any) -> None:
-    """If nothing is said against it, each value of the old type can be read with the new one."""
+    """If the registry finds no problem, each value of the old type can be read with the new one."""
     writer, reader = Json().codec(old), Json().codec(new)
     if unreadable(reader.schema, writer.schema):
         return

@@ -1,4 +1,6 @@
-"""``python -m tests.simulator.crashes``: crashes the scripts of a module everywhere, and tells."""
+"""``python -m tests.simulator.crashes``: runs the scripts of a module with all crash points, and
+reports.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ A point is a node, how many effects it has done, what is left of its disk, how m
 is down, and after how many more effects it dies again, if it does.
 """
 ROW = "{:40} {:>10} {:>8} {:>8} {:>7} {:>7}"
-CHUNK = 8  # runs that a worker is given at a time
+CHUNK = 8  # runs that a worker gets at a time
 
 
 @define
 class Row:
-    """What came of the crashes of one script."""
+    """The results of the crashes of one script."""
 
     name: str
     boundaries: int = 0
@@ -41,7 +43,7 @@ class Row:
     failed: list[CrashRun] = Factory(list)
 
     def add(self, runs: Iterable[CrashRun]) -> None:
-        """Take in what came of some crashes."""
+        """Add the results of some crashes."""
         for run in runs:
             self.runs += 1
             if run.problem:
@@ -49,7 +51,7 @@ class Row:
 
 
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
-    """Run; returns 1 if a script did not end healed and whole."""
+    """Run the scripts; returns 1 if a script's cluster was not whole at the end."""
     parser = argparse.ArgumentParser(
         "python -m tests.simulator.crashes",
         description=__doc__,
@@ -121,7 +123,7 @@ def enumerate_all(
             yield row
 
 
-Where = tuple[CrashPoint, str]  # and what the effect is
+Where = tuple[CrashPoint, str]  # a crash point, and the effect there
 
 
 def _plan(module: str, share: int, shift: int, name: str) -> tuple[Row, list[Where]]:
@@ -161,7 +163,7 @@ def _summarize(rows: Sequence[Row], module: str, out: TextIO) -> None:
 
 
 def command(module: str, name: str, point: CrashPoint) -> str:
-    """What repeats one crash, exactly."""
+    """The command that repeats one crash exactly."""
     return f"python -m tests.simulator.crashes {module} --only {name} --at {point}"
 
 

@@ -1,8 +1,8 @@
-"""What was sent, answered, delivered and settled, and what must be true of it in the end.
+"""The history of a run (sent, answered, delivered, settled), and the check of it at the end.
 
-A history is written down by threads as things happen, with times of one monotonic clock in seconds,
-and judged when all is over, beside what the log then holds. It knows nothing of how the cluster
-works, so it does for one of processes, machines or simulated brokers alike.
+Threads write a history while the cluster runs, with times of one monotonic clock in seconds; the
+check runs at the end, and compares the history with the content of the log. A history knows nothing
+about how the cluster works, so it is used for processes as well as for simulated brokers.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ __all__ = [
 ]
 
 Part = tuple[str, str]  # topic and partition
-SHOWN = 5  # examples of a kind in a message
+SHOWN = 5  # number of examples of each kind in a message
 
 
 @define
 class RecordedSend:
-    """One record, and what became of it; its payload is told from all others by *producer*."""
+    """One record and its outcome; *producer* and number make its payload unique."""
 
     producer: str
     part: Part
-    number: int  # counts the producer's records in this partition
+    number: int  # number of the record among the producer's records in this partition
     sent_at: float
     answered_at: float | None = None
     offset: int = -1
-    error: str | None = None  # of a delivery that failed; it may be in the log all the same
+    # the error of a failed delivery; the record may nevertheless be in the log
+    error: str | None = None
 
     @property
     def payload(self) -> bytes:
-        """What stands in the record."""
+        """The record's value."""
         return f"{self.producer}/{self.part[1]}/{self.number}".encode()
 
 
 @value
 class Delivered:
-    """A record that a consumer was given by a poll, which began at *asked_at*."""
+    """A record that a poll returned to a consumer; the poll began at *asked_at*."""
 
     consumer: str
     part: Part
@@ -62,25 +63,27 @@ class Delivered:
 
 @define
 class RecordedHistory:
-    """Lists that threads append to, which needs no lock in Python."""
+    """Lists to which threads append; Python needs no lock for that."""
 
     sent: list[RecordedSend] = Factory(list)
-    delivered: list[Delivered] = Factory(list)  # to members of the group
+    delivered: list[Delivered] = Factory(list)  # deliveries to members of the group
     settled: list[tuple[Part, int, float]] = Factory(
         list
-    )  # a commit of its acknowledgement is back
-    read: dict[Part, list[tuple[int, bytes]]] = Factory(dict)  # by a reader that followed
-    errors: list[str] = Factory(list)  # of consumers, and of `send` itself
+    )  # a commit has confirmed the acknowledgement
+    # records seen by a reader that followed the log
+    read: dict[Part, list[tuple[int, bytes]]] = Factory(dict)
+    errors: list[str] = Factory(list)  # errors of consumers, and of `send` itself
 
     def problems(
         self,
         log: Mapping[Part, Sequence[Record]],
         may_lose: Iterable[str] = (),
     ) -> list[str]:
-        """What is wrong, beside *log*: all records of each partition, as read from the beginning.
+        """Return all problems, compared with *log*: all records of each partition, read from the
+        beginning.
 
-        Of the topics *may_lose*, records that were acknowledged may be missing, as ack modes
-        ``leader`` and ``none`` allow; all else holds there too.
+        In the topics *may_lose*, acknowledged records may be missing, as ack modes ``leader`` and
+        ``none`` allow; all other rules apply to these topics, too.
         """
         allowed = frozenset(may_lose)
         found: list[str] = []
@@ -99,7 +102,7 @@ class RecordedHistory:
     def lost(
         self, log: Mapping[Part, Sequence[Record]], leaving_out: Iterable[str] = ()
     ) -> list[str]:
-        """Records that were answered and are not at the offset that was answered."""
+        """Records that were acknowledged and are not at the offset in the acknowledgement."""
         at = {p: {r.offset: bytes(r.value) for r in records} for p, records in log.items()}
         without = frozenset(leaving_out)
         return [
@@ -111,7 +114,7 @@ class RecordedHistory:
         ]
 
     def _missed(self, part: Part, records: Sequence[Record]) -> list[str]:
-        """What the group did not get, and what the reader saw otherwise than it is."""
+        """Records that the group did not get, and those that the reader saw differently."""
         whole = [(record.offset, bytes(record.value)) for record in records]
         given = {(d.offset, d.payload) for d in self.delivered if d.part == part}
         found = _told(f"{part}: never delivered to the group", [w for w in whole if w not in given])
@@ -123,7 +126,9 @@ class RecordedHistory:
         return found
 
     def again(self) -> list[str]:
-        """What a poll gave out that began after a commit of its acknowledgement was back."""
+        """Records that were delivered in a poll that began after the commit of their
+        acknowledgement had returned.
+        """
         settled: dict[tuple[Part, int], float] = {}
         for part, offset, at in self.settled:
             settled[part, offset] = min(at, settled.get((part, offset), at))
@@ -135,13 +140,13 @@ class RecordedHistory:
         ]
 
     def redelivered(self) -> int:
-        """How many deliveries were not the first of their record."""
+        """How many deliveries were not the first one of their record."""
         return len(self.delivered) - len({(d.part, d.offset) for d in self.delivered})
 
 
 @value
 class Outage:
-    """The longest time between two answers of a partition while something befell the cluster."""
+    """The longest time between two answers of a partition during a fault of the cluster."""
 
     part: Part
     cause: str
@@ -151,9 +156,11 @@ class Outage:
 def outages(
     sent: Iterable[RecordedSend], rounds: Sequence[tuple[str, float, float]], parts: Iterable[Part]
 ) -> list[Outage]:
-    """Of each partition the longest pause in each of *rounds*: cause, beginning and end.
+    """For each partition, the longest pause in each of *rounds*, which have a cause, a beginning
+    and an end.
 
-    Whoever sends must do so all the time. A partition that answered nothing was away all along.
+    This requires that producers send all the time. A partition without any answer counts as
+    unavailable for the whole round.
     """
     answers: dict[Part, list[float]] = defaultdict(list)
     for each in sent:
@@ -169,7 +176,10 @@ def outages(
 
 
 def percentile(numbers: Iterable[float], percent: float) -> float:
-    """The smallest of *numbers* that as many percent of them do not exceed; 0 of none."""
+    """The smallest of *numbers* that is not exceeded by *percent* percent of them.
+
+    0 if there are no numbers.
+    """
     ordered = sorted(numbers)
     if not ordered:
         return 0.0
@@ -177,7 +187,7 @@ def percentile(numbers: Iterable[float], percent: float) -> float:
 
 
 def _out_of_order(payloads: Sequence[bytes]) -> list[str]:
-    """Records that stand after a later one of the same producer."""
+    """Records that come after a later one of the same producer."""
     last: dict[bytes, int] = {}
     found = []
     for payload in payloads:

@@ -1,9 +1,10 @@
-"""Network namespaces of Linux: each node has a network card of its own, and wires can be cut.
+"""Network namespaces of Linux: each node has a separate network card, and links can be cut.
 
-All of them hang on one bridge of this machine, where the test itself has an address, too. A wire is
-cut by telling a sender a wrong hardware address of the receiver: the kernel goes on sending and
-repeating, nothing arrives and nobody is told, as when a cable is pulled behind a switch. One
-direction alone can be cut as well. Needs root and iproute2; see :meth:`Namespaces.why_not`.
+All namespaces are connected to one bridge of this machine, where the test itself has an address,
+too. To cut a link, the sender gets a wrong hardware address for the receiver: the kernel continues
+to send, no packet arrives, and no side is notified, as when a cable behind a switch is unplugged.
+It is also possible to cut a single direction. Needs root and iproute2; see
+:meth:`Namespaces.why_not`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["HOST", "Namespaces"]
 
 HOST = "host"  # the namespace of the test, of its clients and of ZooKeeper
 NOBODY = "02:00:00:00:de:ad"
-SUBNETS = 200  # how many tests can do this at a time on one machine
+SUBNETS = 200  # number of tests that can do this at a time on one machine
 
 
 class Namespaces(Transient):
@@ -33,7 +34,7 @@ class Namespaces(Transient):
 
     @staticmethod
     def why_not() -> str | None:
-        """Why there can be none here; None if there can."""
+        """The reason why namespaces cannot be used here; None if they can."""
         if shutil.which("ip") is None:
             return "network namespaces need iproute2"
         if os.geteuid() != 0:
@@ -47,7 +48,7 @@ class Namespaces(Transient):
     def start(self) -> None:
         """Make the bridge."""
         for number in range(SUBNETS):
-            # Whoever makes the bridge has the subnet.
+            # The process that creates the bridge owns the subnet.
             if _try("link", "add", "dev", f"pmq{number}", "type", "bridge") is None:
                 self._number = number
                 break
@@ -86,11 +87,13 @@ class Namespaces(Transient):
         return address
 
     def command(self, name: str, command: Sequence[str]) -> list[str]:
-        """What to run so that *command* runs in a namespace; it is the same process."""
+        """The command line that runs *command* in a namespace, as the same process."""
         return ["ip", "netns", "exec", self._space(name), *command]
 
     def cut(self, one: str, other: str, *, one_way: bool = False) -> None:
-        """Lose all that *one* sends to *other*, and the other way round unless *one_way*."""
+        """Drop all packets from *one* to *other*, and also in the other direction unless
+        *one_way*.
+        """
         for sender, receiver in ((one, other), (other, one))[: 1 if one_way else 2]:
             self._neighbour("replace", sender, receiver, "lladdr", NOBODY, "nud", "permanent")
             self._cuts.add((sender, receiver))
@@ -107,7 +110,7 @@ class Namespaces(Transient):
         _ip(*where, "neighbour", verb, self._addresses[receiver], "dev", device, *rest)
 
     def close(self) -> None:
-        """Take all of it away; what still runs in it goes on without a network."""
+        """Remove the network; processes in it continue without one."""
         for name in self._addresses:
             if name != HOST:
                 _try("netns", "del", self._space(name))
@@ -120,7 +123,7 @@ _KIND = {"add": ("type", "veth"), "del": ()}
 
 
 def _try(*arguments: str) -> str | None:
-    """Run ``ip``; what it complains of, or None."""
+    """Run ``ip``; returns its error output, or None."""
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else done.stderr.strip() or f"status {done.returncode}"
 

@@ -1,6 +1,8 @@
-"""A cluster of real processes on this machine, to be killed, stopped, cut off and filled up.
+"""A cluster of real processes on this machine.
 
-Each node is a script that is started as a user would start it; *scripts* is a folder that holds
+Tests can kill them, stop them, cut them off and fill their disks.
+
+Each node is a script, started as a user would start it; *scripts* is a folder that holds
 ``zkserver.py`` and ``broker.py``, such as pymq's ``examples``. The coordinator is a ZooKeeper of
 one or more servers, or a file. Linux only: signals, ``tmpfs`` and network namespaces are real.
 """
@@ -27,37 +29,43 @@ from tests.simulator.namespaces import Namespaces
 
 __all__ = ["Disk", "NodeFailed", "NodeProcess", "ProcessCluster"]
 
-START_S = 60.0  # of one process, on a machine that others use too
+START_S = 60.0  # time limit for the start of one process, on a machine with other load
 STOP_S = 30.0
-SESSION_MS = 1_500  # of zkservers at a ZooKeeper: another takes over after that
+SESSION_MS = 1_500  # session of zkservers at ZooKeeper, after which another one takes over
 
 
 class NodeFailed(PymqError):
-    """A process ended, or did not do in time what it should; the message holds its log's end."""
+    """A process ended, or missed its time limit; the message has the end of its log."""
 
     code = "NODE_FAILED"
 
 
 class NodeProcess(Child):
-    """One node; it keeps its options when it is started again."""
+    """One process of a node; after a restart it has the same options."""
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
-        """Wait until it says so. Raises :class:`NodeFailed` if it ends, or takes too long."""
+        """Wait until the node's log says that it is ready.
+
+        Raises :class:`NodeFailed` if it ends, or takes too long.
+        """
         until = time.monotonic() + timeout_s
         while not any(line.get("event") == "ready" for line in self.lines()):
             if not self.is_running:
                 raise NodeFailed(f"{self.name} has ended: {self.log()[-2_000:]}")
             if time.monotonic() > until:
                 raise NodeFailed(f"{self.name} is not ready in time: {self.log()[-2_000:]}")
-            time.sleep(0.02)  # The line is in a file, which tells nobody that it has grown.
+            time.sleep(0.02)  # the line is in a file, and nothing signals that the file has grown
 
     def lines(self) -> list[dict[str, Any]]:
-        """What of that is structured."""
+        """The structured lines of its output."""
         whole = [line for line in self.log().splitlines(keepends=True) if line.endswith("\n")]
         return [json.loads(line) for line in whole if line.startswith("{")]
 
     def stop(self, timeout_s: float = STOP_S) -> None:
-        """End it in order, by SIGTERM. Raises :class:`NodeFailed` if that fails or takes longer."""
+        """End the node in an orderly way, by SIGTERM.
+
+        Raises :class:`NodeFailed` if that fails or takes longer.
+        """
         self.signal(signal.SIGTERM)
         assert self.process is not None
         try:
@@ -69,7 +77,7 @@ class NodeProcess(Child):
 
 
 class Disk:
-    """A small file system of its own in memory, for one broker's folder; only root can mount it."""
+    """A small file system in memory for one broker's folder; only root can mount it."""
 
     def __init__(self, folder: Path, size_bytes: int) -> None:
         self.folder = folder
@@ -82,7 +90,7 @@ class Disk:
 
     @staticmethod
     def why_not() -> str | None:
-        """Why there can be none here; None if there can."""
+        """The reason why such a file system cannot be used here; None if it can."""
         if os.geteuid() != 0 or shutil.which("mount") is None:
             return "mounting a small file system needs root, and mount"
         return None
@@ -99,11 +107,11 @@ class Disk:
                         raise
 
     def free(self) -> None:
-        """Give it back."""
+        """Free the space again."""
         self._filler.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unmount it; nothing of it is left."""
+        """Unmount the file system and remove all of its files."""
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
 
 
@@ -141,16 +149,16 @@ class ProcessCluster(Transient):
         self.disks: dict[str, Disk] = {}
         self.nodes: dict[str, NodeProcess] = {}
         self.zookeeper: ZooKeeper | None = None
-        self.url = ""  # for pymq.open
+        self.url = ""  # URL for pymq.open
 
     @property
     def brokers(self) -> list[str]:
-        """Their names."""
+        """The names of the brokers."""
         return [f"broker-{i}" for i in range(self._brokers)]
 
     @property
     def zkservers(self) -> list[str]:
-        """Their names here; to clients they are known by their endpoints."""
+        """The names of the zkservers here; clients know them by their endpoints."""
         return [f"zkserver-{i}" for i in range(self._zkservers)]
 
     def start(self) -> None:
@@ -201,7 +209,7 @@ class ProcessCluster(Transient):
         self.nodes[node] = NodeProcess(node, command, self._folder / f"{node}.log")
 
     def wait_ready(self) -> None:
-        """Wait until everything that runs has said that it is ready."""
+        """Wait until all running nodes have said that they are ready."""
         for node in self.nodes.values():
             if node.is_running:
                 node.wait_ready()
@@ -209,24 +217,27 @@ class ProcessCluster(Transient):
     def wait_for(
         self, predicate: Callable[[], bool], what: str, timeout_s: float = START_S
     ) -> None:
-        """Wait until *predicate* comes true, looking often. Raises :class:`NodeFailed` if not."""
+        """Wait until *predicate* becomes true, checking it often.
+
+        Raises :class:`NodeFailed` if not.
+        """
         until = time.monotonic() + timeout_s
         while not predicate():
             if time.monotonic() > until:
                 raise NodeFailed(f"not in time: {what}")
-            time.sleep(0.05)  # What it asks about is in other processes: nobody can wake us.
+            time.sleep(0.05)  # the condition is in other processes, which cannot wake this thread
 
     def data(self, broker: str) -> Path:
         """A broker's folder."""
         return self._folder / broker
 
     def wipe(self, broker: str) -> None:
-        """Take all that a broker has on its disk; it must not run."""
+        """Remove everything on a broker's disk; the broker must not run."""
         assert not self.nodes[broker].is_running
         shutil.rmtree(self.data(broker), ignore_errors=True)
 
     def calm(self) -> None:
-        """End all faults, start what is down, and wait until it is ready."""
+        """End all faults, start nodes that are down, and wait until they are ready."""
         if self._namespaces is not None:
             self._namespaces.heal()
         for disk in self.disks.values():
@@ -249,7 +260,7 @@ class ProcessCluster(Transient):
             self.nodes[name].stop()
 
     def close(self) -> None:
-        """Kill whatever is left."""
+        """Kill all processes that are left."""
         for node in self.nodes.values():
             node.kill()
         self._stack.close()

@@ -1,6 +1,6 @@
-"""Scripts: what is done, and exactly what comes of it, in a text file.
+"""Scripts in text files: commands and their exact results.
 
-One format for all machines::
+All machines use the same format::
 
     # A comment, up to the first command or between two.
     verb argument argument
@@ -12,12 +12,12 @@ One format for all machines::
     verb
     ----
 
-What stands before ``----`` are commands, one a line; what follows it is all that they put out, and
-a blank line ends it. The words of a command are split as a shell does it. A machine is tested by
-giving :func:`check_script` something that carries out one command and returns what it says.
+Above ``----`` are commands, one per line; below it is all of their output, up to a blank line. The
+words of a command are split as a shell does it. To test a machine, pass :func:`check_script` a
+function that carries out one command and returns its output.
 
-The output need not be typed: *rewrite* puts what really came into the file. What it has put there
-is a claim like any other: read it before it is kept.
+The output need not be typed: *rewrite* puts the actual output into the file. The written output is
+an assertion like any other: read it before you keep it.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from pathlib import Path
 from pymq.core.values import define
 
 Run = Callable[[str, list[str]], str]
-"""Carries out a verb with its arguments, and returns what it puts out."""
+"""Carries out a command with its arguments, and returns its output."""
 
 RULE = "----"
 
 
 @define
 class ScriptStep:
-    """Some commands, and what they put out together."""
+    """Some commands, and their common output."""
 
-    line: int  # of the first command
-    comments: list[str]  # the lines before it, as they are
+    line: int  # line of the first command
+    comments: list[str]  # the lines before the command, unchanged
     commands: list[str]
     expected: list[str]
 
 
 class ScriptError(AssertionError):
-    """The script cannot be read, or something else came than it says."""
+    """The script is invalid, or the output differs from it."""
 
 
 def parse_script(text: str, name: str = "script") -> list[ScriptStep]:
@@ -79,7 +79,7 @@ def parse_script(text: str, name: str = "script") -> list[ScriptStep]:
     if step.commands:
         raise ScriptError(f"{name}:{step.line}: {RULE} is missing after the commands")
     if any(step.comments):
-        steps.append(step)  # what is said at the very end is kept
+        steps.append(step)  # comments at the very end are kept
     return steps
 
 
@@ -96,7 +96,7 @@ def show_script(steps: list[ScriptStep]) -> str:
 
 
 def run_step(step: ScriptStep, run: Run) -> list[str]:
-    """Carry out the commands of a step; what they put out, line by line."""
+    """Carry out the commands of a step; returns their output, line by line."""
     lines: list[str] = []
     for command in step.commands:
         verb, *arguments = shlex.split(command)
@@ -105,7 +105,7 @@ def run_step(step: ScriptStep, run: Run) -> list[str]:
 
 
 def check_script(path: Path, run: Run, *, rewrite: bool = False) -> None:
-    """Run the script at *path*; with *rewrite*, put what comes into the file.
+    """Run the script at *path*; with *rewrite*, put the actual output into the file.
 
     Raises:
         ScriptError: something else came than the file says.

@@ -1,4 +1,4 @@
-"""Whether a cluster is healed and whole: everything works, and everything that is kept is sound."""
+"""Checks that a cluster is whole: all services work, and all stored data is sound."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pymq.testing.cluster import Cluster
 from pymq.testing.simulation import probe
 from pymq.testing.simulation.world import Violation
 
-PROBE = b"is it whole?"  # the value, and the key, of the records that are written to find out
-BOUND_S = 30.0  # of virtual time, for each thing that must come about
+PROBE = b"is it whole?"  # key and value of the records that the check writes
+BOUND_S = 30.0  # virtual time within which each condition must hold
 
 
 def check_whole(cluster: Cluster, *, seconds: float = BOUND_S) -> None:
-    """End all faults; then demand that everything works again, and look at every disk.
+    """End all faults; then check that all services work again, and check every disk.
 
-    A zkserver is active and knows all brokers; each partition takes a record (:data:`PROBE`) and
-    gives it back; the replicas of each open block become the same, and the copies of each sealed
-    one whole; ``pymq verify`` finds nothing wrong on any disk, nor on what would be left of it if
-    the power failed now.
+    A zkserver is active and knows all brokers. Each partition takes a record (:data:`PROBE`) and
+    returns it. The replicas of each open block become equal, and the copies of each sealed block
+    complete. ``pymq verify`` finds no damage on any disk, nor on what a power failure now would
+    leave of it.
 
     Raises:
         Violation, NotReached, PymqError: it is not so, within *seconds* of virtual time for each.
@@ -52,7 +52,7 @@ def _use(mq: Client, seconds: float) -> None:
 
 
 def _behind(cluster: Cluster, watch: StoreWatch) -> Iterator[str]:
-    """Replicas of open blocks that lack something of what is visible."""
+    """Replicas of open blocks that lack some visible records."""
     for key, history in watch.histories.items():
         number = max(history.blocks, default=None)
         if number is None:
@@ -63,7 +63,7 @@ def _behind(cluster: Cluster, watch: StoreWatch) -> Iterator[str]:
 
 
 def _incomplete(cluster: Cluster) -> Iterator[BlockId]:
-    """Sealed blocks of which a copy is being completed."""
+    """Sealed blocks with a copy that is not complete yet."""
     for host in cluster.brokers.values():
         if host.broker is not None:
             yield from probe.incomplete(host.broker)
@@ -71,7 +71,7 @@ def _incomplete(cluster: Cluster) -> Iterator[BlockId]:
 
 def _verify(cluster: Cluster, name: str) -> None:
     known = known_blocks(cluster.ensemble.entries())
-    # Where nothing is unsynced both are the same.
+    # If nothing is unsynced, both states are the same.
     for keep in ("all", "none") if any(cluster.brokers[name].disk.unsynced()) else ("all",):
         disk = cluster.brokers[name].disk.fork()
         disk.crash(cluster.world.rng("verify", name), keep)

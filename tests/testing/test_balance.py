@@ -1,4 +1,4 @@
-"""Leadership comes back to an even spread, one partition at a time, and nobody's send fails."""
+"""Leadership becomes evenly distributed again, one partition at a time, and no send fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def leads(mq: Client) -> list[int]:
 
 
 def is_even(mq: Client) -> bool:
-    """Whether all are within one of the ideal."""
+    """Whether the numbers of leaders of all brokers are within one of the ideal."""
     found = leads(mq)
     return max(found) - min(found) <= 1
 
@@ -79,17 +79,20 @@ def test_nothing_is_moved_while_a_broker_is_missing() -> None:
         mq.create_topic("t", partitions=12, replicas=3, acks="raft")
         cluster.run(20)
         cluster.crash("broker-3")
-        cluster.run(14)  # What it led is led by others, and its replicas were replaced.
+        # other brokers lead the dead broker's partitions, and its replicas were replaced
+        cluster.run(14)
         before = [part.leader for part in mq.describe_topic("t").partitions]
         cluster.run(60)
         assert [part.leader for part in mq.describe_topic("t").partitions] == before
         cluster.restart("broker-3")
-        cluster.run(EVERY_MS / 1000 - 1)  # It has to stay for a while first.
+        cluster.run(EVERY_MS / 1000 - 1)  # the broker has to be alive for a while first
         assert [part.leader for part in mq.describe_topic("t").partitions] == before
 
 
 def test_who_is_not_in_sync_is_given_nothing_to_lead() -> None:
-    """Its brokers are alive, but cannot reach each other: there is nobody to hand over to."""
+    """The brokers are alive, but cannot reach each other, so there is no replica to hand over
+    to.
+    """
     with Cluster(brokers=3, seed=7, leader_balance_ms=15_000, lag_max_ms=500) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=6, replicas=3, acks="leader")

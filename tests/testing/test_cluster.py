@@ -1,4 +1,6 @@
-"""A simulated cluster: the real client on it, and each fault does what it says."""
+"""A simulated cluster with the real client, in which each fault has the effect that its description
+gives.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from pymq.testing import Cluster, Faults, NotReached
 
 @contextmanager
 def raft(seed: int) -> Iterator[tuple[Cluster, pymq.Client]]:
-    """A broker, a client, and a topic ``t`` of which nothing is confirmed before it is synced."""
+    """A broker, a client, and a topic ``t`` in which records are confirmed only when they are
+    synced.
+    """
     with Cluster(brokers=1, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", acks="raft")
@@ -68,7 +72,7 @@ def test_what_was_synced_survives_a_crash(disk: str) -> None:
 
 
 def test_what_was_not_synced_may_be_lost() -> None:
-    """An acknowledgement of mode leader says no more than that it was written."""
+    """An acknowledgement of mode leader only means that the leader has written the record."""
     lost = []
     for disk in ("none", "all"):
         with Cluster(brokers=1, seed=2) as cluster:
@@ -79,11 +83,13 @@ def test_what_was_not_synced_may_be_lost() -> None:
             cluster.crash("broker-0", disk)
             cluster.restart("broker-0")
             lost.append(len(read(mq)))
-    assert lost == [1, 2]  # The first write makes the file, and that is synced.
+    assert lost == [1, 2]  # The first write creates the file, and file creation is synced.
 
 
 def test_a_crash_at_every_boundary_of_a_write() -> None:
-    """Before the write, between write and sync, before the answer: answered means safe."""
+    """The power fails before the write, between write and sync, or before the answer: answered
+    records survive.
+    """
     for boundary in range(12):
         with Cluster(brokers=1, seed=3, restart_ms=100) as cluster:
             mq = cluster.client()
@@ -121,7 +127,7 @@ def test_what_is_cut_gets_nothing() -> None:
 
 
 def test_one_way_is_one_way() -> None:
-    """The record arrives, the answer does not; it is written once all the same."""
+    """The record arrives, but its answer does not; nevertheless it is written once."""
     with raft(5) as (cluster, mq):
         put(mq, b"a")
         cut = cluster.cut("broker-0", "client-0", one_way=True)
@@ -161,7 +167,7 @@ def test_a_full_disk_refuses_and_recovers() -> None:
 
 
 def test_a_failed_sync_stops_the_replica() -> None:
-    """It serves nothing any more; after a restart what was acknowledged is there."""
+    """The replica serves nothing any more; after a restart the acknowledged records are there."""
     with raft(8) as (cluster, mq):
         put(mq, b"a")
         cluster.fail_disk("broker-0", "sync")
@@ -173,7 +179,9 @@ def test_a_failed_sync_stops_the_replica() -> None:
 
 
 def test_a_failed_sync_of_one_partition_unsettles_no_other() -> None:
-    """All that the broker led had another leader elected, as if it had been started anew."""
+    """In an earlier version all partitions that the broker led got another leader, as after a
+    restart.
+    """
     count = 12
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
@@ -195,7 +203,7 @@ def test_a_failed_sync_of_one_partition_unsettles_no_other() -> None:
 
 
 def test_a_zkserver_may_come_back() -> None:
-    """It waits for the session of the one before to run out, then goes on from the tree."""
+    """The zkserver waits for the previous session to expire, then continues from the tree."""
     with raft(9) as (cluster, mq):
         cluster.crash("zkserver-0")
         cluster.run(seconds=0.5)
@@ -227,7 +235,7 @@ def test_names_that_are_not_there_are_told() -> None:
 
 
 def test_a_callback_cannot_wait() -> None:
-    """It would wait for ever: nothing goes on while the loop is in it."""
+    """A callback that waited would never end, because the loop does not run during a callback."""
     with Cluster(brokers=1, seed=12) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -245,7 +253,7 @@ def test_a_callback_cannot_wait() -> None:
 
 
 def test_faults_come_by_themselves_until_calm() -> None:
-    """What is acknowledged is there, whatever happens; and the same seed is the same run."""
+    """Acknowledged records are there, whatever happens; and the same seed gives the same run."""
     digests = []
     for _ in range(2):
         with Cluster(brokers=1, seed=13, faults=Faults(("boundary", "slow_disk"))) as cluster:
@@ -275,7 +283,9 @@ def test_what_happened_can_be_read() -> None:
 
 
 def test_everybody_hears_of_a_death() -> None:
-    """Also those who listen behind somebody who stops listening then, as a session does."""
+    """All listeners are notified of a death, even if one of them unregisters at that moment, as a
+    session does.
+    """
     with Cluster(brokers=1, seed=4) as cluster:
         died: list[str] = []
         cluster.host("zkserver-0").on_death.append(lambda process: died.append(process.name))
@@ -284,7 +294,7 @@ def test_everybody_hears_of_a_death() -> None:
 
 
 def test_a_topic_that_is_made_again_begins_anew() -> None:
-    """What was acknowledged in the topic of that name before says nothing of this one."""
+    """Acknowledgements in an earlier topic of the same name do not count for the new topic."""
     with Cluster(brokers=1, seed=4) as cluster:
         mq = cluster.client()
         for _ in range(2):

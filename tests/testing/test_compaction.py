@@ -11,7 +11,9 @@ from pymq.testing import Cluster
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 def test_every_replica_compacts(acks: Acks) -> None:
-    """None did: the block that was sealed last was never whole yet when they looked."""
+    """In an earlier version no follower compacted: its copy of the last sealed block was not
+    complete when it checked.
+    """
     with Cluster(brokers=3, seed=7) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks=acks, block_bytes=4096, cleanup_policy="compact")

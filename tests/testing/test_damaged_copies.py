@@ -1,4 +1,4 @@
-"""A sealed copy that a broker finds damaged when it starts: the rest of its partition goes on."""
+"""If a broker finds a damaged sealed copy when it starts, the rest of the partition works."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from pymq.client.option_types import Acks
 from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.header import HEADER_SIZE
 from pymq.errors import CorruptBlock
 from pymq.testing import Cluster
 
@@ -25,7 +26,7 @@ def begin(cluster: Cluster, replicas: int, acks: Acks) -> None:
 
 
 def damage(cluster: Cluster, name: str) -> str:
-    """Let a broker start with a bad second block, of which nothing says that it is sealed."""
+    """Start a broker with a damaged second block that is not marked as sealed."""
     cluster.crash(name, "all")
     disk = cluster.brokers[name].disk
     topics = {block.split("/")[3] for block in disk.paths() if block.endswith("00000003.block")}
@@ -39,7 +40,9 @@ def damage(cluster: Cluster, name: str) -> str:
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 def test_the_only_copy_is_missed_by_its_readers_alone(acks: Acks) -> None:
-    """The whole partition failed, read or written; or what followed the damage was cut off."""
+    """In an earlier version the whole partition failed, or the records after the damage were
+    truncated.
+    """
     with Cluster(brokers=1, seed=3) as cluster:
         begin(cluster, 1, acks)
         path = damage(cluster, "broker-0")
@@ -62,7 +65,7 @@ def test_the_only_copy_is_missed_by_its_readers_alone(acks: Acks) -> None:
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 @pytest.mark.parametrize("leads", [False, True])
 def test_a_copy_is_repaired_from_another_broker(acks: Acks, leads: bool) -> None:
-    """And whoever has it leads or follows meanwhile as ever."""
+    """Meanwhile the broker leads or follows as usual."""
     with Cluster(brokers=3, seed=3) as cluster:
         begin(cluster, 3, acks)
         mq = cluster.client()
@@ -84,3 +87,22 @@ def test_a_copy_is_repaired_from_another_broker(acks: Acks, leads: bool) -> None
         assert contents[0] == contents[1] == contents[2]
         with mq.consumer("t", mode="psb") as consumer:
             assert [r.value for r in consumer.until_end()] == [*RECORDS, b"more"]
+
+
+def test_damage_in_the_open_block_is_found_by_a_reader_and_another_broker_leads() -> None:
+    """The leader fails for good, and its readers go on at the next one."""
+    with Cluster(brokers=3, seed=3, handles=2) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        with mq.producer(linger_ms=0) as producer:
+            for record in RECORDS:
+                producer.send("t", record).result()
+        leader = mq.describe_topic("t").partitions[0].leader
+        assert leader is not None
+        disk = cluster.brokers[leader].disk
+        (path,) = (name for name in disk.paths() if name.endswith(".block"))
+        in_header = disk.data(path).index(RECORDS[10]) - HEADER_SIZE // 2
+        assert disk.flip(Random(1), path, in_header) is not None
+        with cluster.client().consumer("t", mode="psb") as consumer:
+            assert [r.value for r in consumer.until_end()] == RECORDS
+        assert mq.describe_topic("t").partitions[0].leader != leader

@@ -1,4 +1,7 @@
-"""Mistakes that take two things at once, made on purpose in a cluster and seen by its rules."""
+"""Bugs that need two events at once.
+
+Tests cause both events in a cluster, and a rule detects the bug.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ ZKSERVER = "zkserver-0"
 
 
 def leader(mq: Client) -> str:
-    """Who leads the partition."""
+    """The leader of the partition."""
     name = mq.describe_topic("t").partitions[0].leader
     assert name is not None
     return name
 
 
 def end(c: Cluster, name: str) -> int:
-    """How long a broker's copy of the open block is."""
+    """The end of a broker's copy of the open block."""
     broker = c.brokers[name].broker
     assert broker is not None
     (look,) = (probe.look(partition, None) for partition in probe.partitions(broker))
@@ -30,7 +33,9 @@ def end(c: Cluster, name: str) -> int:
 
 
 def test_what_is_asked_while_a_session_ends_is_not_done_in_the_next_one() -> None:
-    """The controller epoch is still the same; what is missing is the node of who has asked."""
+    """The controller epoch is still the same, but the node of the zkserver that submitted the
+    commit is gone.
+    """
     with Cluster(brokers=1, zkservers=1, seed=1, coordinator_us=20_000) as c:
         mq = c.client()
         mq.create_topic("a")
@@ -50,7 +55,9 @@ def test_what_is_asked_while_a_session_ends_is_not_done_in_the_next_one() -> Non
 
 @pytest.mark.parametrize("brokers", [1, 2])
 def test_what_a_commit_has_answered_survives_a_power_cut_of_all_brokers(brokers: int) -> None:
-    """Without it an acknowledgement is synced within a second, and not before it is answered."""
+    """Without commit(), an acknowledgement is synced within a second, and not before it is
+    answered.
+    """
     with Cluster(brokers=brokers, zkservers=1, seed=2) as c:
         mq = c.client()
         mq.create_topic("t", acks="raft", replicas=brokers)
@@ -61,7 +68,7 @@ def test_what_a_commit_has_answered_survives_a_power_cut_of_all_brokers(brokers:
             records = [record for _ in range(10) for record in consumer.poll(max_records=10)][:10]
             for record in records:
                 consumer.ack(record)
-                consumer.commit()  # the first one has begun a file, which syncs all there is
+                consumer.commit()  # the first block has created a file, which syncs all blocks
             for name in c.brokers:
                 c.crash(name, "none")
             for name in c.brokers:
@@ -75,9 +82,10 @@ def test_what_a_commit_has_answered_survives_a_power_cut_of_all_brokers(brokers:
 
 @pytest.mark.parametrize("boundary", range(12))
 def test_who_takes_the_leadership_over_knows_its_term_after_a_crash(boundary: int) -> None:
-    """Else it leads the same term twice: what it sent the first time is with the old leader alone.
+    """Otherwise the replica could lead the same term twice: only the old leader has the batches
+    that it sent the first time.
 
-    That one goes, and the third replica hears of nothing before it has.
+    The old leader fails, and the third replica has received no message before that.
     """
     with Cluster(brokers=3, zkservers=1, seed=4) as c:
         mq = c.client()
@@ -106,7 +114,9 @@ def test_who_takes_the_leadership_over_knows_its_term_after_a_crash(boundary: in
 
 
 def test_what_was_compared_with_one_leader_is_compared_with_the_next() -> None:
-    """A follower of a leader that nobody else hears has what is then written otherwise."""
+    """A follower of a cut-off leader has batches at offsets where the next leader writes other
+    batches.
+    """
     with Cluster(brokers=5, zkservers=1, seed=3) as c:
         mq, other = c.client(), c.client("other")
         mq.create_topic("t", acks="raft", replicas=5)

@@ -1,4 +1,4 @@
-"""What the documentation of the simulator shows runs as it is shown."""
+"""The examples in the simulator's documentation run, with the shown results."""
 
 from __future__ import annotations
 

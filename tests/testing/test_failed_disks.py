@@ -1,4 +1,4 @@
-"""A broker whose disk fails hands over: the others serve, and its replica is replaced."""
+"""A broker with a failed disk hands over: other brokers serve, and its replica is replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMITS: dict[Acks, float] = {
     "raft": 1.0,
     "leader": 3.0,
     "none": 3.0,
-}  # seconds until it can be written again
+}  # seconds until the disk can be written again
 MODES = sorted(LIMITS)
 
 
@@ -43,7 +43,7 @@ def led(cluster: Cluster, acks: Acks) -> tuple[Client, str]:
 @pytest.mark.parametrize("acks", MODES)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_write_that_fails_is_a_leader_that_hands_over(acks: Acks, what: str, seed: int) -> None:
-    """Nobody restarts the broker, and no send fails or is there twice."""
+    """The leader hands over, the broker is not restarted, and no send fails or is written twice."""
     with Cluster(brokers=3, zkservers=1, seed=seed) as cluster:
         mq, leader = led(cluster, acks)
         with mq.producer(linger_ms=1, acks="leader" if acks == "none" else acks) as producer:
@@ -86,7 +86,7 @@ def test_a_failed_replica_is_shown_and_leaves_the_in_sync_set(acks: Acks) -> Non
 @pytest.mark.parametrize("acks", MODES)
 @pytest.mark.parametrize("is_leader", [True, False])
 def test_a_failed_replica_is_replaced(acks: Acks, *, is_leader: bool) -> None:
-    """By one on a broker that has none, and not by the same broker again."""
+    """A broker without a replica gets the new one, not the same broker again."""
     with Cluster(brokers=4, zkservers=1, seed=2, replace_ms=5_000) as cluster:
         mq, leader = led(cluster, acks)
         failed = next(b for b in described(mq).replicas if (b == leader) is is_leader)
@@ -127,7 +127,7 @@ def test_a_full_disk_refuses_nothing_for_good(acks: Acks, seed: int) -> None:
 @pytest.mark.parametrize("what", ["sync", "write"])
 @pytest.mark.parametrize("times", [1, 100])
 def test_readers_and_groups_do_not_see_it(acks: Acks, what: str, times: int) -> None:
-    """One block fails, or all that the broker has, those of the groups' offsets too."""
+    """One block fails, or all blocks of the broker, including those of the groups' offsets."""
     with Cluster(brokers=3, zkservers=1, seed=3) as cluster:
         mq, leader = led(cluster, acks)
         reader = cluster.client().consumer("t", mode="psb", offset="begin")
@@ -155,7 +155,7 @@ def test_readers_and_groups_do_not_see_it(acks: Acks, what: str, times: int) -> 
 def test_readers_are_served_by_another_when_a_disk_cannot_read(
     acks: Acks, *, is_sealed: bool
 ) -> None:
-    """The open block gets another leader; of a sealed one any holder will do."""
+    """The open block gets another leader; for a sealed block any holder can serve the reader."""
     with Cluster(brokers=3, zkservers=1, seed=5) as cluster:
         mq, leader = led(cluster, acks)
         if is_sealed:
@@ -171,7 +171,7 @@ def test_readers_are_served_by_another_when_a_disk_cannot_read(
 
 @pytest.mark.parametrize("acks", MODES)
 def test_damage_found_at_a_start_is_copied_from_others(acks: Acks) -> None:
-    """Its replica is offline until a roll; then its block is sealed and repaired."""
+    """The replica is offline until a roll; then its block is sealed and repaired."""
     with Cluster(brokers=3, zkservers=1, seed=4, check=False, replace_ms=5_000) as cluster:
         mq, leader = led(cluster, acks)
         cluster.crash(leader, "all")
@@ -191,7 +191,7 @@ def test_damage_found_at_a_start_is_copied_from_others(acks: Acks) -> None:
 
 
 def test_one_replica_alone_says_what_is_wrong() -> None:
-    """Nobody else can serve, and waiting is of no use."""
+    """No other replica can serve, and waiting does not help."""
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=1, fsync="always")

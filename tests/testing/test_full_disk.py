@@ -1,4 +1,6 @@
-"""A leader whose disk was full for a while: its partition goes on, there or elsewhere."""
+"""If a leader's disk is full for a while, its partition continues, on that broker or on another
+one.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ def test_a_partition_goes_on_after_its_leaders_disk_was_full(acks: Acks, replica
 
 @pytest.mark.parametrize("has_led", [False, True])
 def test_a_short_copy_on_a_full_disk_is_not_taken_for_all_there_is(has_led: bool) -> None:
-    """The leader dies, and of the others the zkserver hears only the one whose disk is full.
+    """The leader dies, and of the other replicas the zkserver reaches only the one with the full
+    disk.
 
-    What was answered had been on the third broker, too, for seconds.
+    The third broker had the acknowledged records, too, for seconds.
     """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
@@ -73,7 +76,7 @@ def test_a_short_copy_on_a_full_disk_is_not_taken_for_all_there_is(has_led: bool
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 def test_a_block_that_is_rolled_while_a_disk_is_full_becomes_whole_there(acks: Acks) -> None:
-    """Its replica had failed to write, and was to look at its disk anew a moment later."""
+    """A write of the replica had failed, and the replica was about to retry a moment later."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks=acks)
@@ -92,7 +95,8 @@ def test_a_block_that_is_rolled_while_a_disk_is_full_becomes_whole_there(acks: A
             cluster.run(seconds=5)
         blocks = mq.describe_topic("t").partitions[0].blocks
         assert all(set(block.in_sync) == set(block.replicas) for block in blocks)
-        for block in (blocks[0], blocks[-1]):  # Those between were made without that broker.
+        # the blocks between these were created without that broker
+        for block in (blocks[0], blocks[-1]):
             assert set(block.in_sync) == set(cluster.brokers)
 
 

@@ -1,4 +1,6 @@
-"""Where a block ends was told to one zkserver, and arrives at the next."""
+"""A broker sent its report of a block's end to one zkserver, and the report arrives at the next
+one.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ Told = list[tuple[str, str, Message]]
 
 
 def given_up(c: Cluster, mq: Client, old: str) -> Told:
-    """What the followers tell a zkserver that loses its session before it can take them over.
+    """Return the reports of followers to a zkserver that loses its session before it can take over.
 
-    The leader of all that is back in touch with the next one then, and goes on.
+    The leader then reaches the next zkserver again, and continues.
     """
     told: Told = []
 
@@ -41,12 +43,12 @@ def given_up(c: Cluster, mq: Client, old: str) -> Told:
 
 
 def arrive(link: NetworkLink, source: str, message: Message, *_: object) -> None:
-    """Deliver a message that was held up."""
+    """Deliver a message that was delayed."""
     link.receive(ZKSERVER, source, message)
 
 
 def bring_late(c: Cluster, told: Told) -> None:
-    """Deliver *told* as soon as the zkserver asks again."""
+    """Deliver *told* as soon as the zkserver sends its request again."""
     left = list(told)
 
     def asked(process: Process, peer: str, source: str, message: Message) -> None:
@@ -60,7 +62,7 @@ def bring_late(c: Cluster, told: Told) -> None:
 
 @pytest.mark.parametrize("is_takeover", [False, True])
 def test_what_was_told_to_the_zkserver_before_does_not_end_the_block(*, is_takeover: bool) -> None:
-    """Since then its leader has gone on in it, and records were acknowledged."""
+    """Since that report the leader has continued in the block, and has acknowledged records."""
     with slow_cluster(brokers=3) as c:
         mq = c.client()
         mq.create_topic("t", acks="leader", replicas=3)

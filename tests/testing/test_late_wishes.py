@@ -1,4 +1,6 @@
-"""A leader's wish for a larger in-sync set, heard when who is to join has lost what it had."""
+"""A leader's request for a larger in-sync set arrives after the joining replica has lost
+records.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ RECORDS = [b"%050d" % number for number in range(40)]
 @pytest.mark.parametrize("fsync", ["os", "interval"])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_who_has_lost_records_meanwhile_does_not_join(fsync: Fsync, replicas: int) -> None:
-    """It was elected without records that had been answered, and those were lost."""
+    """In an earlier version that replica was elected without acknowledged records, which were then
+    lost.
+    """
     with Cluster(brokers=replicas, seed=3, lag_max_ms=1_000) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=replicas, acks="leader", fsync=fsync)
@@ -39,19 +43,20 @@ def test_who_has_lost_records_meanwhile_does_not_join(fsync: Fsync, replicas: in
                 producer.send("t", record).result()
         cluster.run(seconds=3)
         assert in_sync(mq) == {leader}
-        # The follower catches up, and the wish that it be in sync again lies in a connection.
+        # The follower catches up, and the request to add it to the in-sync set is delayed in a
+        # connection.
         wishes.clear()
         cluster.network.clog(leader, "zkserver-0", cluster.world.now + 1_000_000)
         cluster.heal(apart)
         cluster.run_until(lambda: bool(wishes), seconds=0.8)
         assert set(wishes[0].in_sync) == {leader, follower}
-        # It loses what it has not synced, and has not asked its leader for anything since.
+        # The follower loses its unsynced records, and has not fetched from its leader since.
         cluster.cut(leader, [follower])
         cluster.crash(follower, "none")
         cluster.restart(follower)
         cluster.run(seconds=1.2)
         assert in_sync(mq) == {leader}
-        # So it does not stand in for the leader either.
+        # So the follower cannot replace the leader.
         cluster.crash(leader, "all")
         cluster.run(seconds=5)
         cluster.heal()

@@ -1,4 +1,4 @@
-"""Once faults have ended everything must work again, and each of these rules can be broken."""
+"""Once faults have ended all services must work again; each of these rules can be broken."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nothing(*arguments: Any, **named: Any) -> Any:
     return ()
 
 
-# A machine that does something no more, and what is to be missed then.
+# For each rule, a method of a machine that is disabled, so that the rule must be broken.
 BROKEN: dict[str, tuple[type, str, Any]] = {
     "zkserver-comes-back": (Election, "decided", nothing),
     "partitions-take-records": (PendingProduces, "due", nothing),
@@ -47,7 +47,7 @@ BROKEN: dict[str, tuple[type, str, Any]] = {
 }
 
 
-# What else misses it, and does not wait for so long.
+# Another rule that finds the same problem earlier.
 SOONER = {"groups-reach-the-end": "idle-is-served"}
 
 

@@ -1,4 +1,4 @@
-"""A topic that is deleted and created again while it is sent to and read."""
+"""A topic is deleted and created again while clients send to it and read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from pymq.testing import Cluster
 def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(
     count: int, reset: Reset
 ) -> None:
-    """Its members told where the one before began and ended: the group began there, for ever."""
+    """In an earlier version members reported the ends of the earlier topic, and the group began
+    there.
+    """
     with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft", block_bytes=4096, retention_bytes=4096)
@@ -36,7 +38,7 @@ def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(
                         got.append(record.value)
                         member.ack(record)
                 except PymqError:
-                    cluster.run(seconds=0.3)  # The topic is gone, or was.
+                    cluster.run(seconds=0.3)  # the topic is being deleted, or is already deleted
 
         for _ in range(3):
             poll()
@@ -58,7 +60,7 @@ def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_group_of_a_topic_that_was_made_again_breaks_no_rule(seed: int) -> None:
-    """What was acknowledged of the one before was taken for acknowledged of this one."""
+    """In an earlier version, acknowledgements in the earlier topic counted for the new one."""
 
     def consume(count: int) -> list[bytes]:
         with mq.producer() as producer:
@@ -82,7 +84,9 @@ def test_a_group_of_a_topic_that_was_made_again_breaks_no_rule(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_topic_that_was_made_again_is_not_waited_for(seed: int) -> None:
-    """What was asked of the one before kept its consumer from asking for up to a second."""
+    """In an earlier version a request about the earlier topic kept the consumer from requesting
+    again for up to a second.
+    """
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -111,7 +115,9 @@ def test_a_topic_that_was_made_again_is_not_waited_for(seed: int) -> None:
 
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_topic_that_is_made_again_while_its_groups_have_no_coordinator(*, stays: bool) -> None:
-    """The next one does not hear of it: the group went on where it had got to in the one before."""
+    """A new coordinator does not learn of the deletion: in an earlier version the group continued
+    at its offset in the earlier topic.
+    """
     with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -128,7 +134,7 @@ def test_a_topic_that_is_made_again_while_its_groups_have_no_coordinator(*, stay
                         got.append(record.value)
                         member.ack(record)
                 except PymqError:
-                    cluster.run(seconds=0.3)  # The topic is gone, or was.
+                    cluster.run(seconds=0.3)  # the topic is being deleted, or is already deleted
                 if len(got) >= wanted:
                     return
 
@@ -161,7 +167,9 @@ def test_a_topic_that_is_made_again_while_its_groups_have_no_coordinator(*, stay
 
 
 def test_who_makes_a_topic_again_finds_its_leader() -> None:
-    """The new one's epochs are lower: the old one's leader was taken to lead it, for ever."""
+    """The new topic's epochs are lower: in an earlier version the client considered the old topic's
+    leader as the new one's.
+    """
     with Cluster(brokers=2, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -181,7 +189,9 @@ def test_who_makes_a_topic_again_finds_its_leader() -> None:
 @pytest.mark.parametrize("count", [3, 5, 9])
 @pytest.mark.parametrize("is_own", [False, True])
 def test_a_reader_is_told_that_its_position_is_in_another_topic(count: int, is_own: bool) -> None:
-    """If the new one had as many records as it had read, it never got these."""
+    """In an earlier version the reader skipped as many records of the new topic as it had read of
+    the old one.
+    """
     with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -197,7 +207,7 @@ def test_a_reader_is_told_that_its_position_is_in_another_topic(count: int, is_o
             sent = [b"new %d" % number for number in range(count)]
             for value in sent:
                 producer.send("t", value).result()
-        for _ in range(2):  # until it seeks
+        for _ in range(2):  # the error is raised repeatedly, until the reader seeks
             with pytest.raises(OffsetOutOfRange, match="deleted and created again"):
                 reader.poll(10, timeout=2)
         reader.seek("0", "begin")
@@ -210,7 +220,9 @@ def test_a_reader_is_told_that_its_position_is_in_another_topic(count: int, is_o
 
 @pytest.mark.parametrize("partition", [None, 0])
 def test_a_reader_hears_that_its_topic_is_there_again(partition: int | None) -> None:
-    """Who reads one partition looks for no others, and never asked for the topic again."""
+    """In an earlier version a reader of one partition never requested the metadata of the new
+    topic.
+    """
     with Cluster(brokers=1, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -223,7 +235,7 @@ def test_a_reader_hears_that_its_topic_is_there_again(partition: int | None) -> 
                 with pytest.raises(UnknownTopic):
                     reader.poll(10, timeout=5)
             mq.create_topic("t")
-            for _ in range(2):  # The first may tell what it knew before, the second asks.
+            for _ in range(2):  # the first call may use cached metadata, the second one requests it
                 with suppress(UnknownTopic, OffsetOutOfRange):
                     reader.poll(10, timeout=1)
                 cluster.run(seconds=0.1)
@@ -233,7 +245,9 @@ def test_a_reader_hears_that_its_topic_is_there_again(partition: int | None) -> 
 
 
 def test_a_named_producer_has_written_nothing_to_a_topic_that_was_made_again() -> None:
-    """It was told how much it had written to the one before, so it left that out."""
+    """In an earlier version the producer got the count of the earlier topic, and skipped as many
+    records.
+    """
     with Cluster(brokers=1, seed=0) as cluster:
         mq = cluster.client()
         with mq.producer(linger_ms=0, producer_id="me") as producer:
@@ -248,7 +262,9 @@ def test_a_named_producer_has_written_nothing_to_a_topic_that_was_made_again() -
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (3, 2)])
 def test_a_producer_sends_to_the_partitions_that_there_are_now(before: int, after: int) -> None:
-    """Keys that went to a partition which the new topic has not failed, for ever."""
+    """In an earlier version records failed if their keys belonged to a partition that the new topic
+    does not have.
+    """
     with Cluster(brokers=1, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=before)
@@ -277,7 +293,9 @@ def test_a_producer_is_told_at_once_what_partitions_are_called_now() -> None:
 
 @pytest.mark.parametrize("reset", ["begin", "end"])
 def test_a_group_does_not_take_the_topic_before_for_the_one_that_there_is(reset: Reset) -> None:
-    """Its leader had not heard yet: as many records of the new one as the old one had were lost."""
+    """In an earlier version, if the leader had not learned of the new topic, the group lost as many
+    records as the old topic had.
+    """
     with Cluster(brokers=1, seed=0) as cluster:
         mq, client = cluster.client(), cluster.client()
         mq.create_topic("t")
@@ -298,7 +316,8 @@ def test_a_group_does_not_take_the_topic_before_for_the_one_that_there_is(reset:
         cut = cluster.cut("zkserver-0", "broker-0", one_way=True)
         mq.delete_topic("t")
         mq.create_topic("t")
-        client.questions.topic_metadata("t")  # The member hears of it, the broker does not.
+        # the member learns of the new topic, the broker does not
+        client.questions.topic_metadata("t")
         got.clear()
         poll(1)
         cluster.heal(cut)

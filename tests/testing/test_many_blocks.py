@@ -1,4 +1,4 @@
-"""A partition has more blocks than what brokers are told of it fits in one message."""
+"""A partition has more blocks than fit into one message to a broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pymq.testing.faults.limits import LIMITS, limited
 from pymq.testing.simulation.network import LinkFaults
 from pymq.testing.simulation.process import Process
 
-BYTES = 1_500  # some four blocks
+BYTES = 1_500  # large enough for some four blocks
 COUNT = 150
 
 
@@ -29,7 +29,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 def test_it_is_told_in_parts(acks: Acks, loss: float) -> None:
-    """Brokers that start anew serve all of it, and new ones take it up; parts may be lost."""
+    """Restarted brokers serve all of the blocks, and brokers with new disks adopt them.
+
+    Messages may be lost.
+    """
     with Cluster(brokers=4, zkservers=1, seed=11) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks=acks, block_bytes=4_096)

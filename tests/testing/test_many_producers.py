@@ -1,4 +1,4 @@
-"""Very many producers write to one partition of three replicas, which goes on rolling."""
+"""Very many producers write to one partition of three replicas, which continues to roll."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ AT_ONCE = 500
 def produce(
     mq: Client, producers: list[int], sequence: int, wall_ms: int
 ) -> tuple[list[int], list[bool]]:
-    """One record of each; returns where they are, and whether they were there before."""
+    """Send one record of each producer.
+
+    Returns the offsets, and whether the records were duplicates.
+    """
     offsets, repeats = [], []
     for start in range(0, len(producers), AT_ONCE):
         calls = []
@@ -52,9 +55,9 @@ def produce(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("acks", [pytest.param("leader", marks=pytest.mark.slow), "raft"])
 def test_a_partition_with_ten_thousand_producers_rolls(acks: Acks) -> None:
-    """Each goes on where it was, and what is sent again is known, on replicas that are new, too.
+    """Each producer continues, and new replicas, too, recognise repeated batches.
 
-    Before, a table of some 6,500 made a node that ZooKeeper does not take, for ever.
+    In an earlier version the table of some 6,500 producers made a node too large for ZooKeeper.
     """
     rng = Random(1)
     producers = [rng.getrandbits(62) for _ in range(PRODUCERS)]

@@ -1,9 +1,9 @@
-"""The simulator takes the machines to the places that are marked as easily missed.
+"""Runs of the simulator reach the code paths that are marked as rarely reached.
 
-Two simulations do: that of a cluster, and that of the replicas of one block, which can do what a
-cluster has no use for yet (snapshots of the log, reads by index, leaders that hand over). What
-takes several things that befall a machine within microseconds is done by scripts and tests on
-purpose, and those are run here, too.
+Two simulations are counted: that of a cluster, and that of the replicas of one block, which also
+uses features that a cluster does not use yet (snapshots of the log, reads by index, transfers of
+leadership). Marks that need several events within microseconds are reached by scripts and tests,
+which are run here, too.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from tests.testing import (
 )
 from tests.testing.test_run import PLANS
 
-# Runs that come by much; and how many others there may be to come by the rest, which change with
-# every change of the code.
+# Seeds whose runs pass many marks, and the number of further runs for the remaining marks, which
+# changes with the code.
 GOOD = """117 529 119 17 640 2022 18 549 74 92 2024 668 920 2000 540 46 330 140 38 57
 167 343 376 3038 4438 4460 4006""".split()
 KEPT = "repair-cannot-write wiped-213-6 wiped-18-6 more-ranges-than-are-written".split()
@@ -82,7 +82,7 @@ def _patched(test: Callable[[pytest.MonkeyPatch], None]) -> None:
         test(patch)
 
 
-# Tests that come by what chance seldom does.
+# Tests that reach marks which random runs seldom pass.
 DIRECTED: dict[str, Callable[[], None]] = {
     "broker.late_state": lambda: test_broker.test_a_late_state_does_not_bring_back_what_was_stopped(
         test_broker.Bench()
@@ -169,6 +169,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     ),
     "serving.damaged": partial(
         test_damaged_copies.test_the_only_copy_is_missed_by_its_readers_alone, "raft"
+    ),
+    "partition.found_damaged": (
+        test_damaged_copies.test_damage_in_the_open_block_is_found_by_a_reader_and_another_broker_leads
     ),
     "upkeep.compact_in_part": (
         test_maintenance.test_a_block_under_repair_is_compacted_once_it_is_whole
@@ -306,7 +309,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "raft.snapshot.missing": test_parts.test_a_snapshot_that_is_not_at_hand_is_waited_for,
     "raft.append.corrupt": test_parts.test_what_is_damaged_is_not_taken_in,
 }
-# What nothing here comes by, and why.
+# Marks that no run or test here passes, with the reason.
 SELDOM: dict[str, str] = {
     "balance.given_up": "a leader that is to hand over, and answers nothing until it is late",
     "balance.target_gone": "the next leader dies between the decision and the request",
@@ -331,7 +334,9 @@ def plans() -> Iterator[Plan]:
 
 
 def told(known: dict[str, str], rest: list[str]) -> str:
-    """How many marks simulations and scripts have passed; and what becomes of the others."""
+    """Report how many marks simulations and scripts have passed, and what is known of the other
+    marks.
+    """
     lines = [
         f"{len(known) - len(rest)} of {len(known)} marks were passed by simulation; not these:"
     ]
@@ -342,11 +347,11 @@ def told(known: dict[str, str], rest: list[str]) -> str:
 
 
 def test_there_are_many_marks() -> None:
-    """They are found where they stand, and each has one name."""
+    """All marks are found in the source, and each has one name."""
     marks = all_marks()
     assert len(marks) >= 100
     assert marks["raft.elected"] == "replication/raft/raft.py"
-    assert marks["leases.again"] == "core/group/leases.py"  # one of two in the same call
+    assert marks["leases.again"] == "core/group/leases.py"  # one of two marks in the same call
 
 
 @pytest.mark.parametrize("name", DIRECTED)
@@ -359,7 +364,10 @@ def test_a_directed_test_comes_by(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_of_them_are_passed(record_property: Callable[[str, object], None]) -> None:
-    """Each mark is passed by something, or it is told why not; pytest's summary names the rest."""
+    """Each mark is passed, or there is a reason why it is not.
+
+    Pytest's summary names the missing ones.
+    """
     with counting() as met:
         for path in SCRIPTS:
             check_script(path, RaftScript(), rewrite=False)

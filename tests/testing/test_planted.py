@@ -1,4 +1,4 @@
-"""Planted bugs are found: the measure of the simulator, of its faults and of its rules."""
+"""Planted bugs are found: this measures the quality of the simulator, its faults and its rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.testing.planted.bug import check_fit
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = 12  # seeds of each hunt
 SOAK = 400
-PARTS = 4  # of the bugs that ordinary tests find, so that workers share them
+PARTS = 4  # the bugs that ordinary tests find are divided into PARTS, so that workers share them
 BY_TEST = [name for name in BUGS if BUGS[name].test]
 AT_ONCE = [name for name in BY_TEST if not BUGS[name].is_slow]
 FOUND = [name for name in BUGS if BUGS[name].hunts]
@@ -51,7 +51,9 @@ def test_a_planted_bug_is_found(name: str, record_property: Property) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_ordinary_tests_find_the_others(part: int, record_property: Property) -> None:
-    """What no run comes by in a reasonable time, a test that makes it happen finds at once."""
+    """If no run finds a bug in a reasonable time, a test that causes its conditions finds it at
+    once.
+    """
     find_by_tests(AT_ONCE[part::PARTS], record_property)
 
 
@@ -78,7 +80,8 @@ def find_by_tests(names: list[str], record_property: Property) -> None:
     for name, (status, said) in found.items():
         bug = BUGS[name]
         assert status == pytest.ExitCode.TESTS_FAILED, f"{name}: {said}"
-        # Broken, and not merely unable to run: a promise, or what a client was told.
+        # The bug must break a promise or an answer to a client, not merely stop the test from
+        # running.
         how = r"^E  .*(assert|DID NOT RAISE|Violation|pymq\.errors\.)"
         assert re.search(how, said, re.MULTILINE), said
         where = bug.test.rpartition("/")[2].partition("[")[0]

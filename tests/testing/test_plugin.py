@@ -1,4 +1,4 @@
-"""The fixture of the pytest plugin, as somebody else's tests use it."""
+"""The fixture of the pytest plugin, as tests of other projects use it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_bad(pymq_cluster):
 
 
 def test_the_fixture(tmp_path: Path) -> None:
-    """Clusters are checked when a test ends, and the seed is told."""
+    """Clusters are checked when a test ends, and the seed is printed."""
     (tmp_path / "test_it.py").write_text(TESTS)
     command = "-m pytest -q -p pymq.testing.pytest_plugin -p no:cacheprovider --pymq-seed 5"
     done = subprocess.run(

@@ -1,7 +1,7 @@
-"""What a partition knows of its producers outlives blocks, replicas, leaders and disks.
+"""A partition's producer table survives changes of blocks, replicas, leaders and disks.
 
-The partition is driven by a producer that sends raw batches: each is sent twice, so that a block
-that knows too little writes it again, and one that knows too much or old things refuses it.
+The test's producer sends raw batches, each one twice: a block that knows too few batches would
+write it again, and a block with outdated entries would refuse it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pymq.testing import Cluster
 
 OLD = ["broker-0", "broker-1", "broker-2"]
 NEW = ["broker-3", "broker-4", "broker-5"]
-SILENT, BUSY = 1, 2  # producers: one stops early, the other one goes on
+SILENT, BUSY = 1, 2  # producers: the first stops early, the second goes on
 
 MODES = pytest.mark.parametrize("acks", ["leader", "raft"])
 
 
 class Sender:
-    """Some producers, and where each of their batches of one record was written."""
+    """Some producers, and the offset of each of their batches of one record."""
 
     def __init__(self, mq: Client) -> None:
         self._mq = mq
-        self._wall_ms = mq._wall_ms()  # the same batch again is one with the same time
+        self._wall_ms = mq._wall_ms()  # a repeated batch has the same time
         self._offsets: dict[int, list[int]] = {}
-        self._last = -1  # the offset that was given last
+        self._last = -1  # the offset that the last answer contained
 
     def send(self, producer: int) -> None:
-        """The next batch of a producer is new."""
+        """Send the next batch of a producer, which must count as new."""
         offsets = self._offsets.setdefault(producer, [])
         answer = self._ask(producer, len(offsets))
         assert answer.error is None, answer.error
@@ -43,7 +43,9 @@ class Sender:
         offsets.append(answer.base_offset)
 
     def check(self, *producers: int) -> None:
-        """Their last batches are known, and one that leaves a gap is refused."""
+        """Check that the producers' last batches are recognised, and that a batch after a gap is
+        refused.
+        """
         for producer in producers:
             offsets = self._offsets[producer]
             again = self._ask(producer, len(offsets) - 1)
@@ -90,7 +92,7 @@ def blocks(mq: Client) -> int:
 
 
 def leader(mq: Client) -> str:
-    """Who leads the partition."""
+    """The leader of the partition."""
     name = mq.describe_topic("t").partitions[0].leader
     assert name is not None
     return name
@@ -98,7 +100,7 @@ def leader(mq: Client) -> str:
 
 @MODES
 def test_replicas_that_are_all_new_know_them(acks: Acks) -> None:
-    """None of them has a part of the blocks before, when it is asked first."""
+    """At first none of the new replicas has any of the earlier blocks."""
     with Cluster(brokers=6, seed=1) as cluster:
         mq, sender = begin(cluster, acks)
         for moved in (NEW, OLD, NEW):
@@ -112,7 +114,7 @@ def test_replicas_that_are_all_new_know_them(acks: Acks) -> None:
 
 @MODES
 def test_blocks_without_records_forget_nobody(acks: Acks) -> None:
-    """An empty block goes at its end, and what it was told of the past is told to the next."""
+    """An empty block is removed at its end, and passes its producer table on to the next one."""
     with Cluster(brokers=6, seed=2) as cluster:
         mq, sender = begin(cluster, acks)
         for moved in (NEW, OLD, NEW, OLD):
@@ -123,7 +125,9 @@ def test_blocks_without_records_forget_nobody(acks: Acks) -> None:
 
 @MODES
 def test_a_take_over_right_after_a_roll_knows_them(acks: Acks) -> None:
-    """Whoever leads next has seen nothing of the blocks before, and perhaps little of this one."""
+    """The next leader has no records of the earlier blocks, and perhaps few of the present
+    block.
+    """
     with Cluster(brokers=6, seed=3, session_ms=1_000) as cluster:
         mq, sender = begin(cluster, acks)
         mq.reassign("t", 0, NEW)
@@ -144,7 +148,7 @@ def test_a_take_over_right_after_a_roll_knows_them(acks: Acks) -> None:
 
 @MODES
 def test_holders_of_the_block_before_may_be_gone_for_good(acks: Acks) -> None:
-    """Those that have sealed the block before lose their disks right after the roll."""
+    """The brokers that sealed the block lose their disks just after the roll."""
     with Cluster(brokers=6, seed=4, session_ms=1_000) as cluster:
         mq, sender = begin(cluster, acks)
         mq.reassign("t", 0, NEW)
@@ -159,7 +163,10 @@ def test_holders_of_the_block_before_may_be_gone_for_good(acks: Acks) -> None:
 
 @MODES
 def test_wiped_replicas_learn_them_again(acks: Acks) -> None:
-    """One after the other has an empty disk; the last ones know them from each other only."""
+    """One replica after the other gets an empty disk and learns the producers again.
+
+    The last replicas learn the table only from other new replicas.
+    """
     with Cluster(brokers=3, seed=5, session_ms=1_000) as cluster:
         _, sender = begin(cluster, acks)
         for name in OLD:
@@ -175,7 +182,7 @@ def test_wiped_replicas_learn_them_again(acks: Acks) -> None:
 @MODES
 @pytest.mark.parametrize("disk", ["none", "random", "all"])
 def test_a_power_cut_after_a_roll_takes_none_of_them(acks: Acks, disk: str) -> None:
-    """What was not synced yet of the new block may go everywhere at once."""
+    """All replicas may lose the unsynced records of the new block at the same time."""
     with Cluster(brokers=6, seed=6, session_ms=1_000) as cluster:
         mq, sender = begin(cluster, acks)
         cluster.run(seconds=2)
@@ -191,7 +198,9 @@ def test_a_power_cut_after_a_roll_takes_none_of_them(acks: Acks, disk: str) -> N
 
 @MODES
 def test_they_outlive_the_blocks_that_they_wrote_to(acks: Acks) -> None:
-    """Retention takes the blocks before, and replicas that are new have only each other to ask."""
+    """Retention removes the earlier blocks, and new replicas can learn the table only from each
+    other.
+    """
     with Cluster(brokers=6, seed=7) as cluster:
         mq, sender = begin(cluster, acks)
         mq.reassign("t", 0, NEW)

@@ -1,4 +1,4 @@
-"""The offsets of groups go over to Raft as soon as there are brokers enough for it."""
+"""The offsets topic changes to Raft as soon as there are enough brokers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pymq.testing import Cluster
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_offsets_topic_goes_to_raft_when_the_third_broker_comes(seed: int) -> None:
-    """Made while one broker was alive it stayed in mode leader, where a commit can be lost."""
+    """In an earlier version, a topic created while one broker was alive stayed in mode leader, in
+    which a commit can be lost.
+    """
     with Cluster(brokers=3, seed=seed) as cluster:
         cluster.crash("broker-1")
         cluster.crash("broker-2")
-        cluster.run(seconds=15)  # They are given up.
+        cluster.run(seconds=15)  # the dead brokers are given up
         mq = cluster.client()
         mq.create_topic("t")
         values = [b"%d" % number for number in range(40)]
@@ -32,7 +34,7 @@ def test_the_offsets_topic_goes_to_raft_when_the_third_broker_comes(seed: int) -
         assert {len(part.replicas) for part in found.partitions} == {3}
         with mq.producer() as producer:
             producer.send_many("t", values[20:]).result()
-        assert consume(mq, 20) == values[20:]  # What was committed before is not forgotten.
+        assert consume(mq, 20) == values[20:]  # earlier commits are not forgotten
         cluster.check()
 
 
@@ -48,7 +50,7 @@ def test_two_brokers_keep_the_offsets_in_mode_leader() -> None:
 
 
 def consume(mq: pymq.Client, count: int) -> list[bytes]:
-    """The records that a group gets, committed one and all."""
+    """The records that a group gets; the group commits all of them."""
     with mq.consumer("t", group="g") as consumer:
         got: list[bytes] = []
         while len(got) < count:

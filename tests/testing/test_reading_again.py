@@ -1,4 +1,4 @@
-"""A broker whose disk fails to read an open block as it begins with it: it needs no restart."""
+"""A broker whose disk fails to read an open block at the start needs no restart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECORDS = [b"%d" % number for number in range(10)]
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 @pytest.mark.parametrize("times", [1, 3])
 def test_the_only_replica_serves_again(acks: Acks, times: int) -> None:
-    """Whoever asks meanwhile waits, and everybody can see why."""
+    """Requests wait meanwhile, and the reason is visible to all clients."""
     with Cluster(brokers=1, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("t", acks=acks)
@@ -35,7 +35,10 @@ def test_the_only_replica_serves_again(acks: Acks, times: int) -> None:
 
 
 def test_what_stays_unreadable_is_told_as_it_is() -> None:
-    """Nobody waits for ever for a disk that somebody has to look at. Then it needs no restart."""
+    """Requests do not wait forever for a disk that an administrator has to check.
+
+    Once the disk is repaired, the broker continues without a restart.
+    """
     with Cluster(brokers=1, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -77,7 +80,7 @@ def test_one_of_several_is_in_sync_again(acks: Acks, leads: bool) -> None:
             part = mq.describe_topic("t").partitions[0]
             assert part.problem is None
             assert set(part.in_sync) == set(cluster.brokers)
-            # What it has is enough to go on when another one is gone.
+            # This broker's records are enough to continue when another broker fails.
             other = next(broker for broker in cluster.brokers if broker != name)
             cluster.crash(other, "all")
             producer.send("t", b"end").result(30)

@@ -1,4 +1,6 @@
-"""A record that is sent again after its block was ended by what was left of it."""
+"""A producer sends a record again after a recovery from the remaining copies has ended its
+block.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from pymq.testing import Cluster
 
 
 def test_it_is_answered_once_a_majority_has_it() -> None:
-    """Of two disks one was replaced: what the other has alone is copied before it is answered."""
+    """One of two disks was replaced: a record that is on only one of them is copied before the
+    broker answers.
+    """
     with Cluster(brokers=2, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=2, acks="raft")

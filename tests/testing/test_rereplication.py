@@ -1,4 +1,4 @@
-"""Sealed blocks keep their number of copies, and move only when somebody asks for it.
+"""Sealed blocks keep their number of copies, and move only on request.
 
 The rules ``moves-are-asked-for`` and ``never-fewer-copies`` look at every commit of these runs.
 """
@@ -37,13 +37,13 @@ def sealed(mq: Client, topic: str) -> list[BlockDescription]:
 
 
 def read(mq: Client, topic: str) -> list[bytes]:
-    """All that is in it."""
+    """All records of the topic."""
     with mq.consumer(topic, mode="psb", offset="begin") as consumer:
         return [record.value for record in consumer.until_end()]
 
 
 def begun(cluster: Cluster) -> list[str]:
-    """Hear of the moves that begin from now on: the paths of the blocks."""
+    """Record the moves that begin from now on, as the paths of their blocks."""
     found: list[str] = []
 
     def note(session: str, commit: object, plan: object) -> None:
@@ -84,7 +84,7 @@ def test_what_a_lost_broker_held_is_copied_and_not_before(acks: Acks) -> None:
         cluster.run(5)
         host = cluster.brokers[lost]
         assert host.store is not None
-        # What was moved away meanwhile is removed when it comes back.
+        # Blocks that were moved away meanwhile are removed when the broker is back.
         assert {block.number for block in host.store.blocks()} <= {
             block.number for block in mq.describe_topic("t").partitions[0].blocks[-1:]
         }
@@ -92,7 +92,9 @@ def test_what_a_lost_broker_held_is_copied_and_not_before(acks: Acks) -> None:
 
 
 def test_no_data_moves_unless_somebody_asks() -> None:
-    """Not in an undisturbed hour, nor while a broker is away for less than it takes to be lost."""
+    """No data moves in an undisturbed hour, nor while a broker is away for less time than a lost
+    one.
+    """
     with Cluster(brokers=4, seed=3, replica_lost_ms=60_000) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=4, replicas=3, acks="leader", block_bytes=4096)
@@ -185,7 +187,8 @@ def test_a_reassignment_moves_the_sealed_blocks_if_it_is_to() -> None:
         controller = cluster.zkservers["zkserver-0"].controller
         assert controller is not None
         assert not controller.image.sealed_to
-        # And the blocks alone, for who had moved the open one before.
+        # A move of the sealed blocks alone, for an administrator who has moved the open block
+        # before.
         wanted = ["broker-1", "broker-2"]
         mq.reassign("t", "0", replicas=wanted)
         cluster.run(5)
@@ -230,7 +233,7 @@ def test_at_most_so_many_are_copied_at_once() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_crashes_meanwhile_no_copy_is_lost(seed: int) -> None:
-    """Sources, targets, zkservers, all at once; with what their disks had not synced."""
+    """Sources, targets and zkservers crash at the same time, and lose unsynced data."""
     dice = Random(seed)
     with Cluster(
         brokers=5,

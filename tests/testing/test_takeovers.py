@@ -1,4 +1,4 @@
-"""A take-over of a fetched block, slowly: its leader is cut off from the zkserver, and goes on."""
+"""A slow take-over of a fetch block: the leader is cut off from the zkserver, and continues."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pymq import Client
 from pymq.core.message import Sealed
 from pymq.testing import Cluster
 
-SLOW_US = 300_000  # what the coordinator takes for a commit: so long between answer and roll
+SLOW_US = 300_000  # time of a commit, which passes between answer and roll
 
 
 def slow_cluster(brokers: int) -> Cluster:
-    """One of which the coordinator takes its time."""
+    """A cluster whose coordinator backend is slow."""
     return Cluster(brokers=brokers, zkservers=1, seed=5, coordinator_us=SLOW_US, session_ms=1_500)
 
 
 def leader(mq: Client) -> str | None:
-    """Who leads the partition."""
+    """The leader of the partition."""
     return mq.describe_topic("t").partitions[0].leader
 
 
@@ -25,9 +25,11 @@ def leader(mq: Client) -> str | None:
 def test_a_replica_that_has_answered_follows_its_leader_no_more(
     restarts_after_s: float | None,
 ) -> None:
-    """Else its leader would show records behind the end that the zkserver was told.
+    """Otherwise the leader would show records behind the end that the replica has reported to the
+    zkserver.
 
-    Nor does it once it was started anew: what it does not know that it said is asked again.
+    This also holds after a restart: the replica has forgotten its answer, and gets the seal request
+    again.
     """
     with slow_cluster(brokers=2) as c:
         mq = c.client()

@@ -1,4 +1,4 @@
-"""HTTP requests as of a browser or a scraper, and an embedded queue with content."""
+"""HTTP requests like those of a browser or a scraper, and an embedded queue with content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask(
     body: object = None,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Send one request, on a connection of its own."""
+    """Send one request, on a separate connection."""
     address = server if isinstance(server, str) else server.address
     connection = http.client.HTTPConnection(address.split("/")[2], timeout=60)
     sent = {"Authorization": f"Bearer {token}"} if token is not None else {}

@@ -15,7 +15,7 @@ from pymq.core.types import NEVER
 from pymq.errors import CorruptBlock, CorruptMetadata
 
 TELL_MS = 1_000  # pause between two reports
-TELL_MANY_MS = 10_000  # the same, for reports of more than MANY partitions
+TELL_MANY_MS = 10_000  # interval of reports that name more than MANY partitions
 MANY = 100
 WHY_MAX = 300  # characters of a reason
 

@@ -162,7 +162,8 @@ class HostedPartitions:
         """Seal the open block of a partition."""
         partition = self.by_name.get((m.topic, m.partition))
         if partition is None or m.topic_id not in ("", partition.state.topic_id):
-            return  # It concerns another topic of that name, or a partition that was removed.
+            # The request concerns another topic of that name, or a partition that was removed.
+            return
         if m.controller_epoch >= self._registration.epoch:
             partition.seal(m, now)
             self._schedule.touch(partition)
@@ -190,7 +191,8 @@ class HostedPartitions:
                 return  # this broker hosts the partition again, with a later epoch
             if self._orders.is_late(m.id, TopicPartition(m.topic, m.partition)):
                 mark("broker.late_stop")
-                return  # the broker got a block of it since, which does not raise the epoch
+                # since then the broker got a block of the partition, which does not raise the epoch
+                return
             self._orders.accept(m.id, TopicPartition(m.topic, m.partition))
         else:
             if self._orders.accept(m.id, m.topic_id):
@@ -217,7 +219,8 @@ class HostedPartitions:
             self._drop(partition, error, False, now)
 
     def _drop(self, partition: Partition, error: PymqError, delete: bool, now: int) -> None:
-        partition.remove(error, delete, now)  # this also hands over its group coordinator
+        # this call also hands over the partition's group coordinator
+        partition.remove(error, delete, now)
         self._sharing.drop(partition, now)
         self.by_name.pop(partition.name, None)
         self.by_index.pop((partition.state.topic_id, partition.state.index), None)

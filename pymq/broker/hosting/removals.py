@@ -28,9 +28,9 @@ class Removal:
     """The removal of one topic."""
 
     source: str  # zkserver that gets the answer
-    request: int  # id of its request
+    request: int  # id of the request for this removal
     partitions: deque[Partition]
-    blocks: deque[tuple[BlockId, int]]  # with the cost of each
+    blocks: deque[tuple[BlockId, int]]  # blocks to remove, with the cost of each
 
 
 class Removals:

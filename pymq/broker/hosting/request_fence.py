@@ -24,7 +24,7 @@ class RequestFence:
 
     def accept(self, request: int, what: Hashable) -> bool:
         """Accept *request*; returns whether it is the first for *what*."""
-        last = self._last.pop(what, None)  # it becomes the youngest entry
+        last = self._last.pop(what, None)  # this makes the entry the newest one
         self._last[what] = request if last is None else max(last, request)
         if len(self._last) > REMEMBERED_MAX:
             del self._last[next(iter(self._last))]

@@ -1,7 +1,7 @@
 """``pymq bench``: measures throughput and latency on a topic that it creates and deletes.
 
-It uses one producer and one consumer in one process; ``make bench`` compares pymq with other
-systems under equal settings.
+The command uses one producer and one consumer in one process; ``make bench`` compares pymq with
+other systems under equal settings.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Bench:
             self._mq.producer() as producer,
             self._show.progress("produce", self._count, "record", is_told=False) as step,
         ):
-            # So that the leaders are known.
+            # This request makes the leaders known.
             producer.send_many(self._topic, values[:1]).wait(ANSWER_S)
             began = time.perf_counter()
             while self._sent < self._count and not self._is_over():

@@ -223,7 +223,7 @@ def _partition_row(part: PartitionDescription) -> tuple[str, ...]:
         part.leader or "nobody",
         str(part.epoch),
         ", ".join(part.replicas),
-        # Usually all are in sync, so print only the missing replicas.
+        # Usually all replicas are in sync, so print only the missing ones.
         "all" if set(part.in_sync) == set(part.replicas) else ", ".join(part.in_sync) or "none",
         f"{part.start_offset:,}",
         f"{part.high_watermark:,}",

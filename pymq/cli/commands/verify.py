@@ -85,7 +85,7 @@ def _size(folder: str) -> int:
     for parent, _, names in os.walk(os.path.join(folder, "blocks")):
         for name in names:
             if name.endswith(BLOCK):
-                with suppress(FileNotFoundError):  # retention may remove it meanwhile
+                with suppress(FileNotFoundError):  # retention may remove the block meanwhile
                     size += os.path.getsize(os.path.join(parent, name))
     return size
 
@@ -97,7 +97,7 @@ def _known(metadata: str) -> frozenset[BlockId]:
 def _remove(folder: str, metadata: str, unknown: Sequence[Unknown]) -> list[Unknown]:
     """Remove unknown blocks durably, except those in the present metadata.
 
-    Returns the removed ones.
+    Returns the removed files.
     """
     store = FileStore(folder)
     try:

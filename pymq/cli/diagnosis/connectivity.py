@@ -21,7 +21,7 @@ from pymq.nodes.embedded import METADATA
 CONNECT_S = 3.0
 ANSWER_S = 5.0
 FREE_MIN = 1 << 30  # warn if a disk has less free bytes than this, ...
-FREE_SHARE = 0.05  # ... or than this share of its size, if that is less
+FREE_SHARE = 0.05  # ... or less than this share of the disk's size, if that is the smaller value
 
 # A peer's first 64 bytes are signature, version and mechanism (ZMTP 3.1, rfc.zeromq.org/spec/37). A
 # peer sends all of them once it has our version. This check never sends its mechanism, because a

@@ -84,7 +84,8 @@ class Admin(Handle):
         made = self.questions.call(
             lambda r: msg.CreateTopic(r, name, names, replicas, mode, chosen, exist_ok)
         )
-        # The topic may be ours: the first try succeeded, and its answer was lost.
+        # The topic may have been created by this client: the first try succeeded, and its answer
+        # was lost.
         is_ours = made.is_repeated and isinstance(made.error, TopicExists)
         if not is_ours or not self._is_made(name, names, replicas, mode, chosen):
             raise_it(made.error)
@@ -264,9 +265,9 @@ class Admin(Handle):
     def unsubscribe(self, group: str, topics: str | Iterable[str] | None = None) -> list[str]:
         """End a group's consumption of some topics, or of all that it consumes.
 
-        Its consumers of these topics get no more records: ``poll``, ``commit`` and iterating raise
-        ``NotSubscribed``. Offsets stay: a consumer that is opened later subscribes the group again
-        and continues from there, with the records that were not acknowledged.
+        The group's consumers of these topics get no more records: ``poll``, ``commit`` and
+        iterating raise ``NotSubscribed``. Offsets stay: a consumer that is opened later subscribes
+        the group again and continues from there, with the records that were not acknowledged.
         :meth:`delete_group` removes the offsets.
 
         Args:

@@ -107,7 +107,7 @@ def _lowered(
     The sequence of this batch is assigned, so it cannot be dropped: the user has to raise the limit
     and can then retry safely.
     """
-    enough = batch.header.raw_length  # upper bound for its records
+    enough = batch.header.raw_length  # upper bound for the size of the batch's records
     return RecordTooLarge(
         f"{topic}/{partition}: {error.message}. It was lowered after the rows were checked: "
         f"alter_topic({topic!r}, max_record_bytes={enough}) lets the batch be written, then run "

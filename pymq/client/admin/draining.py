@@ -9,7 +9,7 @@ from pymq.core import message as msg
 from pymq.core.metadata.descriptions import BrokerDescription
 from pymq.errors import InvalidRequest, RequestTimeout
 
-LOOK_S = 0.25  # before the second request; twice as long before each further one, up to ...
+LOOK_S = 0.25  # pause before the second request; twice as long before each further one, up to ...
 LOOK_MAX_S = 2.0
 
 

@@ -27,13 +27,13 @@ class MemberDescription:
     """A consumer of a group."""
 
     name: str
-    client: str  # its address: ``CLIENT.c1`` is a client's first consumer
+    client: str  # the client's address: ``CLIENT.c1`` is a client's first consumer
     topic: str
     partitions: tuple[str, ...]  # assigned
     assignor: str
     ack_wait_s: float
     max_deliver: int  # 0: no limit
-    silent_s: float  # since its last message to the coordinator
+    silent_s: float  # time since the member's last message to the coordinator
     asks: tuple[str, ...] | None  # the pending request for records, as text; None without one
 
 
@@ -46,7 +46,7 @@ class LeaseDescription:
     state: str  # "leased", "available" (to be delivered again) or "acked"
     member: str | None  # the member that holds the lease
     delivery_count: int
-    until_ms: int | None  # wall clock: the lease's end, or when they are delivered again
+    until_ms: int | None  # wall clock: when the lease ends or the records are redelivered
 
 
 @value
@@ -73,7 +73,7 @@ class GroupDescription:
     name: str
     generation: int
     members: tuple[str, ...]
-    assignment: dict[str, tuple[tuple[str, str], ...]]  # by member
+    assignment: dict[str, tuple[tuple[str, str], ...]]  # assigned partitions, by member
     committed: dict[tuple[str, str], int]
     lag: dict[tuple[str, str], int]
     in_flight: dict[tuple[str, str], int]
@@ -103,7 +103,8 @@ def _has_groups(questions: Requests) -> bool:
     except UnknownTopic:
         return False
     except AuthorizationFailed:
-        # Few principals may describe that topic; all may request its metadata, so ask for that.
+        # Few principals may describe that topic, but all may request its metadata, so the call
+        # requests that.
         return True
     return True
 

@@ -40,7 +40,7 @@ class OwnedTopic:
         self.name = name
         self._client = client
         self._max_record_bytes = max_record_bytes
-        self._sequence = 0  # of the next record
+        self._sequence = 0  # sequence of the next record
         self.producer_id = self.producer_epoch = 0
 
     def create(self, like: str) -> None:

@@ -34,7 +34,7 @@ def records_of(questions: Requests, topic: TopicDescription) -> int:
 def records_between(questions: Requests, topic: str, spans: Spans) -> dict[str, int]:
     """The number of records in ``[start, end)`` of each partition, at most.
 
-    In a range of more than :data:`FEW` offsets each counts as a record.
+    A range of more than :data:`FEW` offsets counts one record for each offset.
     """
     found = {name: max(0, end - start) for name, (start, end) in spans.items()}
     at = {name: start for name, (start, _) in spans.items() if 0 < found[name] <= FEW}

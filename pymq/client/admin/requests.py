@@ -33,7 +33,7 @@ from pymq.errors import (
     UnknownTopic,
 )
 
-RETRY_PAUSE_S = 0.02  # before the first retry; twice as long before each further one, up to
+RETRY_PAUSE_S = 0.02  # pause before the first retry; twice as long before each further one, up to
 RETRY_PAUSE_MAX_S = 0.25
 SOON_S = 1.0  # timeout of a zkserver where cached metadata is good enough
 TRY_S = 0.5  # timeout of the first try at a broker; twice as long at each further one, up to ...
@@ -252,7 +252,7 @@ class Requests:
             return False
         known = self._router.metadata.topics.get(route.topic)
         if known is not None and error.details.get("topic_id") == known.topic_id:
-            # Only if broker and zkserver agree: either of them alone may have old metadata.
+            # Raise only if broker and zkserver agree: each of them alone may have old metadata.
             why = "was deleted and created again since the request"
             raise UnknownTopic(f"topic {route.topic!r} {why}")
         with self._driver:
@@ -388,5 +388,5 @@ def _is_nothing(call: Call) -> bool:
 def raise_it(error: PymqError | None) -> None:
     """Raise the answer if it is an error."""
     if error is not None:
-        # Raise a copy, because each caller adds its own traceback.
+        # Raise a copy, because each caller adds its own traceback to the error.
         raise error.with_traceback(None)

@@ -137,7 +137,7 @@ class Consumer(Handle):
         return views
 
     def _records_in(self, size: int) -> int:
-        # A group leases records by number, so estimate their size by those before.
+        # A group leases records by number, so estimate the number from the size of earlier records.
         return 1 << 20 if self._worker is None else max(1, size // self._record_bytes)
 
     def _poll(
@@ -212,8 +212,9 @@ class Consumer(Handle):
     def until_end(self) -> Iterator[Record]:
         """Iterate up to the current end of the topic; for tests and batch jobs.
 
-        In a group the iteration ends when no records are left for this consumer. It waits for
-        records that it returned with ``nack``, and not for those leased to other consumers.
+        In a group the iteration ends when no records are left for this consumer. The iteration
+        waits for records that this consumer has returned with ``nack``, and not for those leased to
+        other consumers.
 
         Raises:
             RequestTimeout: no progress for half a minute; the message says why.
@@ -230,7 +231,7 @@ class Consumer(Handle):
     def _set_aside(self, record: Record) -> None:
         """Keep records that were not shown for the next call."""
         self._unread.set_aside(record)
-        self._previous = None  # The application has not seen it.
+        self._previous = None  # The application has not seen this record.
 
     # --- settling (PTP) -------------------------------------------------------------------------
 
@@ -272,7 +273,8 @@ class Consumer(Handle):
             partition == previous.partition and start <= previous.offset < end
             for (partition, (start, end)), _ in found
         ):
-            self._previous = None  # The iteration must not acknowledge it with the next record.
+            # The iteration must not acknowledge this record with the next one.
+            self._previous = None
         if not settler.is_armed:
             settler.arm(self._driver.loop.clock())
 
@@ -300,8 +302,8 @@ class Consumer(Handle):
     def commit(self, *nothing: Never, timeout: float | None = REQUEST_S) -> None:
         """Wait until all acknowledgements so far are durable: a power cut does not undo them.
 
-        It costs a sync, which simultaneous commits share. Without it acknowledgements are sent
-        after some milliseconds and synced within a second.
+        A commit costs a sync, which simultaneous commits share. Without a commit, acknowledgements
+        are sent after some milliseconds and synced within a second.
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.

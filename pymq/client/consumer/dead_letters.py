@@ -102,7 +102,8 @@ class DeadLetters:
         try:
             make(replicas=max(1, len(first.replicas)))
         except NotEnoughBrokers:
-            make()  # Create it although some brokers are dead, so that the group can go on.
+            # Create the topic although some brokers are dead, so that the group can continue.
+            make()
 
     def close(self) -> None:
         """Close the producer."""

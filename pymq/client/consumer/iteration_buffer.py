@@ -22,7 +22,8 @@ class IterationBuffer:
     """The records that a consumer shows next, each once; the thread that polls uses it."""
 
     def __init__(self, intake: ConsumerMachine) -> None:
-        self.records: deque[Record] = deque()  # in the order in which they are shown
+        # records in the order in which the iteration shows them
+        self.records: deque[Record] = deque()
         self._aside: list[Record] = []  # set aside: the next iteration or poll shows them
         self._first_aside: dict[str, int] = {}  # the first offset of those set aside, by partition
         self._reader = intake if isinstance(intake, Reader) else None

@@ -1,4 +1,4 @@
-"""Options of consumers, and the check which of them go together.
+"""Options of consumers, and the check that given options are compatible.
 
 A process that only produces does not load this module.
 """

@@ -96,7 +96,7 @@ class Polling:
         Raises as :meth:`pymq.Consumer.poll`.
         """
         time = self.timeout(timeout)
-        self.bury_dead()  # also here: if records are always buffered, no poll ever waits
+        self.bury_dead()  # also here: if records are always buffered, no call of poll ever waits
         while True:
             if self._intake.chunks and not self.is_ours(time.left):
                 if time.is_over:
@@ -141,7 +141,7 @@ class Polling:
         settler = self._worker.settler
         until = self._driver.loop.clock()
         if not (self._auto_ack or settler.is_armed) and settler.armed_at >= self._given_at:
-            # The application finished by then, and its thread only waited after that.
+            # The application finished processing at that time; its thread only waited afterwards.
             until = settler.armed_at
         self._worker.pace.took(given, until - self._given_at)
 

@@ -48,7 +48,7 @@ class PushDelivery:
                     self._hand_over(unread.show())
         except Closed:
             return
-        except BaseException as error:  # of pymq or the application; close() raises it
+        except BaseException as error:  # an error of pymq or of the application; close() raises it
             self._problem = error
 
     def _hand_over(self, record: Record) -> None:

@@ -49,7 +49,8 @@ class Cursor:
     """The position of a reader in one partition."""
 
     partition: str
-    position: int  # offset of the next fetch; BEGIN or END until the broker has resolved it
+    # offset of the next fetch; BEGIN or END until the broker has returned the real offset
+    position: int
     route: PartitionRoute
     handed: int = -1  # offset of the next record for the application
     request: int = 0  # id of the fetch in flight
@@ -204,7 +205,7 @@ class Reader(ConsumerMachine):
             # The request was taken for lost and sent again, perhaps to another broker.
             if m.error is not None or not m.data or m.offset != cursor.position:
                 return
-            # Answers to requests sent before this one would bring the same records.
+            # Answers to requests that were sent before this one would bring the same records.
             cursor.floor = self._requests + 1
         is_leader = source == cursor.route.asked and not cursor.route.is_elsewhere
         cursor.request = 0
@@ -237,13 +238,15 @@ class Reader(ConsumerMachine):
                     cursor.damage = DamageCheck()
                 is_shown = len(view) and not view.is_hidden
                 if is_shown:
-                    self.chunks.append(view)  # before the position moves on: see Consumer.position
+                    # add the view before the position moves: see Consumer.position
+                    self.chunks.append(view)
                     cursor.bytes += view.size
                     cursor.records += len(view)
                     self._record_bytes = max(1, view.size // len(view))
                 cursor.position, cursor.is_reached = batch.end_offset, True
                 if not (is_shown or cursor.bytes):
-                    cursor.handed = cursor.position  # No record before it is left to hand out.
+                    # All records before this position were handed out.
+                    cursor.handed = cursor.position
         except PymqError as error:
             self._damaged(cursor, error, now, has_come=cursor.position > start)
             return
@@ -253,8 +256,8 @@ class Reader(ConsumerMachine):
             cursor.route.came()
         else:
             self._try_later(cursor, cursor.route.refused(self._router, _NOTHING) or 0, now)
-        # At the end of the log hand out the records that have come before the next fetch is sent:
-        # it would find nothing yet, and the next poll sends it anyway. (Followers may not know
+        # At the end of the log, hand out the received records before the next fetch is sent: that
+        # fetch would find nothing yet, and the next poll sends it anyway. (Followers may not know
         # where the log ends.)
         is_at_end = is_leader and cursor.position >= m.high_watermark and bool(self.chunks)
         if not m.data or (self._is_wanted and not is_at_end):
@@ -276,7 +279,7 @@ class Reader(ConsumerMachine):
         else:
             pause = cursor.route.refused(self._router, error)
             if pause is None and is_first:
-                pause = 0  # Only the transfer may have been damaged.
+                pause = 0  # Perhaps only the transfer damaged the batch.
         if pause is None:
             self._give_up(cursor, error)
         else:
@@ -312,8 +315,8 @@ class Reader(ConsumerMachine):
         pause = cursor.route.refused(self._router, error)
         is_short = isinstance(error, OffsetOutOfRange) and is_leader and cursor.is_reached
         if is_short and m.log_start <= cursor.position and cursor.route.tries < CONFIRMED:
-            # The broker says that the log never reached this position. It may be a former leader
-            # that does not know its successor.
+            # The broker says that the log never reached this position. That broker may be a former
+            # leader that does not know its successor.
             self._router.refresh(self.topic)
             pause = cursor.route.patience_ms // 2
         if pause is not None:
@@ -390,7 +393,8 @@ class Reader(ConsumerMachine):
             self._grow()
             for cursor in self.cursors.values():
                 if cursor.request and cursor.route.has_moved(self._router):
-                    # The broker will not answer, or only with an error that it no longer leads.
+                    # The broker will not answer this request, or only with the error that it no
+                    # longer leads.
                     cursor.request = 0
                     cursor.retry_at = 0
                     self._fetch(cursor, now)

@@ -24,7 +24,7 @@ class UntilEnd:
         # whether a record came since the last request about other partitions
         self._has_come = False
         self._has_looked = False  # whether other members' partitions may have records for this one
-        self._since: float | None = None  # since when no record has come
+        self._since: float | None = None  # the time since which no record has come
 
     def before(self, records: Iterator[Record]) -> Iterator[Record]:
         """Iterate over *records*; set those beyond the end aside for the next call."""
@@ -52,7 +52,7 @@ class UntilEnd:
             return False  # A record whose acknowledgement came too late may be delivered again.
         state = consumer._positions.group_state()
         if not self._is_told(state):
-            return False  # Partitions of other members may have been assigned to this one.
+            return False  # Partitions of other members may have been assigned to this member.
         found = {o.partition: o for o in state.offsets if o.topic == consumer.topic}
         is_delivered = all(
             p in found and found[p].delivered >= end and found[p].waiting == 0

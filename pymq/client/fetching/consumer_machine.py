@@ -1,7 +1,7 @@
 """The base class of the machines behind consumers.
 
-A machine prefetches batches while the application works. It does not decode records: the consumer
-does that, in the application's thread.
+A machine prefetches batches while the application works. The machine does not decode records: the
+consumer does that, in the application's thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class ConsumerMachine(Outbox, ABC):
         self.started = Waitable()  # done once the start offsets are known
         self.paused: dict[str, None] = {}
         self.is_awaited = False  # a poll waits for records
-        self.is_abandoned = False  # the application has dropped the handle without closing it
+        # the application has dropped the handle without closing the consumer
+        self.is_abandoned = False
         self.is_buried = False
         self._router = router
         self._driver = driver
@@ -96,8 +97,8 @@ class ConsumerMachine(Outbox, ABC):
         """Take out fetched views for the application, or raise the error of an unreadable one.
 
         Returns at most *max_records*, for which the last view is cut, and about *max_bytes*. An
-        unreadable view stays. Its error is raised when its turn comes, and it holds back the later
-        views of its own partition only (:meth:`stuck`).
+        unreadable view stays. The error of such a view is raised when its turn comes, and the view
+        holds back only the later views of its own partition (:meth:`stuck`).
         """
         if not self.chunks and (problem := self.take_problem()) is not None:
             raise problem

@@ -45,14 +45,14 @@ class PartitionRoute:
     partition: str
     asked: str = ""  # the broker that was asked last
     others: list[str] = Factory(list)  # brokers to ask in place of the leader
-    tries: int = 0  # since the last answer with records
+    tries: int = 0  # tries since the last answer with records
     trouble: str | None = None  # the reason why no records come, as text for users
     preference: Preference = LEADER
     is_behind: bool = False  # the reader's position is far from the end
     is_chosen: bool = False  # this route chose the others; the leader did not name them
-    is_substitute: bool = False  # ... because the leader fails, or there is none
+    is_substitute: bool = False  # ... because the leader fails, or because there is no leader
     is_leaders_turn: bool = False  # a follower had no records, so the leader is asked next
-    # answers of the leader before a follower may be chosen again, because one was silent
+    # answers of the leader before a follower may be chosen again, because a follower was silent
     leaders_turns: int = 0
 
     @property
@@ -173,7 +173,7 @@ class PartitionRoute:
             self._stand_in(live(router, self.topic, self.partition, self.asked))
 
     def _next(self) -> None:
-        """Remove the broker that got the last request from the others."""
+        """Remove the broker that got the last request from the list of other brokers."""
         self.others.pop(0)
         if not self.others:
             self.leave()

@@ -7,8 +7,8 @@
 | anything, by a reader that names its rack | a follower in that rack, if the leader is in another |
 | all else | the leader |
 
-A follower serves what it knows to be committed (KIP-392). It may lag, so after a fetch without
-records the leader is asked before a follower again.
+A follower serves what it knows to be committed (KIP-392). A follower may lag, so after a fetch
+without records the leader is asked before a follower again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEHIND_RECORDS = 4096  # offsets from the end at which a member of a group reads
 class Preference:
     """A reader's preference: *name* identifies the reader, *rack* is where it runs."""
 
-    name: str = ""  # "": it reads from the leader if there is one
+    name: str = ""  # "": the consumer reads from the leader if there is one
     rack: str | None = None
 
 

@@ -64,7 +64,7 @@ class Settlement:
 class Acknowledger:
     """Collects acknowledgements from any thread, and sends them to the coordinator.
 
-    It is part of the machine of the consumer *name*.
+    The object is part of the machine of the consumer *name*.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class Acknowledger:
         timers: TimerHeap[Key],
         driver: ClientDriver,
     ) -> None:
-        self.acks: dict[str, deque[int | Range]] = {}  # by partition; filled by any thread
+        # acknowledgements by partition; any thread may add some
+        self.acks: dict[str, deque[int | Range]] = {}
         # with the delay in ms and the error of each range; filled by any thread
         self.nacks: deque[Nack] = deque()
         self.refused = 0  # acknowledgements that came too late
@@ -135,7 +136,8 @@ class Acknowledger:
         """
         # Disarm first: another thread that adds from here on arms again, or is included.
         self.due, self._is_put_back = NEVER, False
-        queues = list(self.acks.items())  # at once: another thread may be adding one
+        # copy all queues at once: another thread may be adding one
+        queues = list(self.acks.items())
         acks = [(p, span) for p, queue in queues for span in ranges(drain(queue))]
         nacks = tuple(drain(self.nacks))
         if not (acks or nacks or wait or self._held or self._holes):
@@ -194,7 +196,9 @@ class Acknowledger:
         return found
 
     def leased(self, leases: Iterable[Lease]) -> None:
-        """Count the records of *leases* that were delivered before: that lease has run out."""
+        """Note the records of *leases* that were delivered before: the member's earlier lease of
+        them has expired.
+        """
         for lease in leases:
             for part in self.handed.take(lease.partition, (lease.start, lease.end)):
                 self._released.put(lease.partition, part)
@@ -281,7 +285,7 @@ class Acknowledger:
             self.refused += m.refused
         if self._was_fenced:
             self._forfeited += m.refused
-        elif m.lapsed:  # They failed in this try; an earlier try would have reported the same.
+        elif m.lapsed:  # The leases expired; an earlier try would have reported the same records.
             self._lapse(m.lapsed, settlement.message.acks)
         if error is None and any(done.is_durable for done in settlement.waits):
             error = self._commit_failed()
@@ -335,7 +339,7 @@ class Acknowledger:
             self._timers.drop(("settle", request))
             self._forfeit(settlement.count)
             if settlement.is_waited_for:
-                self._forfeited = 0  # The error that is raised now reports it.
+                self._forfeited = 0  # The error that is raised now reports this number.
             settlement.finish(error)
         self._forfeit(sum(_count(ranges(drain(queue))) for queue in self.acks.values()))
         self.nacks.clear()

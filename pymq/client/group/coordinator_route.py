@@ -18,8 +18,8 @@ class CoordinatorRoute:
         self.group = group
         self._router = router
         self._asked = ""  # the broker that got the last request
-        self._tries = 0  # tries since its last answer
-        self._trouble: str | None = None  # why it does not answer
+        self._tries = 0  # tries since the last answer of the coordinator
+        self._trouble: str | None = None  # the reason why the coordinator does not answer
 
     def find(self) -> str | None:
         """Return the coordinator; None while the metadata is refreshed."""

@@ -1,10 +1,10 @@
 """The machine of a consumer of a group: leases records, fetches and acknowledges them.
 
-1. It watches the end of each assigned partition (:mod:`pymq.client.group.watches`).
+1. The member watches the end of each assigned partition (:mod:`pymq.client.group.watches`).
 2. When the application polls, it leases records from the group coordinator
    (:mod:`pymq.client.group.lease_requests`).
-3. It fetches these records (:mod:`pymq.client.group.leased_fetches`).
-4. It sends acknowledgements (:mod:`pymq.client.group.acknowledgements`).
+3. The member fetches these records (:mod:`pymq.client.group.leased_fetches`).
+4. The member sends acknowledgements (:mod:`pymq.client.group.acknowledgements`).
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ class GroupConsumer(ConsumerMachine):
         self.paused.update(dict.fromkeys(partitions))
         self.settler.give_back(unread + self.undelivered.take_out(self.paused))
         if self.lease_requests.is_waiting:
-            # The waiting request would bring records of these partitions, so replace it.
+            # The waiting request would bring records of these partitions, so a new request replaces
+            # it.
             self.lease_requests.ask(now)
 
     def resume(self, partitions: Iterable[str], now: int) -> None:
@@ -228,7 +229,8 @@ class GroupConsumer(ConsumerMachine):
                 self.watches.over(str(what), now)
             elif kind == "lease":
                 self._leased.over(int(what), now)
-                self._has_news = True  # Report it, so that other members need not wait for it.
+                # Report the new end, so that other members need not wait for it.
+                self._has_news = True
             elif kind == "again":
                 self.settler.send_again(int(what), now)
             else:
@@ -389,8 +391,9 @@ class GroupConsumer(ConsumerMachine):
     def _drop_leases(self, error: PymqError) -> None:
         is_awaited = not self.has_chunks
         with self.chunks_lock:
-            # Without their leases, other members would work on these records too. Clear them first:
-            # records that were taken before are forgotten below, and none can be taken after.
+            # Without their leases, other members would work on these records too. Clear the
+            # buffered records first: records that were taken before are forgotten below, and no
+            # records can be taken afterwards.
             self.chunks.clear()
         self.settler.fenced(error)
         self.lease_requests.forget()

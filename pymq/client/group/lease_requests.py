@@ -49,7 +49,8 @@ class LeaseRequests:
         self._shares = shares  # unkeyed records go to any idle member
         self._waiting = 0  # the waiting request
         self._introduction = 0  # id of the request that reports where partitions begin and end
-        self._open: dict[int, int] = {}  # requests that may still bring leases, with their timeouts
+        # requests that may still bring leases, by id, with their timeouts
+        self._open: dict[int, int] = {}
         self._is_late = False  # some changes have not been reported yet
         # the positions that each open request has reported
         self._told: dict[int, tuple[tuple[str, int, int, int], ...]] = {}
@@ -123,10 +124,10 @@ class LeaseRequests:
         # Nor must records behind unreadable ones be leased: the application could not get them.
         known = self._watches.known({*self._paused, *stuck, *self.halted})
         if not known and membership.assigned and not self._paused:
-            return  # The watches will wake it.
+            return  # The watches will wake the member.
         self._is_late = not self._has_room(now)
         if self._is_late:
-            return  # The next answer or timeout will wake it.
+            return  # The next answer or timeout will wake the member.
         self._timers.drop(("acquire", self._waiting))
         self._waiting = outbox.number()
         count, group, member = self.wanted or 1, membership.group, membership.name
@@ -193,7 +194,7 @@ class LeaseRequests:
         """Handle an answer without leases; returns whether it answers the first report."""
         self._watches.told(self._told.pop(m.id, ()))
         if m.leases:
-            # Also if a later request has replaced this one: the two may have crossed.
+            # Reset this also if a later request has replaced this one: the two may have crossed.
             self.wanted = 0
         if m.id == self._waiting:
             self._waiting = 0
@@ -212,8 +213,8 @@ class LeasePace:
     """How many records a member leases at a time: about 20 ms of its application's work.
 
     Delivered records cannot be taken back. So a slow application gets few at a time, and other
-    members get the rest. A fast one gets many, since each lease costs a request. The speed of the
-    application is measured on the records before.
+    members get the rest. A fast application gets many records at a time, since each lease costs a
+    request. The speed of the application is measured on the records before.
     """
 
     def __init__(self, prefetch: int | None = None) -> None:
@@ -224,8 +225,12 @@ class LeasePace:
         self._idle_ms = 0.0
 
     def limit(self, wanted: int) -> int:
-        """How many of *wanted* records to lease, at least one."""
-        return max(1, min(wanted, self._prefetch or self._limit))
+        """How many records to lease, at least one, if a poll returns up to *wanted*.
+
+        A consumer with *prefetch* keeps what the poll does not return for the next ones: an
+        application that takes one record at a time does not wait for a lease each time.
+        """
+        return self._prefetch or max(1, min(wanted, self._limit))
 
     def took(self, records: int, ms: float) -> None:
         """Note that the application polled again, *ms* milliseconds after it got *records*."""
@@ -233,8 +238,8 @@ class LeasePace:
             return
         records_before, ms_before = self._last
         if records * 2 <= records_before and ms * 4 > ms_before * 3:
-            # Fewer records took as long, so the application spends the time on something else, such
-            # as a timer.
+            # Fewer records took the same time, so the application spends its time on something
+            # else, such as a timer.
             self._idle_ms = ms
         self._idle_ms = min(self._idle_ms, ms)
         self._last = records, ms

@@ -48,7 +48,7 @@ class LeasedFetch:
     handed: int  # records before this offset were lined up for delivery
     position: int  # records before this offset were fetched
     end: int  # end of the lease
-    since: int  # when its last records came, or when it was leased
+    since: int  # the time when the last records of this lease came, or when it was leased
     # findings about the batch at the position, if it came damaged
     damage: DamageCheck = Factory(DamageCheck)
     # fetched records that wait for those of earlier leases
@@ -133,7 +133,7 @@ class LeasedFetches:
 
     def coming(self) -> list[Span]:
         """The leased records that will be delivered once they are fetched."""
-        # Without dead letters: a return would lower their delivery count.
+        # Do not return dead letters: a return would lower their delivery count.
         found = [
             (view.partition, (view.base_offset, view.end_offset))
             for view, is_dead in self._lined_up
@@ -215,7 +215,7 @@ class LeasedFetches:
         if m.error is not None:
             fetching.damage.heard(route.asked, m.error)
         if partition in self._paused and not fetching.lease.dead:
-            fetching.position = fetching.end  # The lease of the rest will be given back.
+            fetching.position = fetching.end  # The rest of the lease will be returned.
         elif (
             isinstance(m.error, OffsetOutOfRange)
             and m.log_start > fetching.position
@@ -253,7 +253,7 @@ class LeasedFetches:
                 self._replace(fetching, max(end, fetching.position + 1), error)
             except PymqError as error:
                 problem = located(error, self._topic, partition, fetching.position)
-                # The rest of the lease is not fetched; it runs out.
+                # The rest of the lease is not fetched; that lease expires.
                 fetching.end = fetching.position
         if fetching.position < fetching.end:
             self._fetch(fetching, now)

@@ -96,11 +96,12 @@ class Membership:
         # callbacks to run: pairs (lost, gained) of partitions
         self.changes: deque[tuple[tuple[str, ...], tuple[str, ...]]] = deque()
         self.state = MembershipState.JOINING
-        self.is_joined = False  # in the state JOINED; a plain attribute because each turn reads it
+        # whether the state is JOINED; a plain attribute because each turn reads it
+        self.is_joined = False
         self.told: tuple[str, ...] = ()  # the partitions reported to the coordinator last ...
         self._confirmed: tuple[str, ...] = ()  # ... and those that it has confirmed
         self.topic_id = ""  # id of the topic when the consumer joined
-        self.retry_at = 0  # when to try the join again
+        self.retry_at = 0  # the time of the next try to join
         self.beat_at = NEVER
         self._new_name = new_name
         self._on_join = on_join  # called with the topic's id at each join
@@ -180,8 +181,8 @@ class Membership:
         self._router.refresh(self.topic)  # The coordinator may know of added partitions.
         self._timers.drop(("beat", self._beat))
         self._beat, self.told = self._outbox.number(), self.partitions()
-        # Only a changed coordinator may refuse a member that was answered before, so it gets all
-        # partitions.
+        # Only a new coordinator may refuse a member whose earlier requests were answered, so it
+        # gets all partitions.
         news = self.told if self.told != self._confirmed else ()
         beat = Heartbeat(self._beat, self.group, self.name, news)
         if coordinator is not None:

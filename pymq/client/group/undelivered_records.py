@@ -56,7 +56,7 @@ class UndeliveredRecords:
         self.return_at = NEVER
         self._membership = membership
         self._chunks = chunks
-        self._lock = lock  # of *chunks*
+        self._lock = lock  # protects *chunks*
         self._leased = leased
         self._settler = settler
         self._third_ms = ack_wait_ms // 3

@@ -65,7 +65,7 @@ class WatermarkWatches:
     def forget(self) -> None:
         """Note that the topic was deleted: a new topic of its name is read from its start."""
         for partition in self._watches:
-            # Otherwise no request would be sent until the old one is answered or times out.
+            # Otherwise no new request would be sent until the old one is answered or times out.
             self._timers.drop(("watch", partition))
         self._watches = {partition: self._new(partition) for partition in self._watches}
 
@@ -108,7 +108,7 @@ class WatermarkWatches:
                 watch.told = max(watch.told, end)
 
     def untold(self) -> None:
-        """Report all priorities again: another coordinator knows none."""
+        """Report all priorities again: a new coordinator knows none of them."""
         for watch in self._watches.values():
             watch.told = 0
 
@@ -132,7 +132,9 @@ class WatermarkWatches:
                 watch.end = max(watch.end, watch.log_start)
 
     def look(self, now: int) -> None:
-        """Send a request for each partition without one, or whose request is at a former leader."""
+        """Send a request for each partition that has no request, or whose request was sent to a
+        former leader.
+        """
         for watch in self._watches.values():
             if watch.request and watch.route.has_moved(self._router):
                 watch.request = 0
@@ -144,7 +146,7 @@ class WatermarkWatches:
         if watch.request or ("watch", watch.partition) in self._timers:
             return
         is_new = watch.end < 0
-        # A follower may name an end before the real one, where a new group would wrongly begin.
+        # A follower may name an end before the real one, and a new group would wrongly begin there.
         at_end = is_new and self._membership.config.reset == END
         peer = watch.route.find(self._router, of_leader=at_end)
         if peer is None:
@@ -208,7 +210,8 @@ class WatermarkWatches:
         Returns whether the end was unknown before, and whether it has grown.
         """
         if watch.route.is_elsewhere:
-            # A follower answers at once; ask the leader again when there is one.
+            # A follower answers at once, so wait before the next request, which goes to the leader
+            # if there is one.
             self._timers.set(("watch", watch.partition), now + RETRY_MAX_MS)
             watch.route.leave()
         else:

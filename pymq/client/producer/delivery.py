@@ -192,13 +192,14 @@ class Batch(Waitable):
     ) -> None:
         super().__init__()
         self.queue = queue
-        self.columns: ColumnBuffer | None = columns  # until it is encoded
+        # records of the batch as columns, until they are encoded
+        self.columns: ColumnBuffer | None = columns
         self.count = len(columns.values)
-        self.size = size  # size of its records in the producer's buffer
+        self.size = size  # size of the batch's records in the producer's buffer
         self.timestamp_ms = wall_ms  # timestamp of records without their own
         self.timestamps = columns.timestamps
-        self.until = until  # when its delivery times out
-        self.rows = rows  # None: it was part of a bulk send
+        self.until = until  # the time at which the batch's delivery times out
+        self.rows = rows  # None: the batch was part of a bulk send
         self._indexes: dict[int, int] | None = None  # index of each row by its id, built on request
         self.encoded: EncodedBatch | None = None
         self.sequence = -1
@@ -207,7 +208,7 @@ class Batch(Waitable):
         # those of *past* that the producer has yet to look for in the log
         self.maybe: list[tuple[int, int]] = []
         self.is_asked_for = False  # the producer is looking for the batch under earlier numbers
-        self.place = 0  # its number among all batches of its queue, once it is sent
+        self.place = 0  # number of this batch among all batches of its queue, set when it is sent
         self.request = 0  # id of the request in flight; 0: none
         self.sent_at = 0
         self.dropped: tuple[int, ...] = ()  # requests that were resent before they were answered
@@ -272,7 +273,7 @@ class OpenBatch:
     def __init__(self, queue: PartitionQueue) -> None:
         self.queue = queue
         self.items: list[Row | DeliveryPart] = []  # appended to by any thread
-        self.batches: list[Batch] = []  # batches that may contain some of its rows
+        self.batches: list[Batch] = []  # batches that may contain some of the rows
 
     def take(self) -> list[Row | DeliveryPart]:
         """Take out the records; records that other threads append meanwhile stay."""
@@ -290,7 +291,7 @@ class Delivery:
     __slots__ = ("index", "owner", "row")
 
     # The caller sets these, because an ``__init__`` would cost more than the rest of a delivery.
-    owner: OpenBatch | Batch  # its open batch, until its batch is known; ...
+    owner: OpenBatch | Batch  # the open batch of the delivery, until its final batch is known; ...
     row: Row
     index: int  # ... then the record's index in the batch
 
@@ -468,8 +469,8 @@ class DeliveryPart:
         self.columns = columns
         self.count = len(columns)
         self.size = columns.size
-        self.places = places  # the indexes of its records in the call; None: all of them
-        self.pieces: list[Piece] = []  # its records in batches, once it is closed
+        self.places = places  # the indexes of the part's records in the call; None: all of them
+        self.pieces: list[Piece] = []  # the part's records in batches, once it is closed
 
     def batches_done(self) -> bool:
         """Whether the part was closed and all of its batches were answered."""

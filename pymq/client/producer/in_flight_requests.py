@@ -15,7 +15,7 @@ class InFlightRequests:
 
     def __init__(self) -> None:
         self.awaited: dict[int, Batch] = {}
-        self.given_up: dict[int, Batch] = {}  # their batches were resent since, or will be
+        self.given_up: dict[int, Batch] = {}  # requests whose batches were sent again, or will be
         self.without_acks: dict[int, PartitionQueue] = {}
 
     def give_up(self, batch: Batch) -> None:

@@ -1,7 +1,8 @@
 """A producer's queue for one partition: records, closed into batches, with sequences.
 
-``send`` runs in the user's threads without a lock. It appends to the queue's open batch, which only
-the producer's machine empties, under the driver's lock. The order of the steps makes that safe:
+``send`` runs in the user's threads without a lock. The thread appends to the queue's open batch,
+which only the producer's machine empties, under the driver's lock. The order of the steps makes
+that safe:
 
 | | user's thread | machine |
 |---|---|---|
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 COUNT_MAX = 100_000  # records in a batch
 # bytes in a batch after which records without a key go to the next partition
 SPREAD_BYTES = 1 << 10
-RETRY_MS = 20  # before a refused batch is resent; doubled each time, up to ...
+RETRY_MS = 20  # pause before a refused batch is resent; doubled each time, up to ...
 RETRY_MAX_MS = 250
 PAST_MAX = 32  # earlier sequences of a batch under which the producer looks for it
 _SINGLE = frozenset({tuple})
@@ -113,18 +114,18 @@ class PartitionQueue:
         # bytes of the open batch at which ``send`` has it closed
         self.limit = self.config.batch_bytes
         self.topic_queues: ProducerTopic | None = (
-            None  # at the limit the topic chooses another partition
+            None  # None if the limit is reached: then the topic chooses another partition
         )
         self.routing: Routing | None = None
         # whether a record so far had a key, headers or an own time, or came by a bulk send
         self.has_keys = self.has_extras = self.has_parts = False
         self.is_armed = False
         self.is_due = False  # a thread waits for the open batch, which the machine will close
-        self.held_at = -1  # since when the open batch is due but cannot be sent
+        self.held_at = -1  # the time since which the open batch is due but cannot be sent
         self.callbacks: deque[tuple[Delivery, Callable[[], None]]] = deque()
         self.waiters: deque[threading.Lock] = deque()  # locks of threads that wait for all answers
         # Only the machine uses the attributes below.
-        self.sealed: deque[Batch] = deque()  # not sent yet
+        self.sealed: deque[Batch] = deque()  # closed batches that were not sent yet
         # Sent batches in order, beginning with the first one that was not answered.
         self.in_flight: deque[Batch] = deque()
         self.places = 0  # number of batches sent; a partition remembers only the last few
@@ -165,7 +166,7 @@ class PartitionQueue:
         self.gathering = OpenBatch(self)
         taken, sources = gathering.take(), [gathering]
         before: list[Row | DeliveryPart] = []
-        # From now on threads append to the new one, so their records are not late.
+        # Threads now append to the new open batch, so their records are not late.
         for _ in range(len(self.late)):
             late = self.late.popleft()
             if late is gathering:
@@ -206,7 +207,7 @@ class PartitionQueue:
                 try:
                     entry = self.callbacks.popleft()
                 except IndexError:
-                    break  # A thread has found its record's batch, and taken its callback back.
+                    break  # A thread has found the batch of its record, and removed its callback.
                 self._attach(*entry)
 
     def _attach(self, delivery: Delivery, callback: Callable[[], None]) -> None:
@@ -329,8 +330,8 @@ class PartitionQueue:
     def number(self, batch: Batch, acks: AckMode) -> EncodedBatch:
         """Encode a batch with its epoch and sequence.
 
-        A batch without acks has no sequence: the broker could not distinguish a lost batch from a
-        repeated one.
+        A batch without acks has no sequence, because the broker could not distinguish a lost batch
+        from a repeated one.
         """
         config = self.config
         named = config.producer_id != NO_PRODUCER and acks is not AckMode.NONE
@@ -436,7 +437,7 @@ class PartitionQueue:
                 # The answer to the batch in flight tells the partition's next sequence.
                 return None
             if self._is_of_the_past(last):
-                # A batch in flight is of this epoch, and the next epoch would fence it.
+                # A batch in flight has this epoch, and the next epoch would fence it.
                 return None
             place = batch.place or self.places + 1
             if place >= in_flight[0].place + most:
@@ -476,7 +477,8 @@ class PartitionQueue:
         self.target, self.is_sure = None, False
         if self.must_ask:
             self.must_ask = False
-            self.forget_sequence()  # It is unknown whether a batch that was given up was written.
+            # The producer does not know whether an abandoned batch was written.
+            self.forget_sequence()
         self.is_renumbering = False
         self.sealed.extendleft(reversed(again))
         return True

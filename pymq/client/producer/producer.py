@@ -115,7 +115,7 @@ class Producer(Handle):
             BufferFull: the buffer stayed full for ``delivery_timeout_s``.
             Closed: the producer was closed.
 
-        If it raises, the record was not sent and will not be.
+        If ``send`` raises, the record was not sent and will not be sent.
         """
         if type(value) is not bytes:
             value = _bytes(value, "value")
@@ -209,7 +209,7 @@ class Producer(Handle):
         if queue is topic.sticky:
             topic.is_bulk = True
             topic.rotate()
-        # The loop may be busy closing it; the next notification comes a batch later.
+        # The loop may be closing the batch right now; the next notification comes one batch later.
         queue.bytes = 0
         self._backlog.full.append(queue)
         self._sender.push()
@@ -336,7 +336,7 @@ class Producer(Handle):
             if queue.bytes >= self._batch_bytes:
                 queue.bytes = 0
                 backlog.full.append(queue)
-            elif queue.held_at < 0:  # otherwise it leaves when an answer arrives
+            elif queue.held_at < 0:  # otherwise the batch is sent when an answer arrives
                 queue.is_armed = True
                 backlog.armed.appendleft((self._clock(), queue))
         sender.push()
@@ -395,7 +395,7 @@ class Producer(Handle):
         found = self._topics.get(topic) or self._open_topic(topic)
         queue = self._chosen(found, partition)
         if not self._client.questions.has_seen(topic):
-            # The topic was deleted and created again, so retry with the new one.
+            # The topic was deleted and created again, so repeat this with the new topic.
             self._client.questions.topic_metadata(topic)
         self._sender.ask_sequence(queue)
         timeout = self._config.delivery_timeout_ms / 1000

@@ -58,7 +58,8 @@ class ProducerTopic:
 
     def choose(self) -> None:
         """Choose the partition for records without a key."""
-        self.sticky = self.queues[self.turn]  # for the length of a batch
+        # the queue that gets records without a key until its batch is full
+        self.sticky = self.queues[self.turn]
         if len(self.queues) > 1:
             for queue in self.queues:
                 if queue.topic_queues is None:

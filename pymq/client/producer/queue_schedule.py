@@ -19,7 +19,7 @@ class QueueSchedule:
         self.timers: TimerHeap[PartitionQueue] = TimerHeap()
 
     def wake(self, queue: PartitionQueue) -> None:
-        """Note that *queue* has batches, and may send some."""
+        """Note that *queue* has batches, and may send some of them."""
         self.live[queue] = self.dirty[queue] = None
 
     def rest(self, queue: PartitionQueue) -> None:

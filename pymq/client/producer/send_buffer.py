@@ -97,7 +97,7 @@ class SendBuffer:
             queue.callbacks.append(entry)
             batch = batch_of(delivery)
             if batch is None:
-                return  # The machine finds the callback when it closes the queue.
+                return  # The machine finds the callback when it closes the queue's batch.
             try:
                 queue.callbacks.remove(entry)
             except ValueError:
@@ -118,7 +118,7 @@ class SendBuffer:
         try:
             self.space.remove(space)
         except ValueError:
-            return True  # There is room by now.
+            return True  # By now there is room in the buffer.
         return False
 
     # --- failures -------------------------------------------------------------------------------

@@ -65,8 +65,9 @@ class SenderConfig:
     producer_epoch: int
     delivery_timeout_ms: int
     max_in_flight: int
-    is_named: bool = False  # it continues the sequences of an earlier producer with this name
-    grant: bytes = b""  # proof that it owns its id, in a cluster with keys
+    # the producer continues the sequences of an earlier producer with this name
+    is_named: bool = False
+    grant: bytes = b""  # proof that the producer owns its id, in a cluster with keys
 
 
 def _nothing(topics: Mapping[str, TopicMetadata]) -> None:
@@ -87,7 +88,7 @@ class Sender(Outbox):
         super().__init__()
         self.name = name
         self.config = config
-        self.tally = Counters()  # counters of the client, which sets them
+        self.tally = Counters()  # counters of the client, which sets this attribute
         self.on_metadata: Callable[[Mapping[str, TopicMetadata]], None] = _nothing
         self.backlog = SendBuffer(name, driver, config.buffer_bytes)
         self._router = router
@@ -155,7 +156,8 @@ class Sender(Outbox):
         backlog, schedule = self.backlog, self._schedule
         armed = backlog.armed
         if backlog.full or backlog.space or (armed and armed[0][0] <= now):
-            # If a thread waits for room, close all: lingering records take up the buffer.
+            # If a thread waits for room, close all open batches: lingering records occupy the
+            # buffer.
             self.sealer.seal_due(now, everything=bool(backlog.space))
         if self._has_news:
             self._has_news = False
@@ -175,7 +177,7 @@ class Sender(Outbox):
                 elif not queue.in_flight:
                     schedule.rest(queue)
         while armed and not armed[0][1].is_armed:
-            armed.popleft()  # The queue was closed early: it was full, or a thread waited for it.
+            armed.popleft()  # The batch was closed early: it was full, or a thread waited for it.
         if not self.out.send:
             return None
         out, self.out = self.out, Ready()
@@ -210,7 +212,9 @@ class Sender(Outbox):
 
     @property
     def deadline(self) -> int:
-        """When something may be due. Threads arm queues at any time, so it is computed on request.
+        """When something may be due.
+
+        Threads arm queues at any time, so this deadline is computed on request.
 
         An answer does not postpone the deadline, because a tick too many is cheaper than a new
         computation.
@@ -220,7 +224,7 @@ class Sender(Outbox):
             try:
                 return min(self._schedule.timers.due, armed[0][0])
             except IndexError:
-                pass  # The thread that turns the loop has just closed it.
+                pass  # The thread that runs the loop has just closed the batch.
         return self._schedule.timers.due
 
     # --- sending --------------------------------------------------------------------------------
@@ -236,7 +240,7 @@ class Sender(Outbox):
             or queue.topic not in self._router.metadata.topics
         ):
             self._give_up_if_gone(queue)
-            # The router notifies the producer when it has found one.
+            # The router notifies the producer when it has found a leader.
             self._router.refresh(queue.topic)
             return
         self._router.renew(queue.topic, now)

@@ -1,7 +1,8 @@
 """The journal of a dead-letter topic: which of its letters were sent back.
 
-It is a compacted topic of one partition, with a record for each partition of the dead-letter topic.
-A redrive takes the journal over by its producer name, so that the brokers refuse an earlier one.
+The journal is a compacted topic of one partition, with a record for each partition of the
+dead-letter topic. A redrive takes the journal over by its producer name, so that the brokers refuse
+an earlier one.
 """
 
 from __future__ import annotations

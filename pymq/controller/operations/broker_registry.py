@@ -61,7 +61,7 @@ class BrokerRegistry:
     def end(self) -> None:
         """Stop: this zkserver is no longer active.
 
-        Queue the held requests, which are then refused.
+        Queue the held requests; this zkserver then refuses them.
         """
         self._commits.queues.redo_held()
         self._registering.clear()
@@ -83,7 +83,9 @@ class BrokerRegistry:
         if self._registering.get(m.name) == m or self._is_told(node):
             mark("registry.asked_again")
             self._members.beat(m.name, m.incarnation, now)
-            return  # A retry, sent once a second; each would get all states of the broker again.
+            # This is a retry, which brokers send once a second; after each retry the zkserver would
+            # send all states again.
+            return
         self._registering[m.name] = m
         sweep = Sweep(m.name)
         heard = self._members.heard_by(m.name)
@@ -107,7 +109,7 @@ class BrokerRegistry:
                 )
             request_plans.keep_secret(
                 draft, self._new_id
-            )  # brokers get it with the states of their partitions
+            )  # brokers get the secret with the states of their partitions
             is_last = broker_restarts.register(draft, node, sweep, heard_ms, self._wall_ms(now))
             return Later.ANSWER if is_last else Later.MORE
 
@@ -115,7 +117,7 @@ class BrokerRegistry:
             # Late reports of the broker's earlier incarnation must not undo a part of the
             # registration.
             self._members.end(m.name, m.incarnation)
-            self._updates.close(m.name)  # its registration will send all states again
+            self._updates.close(m.name)  # the broker's registration will send all states again
             self._updates.tell_all(sweep.commit(), now)
 
         def done(now: int) -> None:
@@ -254,7 +256,7 @@ class BrokerRegistry:
                 self._died(broker)
             if node.is_draining or broker in self._members.dead_since:
                 self._triggers.consider_all(broker, now)
-        # a broker may be available for them by now
+        # a live broker may be available for these partitions by now
         self._triggers.consider(self._members.offline.to_replace(), now)
 
     @property

@@ -1,7 +1,7 @@
 """Sends partition states and removals to brokers until they confirm.
 
 - After each change of a partition, the zkserver sends the new state to the live brokers concerned.
-  It repeats the latest state until the broker answers without an error.
+  The zkserver repeats the latest state until the broker answers without an error.
 - A broker that registers gets the states of all its partitions and the replicas to remove.
 - A broker has one thread: heartbeats and elections wait while it handles a message. So a message
   has few states. If many states changed at once, the next message is sent when the previous one is
@@ -34,7 +34,8 @@ STATES_MAX = 64  # states in a message; a broker takes some 15 ms for them
 STATES_BYTES_MAX = (
     4 << 20
 )  # bytes of states in a message, roughly; a packet's header may have four times as much
-TOLD_MAX = 256  # partitions of a topic in a turn; finding their brokers takes some 2 ms
+# partitions of one topic that are notified in a turn; finding their brokers takes some 2 ms
+TOLD_MAX = 256
 STOPS_MAX = 64  # unconfirmed removals of a broker
 NOT_SENT = -1  # as id of a message: not sent
 # as epoch: higher than all, because a deleted topic's id is never used again
@@ -48,7 +49,7 @@ class Mailbox:
     """The unsent and unconfirmed updates of one live broker."""
 
     incarnation: int
-    full: int = 0  # id of the last message with all states, until it is answered; else 0
+    full: int = 0  # id of the last message with all states, until the broker answers it; else 0
     new: dict[TopicPartition, None] = Factory(dict)  # states for the next flush
     later: dict[TopicPartition, None] = Factory(dict)  # states to send when *out* is answered
     out: dict[int, None] = Factory(dict)  # unanswered messages of states from *later*
@@ -59,8 +60,8 @@ class Mailbox:
     stop_ids: dict[int, Stop] = Factory(dict)  # unconfirmed removals, by message
     retry_at: int = NEVER
     wait_ms: int = RETRY_MS
-    has_got_on: bool = False  # it has answered a message of *out* since the last retry
-    has_removed: bool = False  # it has confirmed a removal since the last retry
+    has_got_on: bool = False  # the broker has answered a message of *out* since the last retry
+    has_removed: bool = False  # the broker has confirmed a removal since the last retry
 
     @property
     def is_empty(self) -> bool:

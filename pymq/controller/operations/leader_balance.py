@@ -2,9 +2,9 @@
 
 After a failure, leaders stay on the brokers where they were elected. When the brokers have not
 changed for a while, the zkserver carries out the plan of
-:mod:`~pymq.controller.transitions.leader_leveling`. It asks the leader of a Raft block to transfer
-its leadership. It rolls any other block, so that another in-sync replica leads the next one. The
-plan is kept in memory only: a new zkserver plans again.
+:mod:`~pymq.controller.transitions.leader_leveling`. The zkserver asks the leader of a Raft block to
+transfer its leadership. The zkserver rolls any other block, so that another in-sync replica leads
+the next one. The plan is kept in memory only: a new zkserver plans again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LeaderBalance:
         self._every_ms = every_ms  # 0: only on request
         self._shifts: deque[Shift] = deque()
         self._shift: Shift | None = None  # the shift in progress
-        self._until = 0  # when that shift times out
+        self._until = 0  # the time when the shift times out
         self._ask_at = 0
         self._is_asked_for = False  # whether an administrator has requested a balance
         self._next_at = NEVER
@@ -123,7 +123,7 @@ class LeaderBalance:
         self._shifts.extend(leader_leveling.plan(image, brokers, members.can_act))
 
     def _is_quiet(self, now: int) -> bool:
-        """Whether all brokers except lost ones are alive, and have been for a while."""
+        """Whether all brokers except lost ones are alive, and have been for some time."""
         members, image = self._members, self._commits.image
         seen = {name: live.incarnation for name, live in members.live.items()}
         if seen != self._seen:

@@ -74,10 +74,12 @@ class Roll:
     is_takeover: bool = False
     is_forced: bool = False  # continues even if records may be lost
     is_unclean: bool = False
-    leader: str | None = None  # the wanted leader of the next block, if it has all of this one
+    # the wanted leader of the next block, if that broker has all of this block
+    leader: str | None = None
     state: RollState = RollState.SEALING
     answers: dict[str, Sealed] = Factory(dict)  # answers in a take-over
-    patience: int = 0  # in a take-over: how long to wait before it decides with the answers so far
+    # in a take-over: how long to wait before deciding with the answers received so far
+    patience: int = 0
     decide_at: int = NEVER  # the earliest decision, on the clock of BrokerLiveness.listened
     is_late: bool = False  # whether the time of the decision has passed
     retry_at: int = NEVER

@@ -119,7 +119,7 @@ class Rolls:
             self.wait(roll.name, caller)
             return
         if not roll.callers:
-            # If an automatic roll is in progress, it carries out the administrator's request, too.
+            # If an automatic roll is in progress, it also carries out the administrator's request.
             mark("rolls.caller_goes_first")
             roll.is_withdrawn = False
         roll.callers.append(caller)
@@ -168,7 +168,7 @@ class Rolls:
             mark("rolls.renumbered")
             roll.renumber(image.node.epoch + 1)
         targets = self._targets(roll, block)
-        self._updates.flush(now)  # A replica must know the block before it can seal it.
+        self._updates.flush(now)  # A replica must know the block before sealing it.
         epoch = self._commits.image.controller_epoch
         seal = Seal(epoch, *roll.name, roll.block, roll.epoch, roll.is_takeover, roll.topic_id)
         for broker in targets:

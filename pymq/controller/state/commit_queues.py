@@ -23,7 +23,7 @@ class Later(Enum):
     """What a plan returns when its answer comes later."""
 
     ANSWER = 0
-    MORE = 1  # this was one part; plan the next one
+    MORE = 1  # this was one part of the change; plan the next one
 
 
 Plan = Callable[[Draft], Result | Later]
@@ -41,8 +41,8 @@ class CommitTask:
     done: Callable[[int], None] | None = None
     failed: Callable[[PymqError, int], None] | None = None
     sliced: Callable[[int], None] | None = None  # called after each part, including the last one
-    is_urgent: bool = False  # whether a partition cannot continue without it
-    is_read: bool = False  # whether it changes nothing
+    is_urgent: bool = False  # whether a partition cannot continue without this task
+    is_read: bool = False  # whether the task changes nothing
     tries: int = 0
 
 
@@ -119,8 +119,8 @@ class CommitQueues:
 class OpenRequests:
     """The requests that have no answer yet.
 
-    If a client repeats such a request, it is not queued. Otherwise it would add load just when the
-    zkserver is slow.
+    If a client repeats such a request, it is not queued. A repeated request would add load just
+    when the zkserver is slow.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The zkserver's image of the metadata tree, and drafts of atomic changes to it.
 
 The image changes in two ways only: it is loaded, or it adopts a :class:`Draft` that the coordinator
-has committed. So it always equals the tree at one point in time. It has indexes, for example of
-partitions by broker, so that no request has to scan all partitions.
+has committed. So an image always equals the tree at one point in time. An image has indexes, for
+example of partitions by broker, so that no request has to scan all partitions.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ class Image:
         """Note whether the open block has too few replicas."""
         open_block = image.open_block if image.blocks else None
         if open_block is None or open_block.end is not None or not open_block.replicas:
-            return  # in the middle of a change, or the partition has no replicas yet
+            return  # the change is not complete, or the partition has no replicas yet
         if len(open_block.replicas) < image.node.replicas:
             self.short[name] = None
         else:

@@ -42,6 +42,6 @@ class Candidates:
             self.deadline = NEVER
 
     def clear(self) -> None:
-        """Drop all: this zkserver is no longer active."""
+        """Drop all candidates: this zkserver is no longer active."""
         self._names.clear()
         self.deadline = NEVER

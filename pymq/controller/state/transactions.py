@@ -2,7 +2,7 @@
 
 1. A task has a plan, a function that fills a :class:`~pymq.controller.state.image.Draft`.
 2. One commit is in flight at a time. Tasks that arrive meanwhile share the next commit if they
-   concern different partitions. They wait in :mod:`~pymq.controller.state.commit_queues`.
+   concern different partitions. Waiting tasks are in :mod:`~pymq.controller.state.commit_queues`.
 3. When the coordinator backend has committed, the image adopts the drafts. If the commit loses a
    race, the tasks are planned again on the new tree.
 
@@ -82,7 +82,7 @@ class CommitInFlight:
     ops: list[Op] = Factory(list)  # operations of all items
     size: int = 0  # bytes of the operations, roughly
     scopes: set[TopicPartition | None] = Factory(set)
-    repeats: int = 0  # times it was submitted again after a lost answer
+    repeats: int = 0  # number of times the commit was submitted again after a lost answer
 
 
 class Transactions:
@@ -159,9 +159,9 @@ class Transactions:
         """Begin as the active zkserver, with *image*."""
         epoch = paths.controller_epoch()
         self.image = image
-        # The second check protects the time until another zkserver takes over. It guarantees that a
-        # zkserver that found no active one and then read the tree does not miss a later commit of
-        # this one.
+        # The second check protects the time until another zkserver takes over. This check
+        # guarantees that a zkserver that found no active one and then read the tree does not miss a
+        # later commit of this one.
         self._fence = (Check(epoch, image.versions[epoch]), Check(paths.controller(), 0))
         self._is_open, self._is_reading = True, False
 

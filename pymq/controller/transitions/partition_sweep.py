@@ -24,7 +24,7 @@ class _Position:
     at: int = 0  # position in the names
     hosting: Hosting | None = None  # index of the image that the names are from
     looks: int = 0  # how many partitions the next part may check
-    left: int = 0  # how many partitions were left before it; 0: it is the first part
+    left: int = 0  # number of partitions that were left before this part; 0: it is the first part
 
 
 class Sweep:
@@ -63,7 +63,7 @@ class Sweep:
                 is_whole = False
                 break
             looks += 1
-            if draft.image.find(names[at]) is None:  # its topic was deleted
+            if draft.image.find(names[at]) is None:  # the topic was deleted
                 at += 1
                 continue
             before = len(draft.ops)

@@ -5,9 +5,9 @@ answer. :class:`pymq.coord.zookeeper.session.ZookeeperLink` stores what kazoo's 
 until the loop's thread takes it. Without a connection, requests are kept and sent later.
 
 A commit is one multi-op transaction, conditional on versions, so it is atomic. If the connection is
-lost before its answer, the commit is ``Uncertain``. Its outcome does not change later: when a
-session has moved to a new connection, ZooKeeper refuses its requests from the old one.
-:mod:`pymq.coord.zookeeper.tree_loader` carries out loads.
+lost before its answer, the commit is ``Uncertain``. The outcome of such a commit does not change
+later: when a session has moved to a new connection, ZooKeeper refuses its requests from the old
+one. :mod:`pymq.coord.zookeeper.tree_loader` carries out loads.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ZookeeperCoordinator:
                     f"no answer from ZooKeeper at {hosts} within {timeout_s:g} s"
                 )
             self._link.wait(left)
-        self._news.take()  # the owner does not get events from before it had this object
+        self._news.take()  # the owner must not get events from before the creation of this object
 
     # --- the contract ---------------------------------------------------------------------------
 
@@ -151,7 +151,8 @@ class ZookeeperCoordinator:
         self._check()
         self._take()
         if self._is_up and self._link.is_silent():
-            # After such a silence another zkserver may be the controller, so stop leading.
+            # After such a silence another zkserver may be the controller, so this one stops
+            # leading.
             self._suspend()
             self._link.drop()
         self._pump()
@@ -272,7 +273,7 @@ class ZookeeperCoordinator:
 
     def _prepared(self, _: Any, error: Exception | None) -> None:
         if isinstance(error, REFUSED):
-            self._denial = error  # does not matter if the node exists already
+            self._denial = error  # the error does not matter if the node exists already
 
     def _entered(self, _: Any, error: Exception | None) -> None:
         if error is None:

@@ -1,4 +1,4 @@
-"""Translates requests into ZooKeeper's and ZooKeeper's answers into events. Pure.
+"""Translates requests into requests of ZooKeeper, and ZooKeeper's answers into events. Pure.
 
 The tree is below a node of the ensemble; paths in the tree omit the part above it.
 """

@@ -1,8 +1,9 @@
 """A session with a ZooKeeper ensemble, through kazoo: events and answers as values, in wire order.
 
-kazoo's connection thread makes no decisions here. It turns all that it reads into :data:`Arrival`
-values, in the order in which ZooKeeper sent them, and the owner takes them later. Loads rely on
-this order: ZooKeeper sends the event of a change before any answer that reflects the change.
+kazoo's connection thread makes no decisions here. The thread turns all that it reads into
+:data:`Arrival` values, in the order in which ZooKeeper sent them, and the owner takes them later.
+Loads rely on this order: ZooKeeper sends the event of a change before any answer that reflects the
+change.
 
 This module adds to kazoo, by overriding some methods outside its public API:
 
@@ -245,7 +246,7 @@ class ZookeeperLink:
             self._arrived(Lost())
         elif self._client.client_state == KeeperState.AUTH_FAILED:
             self._is_denied = True
-        # Otherwise the server has reported that the session expired, and a new one follows.
+        # If not, the server has reported that the session expired, and a new one follows.
 
     def _ended(self) -> None:
         self._arrived(Ended(self._is_denied))
@@ -271,13 +272,13 @@ class _Bound:
 
     def serialize(self) -> bytes:
         if session_name(self._client._session_id or 0) != self._session:
-            # It was submitted before the end of its session was known. Only a lost connection makes
-            # kazoo answer a request without sending it.
+            # The request was submitted before the end of its session was known. Only a lost
+            # connection makes kazoo answer a request without sending it.
             raise ConnectionDropped("a request of an earlier session")
         return self._request.serialize()
 
     def deserialize(self, data: bytes, offset: int) -> Any:
-        # Kazoo calls this method for requests that have it.
+        # kazoo calls this method for requests that define it.
         return self._request.deserialize(data, offset)  # type: ignore[attr-defined] # see above
 
 
@@ -286,7 +287,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no
 
     def __init__(self) -> None:
         super().__init__()
-        self.lease_s = 0.0  # the longest allowed silence; 0 until it is known
+        self.lease_s = 0.0  # the longest silence that is allowed; 0 until this is known
         self.is_unwanted = False
         self._heard = 0.0
         self._server: Any = None  # the socket

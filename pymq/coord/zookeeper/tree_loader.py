@@ -45,7 +45,7 @@ class TreeLoader:
         return self._load is not None
 
     def begin(self, load: Load) -> None:
-        """Begin a load; no other one may be in progress."""
+        """Begin a load; no other load may be in progress."""
         reading = TreeReading(load.root)
         self._load = load, reading
         on_reply = partial(self._readied, reading)

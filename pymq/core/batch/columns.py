@@ -24,9 +24,9 @@ a column with cbor2             55      46
 byte strings of one length      11      14
 ==============================  ======  ======
 
-In most streams all byte strings have the same length. Their array is ``head + prefix +
-prefix.join(values)``, and one struct format reads it back. The bytes are the same CBOR, so a reader
-in any language needs no special case.
+In most streams all byte strings have the same length. The array of such strings is ``head + prefix
++ prefix.join(values)``, and one struct format reads it back. The bytes are the same CBOR, so a
+reader in any language needs no special case.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Headers = tuple[tuple[str, bytes], ...]
 
 _LENGTH = struct.Struct("<I")
 _LITTLE = sys.byteorder == "little"
-_COPIED = 256  # a column is copied for checking if its items are at most so long
+_COPIED = 256  # a column is copied for checking if its items are at most this long
 _WHOLE = 1 << 16  # items that a check decodes at once
 _RUN = 64  # values in one struct format: longer formats cost more to compile than they save
 
@@ -250,7 +250,8 @@ def _array_head(view: memoryview, count: int) -> int:
 
 
 def _decode_array(view: memoryview, count: int, depth: int = 1) -> list[Any]:
-    _array_head(view, count)  # First check the declared count: it decides how much is allocated.
+    # Check the declared count first: it decides how much memory is allocated.
+    _array_head(view, count)
     values = _load(view, depth)
     if type(values) is not list or len(values) != count:
         raise CorruptBatch(f"a column does not hold an array of {count} items")

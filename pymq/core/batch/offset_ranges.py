@@ -18,7 +18,7 @@ from pymq.core.batch.header import COLUMNS_FORMAT, CONTROL, Header
 
 Range = tuple[int, int]
 
-RUNS_MAX = 16  # how many ranges a log keeps and reports; the last ones are kept
+RUNS_MAX = 16  # number of ranges that a log keeps and reports; the last ones are kept
 OFFSET_END = 1 << 62  # after every offset
 
 
@@ -66,7 +66,7 @@ class Ranges:
     def put(self, start: int, end: int) -> bool:
         """Add the offsets in [*start*, *end*); return whether any of them is new."""
         found = self._found
-        if found and start < end:  # the usual case: it extends the last range
+        if found and start < end:  # in the usual case the range extends the last one
             low, high = found[-1]
             if low <= start <= high:
                 if end > high:

@@ -96,7 +96,7 @@ class BlockLog:
         self.start = self.end = self.stable_end = start
         # offset before which all is known to be committed; kept over a restart
         self.committed = start
-        self.size = self.stable_size = 0  # bytes, of all batches and of the written ones
+        self.size = self.stable_size = 0  # bytes of all batches, and of the written ones
         self.max_timestamp = -1  # latest timestamp of any record, truncated ones included
         self.epochs = LeaderEpochs()
         self.seal_end: int | None = None  # the offset after the seal batch, if there is one
@@ -109,7 +109,7 @@ class BlockLog:
         self._is_shared = is_shared  # other brokers hold the block too
         self.unwritten: list[EncodedBatch] = []  # stamped, for the next write
         self._write_end = start  # the log's end after the write in progress ...
-        self._write_size = 0  # ... and its size
+        self._write_size = 0  # ... and the size of that write
         self._durable_end = start  # all before this offset is synced to disk ...
         self._durable_then = start  # ... before this one once the write in progress is done ...
         self._durable_soon = start  # ... and before this one once the requested syncs are done
@@ -300,7 +300,7 @@ class BlockLog:
             self._cut(end)
             self._durable_end = min(self._durable_end, end)
             self._host.out.write.append(Truncate(self.name, end))
-            self.recover()  # Only the log itself can tell the producer table as of that offset.
+            self.recover()  # Only the log itself contains the producer table as of that offset.
 
     def _cut(self, end: int) -> None:
         self.end = end
@@ -368,8 +368,8 @@ class BlockLog:
         self.size = self.stable_size
         self._cut(self.stable_end)
         if self._create is not None and self.stable_size == 0:
-            # The store may not have created the block either. If it has, creating it again is
-            # harmless.
+            # The store may not have created the block at all. If the store has created it, creating
+            # it again is harmless.
             mark("log.begins_again")
             self._beginning = [self._create]
             if self.name.number > 0:

@@ -37,7 +37,7 @@ class RecentBatches:
         recent = self._batches
         if not recent or offset < recent[0].header.base_offset:
             return None
-        index = len(recent) - 1  # Most followers need only the last few.
+        index = len(recent) - 1  # Most followers need only the last few batches.
         while index and recent[index].header.base_offset > offset:
             index -= 1
         if recent[index].header.base_offset != offset:

@@ -45,7 +45,8 @@ class ReplicatedLog(Protocol):
 
     start: int  # first offset of the block
     end: int  # the offset of the next record, written or not
-    stable_end: int  # records before it are as durable on this disk as the ack mode requires
+    # records before this offset are as durable on this disk as the ack mode requires
+    stable_end: int
 
     def epoch_at(self, end: int) -> int:
         """The epoch of the batch that holds offset ``end - 1``; 0 at the start of the block."""
@@ -208,9 +209,9 @@ class Replica:
     block: BlockId
     log: ReplicatedLog
     host: ReplicaHost
-    state: PartitionState  # its last block is the open one
+    state: PartitionState  # the last block of this state is the open one
     saved: bytes | None  # the state that the replicator last saved before a restart
-    is_new: bool  # this broker has just created it for the roll that appointed its leader
+    is_new: bool  # this broker has just created the block for the roll that appointed its leader
 
 
 ReplicatorFactory = Callable[[Replica, int], Replicator]

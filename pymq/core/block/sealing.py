@@ -2,10 +2,10 @@
 
 The leader seals in three steps:
 
-1. It appends no more records. In a Raft block it also appends a seal batch, after which no later
-   leader appends records either.
-2. It waits until its whole log is committed.
-3. It syncs the log and its index to disk.
+1. The leader appends no more records. In a Raft block it also appends a seal batch, after which no
+   later leader appends records either.
+2. The leader waits until its whole log is committed.
+3. The leader syncs the log and its index to disk.
 
 If the leader has failed, the controller takes over: a follower stops following and reports where
 its own copy ends. The follower is then fenced: it ignores its leader until the roll, or until
@@ -50,7 +50,7 @@ class Sealing:
 
     def __init__(self, *, is_shared: bool, is_raft: bool) -> None:
         self.state = SealState.OPEN
-        self.request: Seal | None = None  # None: no seal is requested
+        self.request: Seal | None = None  # None: no seal was requested
         self.fenced: int | None = None  # the controller epoch of a takeover of the block
         self._is_shared = is_shared
         self._is_raft = is_raft

@@ -166,7 +166,7 @@ class DelayIndex:
     def take_due(self, wall_ms: int, most: int) -> list[tuple[int, int]]:
         """Take out the earliest due records; returns offset and id of each, by offset.
 
-        They count as pending until :meth:`take_in` gets their copies.
+        The records count as pending until :meth:`take_in` gets their copies.
         """
         heap, taken = self._heap, list[tuple[int, int]]()
         while heap and heap[0] >> ID_BITS <= wall_ms and len(taken) < most:

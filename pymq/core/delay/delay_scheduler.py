@@ -1,9 +1,9 @@
 """Delivers the delayed records of one partition when they are due; runs on its leader.
 
-A delayed record stays where it was sent. When it is due, the scheduler appends a copy to the
-partition; groups get the copy like any other record. So leases, offsets, retries and dead letters
-work without knowing about delays. The copies in the log show what was delivered: a new leader reads
-them (:mod:`pymq.core.delay.delay_index`), so each record is delivered once.
+A delayed record stays where it was sent. When a delayed record is due, the scheduler appends a copy
+to the partition; groups get the copy like any other record. So leases, offsets, retries and dead
+letters work without knowing about delays. The copies in the log show what was delivered: a new
+leader reads them (:mod:`pymq.core.delay.delay_index`), so each record is delivered once.
 
 Each job of the scheduler reads some records and appends at most one batch:
 
@@ -68,7 +68,7 @@ from pymq.errors import (
 LOAD_BYTES = 1 << 20  # of one fetch while the log is read
 READ_BYTES = 64 << 10  # of one fetch of due records
 RETRY_MS = 100
-LOOK_MS = 1_000  # the wall clock may be set, so the scheduler reads it at least this often
+LOOK_MS = 1_000  # the wall clock may be changed, so the scheduler reads it at least this often
 NOTE_OFFSETS = 20_000  # offsets after which the next note is appended
 # records are moved only if a new leader would have to read so many offsets at least ...
 MOVE_OFFSETS = 100_000
@@ -164,7 +164,7 @@ class DelayScheduler:
         """Handle an answer or a committed batch; returns whether to :meth:`restart`."""
         if isinstance(m, DelayedAppended):
             if m.batch is None:
-                return True  # It is unknown whether the batch will be committed.
+                return True  # The scheduler does not know whether the batch will be committed.
             if self._job in (Job.FIND, Job.LOAD):
                 self._target = max(self._target, m.batch.end_offset)
             elif m.batch.base_offset >= self._known_to:
@@ -246,7 +246,7 @@ class DelayScheduler:
             if batch.header.attributes & NOTE:
                 self.index.take_in(batch.verify())
             position = batch.end_offset
-        # Only the local replica knows the end of the log.
+        # Only the local replica knows the real end of the log.
         if self._holder is not None or position < max(m.high_watermark, self._target):
             self._fetch(position, LOAD_BYTES, now)
             return

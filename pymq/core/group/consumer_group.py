@@ -176,7 +176,8 @@ class ConsumerGroup:
             # If there are more members than partitions, several members share one.
             allowed = self.owners(*name) if member.waiting.shares is None else (member.id,)
             if leases.held_by_others(allowed, loose):
-                among = loose  # Another member still holds ordered records of the partition.
+                # Another member still has leases on ordered records of the partition.
+                among = loose
             share = self._share(member, leases, known[1], limit, loose)
             leased = self._acquire(member, partition, leases, known[1], share, now, among, least)
             limit -= sum(lease.end - lease.start for lease in leased)

@@ -5,11 +5,11 @@ A member waits for at most one answer at a time. The state tells for which one:
 ==========  ==========================================================  ======================
 state       meaning                                                     next
 ==========  ==========================================================  ======================
-`JOINING`   its `Join` waits for the next assignment                    `STABLE`
-`STABLE`    it is assigned, and none of its requests waits              `WAITING`
-`WAITING`   its `Acquire` waits for records of its own partitions       `STABLE` or `IDLE`
-`IDLE`      ... which have none; unordered records of others would do   `STABLE`
-`REMOVED`   it left, was silent for too long, was fenced or joined
+`JOINING`   the member's `Join` waits for the next assignment           `STABLE`
+`STABLE`    the member has an assignment, and no request waits          `WAITING`
+`WAITING`   the member's `Acquire` waits for records of its partitions  `STABLE` or `IDLE`
+`IDLE`      as WAITING, but unordered records of others are accepted    `STABLE`
+`REMOVED`   the member left, was silent, was fenced or joined
             again; the coordinator refuses its requests
 ==========  ==========================================================  ======================
 
@@ -61,11 +61,11 @@ class Member:
     max_deliver: int
     reset: int
     gone_at: int
-    partitions: tuple[str, ...]  # the partitions assigned to it
-    join_id: int = 0  # the request id of its last Join
-    generation: int = 0  # generation of the last assignment that was sent to it
+    partitions: tuple[str, ...]  # the partitions assigned to the member
+    join_id: int = 0  # the request id of the member's last Join
+    generation: int = 0  # generation of the last assignment that was sent to the member
     state: MemberState = MemberState.JOINING
-    waiting: Acquire | None = None  # the pending request while it is WAITING or IDLE
+    waiting: Acquire | None = None  # the member's pending request while it is WAITING or IDLE
     waits_until: int = NEVER
     ordered: bool | None = None
     # id of the topic that it consumes (a later topic of that name has a greater id); "": not given

@@ -21,7 +21,16 @@ from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.leases import Leases
-from pymq.core.message import BEGIN, Fetch, Fetched, Message, Produce, Produced, Settled
+from pymq.core.message import (
+    BEGIN,
+    ClassicDone,
+    Fetch,
+    Fetched,
+    Message,
+    Produce,
+    Produced,
+    Settled,
+)
 from pymq.core.observe.coverage import mark
 from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
@@ -32,6 +41,7 @@ TOMBSTONE = ("pymq.tombstone", b"")  # marks a deletion for compaction
 DELIVERIES = "pymq.deliveries"  # a header: delivery counts of unacknowledged ranges
 # a header: the errors with which members last returned unacknowledged ranges
 ERRORS = "pymq.errors"
+NOTE = "pymq.note"  # a header: the text that a Kafka client has committed with the offset
 DELAYS = "pymq.delays"  # a header: the times from which on returned ranges may be delivered again
 RANGES_MAX = 512  # acknowledged ranges above the committed offset that are kept at most
 ERRORS_MAX = 20  # different errors that are kept; each commit writes them again
@@ -41,6 +51,7 @@ ASK_MS = 1_000  # timeout of a fetch from another broker
 PATIENCE_MS = 1_000  # requests wait so long for the offsets to be loaded before they are refused
 
 Name = tuple[str, str, str]  # group, topic, partition
+Stored = Settled | ClassicDone  # answers that wait for a write
 
 
 class GroupHost(Protocol):
@@ -92,8 +103,8 @@ class OffsetLog:
         self._groups = groups
         self._clock = clock  # the clock of leases
         self._changed: dict[Name, None] = {}  # offsets to be written, in order
-        self._unanswered: list[tuple[str, Settled]] = []
-        self._writing: list[tuple[str, Settled]] | None = None
+        self._unanswered: list[tuple[str, Stored]] = []
+        self._writing: list[tuple[str, Stored]] | None = None
         self._written: dict[Name, None] = {}
         self._must_sync = False  # a member waits for a durable commit
         self._is_syncing = False
@@ -102,7 +113,8 @@ class OffsetLog:
         self._requests = first_request  # the last request id, above those of former coordinators
         self._asked = 0  # while loading: the id of the last fetch ...
         self._at = BEGIN  # ... its offset ...
-        self._holder: str | None = None  # ... and the broker asked; None is this one
+        # ... and the broker that got the request; None: this broker
+        self._holder: str | None = None
         self._tries = 0
         self._target = 0  # the offset at which loading ends
         self._is_borrowed = False  # some offsets are stored only on other brokers
@@ -155,10 +167,10 @@ class OffsetLog:
                 self._replay(batch.verify(), now)
                 offset = batch.end_offset
         except CorruptBatch:
-            mark("group.load_corrupt")  # Another holder may have a sound copy.
+            mark("group.load_corrupt")  # Another holder may have a sound copy of this batch.
             self._at, self.retry_at = offset, now + RETRY_MS
             return False
-        # Only the local replica knows the end of the log.
+        # Only the local replica knows the real end of the log.
         if holder is not None or offset < max(m.high_watermark, self._target):
             self._is_borrowed = self._is_borrowed or holder is not None
             self.load(offset, now)
@@ -182,7 +194,7 @@ class OffsetLog:
             kind, name, topic, partition = cbor.loads(key or b"")
             if kind != OFFSET_KEY:
                 continue
-            # Only the former leader may have synced this record.
+            # Perhaps only the former leader has synced this record.
             self._loose = name, topic, partition
             group = self._groups.setdefault(name, ConsumerGroup(name))
             if TOMBSTONE in headers:
@@ -203,7 +215,9 @@ class OffsetLog:
                     [(a, b, error) for error, spans in failed for a, b in spans],
                     [(a, b, due + ahead) for a, b, due in delayed],
                 )
-                group.offsets.set_offset(topic, partition, leases, *topic_id)
+                note = str(known.get(NOTE, b""), "utf-8")
+                belongs_to = topic_id[0] if topic_id else ""
+                group.offsets.set_offset(topic, partition, leases, belongs_to, note)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -219,12 +233,12 @@ class OffsetLog:
                 leases.has_counted = False
                 self.changed(group.name, *name)
 
-    def answer(self, source: str, answer: Settled, *, durable: bool) -> None:
+    def answer(self, source: str, answer: Stored, *, durable: bool) -> None:
         """Queue an answer until all changes so far are written."""
         self._unanswered.append((source, answer))
         self._must_sync = self._must_sync or durable
 
-    def waiting(self) -> list[tuple[str, Settled]]:
+    def waiting(self) -> list[tuple[str, Stored]]:
         """The answers that wait for a write."""
         return [*(self._writing or ()), *self._unanswered]
 
@@ -286,7 +300,11 @@ class OffsetLog:
                 headers.append((TOMBSTONE,))
                 continue
             delays = [[a, b, due - ahead] for a, b, due in leases.spans.delays(time)]
-            headers.append(_unacknowledged(leases, delays))
+            found = _unacknowledged(leases, delays)
+            assert group is not None
+            if note := group.offsets.notes.get((topic, partition)):
+                found += ((NOTE, note.encode()),)
+            headers.append(found)
         return EncodedBatch.encode(
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
         )

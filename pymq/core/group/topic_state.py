@@ -73,17 +73,19 @@ class TopicState:
 
     def begin_anew(self, partition: str, topic_id: str) -> None:
         """Note that a partition's offset was set anew."""
-        self._ids.pop(partition, None)  # If no id is known, the next member that joins names it.
-        self.reach.pop(partition, None)  # Otherwise the start would not count as changed.
+        # If the topic's id is unknown, the next member that joins names it.
+        self._ids.pop(partition, None)
+        # Otherwise the group's new start would not count as a change.
+        self.reach.pop(partition, None)
         self.begin(partition, topic_id)
 
     def forget(self, is_gone: Callable[[str], bool]) -> None:
         """Topics of this name whose ids *is_gone* accepts were deleted."""
         self._ids = {name: id for name, id in self._ids.items() if not is_gone(id)}
-        self.reach.clear()  # Members report them again.
+        self.reach.clear()  # Members report the ends again.
         if is_gone(self.topic_id):
             self._added.clear()
-            self.partitions = ()  # until a member names the new topic
+            self.partitions = ()  # unknown until a member names the new topic
             self.topic_id = ""
 
     # --- its partitions -------------------------------------------------------------------------

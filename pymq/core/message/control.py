@@ -194,8 +194,8 @@ class BlockSizes:
 class AlterIsr:
     """The leader of a fetch block requests a new in-sync set.
 
-    The answer is the new :class:`~pymq.core.metadata.nodes.PartitionState`. Until it comes, the
-    leader waits for the replicas of both sets. The controller refuses the request and sends the
+    The answer is the new :class:`~pymq.core.metadata.nodes.PartitionState`. Until the answer comes,
+    the leader waits for the replicas of both sets. The controller refuses the request and sends the
     newer state again in two cases: *version* is out of date (KIP-497), or the leader has restarted
     since and may have another disk. The controller leaves out joining replicas whose broker has
     restarted since the leader read its *incarnations* (KIP-903).

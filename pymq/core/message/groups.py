@@ -154,6 +154,7 @@ class CommitOffset:
     topic: str
     partition: str
     offset: int
+    end: int | None = None  # the high watermark as the client knows it, for the lag in metrics
 
 
 @value
@@ -208,6 +209,7 @@ class GroupOffset:
     waiting: int = 0  # returned records that wait for redelivery
     holders: tuple[str, ...] = ()  # the members that lease records in flight
     is_full: bool = False  # too many records are unacknowledged to lease new ones
+    note: str = ""  # what a Kafka client has committed with the offset
 
 
 @value
@@ -221,8 +223,9 @@ class GroupMember:
     assignor: str = ""
     ack_wait_ms: int = 0
     max_deliver: int = 0
-    silent_ms: int = 0  # time since its last message
-    asks: tuple[str, ...] | None = None  # partitions of its pending Acquire; None if there is none
+    silent_ms: int = 0  # time since the member's last message
+    # partitions of the member's pending Acquire; None if it has none
+    asks: tuple[str, ...] | None = None
 
 
 @value
@@ -273,6 +276,8 @@ class GroupNames:
     id: int
     groups: tuple[str, ...] = ()
     error: PymqError | None = None
+    # of the groups that Kafka's clients have joined: name, protocol type and state
+    classic: tuple[tuple[str, str, str], ...] = ()
 
 
 GroupMessage = (

@@ -141,7 +141,7 @@ class Piece(NamedTuple):
     """One batch of a topic, identified by its place."""
 
     partition: str
-    offset: int  # offset of its first record
+    offset: int  # offset of the piece's first record
     records: int
 
 

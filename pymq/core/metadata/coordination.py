@@ -22,7 +22,7 @@ class Create:
 
     path: str
     data: bytes
-    ephemeral: bool = False  # removed with the session that created it
+    ephemeral: bool = False  # whether the node is removed with the session that created it
 
 
 @value

@@ -58,8 +58,8 @@ class BlockDescription:
     number: int = 0  # counts the blocks of the partition, removed ones included
     in_sync: tuple[str, ...] = ()  # replicas that hold all of it, or keep up while it is open
     opened_ms: int = 0  # wall clock
-    max_timestamp_ms: int = -1  # latest timestamp of its records; -1 while it is open or empty
-    is_unclean: bool = False  # sealed although no replica was known to hold all of it
+    max_timestamp_ms: int = -1  # latest record timestamp; -1 while the block is open or empty
+    is_unclean: bool = False  # sealed although no replica was known to hold all records
 
 
 @value
@@ -77,7 +77,7 @@ class PartitionDescription:
     end_offset: int
     high_watermark: int
     blocks: tuple[BlockDescription, ...]
-    problem: str | None = None  # the reason why it has no leader, or why its leader cannot write
+    problem: str | None = None  # why the partition has no leader, or its leader cannot write
     losses: tuple[Loss, ...] = ()
     offline: tuple[str, ...] = ()  # replicas whose broker is dead or whose disk has failed
     under_replicated: bool = False  # fewer replicas are in sync than requested
@@ -114,10 +114,10 @@ class BrokerDescription:
     endpoint: str
     rack: str | None
     alive: bool
-    leads: int  # partitions whose open block it leads
+    leads: int  # number of partitions whose open block the broker leads
     is_draining: bool = False
-    blocks: int = 0  # open and sealed blocks of which it is a replica
-    kept_by: tuple[str, ...] = ()  # the reasons why it is not empty yet, while it is draining
+    blocks: int = 0  # number of open and sealed blocks of which the broker is a replica
+    kept_by: tuple[str, ...] = ()  # the reasons why a draining broker is not empty yet
 
 
 @value

@@ -31,16 +31,16 @@ class BrokerNode:
     endpoint: str = ""
     rack: str | None = None
     weight: int = 1
-    storage_id: str = ""  # id of its disk; a wiped disk gets a new one
-    incarnation: int = 0  # number of its last registration; rises with each start
-    is_draining: bool = False  # decommissioned: no new blocks are placed on it
+    storage_id: str = ""  # id of the broker's disk; a wiped disk gets a new one
+    incarnation: int = 0  # number of the broker's last registration; rises with each start
+    is_draining: bool = False  # decommissioned: no new blocks are placed on this broker
 
 
 @value
 class BrokerState:
     """A live broker; ephemeral.
 
-    It ends with its zkserver's session, or when the broker stops sending heartbeats.
+    The node ends with its zkserver's session, or when the broker stops sending heartbeats.
     """
 
     incarnation: int = 0
@@ -64,7 +64,7 @@ class ControllerEpoch:
 
 @value
 class TopicNode:
-    """A topic. If it is deleted and created again, it gets a new id."""
+    """A topic. A topic that is deleted and created again gets a new id."""
 
     name: str
     id: str
@@ -115,7 +115,7 @@ class PartitionNode:
     leaving: tuple[str, ...] = ()
     # an accepted request for the next block, until a roll carries it out
     wanted: Wanted | None = None
-    losses: tuple[Loss, ...] = ()  # its latest losses, oldest first
+    losses: tuple[Loss, ...] = ()  # the partition's latest losses, oldest first
     sealed_to: tuple[str, ...] = ()  # brokers to which all sealed blocks are moving
 
 
@@ -123,7 +123,7 @@ class PartitionNode:
 class Move:
     """The move of a sealed block from one replica to another (fields as in KIP-455)."""
 
-    adding: str  # one of the replicas; its copy is not complete yet
+    adding: str  # the replica whose copy is not complete yet
     removing: str  # removed by the commit that counts the new copy
 
 
@@ -156,16 +156,17 @@ class BlockNode:
     storages: tuple[str, ...] = ()
     epochs: tuple[tuple[int, int], ...] = ()  # (epoch, first offset), once sealed
     past: bytes = b""  # for an open block with several replicas: the producer table at its start
-    is_unclean: bool = False  # sealed although no replica was known to hold all of it
+    # whether the block was sealed although no replica was known to hold all of it
+    is_unclean: bool = False
     size: int = 0  # bytes, once sealed
-    max_timestamp: int = -1  # latest timestamp of its records, once sealed
+    max_timestamp: int = -1  # latest timestamp of the block's records, once it is sealed
     opened_ms: int = 0  # wall clock
     interrupted: tuple[Interrupted, ...] = ()  # for an open fetch block; these come after *in_sync*
     move: Move | None = None  # for a sealed block that moves
 
     @property
     def name(self) -> str:
-        """``NowBlock`` while it is open, then ``Block_<number>``."""
+        """``NowBlock`` while the block is open, then ``Block_<number>``."""
         return NOW_BLOCK if self.end is None else f"Block_{self.number}"
 
     @property
@@ -176,7 +177,7 @@ class BlockNode:
 
 @value
 class ReplicaNode:
-    """One broker's copy of a block, as last reported."""
+    """The copy of a block on one broker, as last reported."""
 
     broker: str
     start: int

@@ -41,7 +41,7 @@ class Route:
     """A parsed route: a *share*, or a *pattern* for the key or a header."""
 
     group: str
-    share: int = 0  # in units of 1/WHOLE
+    share: int = 0  # parts in WHOLE
     pattern: bytes | None = None  # None: the share decides
     is_prefix: bool = False  # the pattern ended with "*"
     header: str | None = None  # None: the pattern applies to the key

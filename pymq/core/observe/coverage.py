@@ -30,7 +30,7 @@ def mark(name: str) -> None:
 def counting(counts: Counter[str] | None = None) -> Iterator[Counter[str]]:
     """Count marks within the ``with`` block.
 
-    An outer block does not count the marks of an inner one.
+    A block does not count the marks within an inner block.
     """
     global _counts  # noqa: PLW0603 # the one switch: a mark must cost next to nothing when off
     before = _counts

@@ -28,7 +28,7 @@ BOUNDS: Final = (
 class Histogram:
     """A histogram of durations in seconds; one thread writes to it at a time."""
 
-    counts: list[int]  # one count for each bound, and one above the last bound
+    counts: list[int]  # one count for each bound, and one for values above the last bound
     total: float = 0.0
 
     @classmethod

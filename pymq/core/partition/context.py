@@ -19,7 +19,7 @@ class DelayBounds:
     """The delayed records that retention has to keep, and those that it wants to remove."""
 
     pending_from: int = 0  # all records before this offset are delivered or not delayed
-    wanted_from: int = 0  # retention wants to remove all records before this one
+    wanted_from: int = 0  # retention wants to remove all records before this offset
     is_full: bool = False  # the number of delayed records has reached its limit
 
 
@@ -85,8 +85,9 @@ class PartitionContext:
     def unable(self) -> BlockId | None:
         """The open block if this broker is a replica of it but cannot act for it; else None.
 
-        Its disk has failed, or is not the disk on which the block was created. Its pings report
-        that to the other replicas, which would otherwise wait forever for a broker that is alive.
+        The broker cannot act if its disk has failed, or is not the disk on which the block was
+        created. The broker's pings report that to the other replicas, which would otherwise wait
+        forever for a broker that is alive.
         """
         block = self.opened.node
         if self.me not in block.replicas or (self.problem is None and self.blocks.holds(block)):

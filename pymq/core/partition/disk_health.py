@@ -37,7 +37,7 @@ class DiskHealth:
     def __init__(self) -> None:
         self.state = DiskState.SOUND
         self.problem: PymqError | None = None  # the error of the last write, while AILING
-        self.until = NEVER  # when AILING ends
+        self.until = NEVER  # the time when the state AILING ends
         self._failures = 0  # failures in a row, without those while AILING
 
     def failed(self, error: PymqError, now: int) -> None:

@@ -52,7 +52,7 @@ class Home(ReplicaHost, Protocol):
 class PartitionHost:
     """The broker, as the replicators of one partition see it.
 
-    It also tells which brokers are alive but cannot act for this partition.
+    The host also tells which brokers are alive but cannot act for this partition.
     """
 
     __slots__ = ("_host", "open_block")

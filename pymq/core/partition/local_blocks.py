@@ -74,7 +74,8 @@ class LocalBlocks:
         sealed = next((b for b in state.blocks if b.number == last.number), None)
         if sealed is None:
             mark("partition.empty_block")
-            # The block was empty and has been removed. Unless it was recovered, it has no table.
+            # The block was empty and has been removed. Unless the block was recovered, it has no
+            # table.
             return None if log.is_recovering else log.producers
         is_whole = log.end == sealed.end == log.stable_end and not log.is_recovering
         if len(sealed.replicas) > 1 or not is_whole:

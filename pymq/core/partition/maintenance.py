@@ -43,7 +43,7 @@ class Maintenance:
         self._compacted: tuple[BlockId, ...] = ()
 
     def open_next(self, opened_ms: int, now: int) -> None:
-        """Another block is open now."""
+        """Note that another block is open now."""
         self.opened_ms = opened_ms
         self.roll_at = NEVER
         self._asked_at = -ASK_RETRY_MS

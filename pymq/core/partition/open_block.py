@@ -1,4 +1,4 @@
-"""One broker's replica of the open block: its log, its replicator and its seal.
+"""The replica of the open block on one broker: its log, its replicator and its seal.
 
 A roll replaces it with the replica of the next block. The partition passes it messages and writes,
 and reads its role and high watermark afterwards.
@@ -60,7 +60,7 @@ _RUNNING = (ReplicaState.APPOINTED, ReplicaState.ACTIVE)
 TRANSITIONS = {
     ReplicaState.ABSENT: {*_RUNNING, ReplicaState.RECOVERING, ReplicaState.FAILED},
     ReplicaState.RECOVERING: {*_RUNNING, ReplicaState.WAITING, ReplicaState.FAILED},
-    # The store's answer may come after a failed write; it is as good as a later one.
+    # The store's answer may come after a failed write; it is just as valid as a later one.
     ReplicaState.WAITING: {
         *_RUNNING,
         ReplicaState.RECOVERING,
@@ -108,12 +108,12 @@ class OpenBlock:
         self._adopt(state)
         self.log: BlockLog | None = None  # set if this broker hosts the block
         self.replicator: Replicator | None = None  # set from the end of recovery on, ...
-        self.writer: LogWriter | None = None  # ... and so is this
+        self.writer: LogWriter | None = None  # ... and so is the writer
         self.sealing = self._new_sealing()
         self.recovery = Recovery(host, is_known, 10 * host.replication.retry_ms)
         self._host = host
         self._make_replicator = make_replicator
-        self._has_begun = False  # it has had a replicator in this process
+        self._has_begun = False  # the block has had a replicator in this process
         host.open_block = None
 
     def _adopt(self, state: PartitionState) -> None:
@@ -231,12 +231,12 @@ class OpenBlock:
         assert log is not None
         self.recovery.done()
         if log.size == 0:
-            # A crash has taken the block and its producer table. Create it again with the producer
-            # table of the blocks before: once these are retired, the table is lost.
+            # A crash has removed the block and its producer table. Create the block again with the
+            # producer table of the blocks before: once these are retired, the table is lost.
             log.create(state.topic, state.partition, log.producers)
         try:
             self._make(found.state, now, is_new=found.state is None and not self._has_begun)
-        except CorruptMetadata as problem:  # A newer version of pymq may have written it.
+        except CorruptMetadata as problem:  # perhaps written by a newer version of pymq
             return problem
         return None
 
@@ -247,7 +247,7 @@ class OpenBlock:
         self.replicator = replicator = self._make_replicator(replica, now)
         self.offsets.replicator = replicator
         self.writer = LogWriter(log, replicator, self.sealing, state, is_shared=self.is_shared)
-        # It leads once its state is durable; until then batches are parked.
+        # The replica leads once its state is durable; until then batches are parked.
         is_appointed = is_new and state.leader == self._host.me
         self._move(ReplicaState.APPOINTED if is_appointed else ReplicaState.ACTIVE)
         self._has_begun = True

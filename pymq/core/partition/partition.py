@@ -1,4 +1,4 @@
-"""One broker's replica of a partition: append, fetch, roll, hand over, retain.
+"""The replica of a partition on one broker: append, fetch, roll, hand over, retain.
 
 A partition is a list of blocks, of which only the last is open. All records to append come through
 :meth:`Partition.produce`. All changes to its replication and blocks come as a
@@ -61,7 +61,7 @@ class PartitionEnvironment(Home, Protocol):
 class Partition(PartitionContext):
     """A partition that this broker hosts, with its open and sealed blocks.
 
-    Its parts share its context and never call the partition back.
+    The parts of a partition share its context and never call the partition back.
     """
 
     __slots__ = (
@@ -153,7 +153,7 @@ class Partition(PartitionContext):
             return
         try:
             first = opened.recovery.add(found, log, self.state)
-        except StoreError as error:  # the store could read the block, but its content is wrong
+        except StoreError as error:  # the store could read the block, but its content is invalid
             self._fail(error, now)
             return
         if first is not None and opened.replicator is None:
@@ -171,8 +171,8 @@ class Partition(PartitionContext):
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
         """A block is damaged or unreadable. The store has not changed it.
 
-        If this is the open block, or the block before it, the partition refuses all requests with
-        the error. If it is a sealed block under repair, only its readers are refused.
+        If the block is the open one, or the one before it, the partition refuses all requests with
+        the error. If the block is a sealed one under repair, only its readers are refused.
         """
         error = as_told(failed.error)
         is_repaired = self._repairs.unreadable(self.state, failed.block.number, error, now)
@@ -190,7 +190,7 @@ class Partition(PartitionContext):
         seal = self.opened.sealing.give_up()
         if not is_final:
             self.opened.read_again(now)
-        else:  # no retry is due
+        else:  # no retry is due now
             self._reports.stop()
             self.maintenance.stop()
             self.opened.fail()

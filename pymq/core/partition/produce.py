@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pymq.core.batch.batch_validation import check, check_produced, is_too_large
-from pymq.core.batch.header import CONTROL, DELAYED, DELAYED_COPY, NOTE
+from pymq.core.batch.header import CONTROL, DELAYED, DELAYED_COPY, KAFKA_FORMAT, NOTE
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import GetSequence, Produce, Produced, Sequence
 from pymq.core.observe.coverage import mark
@@ -97,7 +97,7 @@ class ProduceHandler:
         if m.sync:
             self.must_sync = True
         if header.attributes & (DELAYED | DELAYED_COPY):
-            # Notify the scheduler first: once this is answered, it begins its next job.
+            # Notify the scheduler first: once the request is answered, it begins its next job.
             news = DelayedAppended(0, appended)
             self._answers.add(header.base_offset + header.span, "", news, is_local=False)
         answer = Produced(m.id, header.base_offset, epoch)
@@ -163,6 +163,8 @@ class ProduceHandler:
             if not batch.is_sound:
                 check(batch)
             check_produced(batch, None if after is None else self._host.wall_ms(now) + after)
+            if batch.header.body_format == KAFKA_FORMAT:
+                self._check_keys(batch)
         except CorruptBatch as error:
             mark("partition.unsound")
             return CorruptBatch(f"{name} was sent a batch that is not sound: {error.message}")
@@ -170,6 +172,17 @@ class ProduceHandler:
             mark("partition.invalid")
             return type(error)(f"{name}: {error.message}")
         return None
+
+    def _check_keys(self, batch: EncodedBatch) -> None:
+        """Check a Kafka batch for a compacted topic: like Kafka, refuse records without a key.
+
+        Raises:
+            CorruptBatch, MissingExtra: its records cannot be read.
+            InvalidRequest: a record has no key.
+        """
+        if self._partition.state.config.cleanup_policy == "compact" and None in batch.keys:
+            mark("partition.kafka_without_key")
+            raise InvalidRequest("a record of a compacted topic has no key")
 
     def _lacks(self) -> int:
         """Return the ``min_in_sync`` that acks="all" requires but has not.
@@ -185,7 +198,8 @@ class ProduceHandler:
     def _missing(self, offset: int) -> PymqError | None:
         """Return the error if the record at *offset* is unsafe: it is on too few disks.
 
-        Such a record was never acknowledged. Once a repair has copied it to a majority, it is safe.
+        Such a record was never acknowledged. Such a record is safe only after a repair has copied
+        it to a majority.
         """
         state = self._partition.state
         for block in state.blocks[:-1]:
@@ -217,8 +231,8 @@ class ProduceHandler:
             error = NotLeader.of(partition.name, partition.opened.leader)
         elif (log := partition.opened.log) is not None:
             known = log.producers.next_sequence(m.producer_id)
-            # A producer resumes after its earlier records, so the answer waits until these are
-            # safe.
+            # A producer resumes after its earlier records, so the answer waits until these records
+            # are safe.
             if self._waits(source, Sequence(m.id, known), log.producers.end(m.producer_id)):
                 return
         self._host.reply(source, Sequence(m.id, known, error), now)

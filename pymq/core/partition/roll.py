@@ -1,4 +1,4 @@
-"""One broker's part in a roll: seal the open block, open the next one.
+"""The part of one broker in a roll: seal the open block, open the next one.
 
 1. The controller sends ``Seal``. From now on batches of producers are parked.
 2. When all of the block is durable, the replica answers ``Sealed`` with the block's end.
@@ -43,7 +43,7 @@ class RollHandler:
         if m.block != opened.node.number or m.epoch <= context.state.epoch or opened.log is None:
             # The request belongs to an earlier roll, or to a controller that was replaced.
             return False
-        # In a takeover the controller would take a refusal as final.
+        # In a take-over the controller would consider a refusal as final.
         is_asked_again = m.takeover and opened.recovery.is_retrying
         if context.problem is not None and not is_asked_again:
             self._reports.refuse_seal(m, context.problem)
@@ -96,7 +96,7 @@ class RollHandler:
         answer = opened.sealing.done(context.name, host.me, host.incarnation, log, replicator, past)
         if answer is not None:
             host.tell_controller(answer)
-            # If this controller is replaced before it commits, the new one has to learn of the
+            # If this controller is replaced before its commit, the new one has to learn of the
             # seal.
             self._maintenance.asked(now)
 

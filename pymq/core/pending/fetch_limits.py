@@ -21,8 +21,8 @@ connection's oldest fetch is first. A connection that cannot be served yet is sk
 at most :data:`LOOKS` of them. The :class:`FetchOutbox` always reports the bytes that are on their
 way, so this module keeps no counter that could go wrong.
 
-Waiting fetches take memory as well. Their number is limited for each connection and for the node,
-with the same rule for accounts.
+Waiting fetches take memory as well. The number of waiting fetches is limited for each connection
+and for the node, with the same rule for accounts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from pymq.core.values import Factory, define
 from pymq.errors import ConfigError
 
 LEAST_BYTES = 64 << 10  # a smaller part of a request is not worth a read
-BATCH_BYTES = 1 << 20  # counted for each read at least, because its first batch is never cut
+# minimal number of bytes that is counted for a read, because its first batch is never cut
+BATCH_BYTES = 1 << 20
 NODE_BYTES_MIN = 1 << 20  # with less there would be room for only a few connections
 RETRY_MS = 5  # pause before waiting fetches are tried again
 AGAIN_MS = 1_000  # pause before a refused client may send again
@@ -50,8 +51,9 @@ WAIT_MAX_MS = 30_000
 class FetchLimits:
     """The bytes of fetch answers that a broker reads and holds; see the module's docstring."""
 
-    answer_bytes: int = 4 << 20  # of one answer, even if the fetch requests more
-    node_bytes: int = 32 << 20  # sent to clients and not received by them yet
+    answer_bytes: int = 4 << 20  # limit of one answer, even if the fetch requests more
+    # bytes that were sent to clients and that these have not received yet
+    node_bytes: int = 32 << 20
     turn_bytes: int = 8 << 20  # read in one millisecond
     waiting: int = 4_096  # waiting fetches of one connection
     waiting_all: int = 32_768  # waiting fetches of all clients, some 300 bytes each
@@ -142,15 +144,15 @@ class Boundless:
         return True
 
     def wait_ms(self, account: str) -> int:
-        """There are no quotas."""
+        """Ignore the bytes: this implementation has no quotas."""
         return 0
 
     def write_wait_ms(self, account: str) -> int:
-        """There are no quotas."""
+        """Ignore the bytes: this implementation has no quotas."""
         return 0
 
     def wrote(self, account: str, size: int) -> None:
-        """There are no quotas."""
+        """Ignore the bytes: this implementation has no quotas."""
 
 
 Waiting = tuple[str, Fetch, int]  # (client's machine, request, time when it began to wait)
@@ -165,7 +167,7 @@ class Fetches:
         self._outbox = outbox
         self.loads: Loads | None = None  # bytes outstanding in the outbox, and granted since then
         self._at = -1  # the last millisecond in which the broker read ...
-        self._left = 0  # ... and the bytes that it may still read in it
+        self._left = 0  # ... and the bytes that the broker may still read in that millisecond
         self._line: OrderedDict[str, Connections] = (
             OrderedDict()
         )  # accounts with waiting fetches; the one that was not served for longest is first
@@ -184,8 +186,8 @@ class Fetches:
         """
         account, connection = self._outbox.owner(source)
         # Fetches of one account are served in order. Waiting fetches of other accounts do not delay
-        # it. But a reader that sends its next fetch at once would then always pass waiting fetches
-        # of others, so half of the bytes is reserved for those.
+        # the new fetch. But a reader that sends its next fetch at once would then always pass
+        # waiting fetches of others, so half of the bytes is reserved for those.
         self._look(now)
         reserved = self.limits.turn_bytes // 2 if self._line else 0
         is_first = account not in self._line and self._left > reserved
@@ -239,8 +241,8 @@ class Fetches:
     def next(self, now: int) -> tuple[str, Fetch, int] | None:
         """Return the next waiting fetch to serve: client, request and bytes to read.
 
-        0 bytes mean that it has timed out and gets an empty answer. None means that the turn has
-        ended.
+        0 bytes mean that the fetch has timed out and gets an empty answer. None means that the turn
+        has ended.
         """
         self._look(now)
         while self._line and self._looks < LOOKS and self._passed < len(self._line):

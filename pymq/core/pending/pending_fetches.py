@@ -10,8 +10,9 @@ from pymq.core.message import Fetch
 from pymq.core.types import NEVER
 
 WAIT_MAX_MS = 60_000  # the longest wait: a client may have died silently
-WAITS_MAX = 1_024  # of one connection; a reader has one fetch at a time in a partition
-WAITS_OF_BROKER = 65_536  # in all partitions, some 700 bytes each
+# waiting fetches of one connection; a reader has one fetch at a time in a partition
+WAITS_MAX = 1_024
+WAITS_OF_BROKER = 65_536  # waiting fetches in all partitions, some 700 bytes each
 
 Key = tuple[str, int]  # the client's address, and the id of its fetch
 

@@ -17,7 +17,7 @@ class DelayedAppended:
 
     id: int
     batch: EncodedBatch | None = None
-    error: PymqError | None = None  # None unless the batch may or may not become committed
+    error: PymqError | None = None  # None unless it is unknown whether the batch becomes committed
 
 
 Waited = Produced | Sequence | DelayedAppended

@@ -28,7 +28,7 @@ from pymq.core.types import NEVER
 from pymq.core.values import define
 
 PATIENCE = 2  # times retry_ms: the first timeout of an answer, and the shortest pause
-PATIENCE_MAX = 50  # times retry_ms: the longest of both
+PATIENCE_MAX = 50  # longest pause and longest timeout, in units of retry_ms
 SLOWER = 4  # the next timeout, as a multiple of the last answer's duration
 
 
@@ -63,10 +63,10 @@ class Asker(Protocol):
 class _Holder:
     """A broker that repairs fetch from."""
 
-    patience_ms: int  # the timeout of its answers
+    patience_ms: int  # the timeout of the holder's answers
     is_silent: bool = False  # a request has timed out
-    since: int = 0  # when the timeout happened
-    until: int = 0  # no request is sent to it before this time
+    since: int = 0  # the time when the timeout happened
+    until: int = 0  # no request is sent to the holder before this time
 
 
 class _Ask(NamedTuple):
@@ -79,7 +79,8 @@ class RepairScheduler:
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._config = config
-        self._slots: dict[Asker, _Ask | None] = {}  # each with its request in flight, if any
+        # repairs with a slot, each with its request in flight, if any
+        self._slots: dict[Asker, _Ask | None] = {}
         self.waiting: OrderedDict[Asker, None] = OrderedDict()  # repairs that wait for a slot
         self._timers: TimerHeap[Asker] = TimerHeap()  # timeouts of answers, and ends of pauses
         self._holders: dict[str, _Holder] = {}
@@ -96,8 +97,8 @@ class RepairScheduler:
         if repair not in self.waiting:
             self.waiting[repair] = None
             if repair in self._slots or repair.is_begun:
-                # A block that was just rolled lacks little, and no other copy of its end may exist
-                # yet.
+                # A block that was just rolled lacks few records, and perhaps no other copy of its
+                # end exists yet.
                 self.waiting.move_to_end(repair, last=False)
 
     def answered(self, repair: Asker, holder: str, now: int) -> None:
@@ -143,7 +144,7 @@ class RepairScheduler:
     def _missed(self, ask: _Ask, now: int) -> None:
         holder = self._holders[ask.holder]
         if holder.is_silent and ask.at < holder.since:
-            return  # One of several requests that were sent before the first timeout.
+            return  # This is one of several requests that were sent before the first timeout.
         holder.is_silent, holder.since = True, now
         holder.until = now + holder.patience_ms
         most = PATIENCE_MAX * self._config.retry_ms
@@ -175,7 +176,7 @@ class RepairScheduler:
                 holder = self._holders[name] = _Holder(patience_ms)
             if not holder.is_silent or now >= holder.until:
                 due = now + holder.patience_ms
-                # If it is silent, other repairs wait for the answer to this request.
+                # If the holder does not answer this request, other repairs wait.
                 holder.until = due
                 self._slots[repair] = _Ask(name, now)
                 self._timers.set(repair, due)
@@ -185,7 +186,7 @@ class RepairScheduler:
                 repair.ask(name)
                 return
             until = holder.until if until is None else min(until, holder.until)
-        self._slots.pop(repair, None)  # It is queued again when a holder may be asked.
+        self._slots.pop(repair, None)  # The repair is queued again when a holder may be asked.
         if until is not None:
             mark("repair.nobody_answers")
             self._timers.set(repair, until)

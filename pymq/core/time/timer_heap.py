@@ -70,7 +70,8 @@ class TimerHeap(Generic[K]):
                     break
                 del self._armed[key]
                 if due is not None:
-                    self.set(key, due)  # The new time is later, so this loop does not see it again.
+                    # The new deadline is later, so this loop does not see the entry again.
+                    self.set(key, due)
             heappop(heap)
         self.due = heap[0][0] if heap else NEVER
 

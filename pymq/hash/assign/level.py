@@ -61,11 +61,11 @@ def _fill(
     heaps: dict[int, list[tuple[int, int, Bin]]] = {}
     for item in sorted(fresh, key=lambda item: len(allowed[item])):
         bins = allowed[item]
-        heap = heaps.get(id(bins))  # the mapping keeps the object alive, so its id is unique
+        heap = heaps.get(id(bins))  # the mapping keeps the list alive, so its id is unique
         if heap is None:
             heap = heaps[id(bins)] = [(len(held[b]), i, b) for i, b in enumerate(bins)]
             heapify(heap)
-        # Bins only get fuller here, so a stale entry is too low, never too high. Refresh it.
+        # Bins only get fuller here, so a stale entry is too low, never too high. Refresh the entry.
         while heap[0][0] != len(held[heap[0][2]]):
             _, i, b = heap[0]
             heapreplace(heap, (len(held[b]), i, b))
@@ -103,7 +103,8 @@ def _path(
     seen: set[int] = set()
     queue = [start]
     for source in queue:
-        for item in reversed(held[source]):  # the last items are new here, so they move first
+        # the last items are new in this bin, so they move first
+        for item in reversed(held[source]):
             bins = allowed[item]
             if id(bins) in seen:
                 continue

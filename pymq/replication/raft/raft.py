@@ -1,6 +1,7 @@
 """Raft for one open block, whose log is the block itself.
 
-It follows Ongaro, "Consensus: bridging theory and practice", with these differences:
+The implementation follows Ongaro, "Consensus: bridging theory and practice", with these
+differences:
 
 * The members of a block never change: if the replicas change, a new block begins. So there are no
   configuration entries. The roll that creates the block names the first leader, which leads without
@@ -50,9 +51,10 @@ RaftMessage = RaftAppend | RaftAppended | RaftVote | RaftVoted | RaftTimeout | R
 class Raft:
     """One member of a block's replicas.
 
-    *learners* are members whose disk is not the one on which the block was created. Their votes and
-    entries are lost, so they neither vote nor count, while a majority is still a majority of all
-    members. No broker has learners: see :mod:`pymq.replication.raft.quorum_features`.
+    *learners* are members whose disk is not the one on which the block was created. The votes and
+    entries of learners are lost, so learners neither vote nor count, while a majority is still a
+    majority of all members. No broker has learners: see
+    :mod:`pymq.replication.raft.quorum_features`.
     """
 
     def __init__(self, replica: Replica, now: int, learners: Collection[str] = ()) -> None:
@@ -225,7 +227,7 @@ class Raft:
     def read_index(self, token: int, now: int) -> bool:
         """Begin to confirm that this member may answer a read (ReadIndex).
 
-        False if it is not the leader.
+        False if this member is not the leader.
 
         ``reads.take`` returns the outcome.
         """

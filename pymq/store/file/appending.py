@@ -21,7 +21,8 @@ from pymq.store.file.os_files import store_error
 RESERVE_MOST = 256 << 10  # zeros written ahead at once ...
 # ... in a block of at least this size, so that ten thousand idle blocks take no space
 RESERVE_FROM = 16 << 10
-RESERVE_BELOW = 16 << 10  # ... for a write smaller than this; for larger writes it is not worth it
+# ... for a write smaller than this; for larger writes the reserve does not pay
+RESERVE_BELOW = 16 << 10
 _ZEROS = memoryview(bytes(RESERVE_MOST))
 
 

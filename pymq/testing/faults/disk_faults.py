@@ -67,7 +67,7 @@ class DiskFaults:
     def replace_disks(self) -> bool:
         """Replace damaged disks whose records are on other brokers.
 
-        Returns whether none is left.
+        Returns whether no such broker is left.
         """
         for name, number in list(self._redundancy.rotten.items()):
             host = self._cluster.brokers[name]

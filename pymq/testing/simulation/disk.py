@@ -1,6 +1,6 @@
 """A disk in memory with the faults of real disks: lost and torn writes, no space, errors.
 
-It replaces :class:`pymq.store.file.os_files.OsFiles` under a
+The disk replaces :class:`pymq.store.file.os_files.OsFiles` under a
 :class:`pymq.store.file.file_store.FileStore`::
 
     disk = SimDisk()
@@ -111,10 +111,12 @@ class SimDisk:
         made._folders = self._folders.fork()
         return made
 
-    def flip(self, rng: random.Random, path: str | None = None) -> tuple[str, int] | None:
+    def flip(
+        self, rng: random.Random, path: str | None = None, at: int | None = None
+    ) -> tuple[str, int] | None:
         """Flip one bit in the file *path*, or in any file; returns the file and the byte.
 
-        None if there is no data.
+        The bit is in the byte *at*, or in any byte. Returns None if there is no data.
         """
         files = self._folders
         found = [name for name in self.paths() if path in (None, name) and files.file(name).data]
@@ -122,7 +124,7 @@ class SimDisk:
             return None
         name = rng.choice(found)
         file = files.file(name)
-        position = rng.randrange(len(file.data))
+        position = rng.randrange(len(file.data)) if at is None else at
         file.flip(position, 1 << rng.randrange(8))
         return name, position
 

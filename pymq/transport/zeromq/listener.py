@@ -57,7 +57,8 @@ class Listener:
             )
         self._keys = keys
         self._on_refused = on_refused
-        self._doorman: Authenticator | None = None  # closed with its context
+        # handles authentication; it is closed with its context
+        self._doorman: Authenticator | None = None
         if keys is None:
             self.socket, self.bound = make_router(context, listen, tuning)
         else:

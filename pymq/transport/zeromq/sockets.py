@@ -152,7 +152,7 @@ def _set(socket: Socket, endpoint: str, tuning: Tuning) -> None:
     socket.set(zmq.TCP_KEEPALIVE_CNT, max(1, tuning.silence_ms // 1_000))
     socket.set(zmq.TCP_MAXRT, tuning.silence_ms)
     socket.set(zmq.HANDSHAKE_IVL, tuning.handshake_ms)
-    # Otherwise libzmq reports IPv4 addresses in the form of IPv6.
+    # Without this, libzmq reports IPv4 addresses in the form of IPv6.
     socket.set(zmq.IPV6, int("[" in endpoint))
 
 

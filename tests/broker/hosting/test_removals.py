@@ -1,4 +1,4 @@
-"""A broker removes a deleted topic in steps, and reports when it is gone."""
+"""A broker removes a deleted topic in steps, and reports when the topic is removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = EncodedBatch.encode([b"x"], timestamp_ms=0)
 
 
 def hosting(count: int = COUNT, *, written: int = 0) -> Bench:
-    """Return a broker with so many partitions; the first ones have records."""
+    """Return a broker with *count* partitions; the first *written* have records."""
     bench = Bench()
     bench.step("zk", tell(10, *(state("b0", index=index) for index in range(count))))
     for index in range(written):
@@ -29,7 +29,7 @@ def hosting(count: int = COUNT, *, written: int = 0) -> Bench:
 
 
 def turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BlockId]]:
-    """Return what each turn removes, until the topic is gone."""
+    """Return the removals of each turn, until the topic is removed."""
     removed: list[BlockId] = []
     write = bench.store.write
 

@@ -116,7 +116,9 @@ def test_a_topic_is_described(queue: Queue, topic: str) -> None:
 
 
 def test_trouble_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a healthy queue has none of: who is missing, what may be lost, what is not committed."""
+    """Problems that a healthy queue does not have are shown: missing replicas, possible losses,
+    uncommitted records.
+    """
     part = PartitionDescription(
         *("0", 0, pymq.AckMode.RAFT, None, 3, ("a", "b"), ("a",), 0, 9, 7, ()),
         problem="waits for b",
@@ -224,7 +226,9 @@ def test_states_in_a_few_words() -> None:
 def test_what_nobody_can_be_read_from_is_no_ok(
     holders: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The partition is led and in sync, elsewhere: readers wait for what was before."""
+    """The partition has a leader and is in sync on other brokers, but readers wait for the older
+    records.
+    """
     mode = pymq.AckMode.LEADER
     blocks = (
         BlockDescription("b0", 0, 5, 1, mode, "b", ("b",), 100, in_sync=holders),

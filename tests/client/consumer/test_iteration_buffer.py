@@ -1,4 +1,7 @@
-"""What an iteration has taken and not shown: it is shown once, and a reader stands before it."""
+"""An iteration shows each fetched record once.
+
+A reader's position is before the records that were not shown.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def reader(*partitions: str) -> Reader:
     router = Router("client", ["zk"], lambda: None)
     made = Reader("client.r", "t", router, driver, list(partitions), 0)
     for cursor in made.cursors.values():
-        cursor.handed = 0  # It knows where to begin.
+        cursor.handed = 0  # the reader knows where to begin
     return made
 
 
@@ -32,7 +35,7 @@ def standing(intake: Reader) -> dict[str, int]:
 
 
 def test_all_is_shown_once_and_in_order_and_the_reader_stands_before_the_rest() -> None:
-    """Also what iterations up to an end have set aside."""
+    """This also holds for records that iterations up to an end have set aside."""
     dice = random.Random(1)
     intake = reader("a", "b")
     unread, ends = IterationBuffer(intake), {"a": 0, "b": 0}
@@ -74,7 +77,7 @@ def test_one_partition_is_dropped_and_the_others_stay() -> None:
 
 
 def test_a_reader_stands_before_what_is_set_aside_whatever_comes_after_it() -> None:
-    """It is where the reader goes on when the partition is paused."""
+    """The reader continues at that position when the partition is paused."""
     intake = reader("a", "b")
     unread = IterationBuffer(intake)
     unread.take([view("a", 0, 3), view("b", 0, 1)])

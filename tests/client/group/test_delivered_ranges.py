@@ -1,4 +1,6 @@
-"""What was handed out and is not settled: ranges do what a set of offsets would."""
+"""Delivered records that are not settled are stored as ranges, which behave like a set of
+offsets.
+"""
 
 from __future__ import annotations
 

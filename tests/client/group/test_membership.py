@@ -1,4 +1,4 @@
-"""What a member of a group says to its coordinator, message by message."""
+"""The messages that a member of a group sends to its coordinator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pymq.core.types import OFFSETS_TOPIC, AckMode
 
 
 class Bench:
-    """A member, with a router that a test tells of topics."""
+    """A member with a router; a test supplies the router's topics."""
 
     def __init__(self) -> None:
         self.router = Router("client", ["zk"], lambda: None)

@@ -55,7 +55,7 @@ def test_what_was_refused_each_time_was_not_written() -> None:
 
 @pytest.mark.parametrize("certain", [True, False])
 def test_a_refusal_says_whether_the_record_was_written(certain: bool) -> None:
-    """The error of a refusal by a resigned leader says that the record may have been written."""
+    """If a leader has resigned, its refusal says that the record may have been written."""
     bench = Waiting()
     (sent,) = bench.send(b"1", 0)
     error: PymqError = ReplicaNotAvailable("its disk fails")
@@ -83,7 +83,9 @@ def test_what_was_not_answered_may_have_been_written_whatever_comes_then() -> No
 
 
 def test_a_refusal_that_comes_late_counts() -> None:
-    """After a refusal of the first batch all are sent again, before the others are answered."""
+    """After a refusal of the first batch all batches are sent again, before the others are
+    answered.
+    """
     bench = Waiting()
     sent = bench.send(b"1", 0) + bench.send(b"2", 0)
     error = not_written(NotLeader("t/0 has no leader now"))

@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 import pymq
+import pymq.serde
 from pymq import aio, serde
 from pymq.client.typed.values import Bad, TypedRecord
 from pymq.errors import (
@@ -107,7 +108,7 @@ def test_a_delay_and_an_expiry_go_with_a_value(mq: pymq.Client) -> None:
 
 
 def test_a_value_that_cannot_be_decoded_becomes_a_dead_letter(mq: pymq.Client) -> None:
-    """The group goes on, and the letter has the error and can be sent back."""
+    """The group continues; the letter has the error and can be sent back."""
     mq.create_topic("orders")
     bad: list[Bad] = []
     put(mq, b"nonsense", b'{"item": 5}')
@@ -175,7 +176,7 @@ def test_push(mq: pymq.Client, mode: Any) -> None:
 
 @pytest.mark.parametrize("dead_letter", [True, False])
 def test_reject(mq: pymq.Client, *, dead_letter: bool) -> None:
-    """What is rejected comes no more, at the first delivery, with or without dead letters."""
+    """A rejected record is not delivered again, with or without dead letters."""
     mq.create_topic("orders")
     put(mq, b"1", b"2", b"3")
     options: Any = {} if dead_letter else {"max_deliver": 0}
@@ -203,6 +204,9 @@ def test_what_is_wrong_is_refused(mq: pymq.Client) -> None:
         mq.topic("orders", complex)
     with pytest.raises(ConfigError, match="compatibility='sideways'"):
         mq.topic("orders", Order, compatibility="sideways")  # type: ignore[arg-type] # a test
+    for wrong in ("json", pymq.serde.Json):
+        with pytest.raises(ConfigError, match=r"such as pymq\.serde\.Json\(\)"):
+            mq.topic("orders", Order, wrong)  # type: ignore[arg-type] # a test
     with pytest.raises(ConfigError, match="on_bad"):
         mq.topic("orders", Order).consumer(on_bad=5)  # type: ignore[arg-type] # a test
     with pytest.raises(UnknownTopic):
@@ -249,7 +253,10 @@ def test_schemas_survive(tmp_path: Path) -> None:
 
 
 def test_avro_is_read_with_the_schema_that_wrote_it(mq: pymq.Client) -> None:
-    """Values of an older and of a newer schema; one of a schema that nobody registered is bad."""
+    """Values of an older and of a newer schema can be read.
+
+    A value of an unregistered schema is bad.
+    """
     mq.create_topic("orders")
     bad: list[Bad] = []
     old = mq.topic("orders", dict, avro(), compatibility="full")
@@ -273,7 +280,7 @@ def test_avro_is_read_with_the_schema_that_wrote_it(mq: pymq.Client) -> None:
 
 
 def test_of_two_schemas_that_contradict_each_other_one_is_registered(mq: pymq.Client) -> None:
-    """Both clients check, then both write; the second must see what the first has written."""
+    """Both clients check, then both write; the second must see the schema of the first."""
     mq.create_topic("orders")
     topics: list[Any] = [
         mq.topic("orders", kind, compatibility="full") for kind in (Order, OrderOfTexts)
@@ -309,7 +316,7 @@ def test_nonsense_in_the_registry_harms_nobody(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_brokers_that_crash_lose_no_schema(seed: int) -> None:
-    """In a simulation: a leader dies between two registrations, and its successor knows them."""
+    """In a simulation a leader dies between two registrations; its successor knows both schemas."""
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("orders", replicas=3, acks="raft")

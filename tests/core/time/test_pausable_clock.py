@@ -21,7 +21,7 @@ def test_of_a_gap_little_counts() -> None:
     clock = PausableClock(100)
     clock.look(0)
     assert clock.at(3_600_000) == 150
-    assert clock.ms == 0  # no read before
+    assert clock.ms == 0  # the clock was not read before
     assert clock.look(3_600_000) == 150
     assert clock.look(3_600_050) == 200
 

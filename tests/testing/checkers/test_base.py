@@ -1,4 +1,4 @@
-"""Each checker finds what it is there for, and nothing in what is allowed."""
+"""Each checker finds violations of its rules, and reports none in legal runs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def batch(
     fence: int = 0,
     key: bytes | None = None,
 ) -> EncodedBatch:
-    """One record; with a sequence it is of producer 7, at epoch *fence*."""
+    """Return a batch of one record; with a sequence it belongs to producer 7, at epoch *fence*."""
     made = EncodedBatch.encode(
         [value],
         timestamp_ms=0,
@@ -93,7 +93,10 @@ def batch(
 
 
 class Scene:
-    """Two brokers that nobody starts, and a client; what they do is told to the checkers."""
+    """Two brokers that are not started, and a client.
+
+    The test reports their events to the checkers.
+    """
 
     def __init__(self) -> None:
         self.cluster = Cluster(brokers=2, seed=0)
@@ -240,7 +243,7 @@ def visible_on_a_minority(s: Scene) -> None:
 
 
 def a_replaced_disk_counts_on(s: Scene) -> None:
-    """What was on it counts, and not what came after."""
+    """A replica counts the content of its old disk although the disk was replaced."""
     tree(s)
     s.append(0, batch(0, b"a"))
     s.append(1, batch(0, b"a"))
@@ -376,7 +379,7 @@ class Group:
         self.begin(5)
 
     def begin(self, committed: int, *done: Range) -> None:
-        """Take the group over, as another coordinator."""
+        """Let another coordinator take over the group."""
         self.leases = Leases(committed, done)
         group = SimpleNamespace(
             name="g",
@@ -411,9 +414,9 @@ class Group:
         self.says(Settled(2), "m1")
 
     def settles(self, *offsets: int, overtaken: int = 0) -> None:
-        """*offsets* are leased, acknowledged, written and confirmed.
+        """Let *offsets* be leased, acknowledged, written and confirmed.
 
-        Before that is confirmed retention takes what is before *overtaken*.
+        Before the confirmation, retention removes the records before *overtaken*.
         """
         end = offsets[-1] + 1
         for lease in self.leases.acquire("m1", end, end, 1_000, 0, 0):
@@ -425,7 +428,7 @@ class Group:
         self.says(Settled(2), "m1")
 
     def writes(self) -> None:
-        """What has changed is written."""
+        """The coordinator writes its changes."""
         self.s.watch._meet((OFFSETS_TOPIC, "0"), OFFSETS_BLOCK)
         ledger, node = self.s.watch.ledger, self.host.name
         log = ledger.log(node, OFFSETS_BLOCK)
@@ -462,7 +465,7 @@ def acked_and_given_again(s: Scene) -> None:
 
 
 def known_and_given_again(s: Scene) -> None:
-    """The group comes back to a broker that has confirmed what its next coordinator must know."""
+    """The group returns to a broker, whose coordinator must know all confirmed acknowledgements."""
     group = Group(s)
     group.begin(0)
     group.settles(*range(0, 20, 2))
@@ -471,7 +474,7 @@ def known_and_given_again(s: Scene) -> None:
 
 
 def confirmed_and_given_again_elsewhere(s: Scene) -> None:
-    """The next coordinator is another broker, and knows as much."""
+    """Another broker becomes the coordinator, and must know all confirmed acknowledgements."""
     here, there = Group(s), Group(s, 1)
     here.begin(0)
     here.settles(0, 2)
@@ -481,7 +484,7 @@ def confirmed_and_given_again_elsewhere(s: Scene) -> None:
 
 
 class Coordinator:
-    """A coordinator, of which only this is looked at."""
+    """A coordinator with only those attributes that the checkers read."""
 
     index = 0
     offsets = SimpleNamespace(is_loaded=True)
@@ -581,7 +584,7 @@ def group_forgets_what_was_confirmed(s: Scene) -> None:
 
 
 def group_forgets_what_was_confirmed_after_a_loss(s: Scene) -> None:
-    """What was lost with the disks' caches is no excuse for what was confirmed since."""
+    """A loss from the disks' caches does not excuse the loss of later acknowledgements."""
     group = Group(s)
     group.writes()
     s.look(0, 0)
@@ -635,7 +638,10 @@ def sealed_on_a_minority(s: Scene) -> None:
 
 
 def sealed_on_one(s: Scene, made_on: str, sealed_on: str) -> None:
-    """A block of so many replicas, each on the disk of one letter, which only the first one has."""
+    """Seal a block whose data is only on the first replica.
+
+    *made_on* and *sealed_on* give the disk of each replica, at creation and at the seal.
+    """
     tree(s)
     path = paths.block("t", "0", 0)
     replicas = tuple(f"broker-{index}" for index in range(len(made_on)))
@@ -724,7 +730,7 @@ def an_empty_block_gives_way_elsewhere(s: Scene) -> None:
 
 
 def sealed_over_another_log(s: Scene) -> None:
-    """What a seal makes visible counts: nobody may show another record there."""
+    """A seal makes records visible, so no broker may show other records at these offsets."""
     tree(s)
     s.append(0, batch(0, b"a"), batch(1, b"b"))
     s.commit("s1", Put(paths.block("t", "0", 0), node(0, 0, 2), 0))
@@ -763,7 +769,7 @@ def of_two(end: int | None, holders: tuple[str, ...] = ("broker-0", "broker-1"))
 
 
 def one_of_two_has_lost(s: Scene) -> None:
-    """What was visible, and what the other one has."""
+    """Of two replicas one loses visible records, which the other one still has."""
     tree(s)
     s.commit("s1", Put(paths.block("t", "0", 0), of_two(None), 0))
     for index in (0, 1):
@@ -784,7 +790,10 @@ def led_without_what_one_in_sync_has(s: Scene) -> None:
 
 
 def sealed(holders: tuple[str, ...], move: Move | None, *, replicas: int = 2) -> bytes:
-    """A sealed block of one record, which is on two replicas or is to be."""
+    """A sealed block of one record, which has two replicas.
+
+    Perhaps one copy is not complete yet.
+    """
     names = ("broker-0", "broker-1")[:replicas]
     found = BlockNode(0, 0, 1, 1, AckMode.LEADER, "broker-0", names, holders, names, move=move)
     return encode_node(found)
@@ -814,7 +823,7 @@ def one_copy_fewer(s: Scene) -> None:
 
 
 def sent_before_it_is_committed(s: Scene) -> None:
-    """A follower gives what it does not know to be committed."""
+    """A follower serves records although it does not know that they are committed."""
     opened = SimpleNamespace(offsets=SimpleNamespace(high_watermark=1))
     partition = SimpleNamespace(opened=opened)
     s.host(0).broker = cast(Any, SimpleNamespace(_partitions={TopicPartition(*NAME): partition}))
@@ -930,7 +939,7 @@ def test_an_anomaly_is_found(anomaly: Callable[[Scene], None]) -> None:
     with pytest.raises(Violation) as caught:
         anomaly(scene)
     assert caught.value.name == ANOMALIES[anomaly]
-    with pytest.raises(Violation):  # and it is not forgotten
+    with pytest.raises(Violation):  # a later call raises the violation again
         scene.cluster.check()
 
 
@@ -945,7 +954,10 @@ def test_every_rule_has_its_anomaly() -> None:
 def test_a_move_is_judged_by_what_was_known_when_it_was_planned(
     planned_ms: int, is_allowed: bool, asked: int
 ) -> None:
-    """The broker is silent from 0 to 700 s; the coordinator is slow, and commits after that."""
+    """The broker is silent from 0 to 700 s.
+
+    The coordinator backend is slow, and commits the move after that.
+    """
     s = Scene()
     tree(s)
     both, path = ("broker-0", "broker-1"), paths.block("t", "0", 0)
@@ -959,7 +971,7 @@ def test_a_move_is_judged_by_what_was_known_when_it_was_planned(
     for now_ms in sorted({0, planned_ms, 700_000, 702_000}):
         world.now = now_ms * 1_000
         if now_ms == planned_ms:
-            for tag in range(asked):  # what is asked for once more was planned the first time
+            for tag in range(asked):  # a repeated request was planned the first time
                 for submitted in ensemble.on_submit:
                     submitted(zkserver.name, Commit(tag, (move,)))
                 world.now += 2_000_000 * tag
@@ -977,7 +989,9 @@ def test_a_move_is_judged_by_what_was_known_when_it_was_planned(
 
 
 def test_what_is_allowed_is_not_found() -> None:
-    """Replicas that lag, a lost tail that nobody relied on, leases one after the other."""
+    """Replicas may lag, an unconfirmed tail may be lost, and leases may follow each other: the
+    checkers report none of these.
+    """
     s = Scene()
     one, two = batch(0, b"a", sequence=0), batch(1, b"b", sequence=1)
     s.append(0, one, two)
@@ -1005,7 +1019,9 @@ def test_what_is_allowed_is_not_found() -> None:
 
 
 def test_what_a_disk_held_counts_though_it_was_replaced_since() -> None:
-    """It has said so before that, and the leader hears of it afterwards."""
+    """The broker reported its end before its disk was replaced, and the leader gets the report
+    later.
+    """
     s = Scene()
     s.append(0, batch(0, b"a"))
     s.append(1, batch(0, b"a"))
@@ -1016,7 +1032,7 @@ def test_what_a_disk_held_counts_though_it_was_replaced_since() -> None:
 
 @pytest.mark.parametrize(("made_on", "sealed_on"), [("ab", "ax"), ("abc", "axy")])
 def test_what_is_left_of_a_block_may_be_on_one_disk(made_on: str, sealed_on: str) -> None:
-    """There is no majority any more that could elect a leader: the best copy is the end.
+    """No majority can elect a leader any more, so the best remaining copy determines the end.
 
     Simulated: --profile all --seconds 4 --seeds 6666.
     """
@@ -1035,7 +1051,9 @@ def test_an_administrator_may_go_on_with_one_disk() -> None:
 
 
 def test_a_producer_that_retention_has_forgotten_begins_anew() -> None:
-    """Its records are gone, and with a restart what was known of it."""
+    """Retention has removed the producer's records, and a restart has removed its entry in the
+    producer table.
+    """
     s = Scene()
     tree(s)
     s.append(0, batch(0, b"a", sequence=0))
@@ -1052,7 +1070,7 @@ def test_a_producer_that_retention_has_forgotten_begins_anew() -> None:
 
 
 def test_a_loss_that_is_allowed_is_counted() -> None:
-    """Without a sync nobody is promised that a record survives; others take its offset."""
+    """Without a sync no record must survive; other records may take its offset."""
     s = Scene()
     s.append(0, batch(0, b"a"), sync=False)
     s.look(0, 1, strict=False)
@@ -1064,7 +1082,9 @@ def test_a_loss_that_is_allowed_is_counted() -> None:
 
 
 def test_what_a_disks_cache_has_lost_may_be_missing_behind_a_roll() -> None:
-    """A follower has seen more than what the next block begins behind."""
+    """A follower has fetched more records than the next block's start allows, and lost them from
+    its disk's cache.
+    """
     s = Scene()
     s.append(0, batch(0, b"a"), sync=False)
     s.append(1, batch(0, b"a"), sync=False)
@@ -1076,7 +1096,7 @@ def test_what_a_disks_cache_has_lost_may_be_missing_behind_a_roll() -> None:
 
 
 def test_a_lease_that_has_run_out_cannot_be_renewed() -> None:
-    """Its broker has taken the records back, and gives them to others.
+    """The lease has expired, and the broker leases its records to other members.
 
     Simulated: --profile all --seconds 4 --seeds 1659.
     """
@@ -1090,7 +1110,8 @@ def test_a_lease_that_has_run_out_cannot_be_renewed() -> None:
 
 
 def test_who_was_elected_behind_a_seal_is_nobodys_leader() -> None:
-    """The roll was committed before, and is heard of later: the next block is of an earlier epoch.
+    """The roll was committed before, and the broker learns that later: the next block has an
+    earlier epoch.
 
     Simulated: --profile all --seconds 4 --seeds 970.
     """
@@ -1102,7 +1123,7 @@ def test_who_was_elected_behind_a_seal_is_nobodys_leader() -> None:
 
 
 def test_no_more_ranges_are_remembered_than_are_written() -> None:
-    """Of what is done above a group's offset, the next coordinator knows so many ranges."""
+    """The next coordinator knows only a limited number of ranges above a group's offset."""
     s = Scene()
     group = Group(s)
     group.begin(0)
@@ -1114,7 +1135,9 @@ def test_no_more_ranges_are_remembered_than_are_written() -> None:
 
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_ranges_may_be_forgotten_while_the_group_is_elsewhere(is_dead: bool) -> None:
-    """A broker knew them all, another had more of them, and the group comes back to the first."""
+    """One broker knew all ranges, another one had more of them, and the group comes back to the
+    first broker.
+    """
     s = Scene()
     here, there = Group(s), Group(s, 1)
     here.begin(0)
@@ -1129,7 +1152,7 @@ def test_ranges_may_be_forgotten_while_the_group_is_elsewhere(is_dead: bool) -> 
 
 
 def test_ranges_that_had_no_room_may_be_forgotten_though_there_are_fewer_by_now() -> None:
-    """Retention takes the lowest of them when they are written, and not confirmed yet."""
+    """Retention removes the lowest range while the others are written and not confirmed yet."""
     s = Scene()
     group = Group(s)
     group.begin(0)
@@ -1140,13 +1163,15 @@ def test_ranges_that_had_no_room_may_be_forgotten_though_there_are_fewer_by_now(
 
 
 def test_where_a_group_had_got_to_before_a_loss_is_not_where_it_is() -> None:
-    """It has to do it all again; of that, too, the next coordinator knows so many ranges."""
+    """After a loss the group has to do its work again, and the next coordinator again knows only a
+    limited number of ranges.
+    """
     s = Scene()
     group = Group(s)
     far = 4 * RANGES_MAX
     group.begin(far)
     group.settles(far)
-    group.settles(far + 1)  # which says that the offset before it is written
+    group.settles(far + 1)  # this proves that the offset before is written
     s.watch.history(OFFSETS_BLOCK).losses += 1
     group.begin(0)
     group.settles(*range(1, 2 * RANGES_MAX + 3, 2))
@@ -1156,7 +1181,7 @@ def test_where_a_group_had_got_to_before_a_loss_is_not_where_it_is() -> None:
 
 
 def test_a_block_is_there_though_a_part_of_the_write_that_began_it_failed() -> None:
-    """A checkpoint fails, the block that it is of does not, and can be sealed."""
+    """Writing a checkpoint fails, but the block itself is written, and can be sealed."""
     s = Scene()
     ledger = s.watch.ledger
     writes: list[Write] = [CreateBlock(BLOCK, 7, *NAME), Checkpoint(BLOCK, b"")]
@@ -1172,7 +1197,8 @@ def test_a_block_is_there_though_a_part_of_the_write_that_began_it_failed() -> N
 
 
 def test_what_is_asked_again_is_confirmed_as_it_was_asked_first() -> None:
-    """What the coordinator has come to meanwhile may not be written yet.
+    """The answer to a repeated request may ignore later changes of the coordinator, which may not
+    be written yet.
 
     Simulated: --profile swarm --brokers 3 --zkservers 2 --seconds 6 --seeds 30001.
     """
@@ -1196,7 +1222,10 @@ def test_what_is_asked_again_is_confirmed_as_it_was_asked_first() -> None:
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_a_cut_that_a_crash_interrupts_is_done_or_not(kept: int) -> None:
-    """Until a cut has returned, the disk may hold either; nothing but the cut is excused."""
+    """Until a truncation has returned, the disk may have the old or the new end.
+
+    No other loss is excused.
+    """
     scene = Scene()
     scene.append(0, batch(0, b"a"), batch(1, b"b"))
     scene.look(0, 1)

@@ -1,4 +1,4 @@
-"""A client that misbehaves is refused, and harms nobody else."""
+"""A misbehaving client is refused, and does not affect other clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_all_works_beside_it(seed: int) -> None:
 
 
 def misbehave(cluster: Cluster) -> Hostile:
-    """Have it do everything, while another client sends one record after the other."""
+    """Let the hostile client do all its acts, while another client sends records."""
     mq, rng = cluster.client(), Random(1)
     mq.create_topic("t", acks="raft")
     hostile = Hostile(cluster, ["t"], ["g"])

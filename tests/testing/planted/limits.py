@@ -1,4 +1,4 @@
-"""Bugs of bounds: what one client takes up, and whether it is given back."""
+"""Bugs of limits on the resources that a single client uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of sealed blocks that move, and of leaders that do."""
+"""Bugs in moves of sealed blocks and of leaders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TESTS = "tests/testing/test_rereplication.py"
 
 
 def _rewrite(draft: Draft, path: str, change: Any) -> None:
-    """Replace what a draft puts at *path*."""
+    """Change the node that a draft writes at *path*."""
     for index, (found, node, _) in enumerate(draft.edits):
         op = draft.ops[index]
         if found == path and isinstance(node, BlockNode) and isinstance(op, Put):

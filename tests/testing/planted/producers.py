@@ -1,4 +1,4 @@
-"""Bugs of idempotence: what a partition knows of its producers."""
+"""Bugs of idempotence: a partition's knowledge of its producers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Bugs of replicas: who has what, what counts, who leads. For more of Raft see its own mutants."""
+"""Bugs of replication: which replica has which records, what is committed, and who leads.
+
+Raft has further mutants in its own tests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Short scripts for crash tests: what applications and administrators do, one thing each."""
+"""Short scripts for crash tests: each one is a single action of an application or an
+administrator.
+"""
 
 from tests.testing.scripts import elections, groups, produce, rolls, upkeep
 from tests.testing.scripts.desk import SCENARIOS, Desk, scenario

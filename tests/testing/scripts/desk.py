@@ -1,7 +1,7 @@
-"""What the scripts of crash tests have in common: they do their work at a :class:`Desk`.
+"""The common base of the scripts for crash tests, which use a :class:`Desk`.
 
-A script does what an application or an administrator does, and lives with a node that dies anywhere
-meanwhile: it asks again what was not answered, and begins anew where it was interrupted.
+A script acts as an application or an administrator while a node may die at any point: it repeats
+unanswered requests, and starts again where it was interrupted.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ Place = tuple[str, str, int]  # topic, partition, offset
 
 
 class Desk:
-    """A client that writes down what it has sent, and what it was promised."""
+    """A client that records the records it has sent, and the acknowledgements it got."""
 
     def __init__(self, cluster: Cluster, may_lose: bool) -> None:
         self.cluster = cluster
-        self.may_lose = may_lose  # what was answered, if a broker dies: that is all ack 1 promises
+        # whether answered records may be lost if a broker dies, as with ack mode 1
+        self.may_lose = may_lose
         self.mq: Client = cluster.client()
-        self.sent: dict[tuple[str, str], list[Delivery]] = {}  # in this order
+        # deliveries by topic and partition, in the order of sending
+        self.sent: dict[tuple[str, str], list[Delivery]] = {}
         self.acked: dict[Place, bytes] = {}
-        self.groups: dict[tuple[str, str], set[Place]] = {}  # what each has worked on
+        self.groups: dict[tuple[str, str], set[Place]] = {}  # records that each group has processed
         self.forgotten: set[str] = set()  # topics that were deleted
         self._producer: Producer | None = None
 
@@ -41,7 +43,9 @@ class Desk:
         self.insist(self.mq.create_topic, name, **more)
 
     def producer(self, **options: Any) -> Producer:
-        """Take another producer from now on; what the last one has sent is answered first."""
+        """Use another producer from now on, after all records of the last one have been
+        answered.
+        """
         self.settle()
         self._producer = self.mq.producer(delivery_timeout_s=PATIENCE_S, **options)
         return self._producer
@@ -55,7 +59,7 @@ class Desk:
         size: int = 0,
         keys: int = 0,
     ) -> None:
-        """Send records, and wait for none; the values of a partition are numbered."""
+        """Send records without waiting; the values of a partition are numbered."""
         producer = self._producer or self.producer(linger_ms=0)
         sent = self.sent.setdefault((topic, partition), [])
         for _ in range(count):
@@ -64,7 +68,7 @@ class Desk:
             sent.append(producer.send(topic, value, key=key, partition=partition))
 
     def settle(self) -> None:
-        """Wait for all answers, and write down what they promise."""
+        """Wait for all answers, and record their promises."""
         if self._producer is not None:
             self._producer.flush(PATIENCE_S)
         for (topic, partition), sent in self.sent.items():
@@ -76,12 +80,12 @@ class Desk:
     # --- administrating ---------------------------------------------------------------------------
 
     def insist(self, ask: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        """Ask again what was not answered, or cannot be done yet."""
+        """Repeat a request until it is answered and can be carried out."""
         for _ in range(20):
             try:
                 ask(*arguments, **options)
             except NotEnoughBrokers:
-                self.cluster.run(0.5)  # They will be back.
+                self.cluster.run(0.5)  # the brokers restart within this time
             except PymqError as error:
                 if not error.retriable:
                     raise
@@ -91,7 +95,7 @@ class Desk:
         raise AssertionError(f"{ask.__name__}{arguments} was not done")
 
     def leader(self, topic: str = "t", partition: str = "0") -> str:
-        """Who leads a partition, or did when it was last heard of."""
+        """The present leader of a partition, or the last known leader."""
         for _ in range(40):
             for p in self.mq.describe_topic(topic).partitions:
                 if p.name == partition and p.leader is not None:
@@ -100,7 +104,7 @@ class Desk:
         raise AssertionError(f"nobody leads {topic}/{partition}")
 
     def followers(self, topic: str = "t", partition: str = "0") -> list[str]:
-        """The other replicas of its open block."""
+        """The replicas of the open block except its leader."""
         leader = self.leader(topic, partition)
         for p in self.mq.describe_topic(topic).partitions:
             if p.name == partition:
@@ -116,7 +120,7 @@ class Desk:
         handle: Callable[[Consumer, Record], bool] | None = None,
         **options: Any,
     ) -> None:
-        """Work through a topic as a member of a group; who gets no answer begins anew."""
+        """Process a topic as a member of a group; if an answer is missing, join again."""
         done = self.groups.setdefault((group, topic), set())
         for _ in range(12):
             seen: list[Place] = []
@@ -147,7 +151,9 @@ class Desk:
     # --- at last ----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Everything promised is there, once and in order, and so is nothing that was not sent."""
+        """Check that all promised records are there, once and in order, and no record that was not
+        sent.
+        """
         for group, topic in list(self.groups):
             self.work(group, topic)
         check_whole(self.cluster)
@@ -196,7 +202,9 @@ Work = Callable[[Desk], None]
 
 
 def scenario(*, may_lose: bool = False, **options: Any) -> Callable[[Work], Work]:
-    """Make a script of a function: three brokers and a zkserver, if *options* say nothing else."""
+    """Turn a function into a scenario, with three brokers and a zkserver unless *options*
+    differ.
+    """
 
     def register(work: Work) -> Work:
         def script(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Groups: what was acknowledged stays so, wherever their coordinator is."""
+"""Groups: acknowledgements stay valid wherever the coordinator is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def commit(desk: Desk) -> None:
 
 @scenario()
 def commit_with_replicas(desk: Desk) -> None:
-    """The same with three brokers, twice."""
+    """Twice with three brokers: send, receive, acknowledge and commit."""
     desk.topic()
     desk.send(3)
     desk.settle()
@@ -30,7 +30,7 @@ def commit_with_replicas(desk: Desk) -> None:
 
 @scenario()
 def give_back_and_bury(desk: Desk) -> None:
-    """What is given back comes again; after two deliveries it is a dead letter."""
+    """A returned record is delivered again; after two deliveries it is a dead letter."""
     desk.topic()
     desk.topic("dead")
     desk.send(4)
@@ -48,7 +48,9 @@ def give_back_and_bury(desk: Desk) -> None:
 
 @scenario()
 def two_members_share(desk: Desk) -> None:
-    """The second joins while the first works, and takes over when it leaves (KIP-429)."""
+    """The second member joins while the first works, and takes over when the first leaves
+    (KIP-429).
+    """
     desk.topic(partitions=2)
     desk.send(3, partition="0")
     desk.send(3, partition="1")
@@ -65,13 +67,13 @@ def two_members_share(desk: Desk) -> None:
                     consumer.ack(records)
                     desk.insist(consumer.commit, PATIENCE_S)
     except FencedMember:
-        pass  # What it was given comes again, to whoever works next.
+        pass  # the leased records are delivered again, to the next member
     desk.work()
 
 
 @scenario(session_ms=600, heartbeat_ms=100)
 def the_coordinator_dies(desk: Desk) -> None:
-    """Another broker loads the groups: immigration."""
+    """The coordinator dies, and another broker loads its groups."""
     desk.topic()
     desk.send(3)
     desk.settle()
@@ -86,7 +88,7 @@ def the_coordinator_dies(desk: Desk) -> None:
 
 @scenario(brokers=4)
 def the_coordinator_moves(desk: Desk) -> None:
-    """Its partition is given to other brokers: emigration, then immigration."""
+    """Other brokers get the coordinator's partition: emigration, then immigration."""
     desk.topic()
     desk.send(3)
     desk.settle()
@@ -101,7 +103,7 @@ def the_coordinator_moves(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def reset(desk: Desk) -> None:
-    """A group goes back to the beginning."""
+    """An administrator resets a group to the beginning."""
     desk.topic(replicas=1)
     desk.send(4)
     desk.settle()

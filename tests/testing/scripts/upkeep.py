@@ -1,4 +1,4 @@
-"""What happens to old blocks, to damaged ones, and to topics as a whole."""
+"""Maintenance of old blocks, of damaged blocks, and of whole topics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def retention_by_bytes(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def retention_by_age(desk: Desk) -> None:
-    """Blocks go whose newest record is older than two seconds."""
+    """Blocks are removed if their newest record is older than two seconds."""
     desk.topic(replicas=1, block_bytes=4096, retention_ms=2000)
     desk.send(8, size=900)
     desk.settle()
@@ -28,7 +28,7 @@ def retention_by_age(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def compaction(desk: Desk) -> None:
-    """Sealed blocks are written anew, without what later records replace."""
+    """Compaction rewrites sealed blocks without the records that later ones replace."""
     desk.topic(replicas=1, block_bytes=4096, cleanup_policy="compact")
     desk.send(12, size=900, keys=3)
     desk.settle()
@@ -49,7 +49,7 @@ def compaction_with_replicas(desk: Desk) -> None:
 
 @scenario(brokers=2, offsets_replicas=2)
 def the_offsets_topic_is_compacted(desk: Desk) -> None:
-    """What groups remember survives the compaction of their topic."""
+    """The offsets of groups survive the compaction of their topic."""
     desk.topic(replicas=1)
     desk.send(2)
     desk.settle()
@@ -64,7 +64,7 @@ def the_offsets_topic_is_compacted(desk: Desk) -> None:
 
 @scenario()
 def delete_and_make_again(desk: Desk) -> None:
-    """A topic of the same name is another one."""
+    """A topic is deleted, and another one of the same name is created."""
     desk.topic("old")
     desk.topic()
     desk.send(2, "old")
@@ -74,7 +74,7 @@ def delete_and_make_again(desk: Desk) -> None:
     try:
         desk.insist(desk.mq.delete_topic, "old")
     except UnknownTopic:
-        pass  # It was done, and the answer was lost.
+        pass  # The request was carried out, and the answer was lost.
     try:
         desk.topic("old", replicas=1)
     except TopicExists:
@@ -95,7 +95,7 @@ def alter(desk: Desk) -> None:
 
 @scenario()
 def add_a_partition(desk: Desk) -> None:
-    """While the other one is in use."""
+    """A partition is added while the other one is in use."""
     desk.topic()
     desk.send(2)
     desk.insist(desk.mq.create_partition, "t", "more")
@@ -104,7 +104,7 @@ def add_a_partition(desk: Desk) -> None:
 
 @scenario(session_ms=600, heartbeat_ms=100)
 def a_wiped_replica_is_made_again(desk: Desk) -> None:
-    """It never votes under its old name; its blocks are rolled and repaired."""
+    """The wiped replica never votes under its old identity; its blocks are rolled and repaired."""
     desk.topic(block_bytes=4096)
     desk.send(6, size=900)
     desk.settle()
@@ -118,7 +118,7 @@ def a_wiped_replica_is_made_again(desk: Desk) -> None:
 
 @scenario(session_ms=600, heartbeat_ms=100)
 def a_sealed_block_is_repaired(desk: Desk) -> None:
-    """A replica that was away when a block was sealed gets what it lacks."""
+    """A replica that was down when a block was sealed gets the records that it lacks."""
     desk.topic(block_bytes=4096)
     desk.send(2, size=900)
     desk.settle()

@@ -1,4 +1,7 @@
-"""The parts of a simulated world: time, links, clocks, disks, sessions; each fault as it says."""
+"""The parts of a simulated world: time, links, clocks, disks, sessions.
+
+Each fault has the described effect.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from pymq.testing.simulation.world import World
 
 
 def links(**faults: Any) -> tuple[World, Network, list[tuple[int, int]]]:
-    """Two processes; what b gets, as (number, when)."""
+    """Two processes; returns the messages that b gets, as (number, time)."""
     world = World(1)
     network = Network(world, LinkFaults(100, 10, **faults))
     got: list[tuple[int, int]] = []
@@ -85,7 +88,9 @@ def test_a_tail_is_long_and_holds_up_what_follows() -> None:
 
 
 def test_taking_a_fault_out_leaves_the_dice_alone() -> None:
-    """Messages that are not lost any more come as they would have come, the others as before."""
+    """If a link's fault is removed, its messages arrive as if the fault had never been drawn, and
+    those of other links as before.
+    """
     lossy, calm = links(loss=0.2), links()
     for world, network, _ in (lossy, calm):
         send(world, network, 500, 5_000)
@@ -109,8 +114,11 @@ def test_cuts_add_up_and_are_mended_one_by_one() -> None:
 
 
 def test_a_clogged_link_is_not_silent_after_it_has_healed() -> None:
-    """What was held back comes at once and in order; what is sent next does not wait for it."""
-    world, network, got = links(tail=0.5)  # which holds up what comes behind, too
+    """Messages that were held back arrive at once and in order.
+
+    Later messages do not wait behind the lost ones.
+    """
+    world, network, got = links(tail=0.5)  # a late message also delays those behind it
     network.clog("a", "b", 50_000_000)
     for number in range(20):
         network.send(network.link("a", "b"), "b", "a", ListTopics(number), 0)
@@ -212,7 +220,7 @@ def test_a_fork_goes_its_own_way() -> None:
     disk.pwritev(handle, [b"abc"], 0)
     other = disk.fork()
     disk.pwritev(handle, [b"x"], 0)
-    assert other.pread(other.open("/x"), 3, 0) == b"abc"  # Nothing is open in it.
+    assert other.pread(other.open("/x"), 3, 0) == b"abc"  # The other disk has no open file.
 
 
 def test_a_full_disk_takes_what_fits() -> None:
@@ -224,7 +232,7 @@ def test_a_full_disk_takes_what_fits() -> None:
         disk.pwritev(handle, [b"def"], 3)
     assert caught.value.errno == errno.ENOSPC
     assert disk.pread(handle, 10, 0) == b"abcd"
-    disk.pwritev(handle, [b"x"], 0)  # It takes no room.
+    disk.pwritev(handle, [b"x"], 0)  # overwriting needs no space
 
 
 def test_operations_fail_as_often_as_told_and_cost_time() -> None:
@@ -242,7 +250,7 @@ def test_operations_fail_as_often_as_told_and_cost_time() -> None:
 
 
 def test_nothing_happens_after_a_crash() -> None:
-    """Not even what the code cleans up on its way out."""
+    """After a crash not even clean-up code has an effect."""
     disk, host = files()
     handle = disk.create("/x")
     host.crash_in(0)
@@ -257,7 +265,7 @@ def test_nothing_happens_after_a_crash() -> None:
 
 
 class Zk(ClientHost):
-    """A zkserver with nobody in it: events are read by the test."""
+    """An empty zkserver: the test reads the events."""
 
     def events(self, session: CoordinatorSession) -> list[CoordEvent]:
         self.world.run(self.world.now + 100_000)
@@ -282,7 +290,7 @@ def test_answers_come_in_order_and_changes_after_them() -> None:
 
 
 def test_a_lost_connection_leaves_commits_uncertain() -> None:
-    """It was done or it was not, and over many runs it is both."""
+    """Over many runs, some of these commits are done, and some are not."""
     outcomes = set()
     for number in range(20):
         ensemble, a, one, _, _ = sessions()
@@ -342,7 +350,7 @@ def test_a_cut_is_noticed_late_and_what_is_sent_into_it_is_never_done() -> None:
 
 
 def test_of_commits_under_way_the_first_so_many_are_done() -> None:
-    """And not after the client is connected again, when it looks which those were."""
+    """No such commit is done after the client is connected again and reads which ones were done."""
     outcomes = set()
     for number in range(120):
         ensemble, a, one, _, _ = sessions()

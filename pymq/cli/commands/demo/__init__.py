@@ -86,7 +86,9 @@ def run(args: argparse.Namespace, show: Show) -> int:
 
 
 class Demo:
-    """One run. The main thread only draws and receives Ctrl-C; other threads do the work.
+    """One run of the demo.
+
+    The main thread only draws and receives Ctrl-C; other threads do the work.
 
     Python raises an interrupt at any point of the main thread, which therefore must not write.
     """

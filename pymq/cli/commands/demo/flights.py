@@ -192,7 +192,10 @@ class FlightTally:
         return sum(end - start for start, end in self.counted)
 
     def take(self, base_offset: int, values: Sequence[bytes]) -> int:
-        """Count the records from *base_offset* on, each once; returns the number of new ones."""
+        """Count the records from *base_offset* on, each record only once.
+
+        Returns the number of new ones.
+        """
         new = 0
         for start, end in self._missing(base_offset, base_offset + len(values)):
             for found in values[start - base_offset : end - base_offset]:

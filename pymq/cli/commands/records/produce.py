@@ -123,7 +123,8 @@ class _Input:
         self._file = -1
         self.size: int | None = None  # bytes, for a file
         self.taken = 0
-        self.is_typed = False  # at a terminal there is no progress bar while the user types
+        # whether the values are typed at a terminal, where no progress bar is shown
+        self.is_typed = False
 
     def __enter__(self) -> _Input:
         if self._path is None:

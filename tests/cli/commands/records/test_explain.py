@@ -1,4 +1,4 @@
-"""``pymq explain`` says where a record is, who has it, and what became of it in each group."""
+"""``pymq explain`` shows where a record is, who holds it, and its state in each group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.client.helpers import polled, wait_until
 
 
 def fate(queue: Queue, topic: str, offset: int, group: str) -> dict[str, Any]:
-    """What is told of a record in one group."""
+    """Return the reported state of a record for one group."""
     (found,) = queue.json("explain", topic, 0, offset, "--group", group)["groups"]
     assert isinstance(found, dict)
     return found
@@ -81,13 +81,13 @@ def test_what_retention_has_taken(queue: Queue, topic: str) -> None:
 
 
 def test_blocks_and_their_brokers(remote: Queue, topic: str) -> None:
-    """Each record is told with the block that it is in: its ack mode, its epoch, its holders."""
+    """Each record is shown with its block: ack mode, epoch and replicas."""
     remote.run("topic", "create", topic, "--replicas", 1)
     (older,) = remote.put(topic, ["old"])
     (first,) = remote.json("topic", "describe", topic)["partitions"][0]["replicas"]
     others = [name for name in BROKERS if name != first]
     remote.run("topic", "set-state", topic, 0, "raft")
-    # Last: a roll that names no replicas may move one to a broker that has less to do.
+    # Do this last: a roll that names no replicas may move a replica to a broker with less load.
     remote.run("cluster", "reassign", topic, 0, *others)
     (newer,) = remote.put(topic, ["new"])
     old = remote.json("explain", topic, 0, older)
@@ -112,7 +112,7 @@ def test_an_offset_that_is_pymqs_own(remote: Queue, topic: str) -> None:
 
 
 def test_a_record_that_is_not_committed() -> None:
-    """While the others lag behind, and while nobody leads."""
+    """The state of a record while the other replicas lag, and while there is no leader."""
     part = PartitionDescription(
         *("0", 0, pymq.AckMode.RAFT, "a", 1, ("a", "b"), ("a",), 0, 5, 3, ())
     )
@@ -126,7 +126,9 @@ def test_a_record_that_is_not_committed() -> None:
 
 
 def test_an_end_that_no_replica_has_reported() -> None:
-    """A record beyond it may be written, and a group is not reset by it."""
+    """If no replica has reported the end, a record beyond it counts as "not known", and `group
+    reset` to `latest` fails.
+    """
     part = PartitionDescription(
         *("0", 0, pymq.AckMode.RAFT, "a", 1, ("a", "b"), ("a",), 0, 5, 5, ()), is_reported=False
     )
@@ -186,7 +188,9 @@ def test_leased_and_given_back(remote: Queue, topic: str) -> None:
 
 
 def test_why_the_next_record_does_not_come(remote: Queue, topic: str) -> None:
-    """The application is at work, has paused the partition, or waits and gets it at once."""
+    """The reason is shown: the application is at work, has paused the partition, or waits and gets
+    the record at once.
+    """
     remote.run("topic", "create", topic)
     remote.put(topic, range(6))
     group = f"{topic}.g"
@@ -212,6 +216,6 @@ def test_a_partition_that_a_group_has_not_begun(remote: Queue, topic: str) -> No
     remote.put(topic, [2], "new")
     (found,) = remote.json("explain", topic, "new", 0, "--group", f"{topic}.g")["groups"]
     assert found["state"] == "not begun"
-    # Nor does it go unsaid where no group was asked for.
+    # Without a group argument the command shows the same.
     assert remote.json("explain", topic, "new", 0)["groups"] == [found]
     assert found["why"].endswith("the group has no consumer: start one")
