@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import re
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -307,6 +310,35 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
 def test_options_are_checked(more: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(why)):
         pymq.spark.table_view("orders", "nowhere", url="memory:", **more)
+
+
+def test_the_command_ends_at_a_signal(tmp_path: Path) -> None:
+    """It says what each commit has added, and what it has done in all."""
+    with pymq.open(tmp_path / "queue") as mq, mq.producer() as producer:
+        mq.create_topic("orders")
+        producer.send_many("orders", [b"1", b"2", b"3"]).result()
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "pymq",
+        "table",
+        "sync",
+        str(tmp_path / "queue"),
+        "orders",
+    ]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "table"), "--every", "1ms"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        said += process.stdout.read()
+    assert process.returncode == 0
+    first, *_, last = said.splitlines()
+    assert first.endswith("table: 3 new rows")
+    assert last.endswith("table: 3 new rows in 1 commit")
+    assert rows(read(str(tmp_path / "table"), "parquet"), "value") == [(b"1",), (b"2",), (b"3",)]
 
 
 def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
