@@ -86,8 +86,8 @@ FRONT = (
     ("produce to three replicas, pymq synced on a majority", "R1-put-durable", "pymq", "put"),
     ("from producer to consumer, median", "N5-latency", "pymq", "p50"),
 )
-# The peers, each with its sides; of several sides the best counts. Without a Kafka, its C client is
-# measured on its own test broker, in memory.
+# The peers, each with its sides; of a peer's sides the best one counts. Without a Kafka, its C
+# client is measured on its own test broker, in memory.
 PEERS = (
     ("Kafka", ("kafka",)),
     ("Kafka's C client on its mock broker", ("confluent",)),

@@ -161,7 +161,7 @@ class BatchCopies:
             self._line.setdefault(job.account, {})[job.number] = job
 
     def _next(self) -> _Job:
-        """Take the copy whose turn it is out of the line."""
+        """Remove the copy whose turn it is from the queue, and return it."""
         account, jobs = next(iter(self._line.items()))
         job = jobs.pop(next(iter(jobs)))
         if jobs:

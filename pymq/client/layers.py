@@ -100,7 +100,7 @@ class Layers(Admin):
 
         Returns how many were marked.
 
-        Retention removes them from the disk later.
+        Retention removes these letters from the disk later.
 
         Raises:
             UnknownTopic, ProducerFenced: see :meth:`redrive`.

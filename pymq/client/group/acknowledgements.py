@@ -103,7 +103,8 @@ class Acknowledger:
         )  # delivered under leases that have run out, and not acknowledged
         self._lapsed = 0  # acknowledgements after the end of a lease that no commit has reported
         self._ended: PymqError | None = None  # why acknowledgements cannot be sent any more
-        self._lapsed_in: list[tuple[str, int, int]] = []  # offsets of those, as far as known
+        # offsets of these records, as far as known
+        self._lapsed_in: list[tuple[str, int, int]] = []
 
     # --- the handle -----------------------------------------------------------------------------
 

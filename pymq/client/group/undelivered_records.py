@@ -164,8 +164,8 @@ class UndeliveredRecords:
     def return_surplus(self, *, is_stuck: bool) -> None:
         """Return records that came while the application works on others.
 
-        The member sent a second request before the first answer came, and both brought records.
-        Those of the second would wait here although other members are idle.
+        The member sent a second request before the first answer came, and both brought records. The
+        records of the second answer would wait here although other members are idle.
         """
         self.return_at = NEVER
         if not self.is_at_work or is_stuck:

@@ -1,9 +1,9 @@
 """Deliveries, which ``send`` returns for each record, and batches, which travel.
 
 There is a delivery for each record, so it holds only two references: no lock, no future. Only the
-application keeps it, and nothing notifies it: when the application asks for its state, it looks for
-its record in the batches that were made since. A thread that waits for a delivery waits for its
-batch.
+application keeps a delivery, and nothing notifies it: when the application asks for its state, the
+delivery looks for its record in the batches that were made since. A thread that waits for a
+delivery waits for its batch.
 """
 
 from __future__ import annotations

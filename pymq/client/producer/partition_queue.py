@@ -390,7 +390,7 @@ class PartitionQueue:
 
         Such a batch may have been written under earlier sequences, so the producer looks for these
         first, beginning with the latest. If the partition knows none of them, the batch gets a new
-        sequence. The old ones are kept, since the answer may come from a former leader.
+        sequence. The earlier sequences are kept, since the answer may come from a former leader.
         """
         self._raise_epoch()
         for batch in self.in_flight:

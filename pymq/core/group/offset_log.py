@@ -1,8 +1,8 @@
 """The offsets of groups, as records of one partition of the internal topic ``__consumer_offsets``.
 
 A new coordinator loads them once, from the brokers that hold them: a roll moves no data, so older
-blocks may be on other brokers. From then on it writes all changes of a turn in one batch. The
-newest record of a key counts, so compaction keeps the log short.
+blocks may be on other brokers. From then on the coordinator writes all changes of a turn in one
+batch. The newest record of a key counts, so compaction keeps the log short.
 
 Offsets that were loaded from another broker are written again, and the earlier blocks are retired:
 groups must not depend on a broker that no longer hosts the partition.
