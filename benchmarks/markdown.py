@@ -85,6 +85,7 @@ FRONT = (
     ("produce and consume at the same time, one broker", "N1-end-to-end", "pymq", "both"),
     ("produce to three replicas, pymq synced on a majority", "R1-put-durable", "pymq", "put"),
     ("from producer to consumer, median", "N5-latency", "pymq", "p50"),
+    ("no-op tasks, 4 workers, acknowledgements synced", "Q1-noop", "pymq", "4 workers"),
 )
 # The peers, each with its sides; of a peer's sides the best one counts. Without a Kafka, its C
 # client is measured on its own test broker, in memory.
@@ -93,12 +94,16 @@ PEERS = (
     ("Kafka's C client on its mock broker", ("confluent",)),
     ("NATS JetStream", ("nats", "nats fast")),
     ("RabbitMQ", ("rabbitmq", "rabbitmq sub-entries")),
+    ("Celery on Redis", ("celery", "celery solo")),
     ("sqlite3", ("sqlite3",)),
 )
 
 
+LESS_IS_BETTER = ("ms", "x ideal", "B/task")  # units
+
+
 def front(found: Found) -> str:
-    """Return five lines for the README: pymq beside its alternatives."""
+    """Return some lines for the README: pymq beside its alternatives."""
     parts_by_name = {part["name"]: part for part in found["parts"]}
     rows = []
     for work, name, ours, measure in FRONT:
@@ -117,14 +122,15 @@ def _best(sides: Mapping[str, Found], names: Sequence[str], measure: str) -> str
     if not there:
         return ""
     unit = there[0]["units"][measure]
-    choose = min if unit == "ms" else max
+    choose = min if unit in LESS_IS_BETTER else max
     return f"{figure(choose(side['median'][measure] for side in there))} {unit}"
 
 
 def _headline(part: Found, goal: Found) -> tuple[str, ...]:
     side = goal["side"].removeprefix("pymq").strip() or "pymq"
+    measures = {each["measure"] for each in part["goals"] if each["side"] == goal["side"]}
     return (
-        part["title"],
+        f"{part['title']}: {goal['measure']}" if len(measures) > 1 else part["title"],
         f"{_value(part, goal['side'], goal['measure'])} (`{side}`)",
         f"{_value(part, goal['peer'], goal['measure'])} ({goal['peer']})",
         f"**{share(goal['reached'])}x**",
@@ -147,6 +153,58 @@ def _bound(goal: Found) -> str:
     else:
         return ""
     return text if goal["met"] else f"{text}, missed"
+
+
+# The columns of work queues: the heading, the part and the measure.
+QUEUES = (
+    ("no-ops, 1 worker", "Q1-noop", "1 worker"),
+    ("4 workers", "Q1-noop", "4 workers"),
+    ("16 workers", "Q1-noop", "16 workers"),
+    ("tasks of 1 ms, 4 workers", "Q2-millisecond", "4 workers"),
+    ("send to start, p50", "Q3-start", "start p50"),
+    ("p99", "Q3-start", "start p99"),
+    ("200 tasks of 20 ms", "Q4-fairness", "time"),
+    ("a delayed task", "Q5-delayed", "memory"),
+)
+
+
+def queues(found: Found) -> str:
+    """Return a row for each work queue, and the goals of part Q."""
+    measured = {part["name"]: part for part in found["parts"] if part["name"].startswith("Q")}
+    sides = {
+        name: {side["name"]: side for side in part["sides"]} for name, part in measured.items()
+    }
+    names = dict.fromkeys(name for each in sides.values() for name in each)
+    kept = [column for column in QUEUES if column[1] in measured]
+    rows = [
+        (
+            f"**{name}**" if name.startswith("pymq") else name,
+            *(_best(sides[part], (name,), measure) for _, part, measure in kept),
+        )
+        for name in names
+    ]
+    goals = [(part, goal) for part in measured.values() for goal in part["goals"]]
+    return "\n\n".join(
+        (
+            table(("", *(head for head, _, _ in kept)), rows),
+            table(("goal of pymq", "reached", ""), [_goal(part, goal) for part, goal in goals]),
+        )
+    )
+
+
+def _goal(part: Found, goal: Found) -> tuple[str, str, str]:
+    """Return a goal, what was reached of it, and whether that is enough."""
+    low, high = goal["at_least"], goal["at_most"]
+    what = f"{part['name']}, {goal['side']}, {goal['measure']}: "
+    what += f"at least {low:g}" if low is not None else f"at most {high:g}"
+    if goal["reached"] is None:
+        return what, "", "not measured"
+    if goal["peer"]:
+        reached, unit = share(goal["reached"]), f" times {goal['peer']}"
+    else:
+        (side,) = [each for each in part["sides"] if each["name"] == goal["side"]]
+        reached, unit = figure(goal["reached"]), f" {side['units'][goal['measure']]}"
+    return f"{what}{unit}", f"{reached}{unit}", "met" if goal["met"] else "**missed**"
 
 
 def part_table(part: Found) -> str:

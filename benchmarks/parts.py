@@ -24,6 +24,7 @@ MODULES = (
     "benchmarks.growth.consumers",
     "benchmarks.growth.brokers",
     "benchmarks.growth.sizes",
+    "benchmarks.queues.tasks",
     "benchmarks.queues.delayed",
     "benchmarks.spark.read",
     "benchmarks.spark.write",

@@ -36,6 +36,7 @@ LAYERS = (
     ("root",),
     ("monitoring",),
     ("broker", "controller", "client", "runtime"),
+    ("kafka",),
     ("access", "replication", "transport", "coord", "store"),
     ("core", "hash", "serde"),
     ("errors", "descriptors"),
@@ -60,15 +61,17 @@ PURE_MODULES = set(
 )
 # From these modules with I/O, only the given names are allowed.
 PURE_NAMES = {"io": {"BytesIO"}, "sys": {"byteorder", "intern", "maxsize"}}
-# Extras that convert bytes into bytes: they read nothing except their arguments.
-PURE_LAZY = {"backports", "compression", "lz4", "pyarrow"}
-# Two runs, or two processes, get different results from these calls.
+# Extras that turn bytes into bytes: they read nothing but their arguments.
+PURE_LAZY = {"backports", "compression", "cramjam", "crc32c", "lz4", "pyarrow"}
+# Two runs, or two processes, get different answers from these.
 IMPURE_CALLS = {"__import__", "breakpoint", "eval", "exec", "hash", "input", "open", "print"}
 
 # Each of these packages has one owner: only the owner's users need the package, and replacing it is
 # a local change.
 OWNERS = {
     "cbor2": "core/cbor.py",
+    "cramjam": "core/batch/kafka/codecs.py",
+    "crc32c": "core/batch/kafka/batch.py",
     "fastavro": "serde/",
     "google": "serde/",
     "kazoo": "coord/",
@@ -84,8 +87,8 @@ OWNERS = {
 LAZY_UNLESS = {"pyarrow": "spark/"}
 
 NOT_AT_IMPORT = set(
-    """asyncio fastavro google.protobuf http.server kazoo msgspec opentelemetry prometheus_client
-    pyarrow pydantic pyspark taskiq zmq""".split()
+    """asyncio cramjam crc32c fastavro google.protobuf http.server kazoo msgspec opentelemetry
+    prometheus_client pyarrow pydantic pyspark taskiq zmq""".split()
 )
 
 

@@ -142,7 +142,7 @@ def test_the_readme_has_a_line_for_each_work_and_a_column_for_each_peer_that_was
         "| produce to three replicas, pymq synced on a majority | **9.00 records/s** "
         "| 4.00 records/s | 5.00 records/s |",
     ]
-    assert len(markdown.front(markdown.load(publish.FIGURES / "bench.json")).splitlines()) == 7
+    assert len(markdown.front(markdown.load(publish.FIGURES / "bench.json")).splitlines()) == 8
 
 
 def test_markdown_of_a_run() -> None:

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import attrs
@@ -20,6 +21,7 @@ import pytest
 import pymq
 from pymq.cli import main
 from pymq.client.options import GROUP_DEFAULTS
+from pymq.kafka.gate import offered
 from pymq.testing import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,6 +60,34 @@ def test_the_tests_of_applications(tmp_path: Path) -> None:
     for number, block in enumerate(blocks("testing.md", "python")):
         (tmp_path / f"test_{number}.py").write_text(block)
     assert "14 passed" in run_tests(tmp_path)
+
+
+def test_the_programs_of_kafkas_clients(tmp_path: Path) -> None:
+    """Programs and tests of the page run, each in a module of its own."""
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+    for number, block in enumerate(blocks("kafka.md", "python")):
+        is_test = "def test_" in block
+        body = block if is_test else f"def test_it():\n{indent(block, '    ')}"
+        (tmp_path / f"test_{number}.py").write_text(body)
+    assert "4 passed" in run_tests(tmp_path)
+
+
+def test_the_table_of_kafkas_apis() -> None:
+    """Keys and versions on the page are those that the gate offers."""
+    page = (HOWTO / "kafka.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| ([\d, -]+) \| ([A-Za-z, ]+) \| ([\d, -]+|all) \|", page)
+    told: dict[int, str] = {}
+    for keys, _, versions in rows:
+        numbers = [
+            number
+            for part in keys.split(", ")
+            for number in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)
+        ]
+        ranges = versions.split(", ") if versions != "all" else ["all"] * len(numbers)
+        told |= dict(zip(numbers, ranges, strict=True))
+    real = {each.api_key: f"{each.min_version}-{each.max_version}" for each in offered()}
+    real[0] = "3-13"  # announced from 0 on, as the page says
+    assert {key: told[key] if told[key] != "all" else real[key] for key in told} == real
 
 
 def test_what_an_operator_should_look_at() -> None:
@@ -148,8 +178,8 @@ def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
 
 # The modules of all extras' packages; pymq's own two dependencies are not among them.
 OF_EXTRAS = (
-    "backports fastavro google kazoo lz4 msgspec numpy opentelemetry pandas prometheus_client "
-    "pyarrow pydantic pyspark rich shtab taskiq zmq"
+    "backports cramjam crc32c fastavro google kazoo lz4 msgspec numpy opentelemetry pandas "
+    "prometheus_client pyarrow pydantic pyspark rich shtab taskiq zmq"
 ).split()
 
 

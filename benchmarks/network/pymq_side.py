@@ -76,14 +76,19 @@ def make_topic(url: str, *, acks: Acks, replicas: int, fsync: str | None = None)
 
 def _make_topic(mq: pymq.Client, acks: Acks, replicas: int, fsync: str | None) -> None:
     settings: dict[str, Any] = {} if fsync is None else {"fsync": fsync}
-    deadline = time.monotonic() + 30
-    while len(mq.cluster().brokers) < replicas:
-        if time.monotonic() > deadline:
-            raise TimeoutError("the brokers did not register")
-        time.sleep(0.05)
+    wait_for_brokers(mq, replicas)
     mq.create_topic(TOPIC, partitions=1, replicas=replicas, acks=acks, **settings)
     with mq.producer() as producer:
         producer.send(TOPIC, b"").result(timeout=30)  # from now on the partition has a leader
+
+
+def wait_for_brokers(mq: pymq.Client, count: int) -> None:
+    """Wait until so many brokers have registered."""
+    deadline = time.monotonic() + 30
+    while len(mq.cluster().brokers) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the brokers did not register")
+        time.sleep(0.05)
 
 
 @contextmanager

@@ -179,3 +179,7 @@ class HandLoop:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Turn the loop until *work* is done."""
         return self._loop.run_until_complete(work)
+
+    def close(self) -> None:
+        """Close it; a role does not need to, as its process ends."""
+        self._loop.close()

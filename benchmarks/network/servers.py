@@ -99,14 +99,21 @@ def redis(folder: Path, fsync: str = "everysec") -> Iterator[int]:
 
 
 @contextmanager
-def nats(folder: Path, nodes: int = 1) -> Iterator[list[int]]:
-    """Run NATS with JetStream on files; yields the ports of its nodes."""
+def nats(folder: Path, nodes: int = 1, *, is_synced: bool = False) -> Iterator[list[int]]:
+    """Run NATS with JetStream on files; yields the ports of its nodes.
+
+    If *is_synced* it syncs each message before it answers, else every two minutes.
+    """
     ports, routes = free_ports(nodes), free_ports(nodes)
     known = ",".join(f"nats-route://{HOST}:{port}" for port in routes)
     with ExitStack() as stack:
         for number, (port, route) in enumerate(zip(ports, routes, strict=True)):
             command = ["nats-server", "-js", "-a", HOST, "-p", str(port)]
             command += ["-sd", str(folder / f"js{number}"), "-n", f"n{number}"]
+            if is_synced:
+                config = folder / f"nats{number}.conf"
+                config.write_text("jetstream { sync_interval: always }\n", encoding="ascii")
+                command += ["-c", str(config)]
             if nodes > 1:
                 command += ["--cluster_name", "bench", "--cluster", f"nats://{HOST}:{route}"]
                 command += ["--routes", known]

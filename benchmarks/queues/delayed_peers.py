@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.queues.arrivals import note
+from benchmarks.queues.sides import celery_side
 
 Send = Callable[[int, float], object]  # a number, and when it is due in seconds since 1970
-HOLD_S = 3 * 3600  # longer than any delay; Celery would deliver such a task again otherwise
 
 
 def run(file: str, number: int) -> None:
@@ -23,17 +23,7 @@ def run(file: str, number: int) -> None:
 
 
 def _celery(url: str) -> tuple[Any, Any]:
-    from celery import Celery
-
-    app = Celery("bench", broker=url)
-    app.conf.update(
-        task_acks_late=True,
-        task_ignore_result=True,
-        broker_connection_retry_on_startup=True,
-        broker_transport_options={"visibility_timeout": HOLD_S},
-        worker_enable_remote_control=False,
-        worker_send_task_events=False,
-    )
+    app = celery_side.make_app(url)
     return app, app.task(name="run")(run)
 
 

@@ -1,4 +1,4 @@
-"""``{pymq-figures} about|versions|headlines|parts``: what ``docs/figures/bench.json`` says."""
+"""``{pymq-figures} WHAT``: what ``docs/figures/bench.json`` says; ``SHOWN`` has the words."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ SHOWN = {
     "about": markdown.about,
     "versions": markdown.versions,
     "headlines": markdown.headlines,
+    "queues": markdown.queues,
     "parts": markdown.parts,
 }
 

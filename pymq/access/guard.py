@@ -268,6 +268,12 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
             | msg.GetGroup()
             | msg.GetLeases()
             | msg.ListGroups()
+            | msg.JoinClassic()
+            | msg.SyncClassic()
+            | msg.BeatClassic()
+            | msg.LeaveClassic()
+            | msg.CommitClassic()
+            | msg.DescribeClassic()
         ):
             return (refusal(message, error),)
         case msg.LeaderAndIsr():

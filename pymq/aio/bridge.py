@@ -82,8 +82,7 @@ class Opening(Generic[H]):
         if self._made is not None:
             await self._made.__aexit__(kind, error, trace)
 
-    # --- errors for a forgotten await
-    # ---------------------------------------------------------------
+    # --- errors for a forgotten await -------------------------------------------------------------
 
     if not TYPE_CHECKING:  # type checkers have their own, better messages
 

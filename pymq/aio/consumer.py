@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from pymq.aio.bridge import AsyncHandle, Bridge, called
 from pymq.client.base import ClientLoop, Waitable, check_timeout
-from pymq.client.consumer.consumer import CHUNK, Consumer
+from pymq.client.consumer.consumer import CHUNK, MOST, Consumer
 from pymq.client.consumer.polling import STUCK_S
 from pymq.client.consumer.push import give_back
 from pymq.client.consumer.status import ConsumerStatus
 from pymq.client.consumer.until_end import UntilEnd
 from pymq.client.fetching.offset_spans import Records
 from pymq.client.group.acknowledgements import Settling
-from pymq.client.options import REQUEST_S
+from pymq.client.options import REQUEST_S, check_commit, check_range
 from pymq.core.batch.record import Record
 from pymq.core.batch.view import RecordBatch
 from pymq.errors import Closed, PymqError
@@ -63,10 +63,11 @@ class AsyncConsumer(AsyncHandle):
         Raises as :meth:`pymq.Consumer.poll`.
         """
         check_timeout(timeout)
+        check_range("max_records", max_records, 1, MOST)
         consumer, unread = self._consumer, self._consumer._unread
         if unread.records:
             await self._prove(timeout)
-        if max_records >= 1 and not unread.records:
+        if not unread.records:
             consumer._ack_last()
             if not (await self._arrive(max_records, timeout) or self._intake.stuck()):
                 return []
@@ -223,15 +224,17 @@ class AsyncConsumer(AsyncHandle):
         """See :meth:`pymq.Consumer.reject`."""
         await self._bridge.call(self._consumer.reject, records, error)
 
-    async def commit(self, timeout: float | None = REQUEST_S) -> None:
-        """Wait until all acknowledgements so far are on disk; see :class:`pymq.Consumer`.
+    async def commit(self, *nothing: Never, timeout: float | None = REQUEST_S) -> None:
+        """Wait until all acknowledgements so far are on the disk; see :class:`pymq.Consumer`.
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
             FencedMember: the group had removed this consumer; other members get its records.
             StoreFull, StoreError: the offsets could not be written; the consumer retries.
-            ConfigError: *timeout* is no number of seconds. Pass records to :meth:`ack`.
+            ConfigError: *timeout* is no number of seconds, or it was given without its name. Pass
+                records to :meth:`ack`.
         """
+        check_commit(nothing)
         check_timeout(timeout)
         worker, hold = self._consumer._member(), self._consumer._held()
         settling: list[Settling | None] = []

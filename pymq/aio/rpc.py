@@ -13,14 +13,14 @@ from pymq.client.option_types import GroupOptions
 from pymq.client.options import check_callback, check_range, check_seconds
 from pymq.client.rpc.mailbox import (
     REPLIES,
-    Mailbox,
     Pending,
+    ReplyMailbox,
     Request,
     choose_partition,
     create_service,
     request_of,
 )
-from pymq.client.rpc.requester import CHECK_S
+from pymq.client.rpc.requester import CHECK_S, PROMPT_S
 from pymq.client.rpc.responder import WORKERS_MAX, as_bytes, log_failure, reply_to
 from pymq.core.batch.record import Record
 from pymq.errors import Closed, OffsetOutOfRange, PymqError, RequestTimeout
@@ -39,7 +39,7 @@ class AsyncRequester:
         self._bridge = client._bridge
         self._check = client._client._requests()
         self._opening = asyncio.Lock()
-        self._mailbox: Mailbox | None = None
+        self._mailbox: ReplyMailbox | None = None
         self._producer: AsyncProducer | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -64,22 +64,24 @@ class AsyncRequester:
         try:
             sent = mailbox.headers(id, headers)
             self._producer.send(service, value, key=key, headers=sent, expires_s=timeout)
+            since, pause = self._check.now(), PROMPT_S
             while pending.reply is None:
                 left = until - loop.time()
                 if left <= 0:
                     raise RequestTimeout(f"no reply of {service!r} in time; it may still be done")
                 # Shielded, so that the next pass of this Python loop can wait for the future again.
-                if not await wait_for(asyncio.shield(future), min(left, CHECK_S)):
-                    await self._prove(service)
+                if not await wait_for(asyncio.shield(future), min(left, pause)):
+                    await self._prove(service, since)
+                pause = CHECK_S
             return pending.result()
         finally:
             mailbox.drop(id)
 
-    async def _prove(self, service: str) -> None:
-        if not self._check.is_checked(service):
-            await self._bridge.call(self._check.check, service)
+    async def _prove(self, service: str, since: float = 0.0) -> None:
+        if not self._check.is_checked(service, since):
+            await self._bridge.call(self._check.check, service, since)
 
-    async def _open(self, service: str) -> Mailbox:
+    async def _open(self, service: str) -> ReplyMailbox:
         async with self._opening:
             if self._mailbox is None:
                 found = await self._bridge.call(choose_partition, self._client._client, service)
@@ -88,11 +90,11 @@ class AsyncRequester:
                     REPLIES, mode="psb", partition=partition, offset=end
                 )
                 self._producer = await self._client.producer(linger_ms=0)
-                self._mailbox = Mailbox(token, partition)
+                self._mailbox = ReplyMailbox(token, partition)
                 self._task = self._bridge.loop.create_task(self._read(reader, self._mailbox))
             return self._mailbox
 
-    async def _read(self, reader: AsyncConsumer, mailbox: Mailbox) -> None:
+    async def _read(self, reader: AsyncConsumer, mailbox: ReplyMailbox) -> None:
         while True:
             try:
                 mailbox.deliver(await reader.poll(1_000, None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, Literal, Never, TypeVar, Unpack
 
 from pymq.aio.bridge import AsyncHandle, Opening, called
 from pymq.aio.consumer import AsyncConsumer
@@ -203,9 +203,9 @@ class AsyncTypedConsumer(AsyncHandle, Generic[T]):
         """Give records up as dead letters; see :meth:`pymq.Consumer.reject`."""
         await self.consumer.reject(raw(records), error)
 
-    async def commit(self, timeout: float | None = REQUEST_S) -> None:
+    async def commit(self, *nothing: Never, timeout: float | None = REQUEST_S) -> None:
         """Wait until all acknowledgements are durable; see :meth:`pymq.Consumer.commit`."""
-        await self.consumer.commit(timeout)
+        await self.consumer.commit(*nothing, timeout=timeout)
 
     async def close(self) -> None:
         """Close the consumer."""

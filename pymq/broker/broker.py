@@ -21,10 +21,13 @@ from pymq.core.group.consumer_group import Assignors
 from pymq.core.message import (
     Acquire,
     Answer,
+    BeatClassic,
     CancelDelayed,
+    CommitClassic,
     CommitOffset,
     Copy,
     DeleteGroup,
+    DescribeClassic,
     DescribePartitions,
     Fetch,
     Fetched,
@@ -34,8 +37,10 @@ from pymq.core.message import (
     GetSequence,
     Heartbeat,
     Join,
+    JoinClassic,
     LeaderAndIsr,
     Leave,
+    LeaveClassic,
     ListGroups,
     Message,
     PartitionReports,
@@ -52,6 +57,7 @@ from pymq.core.message import (
     Seal,
     Settle,
     StopReplica,
+    SyncClassic,
     TransferLeader,
     Unsubscribe,
 )
@@ -156,8 +162,7 @@ class BrokerMachine:
         """Set the wall clock minus the loop's clock, in milliseconds."""
         self._environment.wall_offset_ms = offset_ms
 
-    # --- step, tick, ready, advance
-    # -----------------------------------------------------------------
+    # --- step, tick, ready, advance ---------------------------------------------------------------
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Handle one message."""
@@ -187,6 +192,12 @@ class BrokerMachine:
                 | GetGroup()
                 | GetLeases()
                 | Unsubscribe()
+                | JoinClassic()
+                | SyncClassic()
+                | BeatClassic()
+                | LeaveClassic()
+                | CommitClassic()
+                | DescribeClassic()
             ):
                 self._coordinators.step(source, message, now)
             case Copy():
@@ -415,8 +426,7 @@ class BrokerMachine:
             partition.peer_changed(peer, now)
             self._schedule.touch(partition)
 
-    # --- shutdown
-    # -----------------------------------------------------------------------------------
+    # --- shutdown ---------------------------------------------------------------------------------
 
     def leave(self, now: int, within_ms: int) -> None:
         """Begin to hand over leadership, within *within_ms*; see :attr:`has_left`."""

@@ -38,6 +38,7 @@ COMMANDS = (
     "records.explain",
     "doctor",
     "ui",
+    "kafka",
     "bench",
     "verify",
     "keys",

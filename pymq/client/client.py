@@ -13,7 +13,7 @@ from pymq.client.base import ClientDriver, Handle
 from pymq.client.counters import Counters
 from pymq.client.layers import Layers
 from pymq.client.option_types import Acks, Compression, ConsumerMode, DeliveryMode, GroupOptions
-from pymq.client.options import REQUEST_S, check_range, sender_config
+from pymq.client.options import PARTITIONS_MAX, REQUEST_S, check_range, sender_config
 from pymq.client.producer.producer import Producer
 from pymq.client.producer.sender import Sender
 from pymq.client.producer_ids import ProducerIdentities
@@ -23,16 +23,14 @@ from pymq.core.batch.header import EPOCH_HALF
 from pymq.core.block.idempotence import REMEMBERED
 from pymq.core.observe.metrics import Metrics
 from pymq.core.types import check_name
-from pymq.errors import (
-    Closed,
-    PymqError,
-)
+from pymq.errors import Closed, ConfigError, PymqError
 
 if TYPE_CHECKING:
     from pymq.client.consumer.consumer import Consumer
     from pymq.client.consumer.options import ConsumerOptions
     from pymq.client.fetching.consumer_machine import ConsumerMachine
     from pymq.core.batch.record import Record
+    from pymq.kafka.endpoint import KafkaEndpoint
 
 __all__ = ["Client"]
 
@@ -70,6 +68,9 @@ class Client(Layers):
         self._made = 0
         self._is_closed = False
         self.tally = Counters()
+        # the brokers of this process, if it embeds the queue
+        self.embedded_brokers: tuple[str, ...] = ()
+        self._endpoints: list[KafkaEndpoint] = []
         # sources of metrics: the nodes in this process
         self.sources: list[Callable[[], Metrics]] = []
         with driver as loop:
@@ -192,8 +193,8 @@ class Client(Layers):
           at a time works on the keyed records of a partition. Records without a key go to any idle
           consumer. True keeps the order of all records of a partition, False of none. The strictest
           setting in the group holds.
-        * ``prefetch`` (None): how many records are leased at a time; by default as many as the
-          application handles in about 20 ms.
+        * ``prefetch`` (None): how many records are leased at a time, whatever a poll returns; by
+          default as many as the application handles in about 20 ms, and as a poll may return.
         * ``max_poll_interval_s`` (300): a consumer that does not poll for so long leaves the group
           until its next poll. ``session_timeout_s`` (10): the group removes a consumer whose
           process sends nothing for so long.
@@ -215,6 +216,50 @@ class Client(Layers):
                 *(topic, group, mode, partition, offset, delivery, on_record, credit, rack), options
             )
         )
+
+    # --- Kafka's clients ------------------------------------------------------------------------
+
+    def kafka(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        partitions: int = 1,
+        auto_create: bool = True,
+    ) -> KafkaEndpoint:
+        """Listen for Kafka's clients, until the result or this client is closed.
+
+        ``with mq.kafka() as kafka:`` has ``kafka.bootstrap`` for the clients' option
+        ``bootstrap.servers``. The queue must be embedded: in memory, or in a folder.
+
+        Args:
+            host: the address to listen on; only addresses of this machine alone are allowed.
+            port: of the first broker; further brokers have the next ports. 0: any that are free.
+            partitions: of a topic that a client creates without a number.
+            auto_create: whether a client that asks for an unknown topic creates it.
+
+        Raises:
+            MissingExtra: install ``pymq-log[kafka]``.
+            ConfigError: the queue is not embedded, or the host is not of this machine alone.
+            OSError: the address is in use.
+        """
+        from pymq.kafka.endpoint import open_endpoint  # lazy: few queues need it
+
+        if not self.embedded_brokers:
+            raise ConfigError("kafka() is for a queue in memory or in a folder, not for a cluster")
+        check_range("port", port, 0, 65_535)
+        check_range("partitions", partitions, 1, PARTITIONS_MAX)
+        endpoint = open_endpoint(
+            self.driver,
+            self._router.controllers.active,
+            self.embedded_brokers,
+            host,
+            port,
+            partitions=partitions,
+            auto_create=auto_create,
+        )
+        self._endpoints.append(endpoint)
+        return endpoint
 
     # --- delayed records ------------------------------------------------------------------------
 
@@ -344,6 +389,8 @@ class Client(Layers):
         if self._is_closed:
             return
         first: BaseException | None = None
+        for endpoint in self._endpoints:
+            endpoint.close()
         handles: list[Handle] = [
             *self._responders,
             *self._consumers.values(),

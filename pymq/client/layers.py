@@ -9,6 +9,7 @@ from pymq.client.admin.admin import Admin
 from pymq.client.option_types import GroupOptions
 from pymq.client.options import check_choice
 from pymq.core.types import check_name
+from pymq.errors import ConfigError
 
 if TYPE_CHECKING:
     from pymq.client.client import Client
@@ -74,7 +75,8 @@ class Layers(Admin):
         Raises:
             UnknownTopic: there is no such topic.
             ProducerFenced: another redrive of this topic has begun, and goes on from here.
-            RecordTooLarge: the ``max_record_bytes`` of the topic is too small for a letter.
+            RecordTooLarge: the ``max_record_bytes`` of the topic is too small for a letter. As with
+                other refusals, another *where* can leave the letter out.
             ConfigError: an option is out of its range.
         """
         from pymq.client.redrive.redrive import redrive
@@ -132,7 +134,7 @@ class Layers(Admin):
                 those before it. None: no registry.
 
         Raises:
-            ConfigError: the serializer has no encoding for *kind*, or there is no such
+            ConfigError: the serializer has no encoding for *kind* or is none, or there is no such
                 *compatibility*.
             MissingExtra: the serializer's library is not installed.
         """
@@ -143,7 +145,10 @@ class Layers(Admin):
 
         if compatibility is not None:
             check_choice("compatibility", compatibility, COMPATIBILITIES)
-        codec = (Json() if serializer is None else serializer).codec(kind)
+        chosen = Json() if serializer is None else serializer
+        if isinstance(chosen, type) or not hasattr(chosen, "codec"):
+            raise ConfigError(f"serializer={chosen!r} must be an object, such as pymq.serde.Json()")
+        codec = chosen.codec(kind)
         return TypedTopic(
             self._whole, Values(check_name(name, "topic"), codec, self.schemas), compatibility
         )

@@ -165,6 +165,29 @@ def check_seconds(name: str, found: object) -> None:
         raise ConfigError(f"{name}={found!r} must be a positive number of seconds")
 
 
+def check_rate(name: str, found: object) -> None:
+    """Check that an option is a number of things a second.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if type(found) not in (int, float) or not 0 < cast(float, found) < 1e9:
+        raise ConfigError(f"{name}={found!r} must be a positive number a second")
+
+
+def check_commit(given: Sequence[object]) -> None:
+    """Check that ``commit`` got nothing without a name: not a record, an offset or a count.
+
+    Raises:
+        ConfigError: it got something.
+    """
+    if given:
+        raise ConfigError(
+            f"commit({given[0]!r:.40}): commit takes no record, offset or number; ack(record) says "
+            "what is done, and commit(timeout=5) waits up to 5 seconds"
+        )
+
+
 def check_choice(name: str, found: object, allowed: Sequence[str]) -> None:
     """Check that an option is one of those *allowed*.
 

@@ -226,8 +226,7 @@ class Controller:
         """How many blocks were sealed without a replica that was known to be complete."""
         return self._rolls.unclean
 
-    # --- step, tick, ready, advance
-    # -----------------------------------------------------------------
+    # --- step, tick, ready, advance ---------------------------------------------------------------
 
     def step(self, source: str, message: Message, now: int) -> None:
         """Handle one message."""

@@ -69,8 +69,7 @@ class Collector:
         self._brokers: dict[BrokerMachine, Meter] = {}
         self._zkservers: list[Controller] = []
 
-    # --- adding machines
-    # ----------------------------------------------------------------------------
+    # --- adding machines --------------------------------------------------------------------------
 
     def add_broker(self, machine: BrokerMachine, store: BlockStore) -> None:
         """Add a broker to the loop, and time its requests."""

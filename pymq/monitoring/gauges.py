@@ -72,7 +72,7 @@ def _groups(machine: BrokerMachine, out: Metrics) -> None:
             for (topic, partition), leases in group.offsets.leases.items():
                 where = (group.name, topic, partition)
                 out.add("pymq_group_committed_offset", leases.committed, *where)
-                out.add("pymq_group_in_flight", leases.in_flight, *where)
+                out.add("pymq_group_in_flight", leases.spans.in_flight, *where)
                 # A leader on this broker has a newer high watermark than the members' reports.
                 led = machine.partitions.get((topic, partition))
                 if led is not None and led.leads:

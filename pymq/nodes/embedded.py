@@ -182,6 +182,7 @@ def assemble(
 
     client = Client(driver, "client-0", [ZKSERVER], _wall_ms, close)
     client.sources.append(meters.collect)
+    client.embedded_brokers = tuple(broker.me for broker in brokers)
     keep(client)
     return client
 

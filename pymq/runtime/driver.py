@@ -82,8 +82,7 @@ class Driver:
         self._is_closed = False
         self._pid = os.getpid()
 
-    # --- for callers in any thread
-    # ------------------------------------------------------------------
+    # --- for callers in any thread ----------------------------------------------------------------
 
     def __enter__(self) -> Loop:
         """Take the driver's lock.
@@ -264,8 +263,7 @@ class Driver:
         if self.problem is not None:
             raise stopped_by(self.problem) from self.problem
 
-    # --- turns of the loop
-    # --------------------------------------------------------------------------
+    # --- turns of the loop ------------------------------------------------------------------------
 
     def _run(self, is_enough: Callable[[], bool] | None = None) -> None:
         try:

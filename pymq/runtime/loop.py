@@ -458,8 +458,7 @@ class Loop:
             self._users[name].stored(event, now)
             self._dirty[name] = None
 
-    # --- the coordinator backend
-    # --------------------------------------------------------------------
+    # --- the coordinator backend ------------------------------------------------------------------
 
     def _take_decisions(self, now: int) -> None:
         assert self._coordinator is not None

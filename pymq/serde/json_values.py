@@ -68,7 +68,7 @@ class Json:
 
 
 @attrs.frozen
-class Shape:
+class JsonType:
     """How values of one type are read, written and described."""
 
     read: Convert
@@ -80,15 +80,15 @@ def _wrong(expected: str, found: object) -> ValueError:
     return ValueError(f"{expected} is expected, not {str(found)[:40]!r}")
 
 
-def _exact(kind: type, name: str, schema: dict[str, Any]) -> Shape:
-    """A type that JSON also has."""
+def _exact(kind: type, name: str, schema: dict[str, Any]) -> JsonType:
+    """A type that JSON has, too."""
 
     def check(found: Any) -> Any:
         if type(found) is not kind:
             raise _wrong(name, found)
         return found
 
-    return Shape(check, check, schema)
+    return JsonType(check, check, schema)
 
 
 def _float(found: Any) -> float:
@@ -99,8 +99,8 @@ def _float(found: Any) -> float:
 
 def _text(
     kind: type, name: str, read: Callable[[str], Any], write: Convert, schema: dict[str, Any]
-) -> Shape:
-    """A type that JSON can hold only as text."""
+) -> JsonType:
+    """A type that JSON has only as text."""
 
     def parse(found: Any) -> Any:
         if type(found) is not str:
@@ -116,7 +116,7 @@ def _text(
             raise _wrong(name, value)
         return str(write(value))
 
-    return Shape(parse, format, {"type": "string", **schema})
+    return JsonType(parse, format, {"type": "string", **schema})
 
 
 def _from_base64(text: str) -> bytes:
@@ -127,15 +127,15 @@ def _to_base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-_SIMPLE: dict[Any, Shape] = {
+_SIMPLE: dict[Any, JsonType] = {
     bool: _exact(bool, "true or false", {"type": "boolean"}),
     int: _exact(int, "an integer", {"type": "integer"}),
-    float: Shape(_float, _float, {"type": "number"}),
+    float: JsonType(_float, _float, {"type": "number"}),
     str: _exact(str, "a text", {"type": "string"}),
     type(None): _exact(type(None), "null", {"type": "null"}),
     None: _exact(type(None), "null", {"type": "null"}),
-    Any: Shape(lambda found: found, lambda value: value, {}),
-    object: Shape(lambda found: found, lambda value: value, {}),
+    Any: JsonType(lambda found: found, lambda value: value, {}),
+    object: JsonType(lambda found: found, lambda value: value, {}),
     bytes: _text(bytes, "base64", _from_base64, _to_base64, {"contentEncoding": "base64"}),
     uuid.UUID: _text(uuid.UUID, "a UUID", uuid.UUID, str, {"format": "uuid"}),
     decimal.Decimal: _text(
@@ -169,10 +169,10 @@ class _Shapes:
     """The shapes of one codec."""
 
     def __init__(self) -> None:
-        self.classes: dict[str, Shape] = {}  # shapes by the name of the class
+        self.classes: dict[str, JsonType] = {}  # by the name of the class
         self._kinds: dict[str, type] = {}
 
-    def of(self, kind: Any) -> Shape:
+    def of(self, kind: Any) -> JsonType:
         """Return the shape of a type.
 
         Raises:
@@ -200,7 +200,7 @@ class _Shapes:
             "another serializer of pymq.serde"
         )
 
-    def _of_generic(self, kind: Any, origin: Any, args: tuple[Any, ...]) -> Shape:
+    def _of_generic(self, kind: Any, origin: Any, args: tuple[Any, ...]) -> JsonType:
         if origin is typing.Annotated:
             return self.of(args[0])
         if origin in (typing.Required, typing.NotRequired):
@@ -218,7 +218,7 @@ class _Shapes:
             return _object(self.of(args[1]))
         raise ConfigError(f"JSON has no form for {kind!r}")
 
-    def _of_class(self, kind: type, fields: list[_Field]) -> Shape:
+    def _of_class(self, kind: type, fields: list[_Field]) -> JsonType:
         name = kind.__qualname__
         if self._kinds.setdefault(name, kind) is not kind:
             raise ConfigError(f"two classes of the name {name!r} in one schema")
@@ -229,7 +229,7 @@ class _Shapes:
         def write(value: Any) -> Any:
             return self.classes[name].write(value)
 
-        reference = Shape(read, write, {"$ref": f"#/$defs/{name}"})
+        reference = JsonType(read, write, {"$ref": f"#/$defs/{name}"})
         if name not in self.classes:
             self.classes[name] = reference
             self.classes[name] = _record(kind, [(f, self.of(f.kind)) for f in fields])
@@ -284,7 +284,7 @@ def _fields(kind: type) -> list[_Field] | None:
     return [_Field(name, hints.get(name, Any), required) for name, required in rows]
 
 
-def _record(kind: type, fields: list[tuple[_Field, Shape]]) -> Shape:
+def _record(kind: type, fields: list[tuple[_Field, JsonType]]) -> JsonType:
     """The shape of a class."""
     is_dict = typing.is_typeddict(kind)
     readers = [(f.name, shape.read, f.is_required) for f, shape in fields]
@@ -326,7 +326,7 @@ def _record(kind: type, fields: list[tuple[_Field, Shape]]) -> Shape:
         "properties": {f.name: shape.schema for f, shape in fields},
         "required": sorted(f.name for f, _ in fields if f.is_required),
     }
-    return Shape(read, write, schema)
+    return JsonType(read, write, schema)
 
 
 def _inside(name: str, error: ValueError) -> ValueError:
@@ -336,8 +336,8 @@ def _inside(name: str, error: ValueError) -> ValueError:
     return ValueError(f"{joined}: {why}")
 
 
-def _choice(values: list[Any], make: Convert, plain: Convert) -> Shape:
-    """The shape of a value that must be one of *values*."""
+def _choice(values: list[Any], make: Convert, plain: Convert) -> JsonType:
+    """One of some values."""
     if not all(type(each) in (str, int, bool, type(None)) for each in values):
         raise ConfigError(f"JSON cannot tell these values apart: {values!r}")
 
@@ -356,11 +356,11 @@ def _choice(values: list[Any], make: Convert, plain: Convert) -> Shape:
         except AttributeError:
             raise _wrong("a member of the enum", value) from None
 
-    return Shape(read, write, {"enum": values})
+    return JsonType(read, write, {"enum": values})
 
 
-def _union(shapes: list[Shape]) -> Shape:
-    """The shape of a union: the first shape that fits."""
+def _union(shapes: list[JsonType]) -> JsonType:
+    """The first shape that fits."""
 
     def first(converts: list[Convert]) -> Convert:
         def convert(item: Any) -> Any:
@@ -375,14 +375,14 @@ def _union(shapes: list[Shape]) -> Shape:
 
         return convert
 
-    return Shape(
+    return JsonType(
         first([shape.read for shape in shapes]),
         first([shape.write for shape in shapes]),
         {"anyOf": [shape.schema for shape in shapes]},
     )
 
 
-def _array(inner: Shape, make: Any) -> Shape:
+def _array(inner: JsonType, make: Any) -> JsonType:
     def each(convert: Convert, items: Iterable[Any]) -> list[Any]:
         out: list[Any] = []
         try:
@@ -401,16 +401,16 @@ def _array(inner: Shape, make: Any) -> Shape:
             raise _wrong(f"a {make.__name__}", value)
         return each(inner.write, value)
 
-    return Shape(read, write, {"type": "array", "items": inner.schema})
+    return JsonType(read, write, {"type": "array", "items": inner.schema})
 
 
-def _fixed(shapes: list[Shape]) -> Shape:
+def _fixed(shapes: list[JsonType]) -> JsonType:
     def each(items: Any, kind: Any, converts: list[Convert]) -> list[Any]:
         if not isinstance(items, kind) or len(items) != len(converts):
             raise _wrong(f"an array of {len(converts)}", items)
         return [convert(item) for convert, item in zip(converts, items, strict=True)]
 
-    return Shape(
+    return JsonType(
         lambda found: tuple(each(found, list, [shape.read for shape in shapes])),
         lambda value: each(value, tuple, [shape.write for shape in shapes]),
         {
@@ -422,7 +422,7 @@ def _fixed(shapes: list[Shape]) -> Shape:
     )
 
 
-def _object(inner: Shape) -> Shape:
+def _object(inner: JsonType) -> JsonType:
     def each(items: Any, convert: Convert) -> dict[str, Any]:
         if not isinstance(items, dict):
             raise _wrong("an object", items)
@@ -436,7 +436,7 @@ def _object(inner: Shape) -> Shape:
                 raise _inside(name, error) from None
         return out
 
-    return Shape(
+    return JsonType(
         lambda found: each(found, inner.read),
         lambda value: each(value, inner.write),
         {"type": "object", "additionalProperties": inner.schema},

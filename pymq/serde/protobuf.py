@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 from pymq.errors import ConfigError
@@ -36,6 +37,48 @@ class Protobuf:
         _collect(kind.DESCRIPTOR, messages)
         text = text_of({"message": kind.DESCRIPTOR.full_name, "messages": messages})
         return Codec(Schema("protobuf", text), encode, decode)
+
+
+def message_class(text: str) -> Any:
+    """Return a message class for a schema, without the generated one.
+
+    Messages have names of their own, and enumerations are numbers: both names are not on the wire.
+
+    Raises:
+        ConfigError: it is no schema of :class:`Protobuf`.
+        MissingExtra: protobuf is not installed.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise needs("protobuf", error) from None
+    kinds = descriptor_pb2.FieldDescriptorProto
+    unpacked = (kinds.TYPE_STRING, kinds.TYPE_BYTES, kinds.TYPE_MESSAGE)
+    file = descriptor_pb2.FileDescriptorProto(name="values.proto", syntax="proto2")
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        tree = json.loads(text)
+        for name, fields in tree["messages"].items():
+            made = file.message_type.add(name=_own_name(name))
+            for number, each in fields.items():
+                kind = kinds.TYPE_INT32 if each["type"] == kinds.TYPE_ENUM else each["type"]
+                label = kinds.LABEL_REPEATED if each["repeated"] else kinds.LABEL_OPTIONAL
+                field = made.field.add(
+                    name=each["name"], number=int(number), label=label, type=kind
+                )
+                if kind == kinds.TYPE_MESSAGE:
+                    field.type_name = f".{_own_name(each['of'])}"
+                elif each["repeated"] and kind not in unpacked:
+                    field.options.packed = True
+        pool.Add(file)
+        found = pool.FindMessageTypeByName(_own_name(tree["message"]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"no schema of a protobuf message: {error!r}") from None
+    return message_factory.GetMessageClass(found)
+
+
+def _own_name(name: str) -> str:
+    return "M_" + name.replace("_", "__").replace(".", "_")
 
 
 def _collect(message: Any, found: dict[str, Any]) -> None:

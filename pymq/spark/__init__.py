@@ -10,14 +10,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pymq.errors import MissingExtra
-from pymq.spark.read.progress import lag
+from pymq.spark.read.progress import describe, lag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pymq.spark.read.listener import ProgressListener
+    from pymq.spark.values.functions import from_value, to_value
     from pymq.spark.write.produce import (
         ACK_SCHEMA,
         foreach_batch,
@@ -27,15 +30,32 @@ if TYPE_CHECKING:
         send_udf,
     )
 
+_WRITE, _VALUES = "pymq.spark.write.produce", "pymq.spark.values.functions"
+_LAZY = {  # the module of each name that needs pyspark
+    "ACK_SCHEMA": _WRITE,
+    "ProgressListener": "pymq.spark.read.listener",
+    "foreach_batch": _WRITE,
+    "foreach_partition": _WRITE,
+    "from_value": _VALUES,
+    "produce_in_arrow": _WRITE,
+    "produce_in_pandas": _WRITE,
+    "send_udf": _WRITE,
+    "to_value": _VALUES,
+}
+
 __all__ = [
     "ACK_SCHEMA",
+    "ProgressListener",
+    "describe",
     "foreach_batch",
     "foreach_partition",
+    "from_value",
     "lag",
     "produce_in_arrow",
     "produce_in_pandas",
     "register",
     "send_udf",
+    "to_value",
 ]
 
 
@@ -59,13 +79,13 @@ def register(spark: SparkSession) -> None:
 
 def __getattr__(name: str) -> Any:
     """Import the names that need pyspark on first access."""
-    if name not in __all__:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from pymq.spark.write import produce
+        module = import_module(_LAZY[name])
     except ImportError as error:
         raise _missing(error) from error
-    return getattr(produce, name)
+    return getattr(module, name)
 
 
 def _missing(error: ImportError) -> MissingExtra:

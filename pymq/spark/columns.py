@@ -48,10 +48,24 @@ FIELDS: dict[str, DataType] = {
 NULLABLE = frozenset({"key", "value", "headers"})  # where Spark looks for nulls in each row
 
 
-def schema(*, has_headers: bool) -> StructType:
-    """Return the columns of the source, in the order of Kafka's source."""
-    names = [name for name in FIELDS if has_headers or name != "headers"]
-    return StructType([StructField(name, FIELDS[name], name in NULLABLE) for name in names])
+def schema(*, has_headers: bool, value: DataType | None = None) -> StructType:
+    """Return the columns of the source, in the order of Kafka's source.
+
+    *value* is the type of the column of values, if they are not binary.
+    """
+    fields = FIELDS if value is None else {**FIELDS, "value": value}
+    names = [name for name in fields if has_headers or name != "headers"]
+    return StructType([StructField(name, fields[name], name in NULLABLE) for name in names])
+
+
+def schema_text(*, has_headers: bool, value: str) -> str:
+    """Return :func:`schema` as Spark parses it, with the type of values as text."""
+    fields = schema(has_headers=has_headers).fields
+    return ", ".join(
+        f"{each.name} {value if each.name == 'value' else each.dataType.simpleString()}"
+        + ("" if each.nullable else " not null")
+        for each in fields
+    )
 
 
 class BatchPart(NamedTuple):
@@ -67,10 +81,14 @@ class BatchPart(NamedTuple):
         return self.last - self.first
 
 
+Maker = Callable[[Sequence[BatchPart], int], pa.Array]  # of a column of *count* records
+
+
 class ArrowColumns:
     """Collects parts of record batches until they fill an Arrow batch."""
 
-    def __init__(self, names: Sequence[str], schema: pa.Schema) -> None:
+    def __init__(self, names: Sequence[str], schema: pa.Schema, value: Maker | None = None) -> None:
+        self._makers = _MAKERS if value is None else {**_MAKERS, "value": value}
         self._names = names
         self._schema = schema
         self._parts: list[BatchPart] = []
@@ -91,7 +109,7 @@ class ArrowColumns:
 
     def take(self) -> pa.RecordBatch:
         """Return the collected records as an Arrow batch and start an empty one."""
-        arrays = [_MAKERS[name](self._parts, self.count) for name in self._names]
+        arrays = [self._makers[name](self._parts, self.count) for name in self._names]
         self._parts = []
         self.count = self.size = 0
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -105,7 +123,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 # --- columns of several parts with *count* records in total -------------------------------------
 
 
-def _value(parts: Sequence[BatchPart], count: int) -> pa.Array:
+def plain_values(parts: Sequence[BatchPart], count: int) -> pa.Array:
+    """Return the values as byte strings."""
     found = _runs(parts, count, columns.VALUES)
     if found is not None:
         return found
@@ -215,9 +234,9 @@ def _repeated(name: str, count: int) -> pa.Array:
     )
 
 
-_MAKERS: dict[str, Callable[[Sequence[BatchPart], int], pa.Array]] = {
+_MAKERS: dict[str, Maker] = {
     "key": _key,
-    "value": _value,
+    "value": plain_values,
     "topic": _topic,
     "partition": _partition,
     "offset": _offset,

@@ -7,10 +7,13 @@ from typing import ClassVar
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from pymq.errors import PymqError
 from pymq.spark import columns
-from pymq.spark.options import sink_options, source_options
-from pymq.spark.process import settle
+from pymq.spark.options import SinkOptions, check_source, sink_options, source_options
+from pymq.spark.process import one_sentence, settle
+from pymq.spark.read.refused import RefusedReader
 from pymq.spark.read.source import StreamReader, TableReader
+from pymq.spark.read.value_schema import resolve_source
 from pymq.spark.write.sink import StreamWriter, TableWriter
 
 
@@ -34,23 +37,48 @@ class PymqDataSource(DataSource):
         """Return the name for ``format``."""
         return "pymq"
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         """Return the source's columns, if the query gives no schema."""
-        has_headers = (self.options.get("includeheaders") or "").lower() == "true"
-        return columns.schema(has_headers=has_headers)
+        with one_sentence():
+            options = check_source(self.options)
+            if options.values.format == "binary":
+                return columns.schema(has_headers=options.include_headers)
+            from pymq.spark.values.checked import source_type  # on demand: it loads much
+
+            value = source_type(resolve_source(options).values)
+        if isinstance(value, str):
+            return columns.schema_text(has_headers=options.include_headers, value=value)
+        return columns.schema(has_headers=options.include_headers, value=value)
 
     def reader(self, schema: StructType) -> TableReader:
         """Return the reader for ``spark.read``."""
-        return TableReader(source_options(self.options, is_stream=False), schema, self.slots)
+        with one_sentence():
+            options = resolve_source(source_options(self.options, is_stream=False), schema)
+            return TableReader(options, schema, self.slots)
 
-    def streamReader(self, schema: StructType) -> StreamReader:
+    def streamReader(self, schema: StructType) -> StreamReader | RefusedReader:
         """Return the reader for ``spark.readStream``."""
-        return StreamReader(source_options(self.options, is_stream=True), schema, self.slots)
+        try:
+            options = resolve_source(source_options(self.options, is_stream=True), schema)
+            return StreamReader(options, schema, self.slots)
+        except PymqError as error:
+            return RefusedReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
         """Return the writer for ``df.write``."""
-        return TableWriter(sink_options(self.options), schema, is_overwrite=overwrite)
+        with one_sentence():
+            return TableWriter(_resolve(sink_options(self.options)), schema, is_overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Return the writer for ``df.writeStream``."""
-        return StreamWriter(sink_options(self.options), schema, is_overwrite=overwrite)
+        with one_sentence():
+            options = _resolve(sink_options(self.options, is_stream=True))
+            return StreamWriter(options, schema, is_overwrite=overwrite)
+
+
+def _resolve(options: SinkOptions) -> SinkOptions:
+    if options.values.format == "binary":
+        return options
+    from pymq.spark.values.registered import resolve_sink
+
+    return resolve_sink(options)

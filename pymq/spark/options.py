@@ -14,19 +14,28 @@ from typing import Any, NamedTuple
 
 from pymq.core.values import value
 from pymq.errors import ConfigError
+from pymq.spark import kafka_names
 
 EARLIEST, LATEST = -2, -1  # instead of offsets, as in Kafka's source
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 
 # Options of both sides, of the source, of the sink.
-_COMMON = ("url", "path", "includeHeaders", "requestTimeoutMs")
+_COMMON = (
+    *("url", "path", "includeHeaders", "requestTimeoutMs"),
+    *("nullTombstones", "valueFormat", "valueSchema"),
+)
 _SOURCE = (
     *("subscribe", "subscribePattern", "assign"),
     *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
     *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
     *("startingOffsetsByTimestampStrategy", "failOnDataLoss"),
     *("maxOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition", "maxTasks"),
-    "fetchMaxBytes",
+    *("minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger", "group"),
+    *("fetchMaxBytes", "valueMode"),
+)
+_STREAMS = (
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
+    "group",
 )
 _SINK = (
     *("topic", "delivery", "sinkId", "txnAppId", "txnVersion"),
@@ -41,6 +50,12 @@ _SPARKS_OWN = (
 
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_DURATION = re.compile(r"(\d+) *(us|ms|s|m|min|h|d)?")  # as Spark reads durations
+_UNITS_MS = {"us": 1e-3, "ms": 1, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6, "d": 8.64e7}
+
+TABLE_TIMEOUT_MS = 30_000
+STREAM_TIMEOUT_MS = 300_000  # a running query outlives a restart of the cluster
+FORMATS = ("binary", "json", "avro", "arrow", "protobuf")
 
 
 class OffsetPoint(NamedTuple):
@@ -66,6 +81,30 @@ class PartitionPoints:
 
 
 @value
+class Admission:
+    """When a batch of a stream begins, and what it takes at most."""
+
+    min_offsets: int | None = None
+    max_delay_s: float = 900.0  # a batch begins then, though it has fewer than *min_offsets*
+    max_bytes: int | None = None
+
+
+@value
+class ValueOptions:
+    """The form of values."""
+
+    format: str = "binary"  # one of FORMATS
+    schema: str | None = None  # as text; None: of the query, or of the registry
+    null_tombstones: bool = False
+    is_permissive: bool = False  # a value that cannot be decoded becomes null
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether values are bytes, and tombstones are empty."""
+        return self.format == "binary" and not self.null_tombstones
+
+
+@value
 class SourceOptions:
     """The checked options of a source."""
 
@@ -84,6 +123,10 @@ class SourceOptions:
     fetch_bytes: int
     include_headers: bool
     timeout_s: float
+    admission: Admission = Admission()
+    group: str | None = None  # to which a stream publishes its progress
+    values: ValueOptions = ValueOptions()
+    is_stream: bool = False
 
 
 @value
@@ -98,6 +141,7 @@ class SinkOptions:
     ignores_columns: bool
     appends_on_overwrite: bool
     timeout_s: float
+    values: ValueOptions = ValueOptions()
 
 
 class Options:
@@ -108,8 +152,10 @@ class Options:
         lower = {name.lower(): name for name in known}
         for name in self._found:
             if name not in lower and name not in _SPARKS_OWN:
-                near = difflib.get_close_matches(name, lower, 1)
-                hint = f"did you mean {lower[near[0]]!r}?" if near else f"known are {sorted(known)}"
+                hint = kafka_names.hint(name)
+                if hint is None and (near := difflib.get_close_matches(name, lower, 1)):
+                    hint = f"did you mean {lower[near[0]]!r}?"
+                hint = hint or f"known are {sorted(known)}"
                 raise ConfigError(f"option {name!r} is not known; {hint}")
 
     def text(self, name: str) -> str | None:
@@ -137,6 +183,16 @@ class Options:
         if text.lower() not in {"true", "false"}:
             raise ConfigError(f"option {name!r} is 'true' or 'false', not {text!r}")
         return text.lower() == "true"
+
+    def duration_s(self, name: str, default_s: float) -> float:
+        """Return a time as Spark writes it, such as ``500ms``, ``30s`` or ``15m``, in seconds."""
+        text = self.text(name)
+        if text is None:
+            return default_s
+        found = _DURATION.fullmatch(text.strip().lower())
+        if found is None:
+            raise ConfigError(f"option {name!r} is a time such as '30s' or '15m', not {text!r}")
+        return int(found[1]) * _UNITS_MS[found[2] or "ms"] / 1000
 
     def tree(self, name: str) -> dict[str, Any] | None:
         """Return a JSON object."""
@@ -179,6 +235,12 @@ def source_options(found: Mapping[str, str], *, is_stream: bool) -> SourceOption
         ConfigError: something is missing, unknown or out of range; the message names the option.
     """
     options = Options(found, _COMMON + _SOURCE)
+    if not found:
+        raise ConfigError(
+            "there are no options, not even 'url'. Spark gives none to a table of CREATE TABLE: "
+            "use CREATE TEMPORARY VIEW name USING pymq OPTIONS (...), or SELECT ... FROM name WITH "
+            "(url = '...', subscribe = '...')"
+        )
     ways = [name for name in ("subscribe", "subscribePattern", "assign") if options.text(name)]
     if len(ways) != 1:
         raise ConfigError(
@@ -189,10 +251,13 @@ def source_options(found: Mapping[str, str], *, is_stream: bool) -> SourceOption
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
             if options.text(name) is not None:
                 raise ConfigError(f"option {name!r} is for batch queries; a stream has no end")
-    elif options.text("maxOffsetsPerTrigger") is not None:
-        raise ConfigError("option 'maxOffsetsPerTrigger' is for streams; a table has no triggers")
+    else:
+        for name in _STREAMS:
+            if options.text(name) is not None:
+                raise ConfigError(f"option {name!r} is for streams; a table has no triggers")
+    url = options.url()
     return SourceOptions(
-        url=options.url(),
+        url=url,
         topics=_topics(options.text("subscribe")),
         pattern=_pattern(options.text("subscribePattern")),
         assigned=_assigned(options.tree("assign")),
@@ -207,11 +272,30 @@ def source_options(found: Mapping[str, str], *, is_stream: bool) -> SourceOption
         max_tasks=options.number("maxTasks"),
         fetch_bytes=options.number("fetchMaxBytes", 1024) or 4 << 20,
         include_headers=options.flag("includeHeaders", default=False),
-        timeout_s=_timeout_s(options),
+        timeout_s=_timeout_s(options, STREAM_TIMEOUT_MS if is_stream else TABLE_TIMEOUT_MS),
+        admission=_admission(options),
+        group=_group(options, url),
+        values=_values(options),
+        is_stream=is_stream,
     )
 
 
-def sink_options(found: Mapping[str, str]) -> SinkOptions:
+def check_source(found: Mapping[str, str]) -> SourceOptions:
+    """Parse the options of a source of which it is not known yet whether it is a stream.
+
+    Raises:
+        ConfigError: neither a table nor a stream can have these options.
+    """
+    if "provider" in {name.lower() for name in found}:
+        raise ConfigError(
+            "CREATE TABLE cannot make a table of a Python source: Spark forgets its options. Use "
+            "CREATE TEMPORARY VIEW name USING pymq OPTIONS (url '...', subscribe '...')"
+        )
+    names = {name.lower() for name in found}
+    return source_options(found, is_stream=bool(names & {name.lower() for name in _STREAMS}))
+
+
+def sink_options(found: Mapping[str, str], *, is_stream: bool = False) -> SinkOptions:
     """Parse and check the options of a sink.
 
     Raises:
@@ -243,12 +327,58 @@ def sink_options(found: Mapping[str, str]) -> SinkOptions:
         version=version,
         ignores_columns=options.flag("ignoreExtraColumns", default=False),
         appends_on_overwrite=options.choice("onOverwrite", ("error", "append")) == "append",
-        timeout_s=_timeout_s(options),
+        timeout_s=_timeout_s(options, STREAM_TIMEOUT_MS if is_stream else TABLE_TIMEOUT_MS),
+        values=_values(options),
     )
 
 
-def _timeout_s(options: Options) -> float:
-    return (options.number("requestTimeoutMs") or 30_000) / 1000
+def _timeout_s(options: Options, default_ms: int) -> float:
+    return (options.number("requestTimeoutMs") or default_ms) / 1000
+
+
+def _admission(options: Options) -> Admission:
+    if options.text("maxTriggerDelay") is not None and not options.text("minOffsetsPerTrigger"):
+        raise ConfigError(
+            "option 'maxTriggerDelay' says how long a query waits for 'minOffsetsPerTrigger': give "
+            "both"
+        )
+    found = Admission(
+        options.number("minOffsetsPerTrigger"),
+        options.duration_s("maxTriggerDelay", Admission().max_delay_s),
+        options.number("maxBytesPerTrigger"),
+    )
+    most = options.number("maxOffsetsPerTrigger")
+    if most is not None and found.min_offsets is not None and found.min_offsets > most:
+        raise ConfigError(
+            f"option 'minOffsetsPerTrigger' is {found.min_offsets}, more than "
+            f"'maxOffsetsPerTrigger', which is {most}"
+        )
+    return found
+
+
+def _group(options: Options, url: str) -> str | None:
+    group = options.text("group")
+    if group is None:
+        return None
+    if not _ID.fullmatch(group):
+        raise ConfigError(f"option 'group' is 1 to 100 of [A-Za-z0-9._-], not {group!r}")
+    if not url.startswith("zmq+"):
+        raise ConfigError(
+            "option 'group' publishes progress to a cluster; a folder can only be read"
+        )
+    return group
+
+
+def _values(options: Options) -> ValueOptions:
+    format, schema = options.choice("valueFormat", FORMATS), options.text("valueSchema")
+    if schema is not None and format == "binary":
+        raise ConfigError("option 'valueSchema' needs the option 'valueFormat', which is missing")
+    return ValueOptions(
+        format,
+        schema,
+        options.flag("nullTombstones", default=False),
+        options.choice("valueMode", ("FAILFAST", "PERMISSIVE")) == "PERMISSIVE",
+    )
 
 
 def _topics(text: str | None) -> tuple[str, ...]:

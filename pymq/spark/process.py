@@ -16,8 +16,10 @@ from typing import Any
 
 import pymq
 from pymq.client.client import Client
+from pymq.errors import ConfigError
 
 DAEMON = "pyspark.daemon"
+HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # read by Spark's workers when they report an error
 
 _caches: dict[tuple[int, str], dict[Any, Any]] = {}
 
@@ -91,7 +93,26 @@ def settle() -> None:
         gc.freeze()
 
 
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Let Spark show an error of the options without the traceback before it.
+
+    Spark's planner processes end after an error, so the setting reaches no other error.
+    """
+    try:
+        yield
+    except ConfigError:
+        if _main().startswith("pyspark."):
+            os.environ[HIDE_TRACEBACK] = "1"
+        raise
+
+
 def is_daemons() -> bool:
     """Whether Spark's daemon forked this process."""
+    return _main() == DAEMON
+
+
+def _main() -> str:
+    """Return the module that this process runs; empty for a script."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec is not None and spec.name == DAEMON
+    return "" if spec is None else str(spec.name)

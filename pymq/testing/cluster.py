@@ -370,7 +370,7 @@ class Cluster:
 
     def _check_links(self) -> None:
         for session in self.ensemble.connections:
-            session.check_link(self.network.is_cut(session.process.name, COORDINATOR))
+            session.link.check(self.network.is_cut(session.process.name, COORDINATOR))
 
     def calm(self) -> None:
         """End all faults: heal the network, free disks, resume and start all processes."""
@@ -390,8 +390,7 @@ class Cluster:
                 host.start()
             host.rearm()
 
-    # --- results
-    # ------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     def _broken(self, process: Process, error: BaseException) -> None:
         what = f"{process.name} died of {type(error).__name__}: {error}"

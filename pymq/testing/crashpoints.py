@@ -162,8 +162,7 @@ def _nothing(cluster: Cluster) -> None:
     """The default final check, which checks nothing."""
 
 
-# --- choice of crash points
-# -------------------------------------------------------------------------
+# --- choice of crash points -----------------------------------------------------------------------
 
 
 def survey(scenario: Scenario, nodes: Iterable[str] | None = None) -> list[Boundary]:
@@ -233,8 +232,7 @@ def sample(boundaries: Sequence[Boundary], share: int, shift: int = 0) -> list[C
     return found
 
 
-# --- one crash
-# --------------------------------------------------------------------------------------
+# --- one crash ------------------------------------------------------------------------------------
 
 
 def crash(scenario: Scenario, point: CrashPoint, what: str = "") -> CrashRun:

@@ -70,7 +70,8 @@ def letters(client: Client, topic: str, error: str) -> Json:
 def redrive(client: Client, topic: str, given: Mapping[str, Any]) -> Json:
     """Send up to :data:`STEP` letters back, or count those that would be sent.
 
-    *given* has ``error``, a text that the letters' errors must contain, and ``dry_run``.
+    *given* has ``error``, a text that the errors of the letters contain, ``dry_run``, and ``limit``
+    for fewer letters: a page that sends so many a second sends few at a time.
 
     Raises:
         InvalidRequest: the request is malformed.
@@ -81,6 +82,9 @@ def redrive(client: Client, topic: str, given: Mapping[str, Any]) -> Json:
     error, is_dry = given.get("error", ""), given.get("dry_run", False)
     if not isinstance(error, str) or not isinstance(is_dry, bool):
         raise InvalidRequest("error is text, and dry_run true or false")
+    step = given.get("limit", STEP)
+    if type(step) is not int or step < 1:
+        raise InvalidRequest(f"limit is a number from 1 to {STEP}")
     until = time.monotonic() + STEP_S
 
     def where(letter: Record) -> bool:
@@ -97,7 +101,7 @@ def redrive(client: Client, topic: str, given: Mapping[str, Any]) -> Json:
         until = time.monotonic() + STEP_S
         return True
 
-    limit = LOOKED_MAX if is_dry else STEP
+    limit = LOOKED_MAX if is_dry else min(step, STEP)
     done = client.redrive(topic, where=where, dry_run=is_dry, limit=limit)
     return {"count": done.count, "stay": done.skipped, "more": done.count >= limit}
 

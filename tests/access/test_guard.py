@@ -29,6 +29,7 @@ UNANSWERED = {
         msg.Cancelled,
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer, msg.UnderWay),
         *(msg.LeaderAndIsrAnswer, msg.Copied),
+        *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),
         *(msg.BrokerHeartbeat, msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted),
         *(msg.RetireBlocks, msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress),
         *(msg.OfflineReplicas, msg.TransferLeader),
@@ -55,6 +56,12 @@ NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.Subscribe: {("Read", "topic", "topic"), ("Read", "group", "group")},
     msg.Join: {("Read", "group", "group"), ("Read", "topic", "topic")},
     msg.CommitOffset: {("Read", "group", "group"), ("Read", "topic", "topic")},
+    msg.JoinClassic: {("Read", "group", "group")},
+    msg.SyncClassic: {("Read", "group", "group")},
+    msg.BeatClassic: {("Read", "group", "group")},
+    msg.LeaveClassic: {("Read", "group", "group")},
+    msg.CommitClassic: {("Read", "group", "group")},
+    msg.DescribeClassic: {("Describe", "group", "group")},
     msg.Heartbeat: {("Read", "group", "group")},
     msg.Leave: {("Read", "group", "group")},
     msg.Acquire: {("Read", "group", "group")},
@@ -121,7 +128,9 @@ def test_a_message_needs_what_is_written_down(cls: type) -> None:
             for operation, kind, field in NEEDED.get(cls, {("ClusterAction", "cluster", "")})
         }
         if isinstance(message, msg.InitProducer) and not message.name:
-            wanted = set()  # requests an id of the principal itself
+            wanted = set()  # an id of the principal itself
+        if isinstance(message, msg.CommitClassic):
+            wanted |= {("Read", "topic", each.topic) for each in message.offsets}
         found = {(n.operation.value, n.kind.value, n.name) for n in requirements(message)}
         # the requirements that do not concern the group
         assert found == {need for need in wanted if need[2] is not None}

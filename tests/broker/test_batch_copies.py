@@ -241,7 +241,7 @@ def test_a_batch_that_no_reader_could_decode_is_not_copied() -> None:
     host = Host()
     host.copies.begin("c", attrs.evolve(COPY, pieces=(Piece("0", 0, 2),)), 0)
     one = batch(b"a")
-    lie = EncodedBatch._seal(one.header._replace(count=2, span=2), one.body).stamp(0, 1, 0)
+    lie = EncodedBatch.sealed(one.header._replace(count=2, span=2), one.body).stamp(0, 1, 0)
     host.read(host.fetches[0], bytes(lie.head) + bytes(lie.body))
     assert not host.produces
     assert isinstance(host.answers[0][1].error, CorruptBatch)

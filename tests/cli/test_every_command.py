@@ -19,9 +19,9 @@ from pymq.cli import main, parser
 from tests.cli.conftest import Queue, Told
 from tests.cli.test_docs import commands
 
-# These commands run for longer than the others: test_ui.py, test_demo.py and test_nodes.py test
-# them.
-ELSEWHERE = {"ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
+# These run for longer than the others, and have tests of their own: test_kafka.py, test_ui.py,
+# test_demo.py and test_nodes.py.
+ELSEWHERE = {"kafka", "ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
 NUMBERS = itertools.count(1)
 
 

@@ -174,6 +174,23 @@ def test_expired_records_are_skipped_and_counted(mq: pymq.Client) -> None:
         assert len(list(reader.until_end())) == 4
 
 
+def test_an_expired_record_counts_once_for_the_group_that_would_have_got_it() -> None:
+    """Where it was sent, a delayed record does not count; nor does one of another group's route."""
+    with Cluster(brokers=1, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", route="canary:key=c")
+        with mq.producer() as producer:
+            producer.send("t", b"gone", delay_s=0.1, expires_s=0.1).result(30)
+            producer.send("t", b"the canary's", key=b"c", expires_s=0.1).result(30)
+            producer.send("t", b"stays").result(30)
+        cluster.run(10)  # all of it is long over when the group reads it
+        assert values(drain(mq, 1)) == [b"stays"]
+        assert is_quiet(mq)
+        assert mq.metrics().value("pymq_consumer_expired_total") == 1
+        assert is_quiet(mq, "canary")
+        assert mq.metrics().value("pymq_consumer_expired_total") == 2
+
+
 def test_records_that_expire_before_they_are_polled() -> None:
     """In virtual time: half of the records expire after five seconds."""
     with Cluster(brokers=1) as cluster:
@@ -276,6 +293,25 @@ def test_a_delayed_record_is_cancelled(mq: pymq.Client) -> None:
     assert values(drain(mq, 1)) == [b"kept"]
     assert is_quiet(mq)
     assert mq.cancel("t", kept.partition, kept.offset) is False
+    assert mq.cancel("t", dropped.partition, dropped.offset) is True  # as it was told before
+
+
+def test_a_cancel_that_is_repeated_says_the_same_though_another_leads() -> None:
+    """The answer is lost with the leader, and the record is due when the client asks again."""
+    with Cluster(brokers=3, seed=1) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", 1, 3, acks="raft")
+        sent = list[int]()
+        with mq.producer() as producer:
+            for _ in range(3):  # each note says where the next leader begins to read
+                sent.append(producer.send("t", b"x", delay_s=5).result(30).offset)
+                assert mq.cancel("t", "0", sent[-1]) is True
+        leader = mq.describe_topic("t").partitions[0].leader
+        assert leader is not None
+        cluster.crash(leader)
+        cluster.run(10)
+        assert [mq.cancel("t", "0", offset) for offset in sent] == [True] * 3
+        assert is_quiet(mq)
 
 
 def test_what_cannot_be_cancelled(mq: pymq.Client) -> None:

@@ -96,6 +96,24 @@ def test_a_consumer_gets_no_more_at_a_time_than_it_prefetches(mq: pymq.Client) -
         assert [len(consumer.poll(timeout=30)) for _ in range(4)] == [3, 3, 3, 1]
 
 
+def test_a_consumer_that_takes_one_record_at_a_time_leases_as_many_as_it_prefetches(
+    mq: pymq.Client,
+) -> None:
+    mq.create_topic("t")
+    with mq.producer() as producer:
+        producer.send_many("t", [b"x"] * 10).wait()
+    with mq.consumer("t", group="g", prefetch=3) as consumer:
+        assert [record.offset for record in consumer.poll(1, timeout=30)] == [0]
+        assert mq.describe_group("g").delivered == {("t", "0"): 3}
+        assert [record.offset for record in consumer.poll(1, timeout=30)] == [1]
+        assert mq.describe_group("g").delivered == {("t", "0"): 3}
+        consumer.commit()
+    with mq.consumer("t", group="g", prefetch=1) as consumer:
+        again = [consumer.poll(1, timeout=30)[0] for _ in range(3)]
+    # The third record was leased to the first consumer, which never returned it.
+    assert [(record.offset, record.delivery_count) for record in again] == [(0, 2), (1, 2), (2, 1)]
+
+
 def test_a_paused_consumer_takes_nothing_of_others(mq: pymq.Client) -> None:
     mq.create_topic("t")
     with mq.producer() as producer:

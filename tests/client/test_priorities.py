@@ -231,7 +231,7 @@ def test_priorities_survive_a_crash(seed: int, dies: str) -> None:
                 records = consumer.poll(1, 60)
                 assert records
                 consumer.ack(records)
-                consumer.commit(10)
+                consumer.commit(timeout=10)
                 found += numbered(records)
         assert sorted(set(found)) == sorted(order)
         once = list(dict.fromkeys(found))

@@ -145,23 +145,22 @@ def test_a_delay_of_its_own_is_not_the_backoff() -> None:
             assert cluster.now - at < 1
 
 
-def test_the_next_coordinator_waits_no_more_and_knows_the_error() -> None:
-    """The next coordinator does not know the delay.
-
-    The error and the count are stored with the offset.
-    """
+def test_the_next_coordinator_waits_as_long_and_knows_the_error() -> None:
+    """The delay, the error and the count are kept with the offset."""
     with Cluster(brokers=3, seed=2) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3)
         produce(mq, "t", [1])
         with mq.consumer("t", group="g") as consumer:
-            consumer.nack(polled(consumer, 1), delay=0.5, error="no price")
+            consumer.nack(polled(consumer, 1), delay=20, error="no price")
+            at = cluster.now
             consumer.commit()
             leader = mq.describe_topic("__consumer_offsets").partitions[0].leader
             assert leader is not None
             cluster.crash(leader)
-            (record,) = polled(consumer, 1)
+            (record,) = polled(consumer, 1, timeout=60)
             assert told(record) == (2, b"no price", b"2")
+            assert 20 <= cluster.now - at < 21
         cluster.check()
 
 

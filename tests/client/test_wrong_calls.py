@@ -95,7 +95,7 @@ def test_a_time_to_wait_is_a_number_of_seconds(mq: Any, timeout: object) -> None
             deliveries.wait,
             deliveries.result,
             deliveries.exception,
-            consumer.commit,
+            lambda timeout: consumer.commit(timeout=timeout),
             lambda timeout: consumer.poll(timeout=timeout),
             lambda timeout: consumer.poll_batches(timeout=timeout),
             lambda timeout: reader.poll(timeout=timeout),
@@ -108,6 +108,43 @@ def test_a_time_to_wait_is_a_number_of_seconds(mq: Any, timeout: object) -> None
         assert not any(broker.is_draining for broker in mq.cluster().brokers)
         producer.send("t", b"z", partition=0).result(10)
         assert [record.value for record in reader.until_end()] == [b"x", b"y", b"z"]
+
+
+@pytest.mark.parametrize("given", [1, 5.0, 3_000_000, "record", None])
+def test_a_commit_takes_no_record_offset_or_count(mq: Any, given: object) -> None:
+    """``commit(1)`` means something else in other clients; here it would be a timeout."""
+    with mq.producer() as producer, mq.consumer("t", group="g") as consumer:
+        producer.send("t", b"x").result(10)
+        (record,) = consumer.poll(timeout=10)
+        for wrong in (given, record, [record]):
+            with pytest.raises(PymqError, match=r"ack\(record\) says what is done") as caught:
+                consumer.commit(wrong)
+            assert caught.value.code == "CONFIG_ERROR"
+        assert sum(mq.describe_group("g").in_flight.values()) == 1
+        consumer.ack(record)
+        consumer.commit(timeout=10)
+
+
+@pytest.mark.parametrize("most", [0, -1, True, 1.5, "5", None])
+def test_a_poll_is_for_a_number_of_records(mq: Any, most: object) -> None:
+    with mq.consumer("t", group="g") as consumer, mq.consumer("t", mode="psb") as reader:
+        calls: tuple[Callable[[Any], object], ...] = (
+            consumer.poll,
+            reader.poll,
+            consumer.poll_batches,
+            reader.poll_batches,
+        )
+        for call in calls:
+            with pytest.raises(PymqError, match="must be an integer from 1") as caught:
+                call(most)
+            assert caught.value.code == "CONFIG_ERROR"
+
+
+@pytest.mark.parametrize("rate", [0, -1, True, "5", float("nan")])
+def test_a_redrive_has_so_many_letters_a_second(mq: Any, rate: object) -> None:
+    with pytest.raises(PymqError, match=r"rate=.* must be a positive number a second") as caught:
+        mq.redrive("t", rate=rate)
+    assert caught.value.code == "CONFIG_ERROR"
 
 
 @pytest.mark.parametrize("delay", ["5"])

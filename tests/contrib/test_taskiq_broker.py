@@ -78,6 +78,21 @@ def test_an_acknowledged_task_does_not_come_again(tmp_path: Path) -> None:
     play(script)
 
 
+@pytest.mark.parametrize("prefetch", [1, 5])
+def test_a_worker_leases_as_many_tasks_at_a_time_as_it_prefetches(prefetch: int) -> None:
+    async def script() -> None:
+        broker = make(partitions=1, prefetch=prefetch)
+        await broker.startup()
+        for number in range(10):
+            await broker.kick(message(str(number)))
+        await take(broker)
+        group = await broker.client.describe_group(broker.group)
+        assert group.delivered == {(broker.topic, "0"): prefetch}
+        await broker.shutdown()
+
+    play(script)
+
+
 def test_tasks_that_were_sent_before_there_was_a_worker_wait() -> None:
     async def script() -> None:
         broker = make()

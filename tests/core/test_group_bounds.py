@@ -12,8 +12,9 @@ import pytest
 from pymq.core.group import consumer_group
 from pymq.core.group.coordinator import GroupCoordinator
 from pymq.core.group.group_limits import GroupLimits
-from pymq.core.group.leases import AVAILABLE, Leases
+from pymq.core.group.leases import Leases
 from pymq.core.group.request_validation import SESSION_MAX_MS, GroupRequest
+from pymq.core.group.spans import AVAILABLE
 from pymq.core.message import (
     BEGIN,
     Acquire,
@@ -276,7 +277,7 @@ def test_what_a_member_names_many_times_is_looked_at_once(verb: str) -> None:
         leases.acquire("m2", at + 2, 2, 1_000, 0, 0)
         leases.acknowledge("m2", [(at + 1, at + 2)])
     host.coordinator.groups["g"].offsets.leases["t", "0"] = leases
-    leases._spans = watched = Watched(leases._spans)
+    leases.spans._found = watched = Watched(leases.spans)
     wide = tuple(("0", (n % 7, 1 << 60)) for n in range(2_000))
     told: dict[str, Any] = {verb: wide}
     if verb == "nacks":
@@ -292,4 +293,4 @@ def test_of_a_record_that_is_refused_twice_the_rest_is_refused() -> None:
     leases.acquire("m1", 10, 10, 1_000, 0, 0)
     nacks = (("0", (2, 5), 50), ("0", (4, 8), 20), ("0", (3, 4), 10))
     host.send("m1", Settle(host.id(), "g", "m1", nacks=nacks))
-    assert [(x.start, x.end) for x in leases._spans if x.state == AVAILABLE] == [(2, 5), (5, 8)]
+    assert [(x.start, x.end) for x in leases.spans if x.state == AVAILABLE] == [(2, 5), (5, 8)]

@@ -306,8 +306,8 @@ def test_random_bytes_are_no_batch(data: bytes) -> None:
 
 
 def resealed(header: Header, body: bytes) -> bytes:
-    """Return a batch with valid CRCs and any content, as a hostile client may send it."""
-    return raw(EncodedBatch._seal(header._replace(length=HEADER_SIZE + len(body)), body))
+    """Return a batch with valid CRCs over any content, as a hostile client may send it."""
+    return raw(EncodedBatch.sealed(header._replace(length=HEADER_SIZE + len(body)), body))
 
 
 def look(data: bytes) -> None:

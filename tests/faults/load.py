@@ -140,7 +140,7 @@ class Load:
         refused = consumer.status().unacknowledged_refused
         try:
             consumer.ack(records)
-            consumer.commit(COMMIT_S)
+            consumer.commit(timeout=COMMIT_S)
         except FencedMember:
             # A new coordinator knows no members: they join again, and get all unsettled records
             # again.

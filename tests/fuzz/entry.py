@@ -58,7 +58,7 @@ class Entry:
         """
         batch = rng.choice(self.batches)
         header = batch.header._replace(producer_id=-1, base_sequence=-1)
-        batch = EncodedBatch._seal(header, batch.body)
+        batch = EncodedBatch.sealed(header, batch.body)
         data = bytes(batch.head) + bytes(batch.body)
         if rng.random() < 0.3:
             head, body = data[: len(batch.head)], scramble(rng, bytes(batch.body), ())

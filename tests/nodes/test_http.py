@@ -78,8 +78,9 @@ def test_every_metric_is_told_by_somebody(tmp_path: Path) -> None:
             found = [names(text) for text in (*texts, ask(zkserver.http, "/metrics").text)]
             client = names(str(mq.metrics()))
         told = set().union(*found, client)
-        # Metrics of refusals need a policy.
-        assert set(METRICS) - told == {"pymq_refused_total"}
+        # Refusals need a policy, and queries of Spark a listener.
+        of_spark = {"pymq_spark_offsets_behind_latest", "pymq_spark_bytes_behind_latest"}
+        assert set(METRICS) - told == {"pymq_refused_total", *of_spark}
 
         def total(name: str) -> float:
             return sum(each.get(name, 0) for each in found[:-1])

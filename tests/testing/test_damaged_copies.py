@@ -8,6 +8,7 @@ import pytest
 
 from pymq.client.option_types import Acks
 from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.header import HEADER_SIZE
 from pymq.errors import CorruptBlock
 from pymq.testing import Cluster
 
@@ -86,3 +87,22 @@ def test_a_copy_is_repaired_from_another_broker(acks: Acks, leads: bool) -> None
         assert contents[0] == contents[1] == contents[2]
         with mq.consumer("t", mode="psb") as consumer:
             assert [r.value for r in consumer.until_end()] == [*RECORDS, b"more"]
+
+
+def test_damage_in_the_open_block_is_found_by_a_reader_and_another_broker_leads() -> None:
+    """The leader fails for good, and its readers go on at the next one."""
+    with Cluster(brokers=3, seed=3, handles=2) as cluster:
+        mq = cluster.client()
+        mq.create_topic("t", replicas=3, acks="raft")
+        with mq.producer(linger_ms=0) as producer:
+            for record in RECORDS:
+                producer.send("t", record).result()
+        leader = mq.describe_topic("t").partitions[0].leader
+        assert leader is not None
+        disk = cluster.brokers[leader].disk
+        (path,) = (name for name in disk.paths() if name.endswith(".block"))
+        in_header = disk.data(path).index(RECORDS[10]) - HEADER_SIZE // 2
+        assert disk.flip(Random(1), path, in_header) is not None
+        with cluster.client().consumer("t", mode="psb") as consumer:
+            assert [r.value for r in consumer.until_end()] == RECORDS
+        assert mq.describe_topic("t").partitions[0].leader != leader

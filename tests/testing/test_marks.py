@@ -170,6 +170,9 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "serving.damaged": partial(
         test_damaged_copies.test_the_only_copy_is_missed_by_its_readers_alone, "raft"
     ),
+    "partition.found_damaged": (
+        test_damaged_copies.test_damage_in_the_open_block_is_found_by_a_reader_and_another_broker_leads
+    ),
     "upkeep.compact_in_part": (
         test_maintenance.test_a_block_under_repair_is_compacted_once_it_is_whole
     ),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.testing.planted import AREAS, BUGS, HUNTS, hunt, planted
+from tests.testing.planted.bug import check_fit
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = 12  # seeds of each hunt
@@ -104,6 +105,20 @@ def test_a_bug_is_gone_when_it_is_not_planted(name: str) -> None:
         now = [owner.__dict__[key] for owner, key in places]
         assert all(old is not new for old, new in zip(before, now, strict=True))
     assert [owner.__dict__[key] for owner, key in places] == before
+
+
+def test_a_patch_takes_the_arguments_of_its_original() -> None:
+    """A patch that cannot be called would only ever trip, and no hunt would say so."""
+
+    def original(self: object, batch: object, now: int, *, durable: bool) -> None: ...
+
+    def fits(original: object, self: object, *arguments: object, durable: bool) -> None: ...
+
+    def is_outdated(original: object, self: object, batch: object, *, durable: bool) -> None: ...
+
+    check_fit("one", original, fits)
+    with pytest.raises(TypeError, match="planted bug one: is_outdated: too many positional"):
+        check_fit("one", original, is_outdated)
 
 
 @pytest.mark.slow

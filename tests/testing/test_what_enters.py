@@ -27,7 +27,7 @@ def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> Enco
     """Give a batch valid CRCs, whatever its content."""
     body = batch.body if raw is None else raw
     header = batch.header._replace(length=HEADER_SIZE + len(body), raw_length=len(body), **fields)
-    return strange(EncodedBatch._seal(header, body))
+    return strange(EncodedBatch.sealed(header, body))
 
 
 def strange(batch: EncodedBatch) -> EncodedBatch:
@@ -48,7 +48,7 @@ def wrong_beside_sound_codec() -> EncodedBatch:
     packed = compression.compress(compression.ZSTD, bytes(1000))
     found = EncodedBatch.encode([b"x"], timestamp_ms=WALL_MS)
     header = found.header._replace(length=HEADER_SIZE + len(packed), raw_length=1001, attributes=2)
-    return strange(EncodedBatch._seal(header, packed))
+    return strange(EncodedBatch.sealed(header, packed))
 
 
 UNSOUND: dict[str, tuple[Callable[[], EncodedBatch], type[PymqError]]] = {

@@ -32,7 +32,7 @@ def batch(*values: bytes) -> EncodedBatch:
 
 def count_lie() -> EncodedBatch:
     one = batch(b"x")
-    made = EncodedBatch._seal(one.header._replace(count=5, span=5), one.body)
+    made = EncodedBatch.sealed(one.header._replace(count=5, span=5), one.body)
     return EncodedBatch(bytes(made.head), bytes(made.body), made.header)
 
 

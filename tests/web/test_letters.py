@@ -83,6 +83,15 @@ def test_many_go_back_in_steps(
     assert values(mq) == [b"a", b"b", b"c"] * 2
 
 
+def test_a_request_may_be_for_fewer_letters(server: web.Server, mq: pymq.Client) -> None:
+    """A page that sends so many letters a second asks for so many at a time."""
+    assert redrive(server, limit=1).json == {"count": 1, "stay": 0, "more": True}
+    assert redrive(server, limit=10_000).json == {"count": 2, "stay": 0, "more": False}
+    assert values(mq) == [b"a", b"b", b"c"] * 2
+    for wrong in (0, -1, "5", 1.5, True, None):
+        assert redrive(server, limit=wrong).status == 400
+
+
 def test_so_many_letters_are_looked_at_and_shown(
     server: web.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ Without Chromium these tests are skipped, and the run's summary says so.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -336,6 +337,11 @@ def test_dead_letters_are_sent_back(
     assert found == [1, 2, 4, 5, 7, 8]
     page.run("document.querySelector('input[name=error]').value = ''")
     press("Show", "\n3 letters\n")
+    press("Dry run", "3 letters would be sent back")
+    page.run("document.querySelector('input[name=rate]').value = '5'")
+    began = time.monotonic()
+    press("Send 3 letters back", "3 letters sent back.")
+    assert time.monotonic() - began > 0.4  # two of the three, and then the third
     assert page.complaints() == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from pymq.client.admin.record_counts import records_between
 from pymq.client.backoff import Backoff, delays, error_text
@@ -23,15 +23,16 @@ from pymq.client.fetching.consumer_machine import ConsumerMachine
 from pymq.client.fetching.offset_spans import Records
 from pymq.client.group.acknowledgements import Acknowledger
 from pymq.client.group.group_member import GroupConsumer
-from pymq.client.options import REQUEST_S
+from pymq.client.options import REQUEST_S, check_commit, check_range
 from pymq.core.batch.record import Record
 from pymq.core.batch.view import RecordBatch
-from pymq.errors import Closed, ConfigError, InvalidRequest, PymqError
+from pymq.errors import Closed, InvalidRequest, PymqError
 
 if TYPE_CHECKING:
     from pymq.client.client import Client
 
 CHUNK = 500  # records that an iteration polls at a time
+MOST = 1 << 62  # records or bytes of a poll
 
 
 class Consumer(Handle):
@@ -97,10 +98,11 @@ class Consumer(Handle):
                 before it were returned. The error is raised again, after records of other
                 partitions, until the application goes past it (:meth:`skip`, :meth:`seek`).
             UnknownTopic: the topic was deleted.
-            ConfigError: *max_records* is less than 1, or *timeout* no number of seconds.
+            ConfigError: *max_records* is no number from 1, or *timeout* no number of seconds.
             Closed: the consumer was closed.
         """
         check_timeout(timeout)
+        check_range("max_records", max_records, 1, MOST)
         time = self._polling.timeout(timeout)
         while self._unread.records:
             if self._polling.is_ours(time.left):
@@ -131,6 +133,7 @@ class Consumer(Handle):
         Whole batches up to about *max_bytes*. Errors are those of :meth:`poll`.
         """
         check_timeout(timeout)
+        check_range("max_bytes", max_bytes, 1, MOST)
         views = self._poll(self._records_in(max_bytes), timeout, max_bytes)
         if views:
             self._record_bytes = max(1, views[-1].size // max(1, views[-1].batch_count))
@@ -143,8 +146,6 @@ class Consumer(Handle):
     def _poll(
         self, max_records: int, timeout: float | None, max_bytes: int = 1 << 62
     ) -> list[RecordBatch]:
-        if max_records < 1:
-            raise ConfigError(f"max_records={max_records} must be at least 1")
         self._polling.measure()
         self._ack_last()
         self._ack_previous()
@@ -304,7 +305,7 @@ class Consumer(Handle):
             self._previous = None
         self.ack(rejected)
 
-    def commit(self, timeout: float | None = REQUEST_S) -> None:
+    def commit(self, *nothing: Never, timeout: float | None = REQUEST_S) -> None:
         """Wait until all acknowledgements so far are durable: a power cut does not undo them.
 
         A commit costs a sync, which simultaneous commits share. Without a commit, acknowledgements
@@ -317,8 +318,10 @@ class Consumer(Handle):
                 does not know its leases: some records are delivered again, here or to other
                 consumers. The consumer goes on.
             StoreFull, StoreError: the offsets could not be written; the coordinator retries.
-            ConfigError: *timeout* is no number of seconds. Records are given to :meth:`ack`.
+            ConfigError: *timeout* is no number of seconds, or it was given without its name.
+                Records are given to :meth:`ack`.
         """
+        check_commit(nothing)
         check_timeout(timeout)
         self._held().settle(timeout, durable=True)
 
@@ -426,8 +429,7 @@ class Consumer(Handle):
         spans = {p: (max(start, done.get(p, start)), end) for p, (start, end) in bounds.items()}
         return records_between(self._client.questions, self.topic, spans)
 
-    # --- pause and status
-    # ---------------------------------------------------------------------------
+    # --- pause and status -------------------------------------------------------------------------
 
     def pause(self, *partitions: str) -> None:
         """Return no more records of these partitions (all if none is named)."""

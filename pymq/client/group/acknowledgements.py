@@ -330,8 +330,7 @@ class Acknowledger:
         self._holes += [(view.partition, hole) for hole in holes]
         self.due = min(self.due, now + ACK_LINGER_MS)
 
-    # --- end of membership
-    # -------------------------------------------------------------------------
+    # --- end of membership ------------------------------------------------------------------------
 
     def fenced(self, error: PymqError) -> None:
         """Note that all leases are lost: acknowledgements of their records fail."""

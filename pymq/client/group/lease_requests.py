@@ -225,8 +225,12 @@ class LeasePace:
         self._idle_ms = 0.0
 
     def limit(self, wanted: int) -> int:
-        """How many of *wanted* records to lease, at least one."""
-        return max(1, min(wanted, self._prefetch or self._limit))
+        """How many records to lease, at least one, if a poll returns up to *wanted*.
+
+        A consumer with *prefetch* keeps what the poll does not return for the next ones: an
+        application that takes one record at a time does not wait for a lease each time.
+        """
+        return self._prefetch or max(1, min(wanted, self._limit))
 
     def took(self, records: int, ms: float) -> None:
         """Note that the application polled again, *ms* milliseconds after it got *records*."""

@@ -22,7 +22,7 @@ from pymq.client.group.leased_fetches import LeasedFetches
 from pymq.client.group.membership import Membership
 from pymq.core.batch.header import EXPIRES, ROUTED
 from pymq.core.batch.view import RecordBatch
-from pymq.core.delay.record_times import TIMED, due_now, has_expired
+from pymq.core.delay.record_times import TIMED, due_now
 from pymq.core.metadata.route import for_group
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
@@ -77,8 +77,7 @@ class UndeliveredRecords:
         found += [(c.partition, (c.base_offset, c.end_offset)) for c in self._chunks.copy()]
         return found
 
-    # --- for this group, and due
-    # --------------------------------------------------------------------
+    # --- for this group, and due ------------------------------------------------------------------
 
     def due_now(self, view: RecordBatch) -> RecordBatch:
         """Return the fetched records that are for this group and due; the others count as holes.
@@ -89,16 +88,17 @@ class UndeliveredRecords:
         is_named = self._membership.is_named_by_route()
         if not (attributes & FOR_SOME or is_named) or view.problem is not None:
             return view
-        config, wall, kept = self._membership.config, self._wall_ms(), view
+        config = self._membership.config
         try:
-            if attributes & TIMED:
-                kept = due_now(view, BEGINNING if config.buries_expired else wall)
-            mine = for_group(kept, config.group, is_named=is_named)
+            due = due_now(view, BEGINNING) if attributes & TIMED else view
+            mine = for_group(due, config.group, is_named=is_named)
+            if not attributes & EXPIRES or config.buries_expired:
+                return mine
+            kept = due_now(mine, self._wall_ms())
         except CorruptBatch:
             return view  # The application gets the error.
-        if kept is not view and not config.buries_expired:
-            self._tally.expired += sum(has_expired(headers, wall) for headers in view.headers)
-        return mine
+        self._tally.expired += len(mine) - len(kept)
+        return kept
 
     def without_expired(self, view: RecordBatch) -> RecordBatch:
         """Return the leased records that have not expired.
@@ -134,8 +134,7 @@ class UndeliveredRecords:
         self._tally.expired += len(left)
         return [view.part(start, end, view.delivery_count) for start, end in ranges(left)]
 
-    # --- leases of undelivered records
-    # --------------------------------------------------------------
+    # --- leases of undelivered records ------------------------------------------------------------
 
     def leased(self, now: int) -> None:
         """Note that more records were leased."""

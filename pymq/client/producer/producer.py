@@ -125,9 +125,7 @@ class Producer(Handle):
         if priority != 0:
             headers = with_priority(headers, priority)
             self._backlog.has_priorities = True
-        found = self._topics.get(topic)
-        if found is None:
-            found = self._open_topic(topic)
+        found = self._topics.get(topic) or self._open_topic(topic)
         size = len(value)
         if key is not None:
             if type(key) is not bytes:

@@ -40,8 +40,7 @@ class SendBuffer:
         self._failed_bytes = 0  # size of ``failed``, roughly
         self.space: deque[Waitable] = deque()  # locks of threads that wait for room
 
-    # --- for waiting threads
-    # ------------------------------------------------------------------------
+    # --- for waiting threads ----------------------------------------------------------------------
 
     def settle(self, delivery: Delivery, timeout: float | None) -> Batch:
         """Wait until a delivery is done, and note that its failure was reported to the application.

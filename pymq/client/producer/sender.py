@@ -149,8 +149,7 @@ class Sender(Outbox):
             queue.in_flight.clear()
             queue.sealed.clear()
 
-    # --- the machine
-    # --------------------------------------------------------------------------------
+    # --- the machine ------------------------------------------------------------------------------
 
     def ready(self, now: int) -> Ready | None:
         """Close batches that are due, and send those that may leave."""
@@ -316,8 +315,7 @@ class Sender(Outbox):
             self._meet(queue, now)
             self._sequences.ask(queue, leader, now)
 
-    # --- missing answers
-    # ----------------------------------------------------------------------------
+    # --- missing answers --------------------------------------------------------------------------
 
     def _look_at_leader(self, queue: PartitionQueue, now: int) -> None:
         """Compare new metadata with batches in flight: their broker may no longer lead.

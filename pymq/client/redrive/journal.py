@@ -55,7 +55,7 @@ class Round:
 
 
 @define
-class Entry:
+class JournalEntry:
     """The journal's entry of one partition of the dead-letter topic."""
 
     done: list[Range] = Factory(list)  # letters that were sent back or purged, in order
@@ -88,8 +88,8 @@ class Entry:
         return cbor.dumps(item)
 
     @classmethod
-    def decode(cls, data: bytes, topic_id: str) -> Entry:
-        """Decode an entry; an entry of an earlier topic of the same name is treated as empty.
+    def decode(cls, data: bytes, topic_id: str) -> JournalEntry:
+        """Decode an entry; that of an earlier topic of the same name counts for nothing.
 
         Raises:
             CorruptMetadata: *data* is no entry, or a newer pymq wrote it.
@@ -116,17 +116,17 @@ class Journal:
         self._client = client
         self._of = topic
         self.log = OwnedTopic(client, topic.topic + JOURNAL, 4 << 20)
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, JournalEntry] = {}
 
     def load(self) -> None:
         """Read the journal; without one, no letter was sent back."""
-        self.entries = {part.partition: Entry() for part in self._of.partitions}
+        self.entries = {part.partition: JournalEntry() for part in self._of.partitions}
         try:
             with self._client.consumer(self.log.name, mode="psb", offset="begin") as records:
                 for record in records.until_end():
                     name = (record.key or OWNER).decode()
                     if name in self.entries:
-                        self.entries[name] = Entry.decode(record.value, self._of.topic_id)
+                        self.entries[name] = JournalEntry.decode(record.value, self._of.topic_id)
         except UnknownTopic:
             return
 

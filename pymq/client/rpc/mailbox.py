@@ -91,7 +91,7 @@ class Pending:
         return self.reply
 
 
-class Mailbox:
+class ReplyMailbox:
     """The requests of one client that wait for replies."""
 
     def __init__(self, token: bytes, partition: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pymq.client.admin.groups import count_members
 from pymq.client.options import check_seconds
-from pymq.client.rpc.mailbox import REPLIES, Mailbox, Pending, choose_partition
+from pymq.client.rpc.mailbox import REPLIES, Pending, ReplyMailbox, choose_partition
 from pymq.core.batch.record import Record
 from pymq.core.types import check_name
 from pymq.errors import NoResponders, OffsetOutOfRange, RequestTimeout, UnknownTopic
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pymq.client.producer.producer import Producer
 
 CHECK_S = 1.0  # how long a service counts as having responders after a check
+PROMPT_S = 0.05  # a request without a reply for so long checks whether there are responders
 
 
 class Requester:
@@ -33,8 +34,8 @@ class Requester:
         self._client = client
         self._monotonic = client.driver.monotonic
         self._turn = threading.Condition()
-        self._is_read = False  # whether a thread is reading replies now
-        self._mailbox: Mailbox | None = None
+        self._is_read = False  # a thread reads replies now
+        self._mailbox: ReplyMailbox | None = None
         self._reader: Consumer | None = None
         self._producer: Producer | None = None
         self._checked: dict[str, float] = {}  # the time when each service last had a responder
@@ -81,14 +82,16 @@ class Requester:
             raise
         return id, pending, until
 
-    def check(self, service: str) -> None:
-        """Check that a service has a responder, at most once a second.
+    def check(self, service: str, since: float = 0.0) -> None:
+        """Check that a service has a responder, unless that was checked within a second.
+
+        A check from before *since*, on the monotonic clock, does not count.
 
         Raises:
             NoResponders: it has none.
             InvalidName: no topic can have that name.
         """
-        if self.is_checked(service):
+        if self.is_checked(service, since):
             return
         check_name(service, "service")
         now = self._monotonic()
@@ -102,17 +105,22 @@ class Requester:
             raise NoResponders(f"nobody answers requests of {service!r} now")
         self._checked[service] = now
 
-    def is_checked(self, service: str) -> bool:
-        """Whether a service had a responder less than a second ago."""
-        return self._monotonic() < self._checked.get(service, float("-inf")) + CHECK_S
+    def is_checked(self, service: str, since: float = 0.0) -> bool:
+        """Whether a service had a responder less than a second ago, and not before *since*."""
+        checked = self._checked.get(service, float("-inf"))
+        return since <= checked and self._monotonic() < checked + CHECK_S
 
-    def _open(self, service: str) -> Mailbox:
+    def now(self) -> float:
+        """The monotonic clock of checks."""
+        return self._monotonic()
+
+    def _open(self, service: str) -> ReplyMailbox:
         """Choose a partition for replies, and read it from its end on."""
         client = self._client
         token, partition, end = choose_partition(client, service)
         self._reader = client.consumer(REPLIES, mode="psb", partition=partition, offset=end)
         self._producer = client.producer(linger_ms=0)
-        self._mailbox = Mailbox(token, partition)
+        self._mailbox = ReplyMailbox(token, partition)
         return self._mailbox
 
     def wait(self, service: str, id: bytes, pending: Pending, until: float) -> Record:
@@ -124,14 +132,16 @@ class Requester:
             RequestTimeout: there was no reply in time.
         """
         assert self._mailbox is not None
+        since, pause = self._monotonic(), PROMPT_S
         try:
             while pending.reply is None:
                 left = until - self._monotonic()
                 if left <= 0:
                     raise RequestTimeout(f"no reply of {service!r} in time; it may still be done")
-                self.read(pending, min(left, CHECK_S))
+                self.read(pending, min(left, pause))
+                pause = CHECK_S
                 if pending.reply is None:
-                    self.check(service)
+                    self.check(service, since)
             return pending.result()
         finally:
             self._mailbox.drop(id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Never, TypeVar
 
 from pymq.client.base import Handle
 from pymq.client.consumer.consumer import Consumer
@@ -98,9 +98,9 @@ class TypedConsumer(Handle, Generic[T]):
         """Give records up as dead letters; see :meth:`pymq.Consumer.reject`."""
         self.consumer.reject(raw(records), error)
 
-    def commit(self, timeout: float | None = REQUEST_S) -> None:
+    def commit(self, *nothing: Never, timeout: float | None = REQUEST_S) -> None:
         """Wait until all acknowledgements are durable; see :meth:`pymq.Consumer.commit`."""
-        self.consumer.commit(timeout)
+        self.consumer.commit(*nothing, timeout=timeout)
 
     def close(self) -> None:
         """Close the consumer; see :meth:`pymq.Consumer.close`."""

@@ -127,7 +127,7 @@ class SchemaRegistry:
         try:
             with self._client.consumer(TOPIC, mode="psb", offset="begin") as records:
                 for record in records.until_end():
-                    found = _decode(record.value) if record.key else None
+                    found = decode_version(record.value) if record.key else None
                     if found is not None:
                         self._add(found)
         except UnknownTopic:
@@ -146,7 +146,7 @@ def _encode(found: SchemaVersion) -> bytes:
     return json.dumps(item).encode()
 
 
-def _decode(data: bytes) -> SchemaVersion | None:
+def decode_version(data: bytes) -> SchemaVersion | None:
     """Decode an entry; None if it has a format that this version of pymq cannot read."""
     try:
         item = json.loads(data)

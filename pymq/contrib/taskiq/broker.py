@@ -30,7 +30,7 @@ RETRY = Backoff(first_s=1, factor=2, max_s=60, jitter=0.1)
 
 
 @define
-class Lease:
+class HeldTask:
     """A task that was handed to this worker and is not settled yet."""
 
     consumer: AsyncConsumer
@@ -101,7 +101,7 @@ class PymqBroker(AsyncBroker):
         # All that this worker has opened, and those of them that no receiver listens to.
         self._consumers: list[AsyncConsumer] = []
         self._idle: list[AsyncConsumer] = []
-        self._leases: dict[str, Lease] = {}  # by the id of the task
+        self._leases: dict[str, HeldTask] = {}  # by the id of the task
 
     @property
     def client(self) -> AsyncClient:
@@ -176,7 +176,7 @@ class PymqBroker(AsyncBroker):
         try:
             while True:
                 for record in await _poll(consumer):
-                    lease = Lease(consumer, record)
+                    lease = HeldTask(consumer, record)
                     self._leases[_task_id(record)] = lease
                     yield AckableMessage(data=record.value, ack=partial(self._ack, lease))
         finally:
@@ -199,7 +199,7 @@ class PymqBroker(AsyncBroker):
         self._consumers.append(consumer)
         return consumer
 
-    def _ack(self, lease: Lease) -> None:
+    def _ack(self, lease: HeldTask) -> None:
         if lease.is_settled:
             return
         self._settle(lease)
@@ -208,7 +208,7 @@ class PymqBroker(AsyncBroker):
         except Closed:
             log.warning("task %s ended after shutdown() and runs again", _task_id(lease.record))
 
-    def _settle(self, lease: Lease) -> None:
+    def _settle(self, lease: HeldTask) -> None:
         lease.is_settled = True
         task_id = _task_id(lease.record)
         if self._leases.get(task_id) is lease:  # else a later task has the same id

@@ -24,7 +24,7 @@ FRESH_S = 0.02  # how old an answer of ``has`` may be, so that many waiting task
 
 
 @define
-class Entry:
+class KeyedValue:
     """Where the value of a key is."""
 
     partition: str
@@ -62,7 +62,7 @@ class KeyedTopic:
         self._cache_bytes = cache_bytes
         self._producer: AsyncProducer | None = None
         self._reader: AsyncConsumer | None = None
-        self._entries: OrderedDict[str, Entry] = OrderedDict()  # oldest first
+        self._entries: OrderedDict[str, KeyedValue] = OrderedDict()  # oldest first
         self._values: OrderedDict[str, bytes] = OrderedDict()  # oldest first
         self._value_bytes = 0
         self._reading: asyncio.Task[None] | None = None
@@ -144,7 +144,7 @@ class KeyedTopic:
             await self._read()  # Compaction has removed it: it was replaced.
         return None
 
-    async def _look_up(self, key: str, entry: Entry) -> bytes | None:
+    async def _look_up(self, key: str, entry: KeyedValue) -> bytes | None:
         """Read one record; None if compaction has removed it."""
         mq = self._connection.client
         partition, offset = entry.partition, entry.offset
@@ -183,7 +183,7 @@ class KeyedTopic:
             record.timestamp_ms
         ):
             return
-        self._entries[key] = Entry(record.partition, record.offset, record.timestamp_ms)
+        self._entries[key] = KeyedValue(record.partition, record.offset, record.timestamp_ms)
         self._values[key] = record.value
         self._value_bytes += len(record.value)
         while self._value_bytes > self._cache_bytes:

@@ -153,8 +153,7 @@ class Transactions:
         self.requests.add(task)
         self.queues.add(task)
 
-    # --- election of this zkserver
-    # ------------------------------------------------------------------
+    # --- election of this zkserver ----------------------------------------------------------------
 
     def begin(self, image: Image) -> None:
         """Begin as the active zkserver, with *image*."""

@@ -90,8 +90,7 @@ class Dialect:
             return None
         return full[len(self._root) :] or "/"
 
-    # --- requests
-    # -----------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def ancestors(self) -> list[ZookeeperRequest]:
         """Requests that create the nodes above the tree; existing ones are no error."""

@@ -18,11 +18,12 @@ dropped (docs/decisions/0117).
 from __future__ import annotations
 
 from pymq.core.batch import columns
-from pymq.core.batch.header import HEADER_SIZE, PRODUCED, ROUTED, Header
+from pymq.core.batch.header import HEADER_SIZE, KAFKA_FORMAT, PRODUCED, ROUTED, Header
 from pymq.core.batch.record import EncodedBatch, check_times
 from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp
 
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
+KAFKA_SLACK = 12  # Kafka's default for its largest batch is 1 MiB and these bytes
 ROUTE_BYTES = 300  # bytes of the route header, which the producer adds to the sent record
 # milliseconds; times in a batch may be so much before its first one (32-bit deltas)
 _BACK = 1 << 31
@@ -77,7 +78,12 @@ def check_form(batch: EncodedBatch) -> None:
 
 
 def is_too_large(header: Header, limit: int) -> bool:
-    """Whether a batch is too large for a topic with *limit* as ``max_record_bytes``."""
+    """Whether a batch is too large for a topic with *limit* as ``max_record_bytes``.
+
+    The limit of a Kafka batch is about the batch as it came, as Kafka's ``max.message.bytes``.
+    """
+    if header.body_format == KAFKA_FORMAT:
+        return header.raw_length > limit + KAFKA_SLACK
     # The unpacked size counts too: a few bytes can unpack to very many.
     return max(header.length, header.raw_length) > limit + BATCH_SLACK or (
         header.count == 1

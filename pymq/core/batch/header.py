@@ -178,8 +178,9 @@ def parse_header(data: Buffer, position: int = 0) -> Header:
     if (
         not HEADER_SIZE <= header.length <= BATCH_BYTES_MAX
         or header.raw_length > BATCH_BYTES_MAX
-        # each record takes at least one byte
-        or header.count > min(header.span, COUNT_MAX, header.raw_length)
+        or header.count > min(header.span, COUNT_MAX)
+        # A record takes a byte, but Kafka's may be packed within the body.
+        or (header.count > header.raw_length and header.body_format != KAFKA_FORMAT)
         or (
             not header.attributes & COMPRESSION_MASK
             and header.raw_length != header.length - HEADER_SIZE

@@ -122,8 +122,7 @@ class BlockLog:
         self._recent = RecentBatches() if is_shared else None
         self._time = 0  # wall clock, as last set
 
-    # --- creation and recovery
-    # ----------------------------------------------------------------------
+    # --- creation and recovery --------------------------------------------------------------------
 
     def create(self, topic: str, partition: str, producers: ProducerTable) -> None:
         """Create an empty block, with the producer table of the block before it."""

@@ -16,6 +16,10 @@ note with ``pymq.cancelled``            the record is not to be delivered
 
 A pending record takes an integer in a heap, and a bit for its offset: 60 bytes, and up to 230 if
 few of the records around it are pending.
+
+A client that got no answer asks again whether its record is cancelled, and the record may be due by
+then. So the index remembers for a minute what was cancelled, and notes name the first of these
+offsets, too.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from pymq.core.delay.record_times import CANCELLED, DELAYED_ID, DELIVER_AT, offs
 from pymq.core.types import NEVER
 
 PENDING_MAX = 1 << 20  # pending records of a partition; its leader refuses further ones
+CANCELLED_MS = 60_000  # how long cancelled records are remembered ...
+CANCELLED_MAX = 10_000  # ... and how many of them
 SEGMENT = 256  # offsets that share an integer of bits
 ID_BITS = 62
 ID_MASK = (1 << ID_BITS) - 1
@@ -40,6 +46,8 @@ class DelayIndex:
         self._heap: list[int] = []  # due time << ID_BITS | id; may hold cancelled records too
         self._bits: dict[int, int] = {}  # a bit for each pending offset, by segment
         self._moved: dict[int, int] = {}  # current offset by id, of records that were moved
+        # by id: the offset of the note, and when it was written
+        self._cancelled: dict[int, tuple[int, int]] = {}
         self._is_loading = True
 
     def __len__(self) -> int:
@@ -83,6 +91,7 @@ class DelayIndex:
                     self._add(offset, due, offset)
             elif (id := offset_of(headers, CANCELLED)) is not None:
                 self.remove(id)
+                self._remember(id, offset, batch.header.max_timestamp)
             elif (id := offset_of(headers, DELAYED_ID)) is None:
                 continue
             elif kind != NOTE or due is None:
@@ -129,8 +138,30 @@ class DelayIndex:
     def _has(self, offset: int) -> bool:
         return bool(self._bits.get(offset // SEGMENT, 0) >> offset % SEGMENT & 1)
 
-    # --- when records are due
-    # -----------------------------------------------------------------------
+    # --- cancelled records ----------------------------------------------------------------------
+
+    def was_cancelled(self, id: int) -> bool:
+        """Whether a record was cancelled in the last minute; before that it is not known."""
+        return id in self._cancelled
+
+    def cancelled_from(self, wall_ms: int) -> int:
+        """The offset of the first note about a record that was cancelled in the last minute."""
+        self._forget(wall_ms)
+        return next((offset for offset, _ in self._cancelled.values()), NEVER)
+
+    def _remember(self, id: int, offset: int, at_ms: int) -> None:
+        self._cancelled[id] = offset, at_ms
+        self._forget(at_ms)
+
+    def _forget(self, wall_ms: int) -> None:
+        known = self._cancelled
+        while known:
+            id, (_, at_ms) = next(iter(known.items()))
+            if wall_ms - at_ms < CANCELLED_MS and len(known) <= CANCELLED_MAX:
+                return
+            del known[id]
+
+    # --- in time --------------------------------------------------------------------------------
 
     def take_due(self, wall_ms: int, most: int) -> list[tuple[int, int]]:
         """Take out the earliest due records; returns offset and id of each, by offset.

@@ -26,9 +26,8 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from pymq.core.batch.batch_sequence import split
-from pymq.core.batch.columns import Headers
 from pymq.core.batch.header import DELAYED, DELAYED_COPY, EXPIRES, NOTE
-from pymq.core.batch.priority import priority_bits, priority_of
+from pymq.core.batch.priority import priority_bits
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.block.idempotence import DELAYS
 from pymq.core.delay.delay_host import DelayHost
@@ -42,6 +41,7 @@ from pymq.core.delay.record_times import (
     offset_of,
     time_of,
 )
+from pymq.core.delay.row_buffer import COPIES_MAX, Row, RowBuffer, rows_of
 from pymq.core.message import (
     BEGIN,
     CancelDelayed,
@@ -65,10 +65,8 @@ from pymq.errors import (
     is_not_written,
 )
 
-LOAD_BYTES = 1 << 20  # bytes of a fetch while the log is loaded
-READ_BYTES = 64 << 10  # bytes of a fetch of due records
-COPIES_MAX = 1_000  # records in one batch of copies
-COPY_BYTES = 1 << 20
+LOAD_BYTES = 1 << 20  # of one fetch while the log is read
+READ_BYTES = 64 << 10  # of one fetch of due records
 RETRY_MS = 100
 LOOK_MS = 1_000  # the wall clock may be changed, so the scheduler reads it at least this often
 NOTE_OFFSETS = 20_000  # offsets after which the next note is appended
@@ -76,8 +74,6 @@ NOTE_OFFSETS = 20_000  # offsets after which the next note is appended
 MOVE_OFFSETS = 100_000
 MOVE_SHARE = 4  # ... and so many for each pending record
 CANCELS_MAX = 10_000  # cancellations that may wait
-
-Row = tuple[bytes, bytes | None, Headers]
 
 
 class Job(Enum):
@@ -111,13 +107,12 @@ class DelayScheduler:
         self._retry: Callable[[int], None] | None = None
         self._retry_at = NEVER
         self._wanted: deque[tuple[int, int]] = deque()  # offset and id of records to read
-        self._rows: list[Row] = []
-        self._ids: list[int] = []  # ids of the rows read so far
-        self._bytes = 0
-        self._stop = 0  # records before this offset are moved
+        self._read = RowBuffer()
+        self._ids: list[int] = []  # of the records that are being appended
+        self._stop = 0  # the offset before which records are moved
         self._cancels: deque[tuple[str, CancelDelayed]] = deque()
         self._noted_at = -1  # the log's end when the last note was appended
-        # called with the base offset once the batch is committed
+        # called with the time once the batch is committed
         self._appended: Callable[[int], None] | None = None
 
     # --- loading --------------------------------------------------------------------------------
@@ -139,7 +134,8 @@ class DelayScheduler:
         """Start again: it is unknown which records were appended."""
         mark("delays.restart")
         self._wanted.clear()
-        self._take_rows()
+        self._read.take()
+        self._ids = []
         self._retry_at, self._appended = NEVER, None
         self.begin(last, now)
 
@@ -294,11 +290,6 @@ class DelayScheduler:
             wait = self.index.next_due - self._host.wall_ms(now)
             self.deadline = min(self.deadline, now + max(0, min(wait, LOOK_MS)))
 
-    def _take_rows(self) -> tuple[list[Row], list[int]]:
-        rows, ids = self._rows, self._ids
-        self._rows, self._ids, self._bytes = [], [], 0
-        return rows, ids
-
     def _append(
         self, rows: list[Row], attributes: int, now: int, ids: list[int] | None = None
     ) -> None:
@@ -307,6 +298,7 @@ class DelayScheduler:
         if is_note:
             # Uncommitted delayed records are in the log, but not yet in the index.
             low = min(self.index.pending_from, self._known_to)
+            low = min(low, self.index.cancelled_from(self._host.wall_ms(now)))
             self._noted_at = self._host.end(self.name) + len(rows)
             value, key, headers = rows[0]
             pending = ((PENDING_FROM, str(low).encode()),)
@@ -348,17 +340,17 @@ class DelayScheduler:
     # --- delivering -----------------------------------------------------------------------------
 
     def _read_on(self, now: int) -> None:
-        """Read the next wanted record, or append those that were read."""
-        if self._wanted and self._bytes < COPY_BYTES:
+        """Read the next record that is wanted, or append those that were read."""
+        if self._wanted and not self._read.is_full:
             self._fetch(self._wanted[0][0], READ_BYTES, now)
             return
         if self._wanted:
             self.index.put_back([id for _, id in self._wanted], self._host.wall_ms(now))
             self._wanted.clear()
-        rows, ids = self._take_rows()
+        rows, ids, later = self._read.take_most_urgent()
         self._job = Job.IDLE
         if rows:
-            rows, ids = self._most_urgent(rows, ids, now)
+            self.index.put_back(later, self._host.wall_ms(now))
             expires = any(time_of(headers, EXPIRES_AT) is not None for _, _, headers in rows)
             attributes = DELAYED_COPY | (EXPIRES if expires else 0)
             headers = [row[2] for row in rows]
@@ -367,19 +359,6 @@ class DelayScheduler:
         else:
             self._look(now)
 
-    def _most_urgent(
-        self, rows: list[Row], ids: list[int], now: int
-    ) -> tuple[list[Row], list[int]]:
-        """Return the rows of the highest priority; the others are left for the next batch."""
-        levels = [priority_of(headers) for _, _, headers in rows]
-        top = max(levels)
-        later = [id for id, level in zip(ids, levels, strict=True) if level < top]
-        if not later:
-            return rows, ids
-        self.index.put_back(later, self._host.wall_ms(now))
-        chosen = [index for index, level in enumerate(levels) if level == top]
-        return [rows[index] for index in chosen], [ids[index] for index in chosen]
-
     def _read_due(self, batches: list[EncodedBatch], now: int) -> None:
         wanted = self._wanted
         for batch in batches:
@@ -387,7 +366,7 @@ class DelayScheduler:
                 break
             if wanted[0][0] >= batch.end_offset or not batch.header.attributes & DELAYED:
                 continue
-            rows = _rows(batch.verify())
+            rows = rows_of(batch.verify())
             while wanted and wanted[0][0] < batch.end_offset:
                 offset, id = wanted.popleft()
                 if (row := rows.get(offset)) is None:
@@ -396,9 +375,7 @@ class DelayScheduler:
                     continue
                 value, key, headers = row
                 own = tuple(each for each in headers if each[0] not in OWN)
-                self._rows.append((value, key, (*own, (DELAYED_ID, str(id).encode()))))
-                self._ids.append(id)
-                self._bytes += len(value)
+                self._read.add((value, key, (*own, (DELAYED_ID, str(id).encode()))), id)
         if wanted and not batches:
             self._again(self._read_on, now)
             return
@@ -426,15 +403,17 @@ class DelayScheduler:
         row = None
         for batch in batches:
             if batch.base_offset <= at < batch.end_offset and batch.header.attributes & DELAYED:
-                row = _rows(batch.verify()).get(at)
+                row = rows_of(batch.verify()).get(at)
         due = time_of(row[2], DELIVER_AT) if row is not None else None
         if due is None:
             why = f"the record at offset {m.offset} of {self.name} is not delayed"
             self._answer_cancel(now, error=InvalidRequest(why))
+        elif self.index.was_cancelled(m.offset):
+            self._answer_cancel(now, is_cancelled=True)
         elif due <= self._host.wall_ms(now):
             self._answer_cancel(now, is_cancelled=False)
         elif not self.index.is_pending(m.offset, at):
-            self._answer_cancel(now, is_cancelled=True)  # The record was cancelled before.
+            self._answer_cancel(now, is_cancelled=True)  # It was cancelled long before.
         else:
             headers = ((CANCELLED, str(m.offset).encode()), (DELIVER_AT, str(due).encode()))
             self._appended = lambda now: self._answer_cancel(now, is_cancelled=True)
@@ -461,7 +440,7 @@ class DelayScheduler:
             position = batch.end_offset
             if not batch.header.attributes & DELAYED:
                 continue
-            for offset, (value, key, headers) in _rows(batch.verify()).items():
+            for offset, (value, key, headers) in rows_of(batch.verify()).items():
                 if time_of(headers, DELIVER_AT) is None:
                     continue
                 moved = offset_of(headers, DELAYED_ID)
@@ -469,18 +448,16 @@ class DelayScheduler:
                 if offset >= self._stop or not self.index.is_pending(id, offset):
                     continue
                 own = tuple(each for each in headers if each[0] not in (DELAYED_ID, PENDING_FROM))
-                self._rows.append((value, key, (*own, (DELAYED_ID, str(id).encode()))))
-                self._bytes += len(value)
-            if len(self._rows) >= COPIES_MAX or self._bytes >= COPY_BYTES:
+                self._read.add((value, key, (*own, (DELAYED_ID, str(id).encode()))))
+            if self._read.is_full:
                 break
-        is_enough = len(self._rows) >= COPIES_MAX or self._bytes >= COPY_BYTES
         if not batches:
             self._again(lambda now: self._fetch(position, LOAD_BYTES, now), now)
             return
-        if position < self._stop and not is_enough:
+        if position < self._stop and not self._read.is_full:
             self._fetch(position, LOAD_BYTES, now)
             return
-        rows, _ = self._take_rows()
+        rows, _ = self._read.take()
         self._job = Job.IDLE
         if rows:
             self._append(rows, NOTE, now)
@@ -489,9 +466,3 @@ class DelayScheduler:
 
 
 OWN = (DELIVER_AT, DELAYED_ID, PENDING_FROM)
-
-
-def _rows(batch: EncodedBatch) -> dict[int, Row]:
-    """The records of a batch, by offset."""
-    columns = zip(batch.values, batch.keys, batch.headers, strict=True)
-    return dict(zip(batch.offsets, columns, strict=True))

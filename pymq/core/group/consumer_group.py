@@ -233,16 +233,13 @@ class ConsumerGroup:
         theirs = leases.open_before(end, loose) * others // (1 + others)
         return min(limit, max(1, leases.open_before(end) - theirs)) if theirs else limit
 
-    # --- deadline and description
-    # -------------------------------------------------------------------
+    # --- deadline and description -----------------------------------------------------------------
 
     def next_due(self, now: int) -> int:
         """When the next session, wait, delay, lease or pause ends."""
-        due = self.assign_at
-        if self.members:
-            for member in self.members.values():
-                due = min(due, member.gone_at, member.waits_until)
-            due = min(due, self.offsets.next_due(now))
+        due = min(self.assign_at, self.offsets.next_due(now))
+        for member in self.members.values():
+            due = min(due, member.gone_at, member.waits_until)
         return due
 
     def describe(self, request: int, now: int) -> GroupState:

@@ -22,15 +22,16 @@ before anything expires.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pymq.core.counts import plural
 from pymq.core.group.consumer_group import Assignors, ConsumerGroup
-from pymq.core.group.context import GroupContext
 from pymq.core.group.group_limits import GroupLimits
-from pymq.core.group.lease_manager import LeaseManager
+from pymq.core.group.lease_manager import GroupContext, LeaseManager
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import GroupHost, OffsetLog
-from pymq.core.group.request_validation import GroupRequest, check, refusal
+from pymq.core.group.request_validation import ClassicRequest, GroupRequest, check, refusal
 from pymq.core.message import (
     Acquire,
     CommitOffset,
@@ -53,6 +54,9 @@ from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
 from pymq.errors import InvalidRequest, PymqError, ReplicaNotAvailable, UnknownGroup
+
+if TYPE_CHECKING:
+    from pymq.core.group.classic.coordinator import ClassicCoordinator
 
 LOOK_MS = 250  # interval of checks of sessions and leases
 
@@ -82,6 +86,8 @@ class GroupCoordinator:
         )
         self._leases = LeaseManager(context)
         self._membership = MembershipManager(context, self._leases, assignors)
+        self._context = context
+        self._classic: ClassicCoordinator | None = None  # made for the first Kafka client
         # requests and deleted topics that wait until the offsets are loaded
         self._parked: list[tuple[str, GroupRequest]] = []
         self._deleted: list[tuple[str, str]] = []
@@ -95,6 +101,8 @@ class GroupCoordinator:
 
     def _loaded(self, m: Fetched, now: int) -> None:
         if self.offsets.loaded(m, now):
+            for name in self.groups:
+                self._rearm(name)  # The clock must run until delays end, also before members come.
             deleted, self._deleted = self._deleted, []
             for topic, topic_id in deleted:
                 self.forget_topic(topic, now, topic_id)
@@ -105,9 +113,11 @@ class GroupCoordinator:
     def resign(self, error: PymqError, now: int) -> None:
         """Answer all waiting requests with *error*: another broker takes over (emigration)."""
         self._membership.resign(error, now)
+        if self._classic is not None:
+            self._classic.resign(error, now)
         # The outcome of the write in progress is unknown; the new coordinator will learn it.
         for source, answer in self.offsets.waiting():
-            self._host.reply(source, Settled(answer.id, error=error), now)
+            self._host.reply(source, type(answer)(answer.id, error=error), now)
         for source, request in self._parked:
             self._host.reply(source, refusal(request, error), now)
 
@@ -146,6 +156,7 @@ class GroupCoordinator:
         elif isinstance(m, Heartbeat):
             self._membership.heartbeat(*self._membership.find(source, m), m, now)
         elif isinstance(m, Join):
+            self._check_free(m.group)
             self._membership.join(source, m, now)
         elif isinstance(m, Leave):
             self._membership.leave(source, *self._membership.find(source, m), m, now)
@@ -156,9 +167,36 @@ class GroupCoordinator:
         elif isinstance(m, GetGroup | GetLeases):
             self._describe(source, m, now)
         elif isinstance(m, Unsubscribe):
+            self._check_free(m.name)
             self._membership.unsubscribe(source, m, now)
+        elif isinstance(m, ClassicRequest):
+            self._classics().step(source, m, now)
         else:
-            self._host.reply(source, GroupNames(m.id, tuple(sorted(self.groups))), now)
+            names = {*self.groups, *(name for name, _, _ in self.kinds())}
+            self._host.reply(source, GroupNames(m.id, tuple(sorted(names))), now)
+
+    # --- groups of Kafka's clients --------------------------------------------------------------
+
+    def _classics(self) -> ClassicCoordinator:
+        if self._classic is None:
+            # lazy: most queues have no Kafka clients
+            from pymq.core.group.classic.coordinator import ClassicCoordinator
+
+            self._classic = ClassicCoordinator(self._context)
+        return self._classic
+
+    def kinds(self) -> tuple[tuple[str, str, str], ...]:
+        """The groups that Kafka's clients have joined: name, protocol type and state."""
+        return self._classic.kinds() if self._classic is not None else ()
+
+    def _check_free(self, group: str) -> None:
+        """Check that a group has no Kafka clients as members.
+
+        Raises:
+            InvalidRequest: it has.
+        """
+        if self._classic is not None:
+            self._classic.check_free(group)
 
     # --- offsets of groups without members ------------------------------------------------------
 
@@ -168,13 +206,18 @@ class GroupCoordinator:
             self._limits.check_groups(len(self.groups))
         elif (m.topic, m.partition) not in there.offsets.leases:
             self._limits.check_offsets(m.group, len(there.offsets.leases) + 1)
+        self._check_free(m.group)
         group = self.groups.setdefault(m.group, ConsumerGroup(m.group))
         _check_closed(group)
         group.offsets.set_offset(m.topic, m.partition, Leases(m.offset))
+        if m.end is not None:
+            # The log start is unknown: the report of a member that joins has to count as new.
+            group.offsets.topic(m.topic).learn(m.partition, -1, m.end)
         self.offsets.changed(m.group, m.topic, m.partition)
         self.offsets.answer(source, Settled(m.id), durable=True)
 
     def _delete(self, source: str, m: DeleteGroup) -> None:
+        self._check_free(m.group)
         group = self.groups.get(m.group)
         error: PymqError | None = None
         if group is None:
@@ -187,6 +230,8 @@ class GroupCoordinator:
                 # As the group is gone, each offset becomes a tombstone.
                 self.offsets.changed(m.group, *name)
             del self.groups[m.group]
+            if self._classic is not None:
+                self._classic.settle(m.group)
         self.offsets.answer(source, Settled(m.id, error=error), durable=True)
 
     def _describe(self, source: str, m: GetGroup | GetLeases, now: int) -> None:
@@ -217,6 +262,8 @@ class GroupCoordinator:
             )
             if group.is_empty:
                 self.groups.pop(group.name, None)
+                if self._classic is not None:
+                    self._classic.settle(group.name)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -233,6 +280,8 @@ class GroupCoordinator:
                 self._membership.tick(group, now)
                 self._leases.tick(group, now)
                 self._rearm(name)
+        if self._classic is not None:
+            self._classic.tick(now)
         self._arm()
 
     def _rearm(self, name: str) -> None:
@@ -249,7 +298,10 @@ class GroupCoordinator:
             self._timers.drop(name)
 
     def _arm(self) -> None:
-        self.deadline = min(self.offsets.retry_at, self.clock.when(self._timers.due))
+        due = self._timers.due
+        if self._classic is not None:
+            due = min(due, self._classic.timers.due)
+        self.deadline = min(self.offsets.retry_at, self.clock.when(due))
         if self._parked:
             self.deadline = min(self.deadline, self.offsets.patience_until)
 

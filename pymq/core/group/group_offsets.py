@@ -25,6 +25,7 @@ class GroupOffsets:
 
     leases: dict[Name, Leases] = Factory(dict)
     topics: dict[str, TopicState] = Factory(dict)
+    notes: dict[Name, str] = Factory(dict)  # what Kafka's clients have committed with an offset
 
     # --- topics ---------------------------------------------------------------------------------
 
@@ -55,6 +56,7 @@ class GroupOffsets:
         forgotten = [name for name in names if is_gone(consumed.id_of(name[1]))]
         for name in forgotten:
             del self.leases[name]
+            self.notes.pop(name, None)
         consumed.forget(is_gone)
         self._drop_if_blank(topic)
         return forgotten
@@ -65,13 +67,19 @@ class GroupOffsets:
 
     # --- offsets --------------------------------------------------------------------------------
 
-    def set_offset(self, topic: str, partition: str, leases: Leases, topic_id: str = "") -> None:
+    def set_offset(
+        self, topic: str, partition: str, leases: Leases, topic_id: str = "", note: str = ""
+    ) -> None:
         """Set a partition's offset; *topic_id* is the topic that it belongs to, if known."""
         self.leases[topic, partition] = leases
+        self.notes.pop((topic, partition), None)
+        if note:
+            self.notes[topic, partition] = note
         self.topic(topic).begin_anew(partition, topic_id)
 
     def drop_offset(self, topic: str, partition: str) -> None:
         """Remove a partition's offset."""
+        self.notes.pop((topic, partition), None)
         if self.leases.pop((topic, partition), None) is not None:
             self.topic(topic).begin_anew(partition, "")
             self._drop_if_blank(topic)
@@ -122,8 +130,7 @@ class GroupOffsets:
         consumed.begin(partition, member.topic_id)
         return is_news
 
-    # --- unordered records
-    # --------------------------------------------------------------------------
+    # --- unordered records ------------------------------------------------------------------------
 
     def open(self, topic: str, partition: str) -> None:
         """Note that a partition may have records for members that it is not assigned to."""
@@ -136,8 +143,7 @@ class GroupOffsets:
         ordered = self.topic(topic).ordered
         return leases.unkeyed if ordered is None else NOTHING if ordered else EVERYTHING
 
-    # --- end of leases
-    # ------------------------------------------------------------------------------
+    # --- end of leases ----------------------------------------------------------------------------
 
     def acknowledge(
         self, member: Member, acks: Iterable[tuple[str, Range]]
@@ -159,7 +165,7 @@ class GroupOffsets:
             if late := leases.acknowledge(member.id, ranges):
                 refused += late
                 lapsed += leases.open_in(ranges)
-            if leases.committed != before or leases.done_ranges():
+            if leases.committed != before or leases.spans.done_ranges():
                 changed.append(name)
         return refused, lapsed, changed
 
@@ -202,10 +208,9 @@ class GroupOffsets:
 
     def next_due(self, now: int) -> int:
         """When the next delay or lease ends."""
-        return min((leases.next_due(now) for leases in self.leases.values()), default=NEVER)
+        return min((leases.spans.next_due(now) for leases in self.leases.values()), default=NEVER)
 
-    # --- descriptions
-    # -------------------------------------------------------------------------------
+    # --- descriptions -----------------------------------------------------------------------------
 
     def describe(self) -> tuple[GroupOffset, ...]:
         """Describe all offsets."""
@@ -215,10 +220,11 @@ class GroupOffsets:
                 partition,
                 leases.committed,
                 leases.next,
-                leases.in_flight,
-                leases.waiting,
-                leases.holders,
+                leases.spans.in_flight,
+                leases.spans.waiting,
+                leases.spans.holders,
                 leases.is_full,
+                self.notes.get((topic, partition), ""),
             )
             for (topic, partition), leases in sorted(self.leases.items())
         )
@@ -229,7 +235,7 @@ class GroupOffsets:
         end = self.end(m.topic, m.partition) or 0
         if leases is None:
             return GroupLeases(m.id, known_end=end)
-        spans = leases.spans(m.offset, max(0, min(m.max_spans, SPANS_MAX)), now)
+        spans = leases.describe(m.offset, max(0, min(m.max_spans, SPANS_MAX)), now)
         return GroupLeases(m.id, leases.committed, leases.next, end, spans)
 
 

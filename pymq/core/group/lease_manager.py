@@ -11,12 +11,28 @@ from collections.abc import Iterable
 from itertools import islice
 
 from pymq.core.group.consumer_group import ConsumerGroup
-from pymq.core.group.context import GroupContext
+from pymq.core.group.group_limits import GroupLimits
 from pymq.core.group.group_offsets import Name
 from pymq.core.group.member import Member, MemberState
+from pymq.core.group.offset_log import GroupHost, OffsetLog
 from pymq.core.message import Acquire, Acquired, Lease, Settle, Settled
+from pymq.core.time.pausable_clock import PausableClock
+from pymq.core.time.timer_heap import TimerHeap
+from pymq.core.values import define
 
 IDLE_TRIES = 64  # idle members that one request tries to serve
+
+
+@define
+class GroupContext:
+    """The groups of a coordinator, their clock and timers, and the store of their offsets."""
+
+    host: GroupHost
+    limits: GroupLimits
+    groups: dict[str, ConsumerGroup]
+    offsets: OffsetLog
+    clock: PausableClock  # the time of groups, members and leases
+    timers: TimerHeap[str]  # by group, when something is due on that clock
 
 
 class LeaseManager:

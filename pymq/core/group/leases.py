@@ -12,20 +12,17 @@ is leased while too many spans are open (there, ``group.share.partition.max.reco
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from pymq.core.batch.offset_ranges import EVERYTHING, Ranges
 from pymq.core.batch.priority import PriorityRuns, Run
+from pymq.core.group.spans import AVAILABLE, DONE, LEASED, Counted, Delayed, Failed, Span, Spans
 from pymq.core.message import Lease, LeaseSpan, Range
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
-from pymq.core.values import define
 
-AVAILABLE = 0  # may be leased from ``due`` on
-LEASED = 1  # leased to ``owner`` until ``due``
-DONE = 2
-# with so many spans nothing new is leased until the lowest offsets are acknowledged
+# from so many on nothing new is leased until the lowest offsets are acknowledged
 SPANS_OPEN = 4_096
 UNKEYED_MAX = 256  # ranges of records without a key that are remembered
 RUNS_AT_ONCE = 64  # runs of one priority that are leased at once, since each becomes a span
@@ -33,37 +30,16 @@ LEASED_MAX = 1 << 16  # leased records at most, since each may become its own sp
 STATES = ("available", "leased", "acked")  # names of the states in descriptions
 
 
-Counted = tuple[int, int, int]  # a range of offsets, and how often it was delivered
-# a range of offsets, and the error with which a member last returned it
-Failed = tuple[int, int, str]
-Delayed = tuple[int, int, int]  # a range of offsets, and the time of its redelivery
-
-
-@define
-class Span:
-    """Offsets with the same state."""
-
-    start: int
-    end: int
-    state: int
-    owner: str | None = None
-    count: int = 0  # deliveries so far
-    due: int = NEVER
-    dead: bool = False  # leased for the dead-letter topic, which does not count as a delivery
-    error: str = ""  # the error text with which a member last returned the records
-    priority: int = 0
-
-
 class Leases:
     """The state of one group in one partition."""
 
     __slots__ = (
         "_has_levels",
-        "_spans",
         "committed",
         "has_counted",
         "next",
         "priorities",
+        "spans",
         "unkeyed",
     )
 
@@ -86,100 +62,51 @@ class Leases:
         """
         self.committed = committed
         self.next = committed
-        self.has_counted = False  # delivery counts have changed that a new coordinator must know
-        self._spans: list[Span] = []
-        self.unkeyed = Ranges(UNKEYED_MAX)  # unordered records
-        self.priorities = PriorityRuns()  # priorities of records that were never leased
-        self._has_levels = False  # whether a record so far had a priority
+        self.has_counted = False  # counts have changed that the next coordinator must know
+        self.spans = Spans()
+        self.unkeyed = Ranges(UNKEYED_MAX)  # records that have no order to keep
+        self.priorities = PriorityRuns()  # of records that were never leased
+        self._has_levels = False  # a record had a priority, at any time
         known = [*((a, b, DONE, 0) for a, b in done), *((a, b, AVAILABLE, n) for a, b, n in counts)]
         for start, end, state, count in sorted(known):
             low = max(start, self.next)
             if low >= end:
                 continue
             if low > self.next:
-                self._spans.append(Span(self.next, low, AVAILABLE, due=0))
+                self.spans.append(Span(self.next, low, AVAILABLE, due=0))
             due = NEVER if state == DONE else 0
-            self._spans.append(Span(low, end, state, count=count, due=due))
+            self.spans.append(Span(low, end, state, count=count, due=due))
             self.next = end
         for start, end, error in errors:
-            for span in self._within(start, end, AVAILABLE):
+            for span in self.spans.within(start, end, AVAILABLE):
                 span.error = error
         for start, end, due in delays:
-            for span in self._within(start, end, AVAILABLE):
+            for span in self.spans.within(start, end, AVAILABLE):
                 span.due = due
 
     # --- questions ------------------------------------------------------------------------------
 
-    def next_due(self, now: int) -> int:
-        """When the next lease runs out or the next delayed record is due, after *now*."""
-        return min((s.due for s in self._spans if s.state != DONE and s.due > now), default=NEVER)
-
-    @property
-    def in_flight(self) -> int:
-        """How many records are leased."""
-        return sum(span.end - span.start for span in self._spans if span.state == LEASED)
-
-    @property
-    def holders(self) -> tuple[str, ...]:
-        """The members that hold leases."""
-        return tuple(dict.fromkeys(s.owner for s in self._spans if s.owner is not None))
-
-    @property
-    def waiting(self) -> int:
-        """How many records wait for redelivery."""
-        return sum(span.end - span.start for span in self._spans if span.state == AVAILABLE)
-
     @property
     def is_full(self) -> bool:
-        """Whether so many spans are open that nothing new is leased."""
-        return len(self._spans) >= SPANS_OPEN or self.in_flight >= LEASED_MAX
+        """Whether so much is open that nothing new is leased."""
+        return len(self.spans) >= SPANS_OPEN or self.spans.in_flight >= LEASED_MAX
 
     def held_by_others(self, members: Iterable[str], loose: Ranges) -> bool:
         """Whether a member other than *members* holds a lease on records that are not *loose*."""
         allowed = set(members)
         return any(
             s.state == LEASED and s.owner not in allowed and not loose.covers(s.start, s.end)
-            for s in self._spans
+            for s in self.spans
         )
 
-    def done_ranges(self) -> tuple[Range, ...]:
-        """The ranges acknowledged above ``committed``."""
-        return tuple((span.start, span.end) for span in self._spans if span.state == DONE)
-
-    def counts(self) -> tuple[Counted, ...]:
-        """The delivery counts of unacknowledged ranges, for a coordinator that takes over.
-
-        A delivery is counted when it has ended. If the coordinator changes during a delivery, the
-        application may never have seen the records, so it must not count towards ``max_deliver``.
-        """
-        found = (
-            (span.start, span.end, span.count - (span.state == LEASED and not span.dead))
-            for span in self._spans
-            if span.state != DONE
-        )
-        return tuple(each for each in found if each[2] > 0)
-
-    def errors(self) -> tuple[Failed, ...]:
-        """The error texts of unacknowledged ranges, for a new coordinator."""
-        return tuple((span.start, span.end, span.error) for span in self._spans if span.error)
-
-    def delays(self, now: int) -> tuple[Delayed, ...]:
-        """The times of redelivery of returned ranges, for a new coordinator."""
-        return tuple(
-            (span.start, span.end, span.due)
-            for span in self._spans
-            if span.state == AVAILABLE and span.due > now
-        )
-
-    def spans(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
+    def describe(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
         """Describe the records from *offset* on, in at most *limit* spans."""
-        index = max(0, bisect_right(self._spans, offset, key=_start) - 1)
-        found = [s for s in self._spans[index : index + limit + 1] if s.end > offset]
-        return tuple(_described(span, now) for span in found[:limit])
+        found = islice(self.spans.from_offset(offset), limit)
+        return tuple(_described(span, now) for span in found)
 
     def available(self, end: int, now: int) -> Iterator[Range]:
         """The ranges before *end* that may be leased, in the order of their offsets."""
-        for span in self._spans:
+        for span in self.spans:
             if span.state == AVAILABLE and span.due <= now:
                 yield span.start, span.end
         if self.next < end:
@@ -191,18 +118,20 @@ class Leases:
             return True
         return any(
             s.state == AVAILABLE and s.due <= now and among.first(s.start, s.end) is not None
-            for s in self._spans
+            for s in self.spans
         )
 
     def open_before(self, end: int, among: Ranges = EVERYTHING) -> int:
-        """How many records before *end* in *among* are neither leased nor acknowledged."""
-        spans = ((s.start, s.end) for s in self._spans if s.state == AVAILABLE)
+        """How many records before *end*, *among* these offsets, are neither leased nor
+        acknowledged.
+        """
+        spans = ((s.start, s.end) for s in self.spans if s.state == AVAILABLE)
         return sum(among.count(start, stop) for start, stop in (*spans, (self.next, end)))
 
     def levels(self, end: int, now: int) -> set[int]:
         """The priorities of the leasable records before *end*."""
         found = {run[2] for run in self.priorities.between(self.next, end)}
-        found.update(s.priority for s in self._spans if s.state == AVAILABLE and s.due <= now)
+        found.update(s.priority for s in self.spans if s.state == AVAILABLE and s.due <= now)
         return found
 
     # --- changes --------------------------------------------------------------------------------
@@ -211,7 +140,7 @@ class Leases:
         """Store the priorities of records; records that were leased keep theirs."""
         for start, end, priority in runs:
             self._has_levels = True
-            for span in self._within(start, min(end, self.next), AVAILABLE):
+            for span in self.spans.within(start, min(end, self.next), AVAILABLE):
                 span.priority = priority
             self.priorities.put(max(start, self.next), end, priority)
 
@@ -219,10 +148,8 @@ class Leases:
         """Skip records that retention has removed; returns whether there were any."""
         if log_start <= self.committed:
             return False
-        mark("leases.overtaken")  # retention removed these records
-        self._spans = [span for span in self._spans if span.end > log_start]
-        if self._spans:
-            self._spans[0].start = max(self._spans[0].start, log_start)
+        mark("leases.overtaken")  # by retention
+        self.spans.begin_at(log_start)
         self.committed = log_start
         self.next = max(self.next, log_start)
         self._advance()
@@ -276,7 +203,7 @@ class Leases:
     ) -> list[Lease]:
         """Lease records that were returned or passed over."""
         leases: list[Lease] = []
-        for span in list(self._spans):
+        for span in list(self.spans):
             if limit <= 0:
                 break
             if span.state != AVAILABLE or span.due > now or span.priority != level:
@@ -284,7 +211,7 @@ class Leases:
             for part in list(_parts(among, span.start, span.end, level)):
                 if limit <= 0:
                     break
-                for taken in self._within(part[0], min(part[1], part[0] + limit), AVAILABLE):
+                for taken in self.spans.within(part[0], min(part[1], part[0] + limit), AVAILABLE):
                     dead = 0 < max_deliver <= taken.count
                     mark("leases.dead" if dead else "leases.again")
                     taken.state, taken.owner, taken.due = LEASED, member, until
@@ -310,12 +237,8 @@ class Leases:
         if start > self.next:
             mark("leases.passed_over")
             self._pass_over(start)
-        self.next = min(end, start + min(limit, LEASED_MAX - self.in_flight))
-        last = self._spans[-1] if self._spans else None
-        if last and _fate(last) == (LEASED, member, 1, until, False, "", level):
-            last.end = self.next
-        else:
-            self._spans.append(Span(start, self.next, LEASED, member, 1, until, priority=level))
+        self.next = min(end, start + min(limit, LEASED_MAX - self.spans.in_flight))
+        self.spans.lease(start, self.next, member, until, level)
         self.priorities.forget(self.next)
         return Lease("", start, self.next, 1)
 
@@ -323,9 +246,9 @@ class Leases:
         """Make new records before *until* available without a lease, by priority."""
         for start, end, priority in (*self.priorities.between(self.next, until), (until, until, 0)):
             if start > self.next:
-                self._spans.append(Span(self.next, start, AVAILABLE, due=0))
+                self.spans.append(Span(self.next, start, AVAILABLE, due=0))
             if end > start:
-                self._spans.append(Span(start, end, AVAILABLE, due=0, priority=priority))
+                self.spans.append(Span(start, end, AVAILABLE, due=0, priority=priority))
             self.next = end
 
     def acknowledge(self, member: str, ranges: Iterable[Range]) -> int:
@@ -333,7 +256,7 @@ class Leases:
         refused = 0
         for start, end in ranges:
             held = 0
-            for span in self._held(member, start, end):
+            for span in self.spans.within(start, end, LEASED, member):
                 held += span.end - span.start
                 span.state, span.owner, span.due, span.error = DONE, None, NEVER, ""
             refused += end - start - held
@@ -346,17 +269,17 @@ class Leases:
         for start, end in ranges:
             low = max(start, self.committed)
             count += max(0, end - low)
-            index = max(0, bisect_right(self._spans, low, key=_start) - 1)
-            while index < len(self._spans) and (span := self._spans[index]).start < end:
+            for span in self.spans.from_offset(low):
+                if span.start >= end:
+                    break
                 if span.state == DONE:
                     count -= max(0, min(end, span.end) - max(low, span.start))
-                index += 1
         return count
 
     def reject(self, member: str, ranges: Iterable[Range], due: int, error: str = "") -> None:
         """Return records for redelivery from *due* on; *error* is the reason."""
         for start, end in ranges:
-            for span in self._held(member, start, end):
+            for span in self.spans.within(start, end, LEASED, member):
                 span.state, span.owner, span.due = AVAILABLE, None, due
                 span.error = error or span.error
                 self.has_counted = True
@@ -364,19 +287,19 @@ class Leases:
     def renew(self, member: str, ranges: Iterable[Range], until: int) -> None:
         """Renew the leases of a member that still works on its records."""
         for start, end in ranges:
-            for span in self._held(member, start, end):
+            for span in self.spans.within(start, end, LEASED, member):
                 span.due = until
 
     def give_back(self, member: str, ranges: Iterable[Range], now: int) -> None:
         """Return records that the application never saw: their delivery does not count."""
         for start, end in ranges:
-            for span in self._held(member, start, end):
+            for span in self.spans.within(start, end, LEASED, member):
                 span.state, span.owner, span.due = AVAILABLE, None, now
                 span.count = max(0, span.count - (not span.dead))
 
     def release(self, member: str, now: int) -> None:
-        """Make the records of a departed member available."""
-        for span in self._spans:
+        """Make all records available that a departed member held."""
+        for span in self.spans:
             if span.state == LEASED and span.owner == member:
                 span.state, span.owner, span.due = AVAILABLE, None, now
                 self.has_counted = True
@@ -384,7 +307,7 @@ class Leases:
     def expire(self, now: int) -> int:
         """End the leases that have run out; returns how many records they covered."""
         records = 0
-        for span in self._spans:
+        for span in self.spans:
             if span.state == LEASED and span.due <= now:
                 mark("leases.expired")
                 span.state, span.owner = AVAILABLE, None
@@ -392,55 +315,10 @@ class Leases:
                 records += span.end - span.start
         return records
 
-    # --- spans ----------------------------------------------------------------------------------
-
-    def _held(self, member: str, start: int, end: int) -> Iterator[Span]:
-        """Iterate over a member's leased spans in a range, cut at the ends of the range."""
-        return self._within(start, end, LEASED, member)
-
-    def _within(self, start: int, end: int, state: int, owner: str | None = None) -> Iterator[Span]:
-        """Iterate over spans with a state and an owner, cut at the ends of the range."""
-        if start >= end:
-            return
-        index = max(0, bisect_right(self._spans, start, key=_start) - 1)
-        while index < len(self._spans) and self._spans[index].start < end:
-            span = self._spans[index]
-            if span.state == state and span.owner == owner and span.end > start:
-                span = self._cut(span, max(start, span.start), min(end, span.end))
-                index = bisect_right(self._spans, span.start, key=_start) - 1
-                yield span
-            index += 1
-
-    def _cut(self, span: Span, start: int, end: int) -> Span:
-        """Split *span* so that [start, end) is a separate span, and return that."""
-        index = bisect_right(self._spans, span.start, key=_start) - 1
-        if end < span.end:
-            rest = Span(end, span.end, *_fate(span))
-            self._spans.insert(index + 1, rest)
-            span.end = end
-        if start > span.start:
-            before = Span(span.start, start, *_fate(span))
-            self._spans.insert(index, before)
-            span.start = start
-        return span
-
     def _advance(self) -> None:
-        """Join acknowledged spans, and move ``committed`` past them."""
-        joined: list[Span] = []
-        for span in self._spans:
-            last = joined[-1] if joined else None
-            if span.state == DONE and last is not None and last.state == DONE:
-                last.end = span.end
-            else:
-                joined.append(span)
+        """Advance ``committed`` over what is acknowledged."""
         before = self.committed
-        if joined and joined[0].state == DONE and joined[0].start <= self.committed:
-            self.committed = joined.pop(0).end
-        elif not joined:
-            self.committed = self.next
-        elif joined[0].start > self.committed:
-            self.committed = joined[0].start
-        self._spans = joined
+        self.committed = self.spans.join_done(before, self.next)
         if self.committed > before:
             self.unkeyed.forget(self.committed)
 
@@ -461,14 +339,3 @@ def _parts(among: Ranges, start: int, end: int, level: int) -> Iterator[Range]:
 def _described(span: Span, now: int) -> LeaseSpan:
     due = max(0, span.due - now) if span.state != DONE else 0
     return LeaseSpan(span.start, span.end, STATES[span.state], span.owner, span.count, due)
-
-
-def _fate(span: Span) -> tuple[int, str | None, int, int, bool, str, int]:
-    return (
-        *(span.state, span.owner, span.count, span.due),
-        *(span.dead, span.error, span.priority),
-    )
-
-
-def _start(span: Span) -> int:
-    return span.start

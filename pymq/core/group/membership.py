@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pymq.core.group.consumer_group import Assignors, ConsumerGroup
-from pymq.core.group.context import GroupContext
-from pymq.core.group.lease_manager import LeaseManager
+from pymq.core.group.lease_manager import GroupContext, LeaseManager
 from pymq.core.group.member import FencedMembers, Member, MemberState
 from pymq.core.message import (
     Acquire,

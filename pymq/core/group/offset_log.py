@@ -21,7 +21,16 @@ from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.leases import Leases
-from pymq.core.message import BEGIN, Fetch, Fetched, Message, Produce, Produced, Settled
+from pymq.core.message import (
+    BEGIN,
+    ClassicDone,
+    Fetch,
+    Fetched,
+    Message,
+    Produce,
+    Produced,
+    Settled,
+)
 from pymq.core.observe.coverage import mark
 from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
@@ -32,6 +41,7 @@ TOMBSTONE = ("pymq.tombstone", b"")  # marks a deletion for compaction
 DELIVERIES = "pymq.deliveries"  # a header: delivery counts of unacknowledged ranges
 # a header: the errors with which members last returned unacknowledged ranges
 ERRORS = "pymq.errors"
+NOTE = "pymq.note"  # a header: the text that a Kafka client has committed with the offset
 DELAYS = "pymq.delays"  # a header: the times from which on returned ranges may be delivered again
 RANGES_MAX = 512  # acknowledged ranges above the committed offset that are kept at most
 ERRORS_MAX = 20  # different errors that are kept; each commit writes them again
@@ -41,6 +51,7 @@ ASK_MS = 1_000  # timeout of a fetch from another broker
 PATIENCE_MS = 1_000  # requests wait so long for the offsets to be loaded before they are refused
 
 Name = tuple[str, str, str]  # group, topic, partition
+Stored = Settled | ClassicDone  # answers that wait for a write
 
 
 class GroupHost(Protocol):
@@ -92,8 +103,8 @@ class OffsetLog:
         self._groups = groups
         self._clock = clock  # the clock of leases
         self._changed: dict[Name, None] = {}  # offsets to be written, in order
-        self._unanswered: list[tuple[str, Settled]] = []
-        self._writing: list[tuple[str, Settled]] | None = None
+        self._unanswered: list[tuple[str, Stored]] = []
+        self._writing: list[tuple[str, Stored]] | None = None
         self._written: dict[Name, None] = {}
         self._must_sync = False  # a member waits for a durable commit
         self._is_syncing = False
@@ -204,7 +215,9 @@ class OffsetLog:
                     [(a, b, error) for error, spans in failed for a, b in spans],
                     [(a, b, due + ahead) for a, b, due in delayed],
                 )
-                group.offsets.set_offset(topic, partition, leases, *topic_id)
+                note = str(known.get(NOTE, b""), "utf-8")
+                belongs_to = topic_id[0] if topic_id else ""
+                group.offsets.set_offset(topic, partition, leases, belongs_to, note)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -220,12 +233,12 @@ class OffsetLog:
                 leases.has_counted = False
                 self.changed(group.name, *name)
 
-    def answer(self, source: str, answer: Settled, *, durable: bool) -> None:
+    def answer(self, source: str, answer: Stored, *, durable: bool) -> None:
         """Queue an answer until all changes so far are written."""
         self._unanswered.append((source, answer))
         self._must_sync = self._must_sync or durable
 
-    def waiting(self) -> list[tuple[str, Settled]]:
+    def waiting(self) -> list[tuple[str, Stored]]:
         """The answers that wait for a write."""
         return [*(self._writing or ()), *self._unanswered]
 
@@ -277,7 +290,7 @@ class OffsetLog:
             group = self._groups.get(name)
             leases = group.offsets.leases.get((topic, partition)) if group is not None else None
             keys.append(cbor.dumps([OFFSET_KEY, name, topic, partition]))
-            done = leases.done_ranges()[:RANGES_MAX] if leases else ()
+            done = leases.spans.done_ranges()[:RANGES_MAX] if leases else ()
             item: list[Any] = [leases.committed if leases else 0, [list(r) for r in done]]
             if group is not None and leases is not None:
                 topic_id = group.offsets.topic(topic).id_of(partition)
@@ -286,8 +299,12 @@ class OffsetLog:
             if leases is None:
                 headers.append((TOMBSTONE,))
                 continue
-            delays = [[a, b, due - ahead] for a, b, due in leases.delays(time)]
-            headers.append(_unacknowledged(leases, delays))
+            delays = [[a, b, due - ahead] for a, b, due in leases.spans.delays(time)]
+            found = _unacknowledged(leases, delays)
+            assert group is not None
+            if note := group.offsets.notes.get((topic, partition)):
+                found += ((NOTE, note.encode()),)
+            headers.append(found)
         return EncodedBatch.encode(
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
         )
@@ -334,9 +351,9 @@ def _unacknowledged(leases: Leases, delays: list[list[int]]) -> Headers:
 
     As headers, so that older versions can read the record.
     """
-    counts = [list(each) for each in leases.counts()[:RANGES_MAX]]
+    counts = [list(each) for each in leases.spans.counts()[:RANGES_MAX]]
     by_error = dict[str, list[list[int]]]()
-    for start, end, error in leases.errors()[:RANGES_MAX]:
+    for start, end, error in leases.spans.errors()[:RANGES_MAX]:
         if error in by_error or len(by_error) < ERRORS_MAX:
             by_error.setdefault(error, []).append([start, end])
     errors = [[*each] for each in by_error.items()]

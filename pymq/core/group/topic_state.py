@@ -40,8 +40,7 @@ class TopicState:
         """Whether there is no state."""
         return not (self.topic_id or self.partitions or self.reach or self._ids)
 
-    # --- identity of the topic
-    # ----------------------------------------------------------------------
+    # --- identity of the topic --------------------------------------------------------------------
 
     def check(self, topic_id: str) -> None:
         """Check that a member may join for the topic with that id.

@@ -154,6 +154,7 @@ class CommitOffset:
     topic: str
     partition: str
     offset: int
+    end: int | None = None  # the high watermark as the client knows it, for the lag in metrics
 
 
 @value
@@ -208,6 +209,7 @@ class GroupOffset:
     waiting: int = 0  # returned records that wait for redelivery
     holders: tuple[str, ...] = ()  # the members that lease records in flight
     is_full: bool = False  # too many records are unacknowledged to lease new ones
+    note: str = ""  # what a Kafka client has committed with the offset
 
 
 @value
@@ -274,6 +276,8 @@ class GroupNames:
     id: int
     groups: tuple[str, ...] = ()
     error: PymqError | None = None
+    # of the groups that Kafka's clients have joined: name, protocol type and state
+    classic: tuple[tuple[str, str, str], ...] = ()
 
 
 GroupMessage = (

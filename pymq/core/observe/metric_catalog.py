@@ -172,4 +172,16 @@ CLIENT = {
     ),
 }
 
-METRICS: dict[str, Spec] = {**BROKER, **ZKSERVER, **NODE, **CLIENT}
+# of a client whose process runs Spark's queries: pymq.spark.ProgressListener
+SPARK = {
+    "pymq_spark_offsets_behind_latest": Spec(
+        GAUGE,
+        ("query", "source", "stat"),
+        "Records that a query has not read, of a partition: min, max or avg",
+    ),
+    "pymq_spark_bytes_behind_latest": Spec(
+        GAUGE, ("query", "source"), "Estimated bytes of all records that a query has not read"
+    ),
+}
+
+METRICS: dict[str, Spec] = {**BROKER, **ZKSERVER, **NODE, **CLIENT, **SPARK}

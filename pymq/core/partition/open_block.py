@@ -201,8 +201,7 @@ class OpenBlock:
             return None
         return None if self.sealing.fenced is not None else self.replicator
 
-    # --- creation and recovery
-    # ----------------------------------------------------------------------
+    # --- creation and recovery --------------------------------------------------------------------
 
     def recover(self) -> None:
         """Begin recovery: ask the store for the block; :meth:`start` follows."""

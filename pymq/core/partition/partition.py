@@ -456,8 +456,7 @@ class Partition(PartitionContext):
         # Without a replicator the partition waits for recovery to find the log's end.
         self.deadline = due
 
-    # --- removal
-    # ------------------------------------------------------------------------------------
+    # --- removal ----------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
         """Write a checkpoint of the open block, unless it is up to date."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pymq.core.batch.batch_validation import check, check_produced, is_too_large
-from pymq.core.batch.header import CONTROL, DELAYED, DELAYED_COPY, NOTE
+from pymq.core.batch.header import CONTROL, DELAYED, DELAYED_COPY, KAFKA_FORMAT, NOTE
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import GetSequence, Produce, Produced, Sequence
 from pymq.core.observe.coverage import mark
@@ -163,6 +163,8 @@ class ProduceHandler:
             if not batch.is_sound:
                 check(batch)
             check_produced(batch, None if after is None else self._host.wall_ms(now) + after)
+            if batch.header.body_format == KAFKA_FORMAT:
+                self._check_keys(batch)
         except CorruptBatch as error:
             mark("partition.unsound")
             return CorruptBatch(f"{name} was sent a batch that is not sound: {error.message}")
@@ -170,6 +172,17 @@ class ProduceHandler:
             mark("partition.invalid")
             return type(error)(f"{name}: {error.message}")
         return None
+
+    def _check_keys(self, batch: EncodedBatch) -> None:
+        """Check a Kafka batch for a compacted topic: like Kafka, refuse records without a key.
+
+        Raises:
+            CorruptBatch, MissingExtra: its records cannot be read.
+            InvalidRequest: a record has no key.
+        """
+        if self._partition.state.config.cleanup_policy == "compact" and None in batch.keys:
+            mark("partition.kafka_without_key")
+            raise InvalidRequest("a record of a compacted topic has no key")
 
     def _lacks(self) -> int:
         """Return the ``min_in_sync`` that acks="all" requires but has not.

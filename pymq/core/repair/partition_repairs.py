@@ -204,8 +204,7 @@ class PartitionRepairs:
         self._note(number, repair)
         return True
 
-    # --- repairs by state
-    # ---------------------------------------------------------------------------
+    # --- repairs by state -------------------------------------------------------------------------
 
     def _note(self, number: int, repair: BlockRepair) -> None:
         """Update the sets and the timer of a repair after a change."""

@@ -88,8 +88,7 @@ class RepairScheduler:
         self._paced_until_us = 0
         self.deadline = NEVER  # when :meth:`tick` has something to do; may be too early
 
-    # --- called by repairs
-    # --------------------------------------------------------------------------
+    # --- called by repairs ------------------------------------------------------------------------
 
     def want(self, repair: Asker) -> None:
         """Queue *repair*, which needs a part of its block. A repeated call changes nothing."""
@@ -130,8 +129,7 @@ class RepairScheduler:
         self.waiting.pop(repair, None)
         self._timers.drop(repair)
 
-    # --- called by the broker
-    # -----------------------------------------------------------------------
+    # --- called by the broker ---------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
         """Queue repairs again whose request has timed out or whose pause has ended."""

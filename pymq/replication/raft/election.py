@@ -152,8 +152,7 @@ class RaftElection:
         base = self._host.replication.election_ms
         self.timeout_at = now + self._host.rng.randrange(base, 2 * base)
 
-    # --- candidacy
-    # ----------------------------------------------------------------------------------
+    # --- candidacy --------------------------------------------------------------------------------
 
     def begin_prevote(self, now: int) -> ElectionResult | None:
         """Begin a pre-vote, which does not disturb a leader (thesis 9.6)."""

@@ -68,8 +68,7 @@ class LogCopy:
             return RoundAppended(self._block, term, end, self.committed, pair, self._round)
         return RaftAppended(self._block, term, end, self.committed, pair)
 
-    # --- messages of the leader
-    # ---------------------------------------------------------------------
+    # --- messages of the leader -------------------------------------------------------------------
 
     def append(self, m: RaftAppend) -> None:
         """Handle an append of this term's leader."""

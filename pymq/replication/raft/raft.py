@@ -79,8 +79,7 @@ class Raft:
         self.is_dirty = False
         self._settle()
 
-    # --- state
-    # --------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -106,8 +105,7 @@ class Raft:
         """On the leader: the members that are known to hold the log up to *end*."""
         return self._leading.commit.holders(end) if self._leading is not None else ()
 
-    # --- called by the partition
-    # --------------------------------------------------------------------
+    # --- called by the partition ------------------------------------------------------------------
 
     def adopt(self, state: PartitionState, now: int) -> None:
         """Adopt the leader that the metadata names, unless a later one was elected."""

@@ -5,39 +5,91 @@ Each process opens its own log from the URL.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 from pymq.client.client import Client
 from pymq.client.router import Call
 from pymq.core import message as msg
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.record import EncodedBatch
+from pymq.core.values import Factory, define
 from pymq.errors import ConfigError, OffsetOutOfRange, RequestTimeout
 from pymq.spark.log.topic_log import Topic, TopicLog
-from pymq.spark.options import SourceOptions
+from pymq.spark.options import TABLE_TIMEOUT_MS, SourceOptions
 from pymq.spark.planning import Range
 from pymq.spark.process import client, process_cache
 
+T = TypeVar("T")
+
 POLL_MS = 1000  # how long a fetch waits for new records
+REFRESH_S = 1.0  # how long a zkserver may take where the last known metadata is good enough
+AWAY_S = 5.0  # after that was too short: how long the known metadata is used without asking
+
+
+@define
+class Known:
+    """The last known metadata of a cluster, for queries that go on without a zkserver."""
+
+    names: list[str] | None = None
+    topics: dict[str, Topic] = Factory(dict)
+    away_until: float = 0.0
 
 
 class ClusterLog:
-    """The log of a cluster, read through a client."""
+    """The log of a cluster, read through a client.
 
-    def __init__(self, mq: Client, timeout_s: float) -> None:
+    If *known* is given, and no zkserver answers, the last known metadata is used: topics and
+    partitions added meanwhile are found later.
+    """
+
+    def __init__(self, mq: Client, timeout_s: float, known: Known | None = None) -> None:
         self._client = mq
         self._questions = mq.questions
         self._timeout_s = timeout_s
+        self._known = known
 
     def topics(self) -> list[str]:
         """As :class:`TopicLog`."""
-        return self._client.topics()
+        known = self._known
+        if known is None or known.names is None:
+            names = self._list(self._timeout_s)
+        else:
+            names = self._refresh(known, known.names, self._list)
+        if known is not None:
+            known.names = names
+        return names
 
     def topic(self, name: str) -> Topic:
         """As :class:`TopicLog`."""
-        found = self._questions.topic_metadata(name, self._timeout_s)
+        known = self._known
+        there = known.topics.get(name) if known is not None else None
+        if known is None or there is None:
+            found = self._describe(name, self._timeout_s)
+        else:
+            found = self._refresh(known, there, partial(self._describe, name))
+        if known is not None:
+            known.topics[name] = found
+        return found
+
+    def _refresh(self, known: Known, last: T, ask: Callable[[float], T]) -> T:
+        """Return the answer of a zkserver; *last* if none answers soon."""
+        now = self._client.driver.monotonic()
+        if now < known.away_until:
+            return last
+        try:
+            return ask(REFRESH_S)
+        except RequestTimeout:
+            known.away_until = self._client.driver.monotonic() + AWAY_S
+            return last
+
+    def _list(self, timeout_s: float) -> list[str]:
+        return list(self._questions.ask(msg.ListTopics, timeout=timeout_s))
+
+    def _describe(self, name: str, timeout_s: float) -> Topic:
+        found = self._questions.topic_metadata(name, timeout_s)
         return Topic(found.topic_id, tuple(each.partition for each in found.partitions))
 
     def bounds(
@@ -74,14 +126,13 @@ class ClusterLog:
         self, wanted: Range, fetch_bytes: int, begun: Call | None = None
     ) -> Iterator[EncodedBatch]:
         """As :class:`TopicLog`; *begun* is the result of :meth:`begin` for the same range."""
-        topic, partition, position, end, topic_id = wanted
+        topic, partition, position, end, _ = wanted
         until = self._client.driver.monotonic() + self._timeout_s
         while position < end:
             answer = self._questions.end(begun) if begun is not None else None
             if answer is None:
-                ask = partial(_fetch, topic, partition, position, end, fetch_bytes, topic_id)
                 try:
-                    answer = self._questions.ask_leader(topic, partition, ask)
+                    answer = self._ask(wanted._replace(start=position), fetch_bytes)
                 except OffsetOutOfRange as error:
                     raise _overtaken(wanted._replace(start=position), error) from None
             assert isinstance(answer, msg.Fetched)
@@ -99,6 +150,15 @@ class ClusterLog:
                     f"{topic}/{partition} gave nothing from offset {position} on for "
                     f"{self._timeout_s} s, though it is known to reach {end}"
                 )
+
+    def _ask(self, wanted: Range, fetch_bytes: int) -> msg.Message:
+        topic, partition, position, end, topic_id = wanted
+
+        def ask(request: int, name: str) -> msg.Message:
+            return _fetch(topic, name, position, end, fetch_bytes, topic_id, request)
+
+        found = self._questions.ask_leaders(topic, [partition], ask, self._timeout_s)
+        return found[partition]
 
 
 def _overtaken(wanted: Range, error: OffsetOutOfRange) -> OffsetOutOfRange:
@@ -127,8 +187,11 @@ def is_memory(url: str) -> bool:
 
 
 @contextmanager
-def open_log(options: SourceOptions) -> Iterator[TopicLog]:
+def open_log(options: SourceOptions, *, is_start: bool = False) -> Iterator[TopicLog]:
     """Open the source's log in its present state; this process caches it for later calls.
+
+    A stream that runs uses the last known metadata while no zkserver answers. At the start of a
+    query (*is_start*) a cluster has to answer within the time of a table's request.
 
     Raises:
         ConfigError: the queue is in memory, so other processes cannot read it.
@@ -136,7 +199,13 @@ def open_log(options: SourceOptions) -> Iterator[TopicLog]:
     if is_memory(options.url):
         raise ConfigError("option 'url': what is in memory can be read by its own process alone")
     if not is_folder(options.url):
-        yield ClusterLog(client(options.url), options.timeout_s)
+        if is_start or not options.is_stream:
+            timeout_s = min(options.timeout_s, TABLE_TIMEOUT_MS / 1000)
+            yield ClusterLog(client(options.url), timeout_s if is_start else options.timeout_s)
+            return
+        known: dict[str, Known] = process_cache("metadata")
+        mq = client(options.url)
+        yield ClusterLog(mq, options.timeout_s, known.setdefault(options.url, Known()))
         return
     from pymq.spark.log.folder_log import FolderLog  # lazy: it loads sqlite3
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from pymq.core.values import value
 from pymq.spark.read.offsets import IDS, Position
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.listener import StreamingQueryProgress
+    from pyspark.sql.streaming.listener import SourceProgress, StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
 
@@ -22,16 +23,50 @@ def lag(query: StreamingQuery | StreamingQueryProgress) -> dict[str, dict[str, i
     progress = query.lastProgress if hasattr(query, "lastProgress") else query
     found: dict[str, dict[str, int]] = {}
     for source in progress.sources if progress is not None else ():
-        at, latest = _position(source.endOffset), _position(source.latestOffset)
-        if at is None or latest is None:
-            continue  # Another kind of source, or nothing read yet.
-        for (topic, partition), end in latest.sorted():
-            # A topic that was created again has unrelated offsets.
-            is_same = at.ids.get(topic) == latest.ids[topic]
-            start = at.offsets.get((topic, partition), 0) if is_same else 0
+        far = behind(source)
+        for (topic, partition), records in far.records.items() if far is not None else ():
             waiting = found.setdefault(topic, {})
-            waiting[partition] = max(waiting.get(partition, 0), end - start, 0)
+            waiting[partition] = max(waiting.get(partition, 0), records)
     return found
+
+
+def describe(query: StreamingQuery | StreamingQueryProgress) -> list[str]:
+    """Return what each source of a query reads, such as ``pymq[orders,payments]``.
+
+    Spark shows the name of a Java class as the description of a Python source. Takes what
+    :func:`lag` takes; the list is empty before the end of a query's first batch.
+    """
+    progress = query.lastProgress if hasattr(query, "lastProgress") else query
+    return [description(source) for source in progress.sources] if progress is not None else []
+
+
+def description(source: SourceProgress) -> str:
+    """Return what one source reads; Spark's description if it is of another kind."""
+    found = _position(source.latestOffset) or _position(source.endOffset)
+    return str(source.description) if found is None else f"pymq[{','.join(sorted(found.ids))}]"
+
+
+@value
+class Behind:
+    """How far a source is behind the ends of its partitions."""
+
+    records: dict[tuple[str, str], int]  # not read, by (topic, partition)
+    at: Position
+    latest: Position
+
+
+def behind(source: SourceProgress) -> Behind | None:
+    """Return how far one source is behind; None for another kind, or one that read nothing yet."""
+    at, latest = _position(source.endOffset), _position(source.latestOffset)
+    if at is None or latest is None:
+        return None
+    found = {}
+    for (topic, partition), end in latest.sorted():
+        # A topic that was created again has unrelated offsets.
+        is_same = at.ids.get(topic) == latest.ids[topic]
+        start = at.offsets.get((topic, partition), 0) if is_same else 0
+        found[topic, partition] = max(end - start, 0)
+    return Behind(found, at, latest)
 
 
 def _position(text: str | None) -> Position | None:

@@ -7,8 +7,10 @@ they hold only options and positions, and open their log where they need it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +18,9 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -27,9 +31,11 @@ from pymq.spark.log.cluster_log import open_log
 from pymq.spark.log.topic_log import TopicLog
 from pymq.spark.options import SourceOptions
 from pymq.spark.planning import Place, Range
-from pymq.spark.process import Prompt, settle
+from pymq.spark.process import Prompt, one_sentence, settle
+from pymq.spark.read.admission import limit_bytes, record_sizes, skip_gaps
 from pymq.spark.read.offsets import Position
-from pymq.spark.read.subscription import Bounds, chosen, resolve
+from pymq.spark.read.published import GroupProgress
+from pymq.spark.read.subscription import Bounds, check_order, chosen, resolve
 
 ARROW_BYTES = 2 << 20  # of record batches per Arrow batch
 ARROW_ROWS = 50_000
@@ -53,16 +59,17 @@ class TableReader(Prompt, DataSourceReader):
         self._options = options
         self._schema = schema
         self._slots = slots
-        _check_schema(schema)
+        _check_schema(options, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks; Spark calls this once per query."""
         options = self._options
-        with open_log(options) as log:
+        with one_sentence(), open_log(options) as log:
             topics = chosen(log, options)
             bounds = Bounds.of(log, topics)
             start = resolve(log, bounds, options.starting, is_end=False, options=options)
             end = resolve(log, bounds, options.ending, is_end=True, options=options)
+            check_order(start, end)
         settle()
         return _tasks(options, self._slots, Position(bounds.ids, start), end)
 
@@ -80,12 +87,14 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._slots = slots
-        self._target: Position | None = None  # end of an ``availableNow`` query
-        _check_schema(schema)
+        self._target: Bounds | None = None  # end of an ``availableNow`` query
+        self._admitted_s: float | None = None  # when the last batch began
+        self._progress = GroupProgress(options)
+        _check_schema(options, schema)
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a query without a checkpoint."""
-        with open_log(self._options) as log:
+        with one_sentence(), open_log(self._options, is_start=True) as log:
             topics = chosen(log, self._options)
             bounds = Bounds.of(log, topics)
             starting = self._options.starting
@@ -94,31 +103,47 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of a batch."""
-        most = self._options.max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        options = self._options
+        if options.max_offsets is not None:
+            return ReadMaxRows(options.max_offsets)
+        # Spark asks for all available instead if the trigger is to have no limit.
+        if options.admission.max_bytes is not None:
+            return ReadMaxBytes(options.admission.max_bytes)
+        if options.admission.min_offsets is not None:
+            return ReadMinRows(options.admission.min_offsets)
+        return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the present end of the log as the query's end."""
-        with open_log(self._options) as log:
-            self._target = self._latest(log)
+        with one_sentence(), open_log(self._options, is_start=True) as log:
+            self._target = self._bounds(log)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the present end of the log, for the query's progress."""
         with open_log(self._options) as log:
-            return self._latest(log).to_json()
+            return _end(self._bounds(log)).to_json()
 
     def latestOffset(
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
         """Return the end of the next batch, never before its start."""
         with open_log(self._options) as log:
-            target = self._target or self._latest(log)
+            bounds = self._target or self._bounds(log)
+            target = _end(bounds)
             if start is None:
                 return target.to_json()
             begin = Position.from_json(start)
+            self._progress.publish(begin, target.offsets, is_last=self._target is not None)
             first = self._first(log, begin, target)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        ends = planning.limit(first, target.offsets, most)
+            if not self._options.fail_on_data_loss:
+                first = skip_gaps(first, bounds.starts, bounds.ends)
+            if self._waits(first, target.offsets, limit):
+                return begin.to_json()
+            most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+            ends = planning.limit(first, target.offsets, most)
+            most_bytes = self._options.admission.max_bytes
+            if most_bytes is not None and not isinstance(limit, ReadAllAvailable):
+                ends = limit_bytes(record_sizes(log, target), first, ends, most_bytes)
         # Keep the offsets of partitions that have gone: if they return, they are not new. Drop
         # those of a topic that was created again: its old offsets mean nothing.
         ids = {**begin.ids, **target.ids}
@@ -128,6 +153,23 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
             if ids[place[0]] == begin.ids[place[0]]
         }
         return Position(ids, {**kept, **ends}).to_json()
+
+    def _waits(
+        self, first: Mapping[Place, int], end: Mapping[Place, int], limit: ReadLimit | None
+    ) -> bool:
+        """Whether the next batch waits for more records."""
+        admission, now = self._options.admission, time.monotonic()
+        if admission.min_offsets is None or self._target is not None:
+            return False
+        if limit is None or isinstance(limit, ReadAllAvailable):
+            return False
+        is_due = self._admitted_s is None or now - self._admitted_s >= admission.max_delay_s
+        waiting = sum(max(0, last - first.get(place, 0)) for place, last in end.items())
+        if waiting < admission.min_offsets and not is_due:
+            return True
+        if waiting:
+            self._admitted_s = now
+        return False
 
     def partitions(
         self, start: Mapping[str, Any], end: Mapping[str, Any]
@@ -148,10 +190,10 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Do nothing: Spark does not always call this."""
 
-    def _latest(self, log: TopicLog) -> Position:
-        topics = chosen(log, self._options)
-        bounds = Bounds.of(log, topics)
-        return Position(bounds.ids, bounds.ends)
+    def _bounds(self, log: TopicLog) -> Bounds:
+        skips_missing = not self._options.fail_on_data_loss
+        topics = chosen(log, self._options, skips_missing=skips_missing)
+        return Bounds.of(log, topics, skips_missing=skips_missing)
 
     def _first(self, log: TopicLog, begin: Position, finish: Position) -> dict[Place, int]:
         """Return the start offset of each partition of *finish*.
@@ -188,9 +230,18 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
 
-def _check_schema(schema: StructType) -> None:
+def _end(bounds: Bounds) -> Position:
+    return Position(bounds.ids, bounds.ends)
+
+
+def _check_schema(options: SourceOptions, schema: StructType) -> None:
     for field in schema.fields:
         known = columns.FIELDS.get(field.name)
+        if field.name == "value" and options.values.format != "binary":
+            from pymq.spark.values.checked import check_type  # on demand: most queries need none
+
+            check_type(options.values.format, field.dataType)
+            known = field.dataType
         if known is None:
             names = ", ".join(columns.FIELDS)
             raise ConfigError(f"there is no column {field.name!r}; there are {names}")
@@ -227,7 +278,8 @@ def _read(
     if not isinstance(partition, ReadTask):
         return  # For a query without tasks Spark runs one, with None.
     names = [field.name for field in schema.fields]
-    gathered = columns.ArrowColumns(names, columns.arrow_schema(schema))
+    shape = columns.arrow_schema(schema)
+    gathered = columns.ArrowColumns(names, shape, _value_column(options, shape))
     with open_log(options) as log:
         for wanted in partition.ranges:
             for batch in _batches(options, log, wanted):
@@ -237,6 +289,28 @@ def _read(
     if gathered.count:
         yield gathered.take()
     settle()
+
+
+def _value_column(options: SourceOptions, shape: pa.Schema) -> columns.Maker | None:
+    """Return what makes the column of values, if it is not as plain as the records'."""
+    values = options.values
+    if values.is_plain or "value" not in shape.names:
+        return None
+    from pymq.spark.values.registered import find
+    from pymq.spark.values.schema_types import is_columns
+    from pymq.spark.values.value_columns import Reading, ValueColumn
+
+    text = values.schema
+    reading = Reading(
+        values.format,
+        None if text is None or is_columns(text) else text,
+        shape.field("value").type,
+        # A tombstone has no value, so none that a format could decode.
+        values.null_tombstones or values.format != "binary",
+        values.is_permissive,
+        partial(find, options),
+    )
+    return ValueColumn(reading, columns.plain_values)
 
 
 def _batches(options: SourceOptions, log: TopicLog, wanted: Range) -> Iterator[Any]:

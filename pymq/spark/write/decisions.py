@@ -133,6 +133,7 @@ class DecisionLedger:
             client,
             TOPIC,
             PARTITIONS,
+            timeout_s=timeout_s,
             cleanup_policy="compact",
             block_bytes=BLOCK_BYTES,
             max_record_bytes=RECORD_BYTES,
@@ -156,7 +157,10 @@ class DecisionLedger:
         """
         if run == self._run:
             return
-        producer, epoch = self._questions.identities.named(self._name, run)
+        identities = self._questions.identities
+        producer, epoch = staging.patiently(
+            self._client, self._timeout_s, lambda: identities.named(self._name, run)
+        )
         self._writer = BatchWriter(producer, epoch << EPOCH_HALF)
         self._run = run
 
@@ -197,7 +201,7 @@ class DecisionLedger:
             if last is not None:
                 self.finish(last)
             if last is not None and batch <= last.batch:
-                staging.drop(self._client, stage)
+                staging.drop(self._client, stage, self._timeout_s)
                 if batch == last.batch:
                     if self._job is not None and count != last.count:
                         raise InvalidRequest(
@@ -214,7 +218,7 @@ class DecisionLedger:
                 )
             known = self._tasks.get(batch, 0)
             if known and tasks and known != tasks:
-                staging.drop(self._client, stage)
+                staging.drop(self._client, stage, self._timeout_s)
                 raise InvalidRequest(
                     f"{self._sink!r} is of a job that was run in {known} tasks, and is now run in "
                     f"{tasks}: rows would be written twice. Run it in as many as before, or under "
@@ -282,7 +286,7 @@ class DecisionLedger:
                 self._write(done)
             except DuplicateSequence:
                 self.last = done  # Another process of this run has marked it.
-        staging.drop(self._client, decision.stage)
+        staging.drop(self._client, decision.stage, self._timeout_s)
         self._finished = self.last.number if self.last is not None else -1
 
     def _write(self, decision: Decision) -> None:

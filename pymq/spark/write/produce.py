@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 
+import pymq
 from pymq.errors import ConfigError
-from pymq.spark.options import SinkOptions, sink_options
+from pymq.spark.options import STREAM_TIMEOUT_MS, SinkOptions, sink_options
 from pymq.spark.process import Prompt, client, process_cache, settle
 from pymq.spark.write import staging
 from pymq.spark.write.decisions import task_name
@@ -42,6 +44,7 @@ _ACKS = pa.schema(
         ("is_new", pa.bool_()),
     ]
 )
+TIMEOUT = "requestTimeoutMs"
 ROWS = 5000  # per batch of ``foreach_partition``
 
 
@@ -122,17 +125,35 @@ def foreach_batch(
     """Return a function for ``writeStream.foreachBatch`` that writes each batch once.
 
     Use it for output mode ``update``, which Spark does not allow for Python sinks, and for queries
-    with several sinks; give each of those another name in *sink*.
+    with several sinks; give each of those another name in *sink*. Under Spark Connect the id of the
+    query is not known here: *sink* is then the whole name of the sink, like ``sinkId``.
     """
     more = {"url": url, **({"topic": topic} if topic is not None else {}), **options}
+    if TIMEOUT.lower() not in {name.lower() for name in more}:
+        more[TIMEOUT] = STREAM_TIMEOUT_MS  # Spark takes the write for one of a table.
 
     def write_batch(frame: DataFrame, number: int) -> None:
-        query = frame.sparkSession.sparkContext.getLocalProperty(QUERY)
-        name = query if sink is None else f"{query}.{sink}"
+        query = _query_of(frame)
+        if query is None and sink is None:
+            raise ConfigError(
+                "under Spark Connect give foreach_batch(sink='...'), a name that no other query "
+                "writes under: the id of the query is not known there"
+            )
+        name = ".".join(each for each in (query, sink) if each is not None)
         writer = frame.write.format("pymq").options(**more)
         writer.options(txnAppId=name, txnVersion=number).mode("append").save()
 
     return write_batch
+
+
+def _query_of(frame: DataFrame) -> str | None:
+    """Return the id of the query that a batch belongs to; None under Spark Connect."""
+    try:
+        context = frame.sparkSession.sparkContext
+    except PySparkException:
+        return None
+    found: str | None = context.getLocalProperty(QUERY)
+    return found
 
 
 def send_udf(topic: str, *, url: str) -> UserDefinedFunction:
@@ -239,7 +260,13 @@ class Work(Prompt):
 
 def _options(url: str, topic: str | None, options: Mapping[str, Any]) -> SinkOptions:
     found = {"url": url, **({"topic": topic} if topic is not None else {}), **options}
-    return sink_options({name: str(text) for name, text in found.items()})
+    parsed = sink_options({name: str(text) for name, text in found.items()})
+    if parsed.values.format == "binary":
+        return parsed
+    from pymq.spark.values.registered import resolve_sink
+
+    with pymq.open(parsed.url) as mq:  # The application's process should keep no client.
+        return resolve_sink(parsed, mq)
 
 
 def _task() -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import InvalidRequest, InvalidTimestamp, RecordTooLarge, UnknownPartition
 from pymq.spark.planning import Place
 from pymq.spark.write import cell_codec
+
+if TYPE_CHECKING:
+    from pymq.spark.values.value_columns import ValueWriter
 
 BATCH_BYTES = 512 << 10
 HELD_BYTES = 32 << 20  # of rows that wait for more of their partition
@@ -45,8 +48,14 @@ class Rows:
     """Converts Arrow batches to record batches."""
 
     def __init__(
-        self, metadata: Metadata, now_ms: Callable[[], int], topic: str | None, turn: int = 0
+        self,
+        metadata: Metadata,
+        now_ms: Callable[[], int],
+        topic: str | None,
+        turn: int = 0,
+        values: ValueWriter | None = None,
     ) -> None:
+        self._values = values
         self._metadata = metadata
         self._now_ms = now_ms
         self._topic = topic
@@ -65,12 +74,17 @@ class Rows:
             UnknownTopic, UnknownPartition, RecordTooLarge, InvalidTimestamp: a row does not fit.
         """
         table = pa.table({name: rows.column(name) for name in NAMES if name in rows.schema.names})
+        if self._values is not None:
+            table = self._values.encode(table)
         for name in ("value", "key"):
             if name in table.column_names:
                 at = table.column_names.index(name)
                 table = table.set_column(at, name, table[name].cast(pa.binary()))
         if table["value"].null_count:
-            raise InvalidRequest("a row has no value: the column 'value' must not be null")
+            raise InvalidRequest(
+                "a row has no value: the column 'value' must not be null. With the option "
+                "'nullTombstones' set to 'true' it is a tombstone, which deletes its key"
+            )
         for topic, part in self._by_topic(table):
             self._check_sizes(topic, part)
             self._check_times(topic, part)

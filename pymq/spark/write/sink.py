@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -47,6 +48,9 @@ from pymq.spark.write.copying import StagedCopy, Target
 from pymq.spark.write.decisions import DecisionLedger
 from pymq.spark.write.rows import Rows
 from pymq.spark.write.staging import Stage, StagedPiece
+
+if TYPE_CHECKING:
+    from pymq.spark.values.value_columns import ValueWriter
 
 # local properties that Spark passes to its tasks
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -101,7 +105,7 @@ class TableWriter(Prompt, DataSourceArrowWriter):
         """Delete the stage after a task or the commit has failed."""
         # A batch with an id may have been decided: the next run with that id finishes it.
         if self._options.sink is None and self._options.is_exactly_once:
-            staging.drop(client(self._options.url), self._stage)
+            staging.drop(client(self._options.url), self._stage, self._options.timeout_s)
 
 
 class StreamWriter(Prompt, DataSourceStreamArrowWriter):
@@ -148,10 +152,15 @@ def check_columns(options: SinkOptions, schema: StructType, *, is_overwrite: boo
     for field in schema.fields:
         if field.name == "headers":
             is_right = field.dataType.simpleString() == columns.FIELDS["headers"].simpleString()
+        elif field.name == "value" and options.values.format != "binary":
+            from pymq.spark.values.checked import check_rows  # on demand: most sinks need none
+
+            check_rows(options.values, field.dataType)
+            is_right = True
         elif field.name in _TYPES:
             is_right = isinstance(field.dataType, _TYPES[field.name])
-        elif options.ignores_columns:
-            continue
+        elif options.ignores_columns or (field.name == "offset" and field.dataType == LongType()):
+            continue  # A frame that was read has offsets; its rows get new ones.
         else:
             raise ConfigError(
                 f"column {field.name!r} cannot be written; there are {names}. With option "
@@ -189,7 +198,8 @@ def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.Reco
     mq = client(options.url)
     context = TaskContext.get()
     turn = context.partitionId() if context is not None else 0
-    rows = Rows(mq.questions.topic_metadata, staging.now_ms, options.topic, turn)
+    metadata = partial(mq.questions.topic_metadata, timeout=options.timeout_s)
+    rows = Rows(metadata, staging.now_ms, options.topic, turn, _encoder(options))
     staged = Stage(mq, stage, options.timeout_s)
     to = staged if options.is_exactly_once else Direct(mq, options.timeout_s)
     counts: dict[Place, int] = {}
@@ -199,6 +209,16 @@ def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.Reco
     to.flush()
     settle()
     return Staged(sink, stage, tuple(staged.pieces), tuple(counts.items()))
+
+
+def _encoder(options: SinkOptions) -> ValueWriter | None:
+    """Return what makes values of a task's rows; None if they are values already."""
+    if options.values.is_plain:
+        return None
+    from pymq.spark.values.checked import writing
+    from pymq.spark.values.value_columns import ValueWriter
+
+    return ValueWriter(writing(options.values))
 
 
 class Direct:
@@ -283,4 +303,4 @@ def copy_once(options: SinkOptions, stage: str, pieces: tuple[StagedPiece, ...])
     log = ClusterLog(mq, options.timeout_s)
     numbers = Numbers(mq.questions.identities.anonymous(), 0)
     StagedCopy(mq, log, numbers, stage, targets, pieces, options.timeout_s).run()
-    staging.drop(mq, stage)
+    staging.drop(mq, stage, options.timeout_s)

@@ -8,8 +8,8 @@ and copied, the topic is deleted, together with the records of attempts that los
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Unpack
+from collections.abc import Callable, Iterator
+from typing import TypeVar, Unpack
 
 from pymq.client.admin.appends import Appends
 from pymq.client.client import Client
@@ -18,9 +18,11 @@ from pymq.core.batch.record import EncodedBatch
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.core.metadata.topic_config import RECORD_MAX
 from pymq.core.values import value
-from pymq.errors import UnknownTopic
+from pymq.errors import RequestTimeout, UnknownTopic
 from pymq.hash.partitioner import key_partition
 from pymq.spark.planning import Place
+
+T = TypeVar("T")
 
 PREFIX = "pymq-spark."  # of the internal topics of Spark's tasks and drivers
 PARTITIONS = 4  # of a staging topic; or one for each broker, so that each leads some ...
@@ -64,6 +66,7 @@ class Stage:
                 self._topic,
                 PARTITIONS,
                 PARTITIONS_MAX,
+                self._timeout_s,
                 retention_ms=KEPT_MS,
                 # Rows are already checked against the limit of their target topic.
                 max_record_bytes=RECORD_MAX,
@@ -100,31 +103,52 @@ class Stage:
         ]
 
 
+def patiently(client: Client, timeout_s: float, ask: Callable[[], T]) -> T:
+    """Return the result of requests to a zkserver, sent again while none answers.
+
+    Raises:
+        RequestTimeout: no zkserver has answered within *timeout_s*.
+    """
+    until = client.driver.monotonic() + timeout_s
+    while True:
+        try:
+            return ask()
+        except RequestTimeout:
+            if client.driver.monotonic() >= until:
+                raise
+
+
 def create(
     client: Client,
     topic: str,
     partitions: int,
     partitions_max: int = 0,
+    timeout_s: float = 0,
     **config: Unpack[TopicOptions],
 ) -> None:
     """Create a topic of ack mode ``raft``, if it does not exist yet.
 
     It has one partition per alive broker, but at least *partitions*, and at most *partitions_max*
     if that is more. With fewer than three brokers it has one replica: with two, the loss of either
-    would stop the partition.
+    would stop the partition. Sends its requests again while no zkserver answers, for *timeout_s*.
     """
-    alive = [each for each in client.cluster().brokers if each.alive and not each.is_draining]
+    known = patiently(client, timeout_s, client.cluster)
+    alive = [each for each in known.brokers if each.alive and not each.is_draining]
     replicas = REPLICAS if len(alive) >= REPLICAS else 1
     count = max(partitions, min(len(alive), partitions_max))
     # `Rows` has checked timestamps against the limits of the target topics.
     config["timestamp_after_max_ms"] = None
-    client.create_topic(topic, count, replicas, "raft", exist_ok=True, **config)
+
+    def make() -> None:
+        client.create_topic(topic, count, replicas, "raft", exist_ok=True, **config)
+
+    patiently(client, timeout_s, make)
 
 
-def drop(client: Client, topic: str) -> None:
-    """Delete a staging topic, if it exists."""
+def drop(client: Client, topic: str, timeout_s: float = 0) -> None:
+    """Delete a staging topic, if it exists; sends the request again as :func:`create` does."""
     try:
-        client.delete_topic(topic)
+        patiently(client, timeout_s, lambda: client.delete_topic(topic))
     except UnknownTopic:
         pass  # Nothing was staged, or another attempt has deleted it.
 

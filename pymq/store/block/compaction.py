@@ -76,7 +76,7 @@ def _keep(
         for at, (offset, key) in enumerate(zip(batch.offsets, batch.keys, strict=True))
         if key is None or last.get(_digest(key), offset) <= offset
     ]
-    if batch.header.columns & HEADERS:
+    if batch.column(HEADERS) is not None:
         headers, times = batch.headers, batch.timestamps
         chosen = [
             at for at in chosen if TOMBSTONE not in headers[at] or times[at] >= tombstones_before_ms

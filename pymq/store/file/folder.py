@@ -39,8 +39,7 @@ class Folder:
         self._durable: set[str] = set()  # folders whose own names are known to be durable
         self._lock: int | None = None
 
-    # --- the whole folder
-    # ---------------------------------------------------------------------------
+    # --- the whole folder -------------------------------------------------------------------------
 
     def open(self) -> None:
         """Lock the folder; create it if it is missing.

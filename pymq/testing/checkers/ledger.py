@@ -162,8 +162,7 @@ class Ledger:
         """Whether any replica of a block's partition ever restarted with fewer records."""
         return (block.topic_id, block.partition) in self.losses
 
-    # --- events of stores
-    # ---------------------------------------------------------------------------
+    # --- events of stores -------------------------------------------------------------------------
 
     def begin(self, node: str, writes: Sequence[Write]) -> None:
         """Note that a write begins: until it returns, any part of it may be on the disk."""

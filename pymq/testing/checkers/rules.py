@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from pymq.testing.checkers.base import StoreWatch
 from pymq.testing.checkers.copies import CopyRules
+from pymq.testing.checkers.groups.leases import LeaseRules
+from pymq.testing.checkers.groups.offsets import OffsetRules
+from pymq.testing.checkers.groups.returned import ReturnedRules
 from pymq.testing.checkers.immutable import Immutable
 from pymq.testing.checkers.in_sync import InSyncRules
-from pymq.testing.checkers.leases import LeaseRules
 from pymq.testing.checkers.logs import LogMatching, OneLeader, Watermark
 from pymq.testing.checkers.metadata import MetadataRules
-from pymq.testing.checkers.offsets import OffsetRules
 from pymq.testing.checkers.orders import OrderRules
 from pymq.testing.checkers.promises import AnswerRules, ReadRules
 
@@ -32,6 +33,7 @@ RULES = (
     *OrderRules.rules,
     *LeaseRules.rules,
     *OffsetRules.rules,
+    *ReturnedRules.rules,
     *MetadataRules.rules,
     *CopyRules.rules,
 )
@@ -53,6 +55,7 @@ def watch(cluster: Cluster) -> StoreWatch:
         OrderRules(found),
         LeaseRules(found),
         OffsetRules(found),
+        ReturnedRules(found),
         MetadataRules(found),
         CopyRules(found),
     ):

@@ -123,8 +123,7 @@ class Hostile:
         now = self._driver.loop.clock()
         return self._router.call(make, now, PATIENCE_MS, peer)
 
-    # --- batches of the hostile client
-    # --------------------------------------------------------------------------------
+    # --- its batches ------------------------------------------------------------------------------
 
     def _produce(self, topic: str, place: str, peer: str, batch: EncodedBatch, what: str) -> None:
         # Parsed again, like bytes from a network, so that only the header is checked.
@@ -154,7 +153,7 @@ class Hostile:
     def _lie(self, rng: Random, topic: str, place: str, peer: str) -> None:
         what = rng.choice([*LIES])
         batch = self._batch(rng)
-        sealed = EncodedBatch._seal(LIES[what](batch.header), batch.body)
+        sealed = EncodedBatch.sealed(LIES[what](batch.header), batch.body)
         self._produce(topic, place, peer, sealed, f"a batch that lies: {what}")
 
     def _numbers(self, rng: Random, topic: str, place: str, peer: str) -> None:
@@ -192,8 +191,7 @@ class Hostile:
         )
         return batch, f"a batch under another's numbers ({kind} of {other.base_sequence})"
 
-    # --- requests of the hostile client
-    # -------------------------------------------------------------------------------
+    # --- its requests -----------------------------------------------------------------------------
 
     def _fetch(self, rng: Random, topic: str, place: str, peer: str) -> None:
         for _ in range(FLOOD):

@@ -182,6 +182,7 @@ class Planner:
                 app["keyed"] = keyed.choice([0.0, 0.1, 1.0])
             self._delays()
             self._priorities()
+            self._retries()
             self._ops()
             self._racks()
         self.plan_faults()
@@ -226,6 +227,15 @@ class Planner:
         if rng.random() < 1 / 3:
             for app in self.plan.apps:
                 app["urgent"] = rng.choice([0.0, 0.1, 0.5])
+
+    def _retries(self) -> None:
+        """In half of the runs, some members return records with a backoff."""
+        rng = Random(mix(self.seed, "retries"))
+        if rng.random() < 0.5:
+            for app in self.plan.apps:
+                first_ms = rng.choice([1, 50, 500])
+                app["backoff"] = [first_ms, rng.choice([1.0, 2.0, 10.0]), rng.choice([500, 3_000])]
+                app["nack"] = max(app["nack"], rng.choice([0.0, 0.1, 0.5]))
 
     def _racks(self) -> None:
         """Some applications run in the rack of a broker, and read from that broker."""

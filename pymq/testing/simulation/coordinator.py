@@ -152,7 +152,7 @@ class CoordinatorSession:
         self.is_suspended = False
         self._ensemble = ensemble
         self._world = ensemble.world
-        self._rng = ensemble.world.rng("coordinator", process.name, process.incarnation)
+        self.rng = ensemble.world.rng("coordinator", process.name, process.incarnation)
         self._events: deque[CoordEvent] = deque()
         self._held: deque[CoordRequest] = deque()  # requests made while suspended
         self._under_way: dict[int, CoordRequest] = {}  # requests without an answer, by number
@@ -161,12 +161,10 @@ class CoordinatorSession:
         self._numbers = 0
         self._connection = 0
         self._slowness = 1
-        self._cuts = 0
-        self._is_cut = False  # whether the connection is cut, even if the client has not noticed it
-        self._has_watches = True  # whether this connection has watches
-        # times of the last message in each direction, to keep the order
-        self._up_at = self._down_at = 0
-        self._is_expired = self._is_closed = self._is_dead = False
+        self.link = SessionLink(self, ensemble)
+        self._has_watches = True  # in this connection
+        self._up_at = self._down_at = 0  # in order, each way
+        self._is_expired = self._is_closed = self.is_dead = False
         self._session = ensemble.join(self)
 
     @property
@@ -208,20 +206,19 @@ class CoordinatorSession:
             self._connection += 1
             self._ensemble._end(self._session)
 
-    # --- messages in both directions
-    # ----------------------------------------------------------------
+    # --- messages in both directions --------------------------------------------------------------
 
     def _delay(self) -> int:
         latency = self._ensemble.latency_us
         if self._slowness > 1:  # a client leaves a server that is slower than this
             bearable = self._ensemble.session_timeout_us // 8
             latency = max(latency, min(latency * self._slowness, bearable))
-        return latency + (self._rng.getrandbits(16) * latency >> 16)
+        return latency + (self.rng.getrandbits(16) * latency >> 16)
 
     def _send(self, request: CoordRequest) -> None:
         self._numbers += 1
         self._under_way[self._numbers] = request
-        if self._is_cut:
+        if self.link.is_cut:
             self._unsent.add(self._numbers)
             return
         self._up_at = max(self._up_at, self._world.now + self.process.lag + self._delay())
@@ -233,7 +230,7 @@ class CoordinatorSession:
         request = self._under_way[number]
         answer, plan = self._ensemble.carry_out(self._session, request)
         self._done.add(number)
-        if self._ensemble.uncertain and self._rng.random() < self._ensemble.uncertain:
+        if self._ensemble.uncertain and self.rng.random() < self._ensemble.uncertain:
             self._ensemble.announce(plan)
             self.suspend()
             self._world.after(self._delay() * 4, self._resume_later, self._connection)
@@ -242,11 +239,11 @@ class CoordinatorSession:
         self._ensemble.announce(plan)
 
     def _resume_later(self, connection: int, _: object) -> None:
-        if connection == self._connection and not self._is_cut:
+        if connection == self._connection and not self.link.is_cut:
             self.resume()
 
     def _answer(self, number: int, event: CoordEvent) -> None:
-        if self.is_suspended or self._is_expired or self._is_cut:
+        if self.is_suspended or self._is_expired or self.link.is_cut:
             return
         if isinstance(event, Changed) and not self._has_watches:
             return
@@ -255,14 +252,14 @@ class CoordinatorSession:
 
     def _got(self, connection: int, answer: tuple[int, CoordEvent]) -> None:
         number, event = answer
-        if connection != self._connection or self._is_dead:
+        if connection != self._connection or self.is_dead:
             return
         self._under_way.pop(number, None)
         self._done.discard(number)
         self._tell(event)
 
     def _tell(self, *events: CoordEvent) -> None:
-        if self._is_dead or self._is_closed:
+        if self.is_dead or self._is_closed:
             return
         self._events.extend(events)
         loop = self.process.loop
@@ -277,7 +274,7 @@ class CoordinatorSession:
 
     def suspend(self) -> None:
         """Lose the connection; commits without an answer end as :class:`Uncertain`."""
-        if self.is_suspended or self._is_closed or self._is_dead:
+        if self.is_suspended or self._is_closed or self.is_dead:
             return
         self.is_suspended = True
         events = self._break()
@@ -302,9 +299,9 @@ class CoordinatorSession:
         """Let the first commits in progress arrive, now or a little later; lose the rest."""
         late = 0
         for commit in self.unanswered():
-            if self._rng.getrandbits(1):
+            if self.rng.getrandbits(1):
                 return
-            late += self._rng.getrandbits(16) * LATE_US >> 17
+            late += self.rng.getrandbits(16) * LATE_US >> 17
             self._world.after(late, self._arrive_late, self._connection, commit)
 
     def _arrive_late(self, connection: int, commit: Commit) -> None:
@@ -313,11 +310,11 @@ class CoordinatorSession:
 
     def resume(self) -> None:
         """Restore the connection, in the old session or, if that has expired, in a new one."""
-        if not self.is_suspended or self._is_closed or self._is_dead:
+        if not self.is_suspended or self._is_closed or self.is_dead:
             return
         self.is_suspended = False
         self._connection += 1
-        self._slowness = 1 if self._rng.getrandbits(3) else SLOW
+        self._slowness = 1 if self.rng.getrandbits(3) else SLOW
         if self._is_expired:
             self._renew()
             return
@@ -325,24 +322,21 @@ class CoordinatorSession:
         self._has_watches = False
         self._up_at = max(self._up_at, self._world.now + self._delay())
         self._world.at(self._up_at, self._watch_again, self._connection)
-        self._send_held()
+        while self._held:
+            self._send(self._held.popleft())
 
     def _watch_again(self, connection: int, _: object) -> None:
-        if connection == self._connection and not self._is_cut:
+        if connection == self._connection and not self.link.is_cut:
             self._has_watches = True
             for root in self._ensemble.watched(self._session):
                 self._answer(0, Changed(root))
 
-    def _send_held(self) -> None:
-        while self._held:
-            self._send(self._held.popleft())
-
     def _expired(self) -> None:
-        """The server has ended the session; the client learns of that once it is connected."""
-        if self._is_dead or self._is_closed:
+        """The server has ended the session; the client learns of it once it is connected."""
+        if self.is_dead or self._is_closed:
             return
         self._is_expired = True
-        if self.is_suspended or self._is_cut:
+        if self.is_suspended or self.link.is_cut:
             return
         self._connection += 1
         self._world.after(self._delay(), self._hear_of_expiry, self._connection)
@@ -364,10 +358,10 @@ class CoordinatorSession:
             self._send(load)
 
     def _lost(self, process: Process) -> None:
-        """The client has died; its session stays alive until its timeout."""
-        if self._is_dead:
+        """The client has died; its session lives on until its timeout."""
+        if self.is_dead:
             return
-        self._is_dead = True
+        self.is_dead = True
         process.on_death.remove(self._lost)
         self._ensemble.connections.remove(self)
         self._connection += 1
@@ -377,7 +371,8 @@ class CoordinatorSession:
                 self._carry_out(commit)
         else:
             self._settle()
-        self._world.after(self._ensemble.session_timeout_us, self._expire_dead)
+        end = self._ensemble._end
+        self._world.after(self._ensemble.session_timeout_us, lambda *_: end(self._session))
 
     def unanswered(self) -> list[Commit]:
         """Commits in flight: when the client dies, any number of the first of them is done."""
@@ -395,40 +390,52 @@ class CoordinatorSession:
             _, plan = self._ensemble.carry_out(self._session, commit)
             self._ensemble.announce(plan)
 
-    def _expire_dead(self, _: object, __: object) -> None:
-        self._ensemble._end(self._session)
 
-    def check_link(self, is_cut: bool) -> None:
+class SessionLink:
+    """The network between one zkserver and the backend, and the pauses of that zkserver."""
+
+    def __init__(self, session: CoordinatorSession, ensemble: Ensemble) -> None:
+        self.is_cut = False  # also before the client has noticed
+        self._session = session
+        self._ensemble = ensemble
+        self._world = ensemble.world
+        self._cuts = 0
+
+    def check(self, is_cut: bool) -> None:
         """The network between the zkserver and the backend was cut or healed."""
-        if is_cut == self._is_cut:
+        if is_cut == self.is_cut:
             if not is_cut:
-                self.resume()
+                self._session.resume()
             return
-        self._is_cut = is_cut
+        self.is_cut = is_cut
         if not is_cut:
-            self.suspend()  # the client replaces a connection that was silent for so long
-            self.resume()
+            self._session.suspend()  # The client replaces a connection that was silent for so long.
+            self._session.resume()
             return
         timeout = self._ensemble.session_timeout_us
         self._cuts += 1
-        notice = (timeout + (self._rng.getrandbits(16) * timeout >> 16)) // 3
+        notice = (timeout + (self._session.rng.getrandbits(16) * timeout >> 16)) // 3
         self._world.after(notice, self._notice, self._cuts)
         self._world.after(timeout, self._expire_silent, self._cuts)
 
     def _notice(self, cuts: int, _: object) -> None:
-        if cuts == self._cuts and self._is_cut:
-            self.suspend()
+        if cuts == self._cuts and self.is_cut:
+            self._session.suspend()
 
     def _expire_silent(self, cuts: int, _: object) -> None:
-        if cuts == self._cuts and self._is_cut and not self._is_dead:
-            self._ensemble.expire(self._session)
+        if cuts == self._cuts and self.is_cut and not self._session.is_dead:
+            self._ensemble.expire(self._session.session)
 
     def check_pause(self) -> None:
         """The zkserver was paused; its session expires if the pause is longer than the timeout."""
         self._world.after(
-            self._ensemble.session_timeout_us, self._expire_paused, self.process.pauses
+            self._ensemble.session_timeout_us, self._expire_paused, self._session.process.pauses
         )
 
     def _expire_paused(self, pauses: int, _: object) -> None:
-        if self.process.is_paused and self.process.pauses == pauses and not self._is_dead:
-            self._ensemble.expire(self._session)
+        if (
+            self._session.process.is_paused
+            and self._session.process.pauses == pauses
+            and not self._session.is_dead
+        ):
+            self._ensemble.expire(self._session.session)

@@ -66,8 +66,7 @@ class SimDisk:
         self._last = 2
         self._faults: list[_Fault] = []
 
-    # --- faults of the disk
-    # -------------------------------------------------------------------------
+    # --- faults of the disk -----------------------------------------------------------------------
 
     def crash(self, rng: random.Random, keep: str | Survival = "random") -> None:
         """Let the power fail and come back: unsynced data may be lost, as *rng* decides.
@@ -112,10 +111,12 @@ class SimDisk:
         made._folders = self._folders.fork()
         return made
 
-    def flip(self, rng: random.Random, path: str | None = None) -> tuple[str, int] | None:
+    def flip(
+        self, rng: random.Random, path: str | None = None, at: int | None = None
+    ) -> tuple[str, int] | None:
         """Flip one bit in the file *path*, or in any file; returns the file and the byte.
 
-        None if there is no data.
+        The bit is in the byte *at*, or in any byte. Returns None if there is no data.
         """
         files = self._folders
         found = [name for name in self.paths() if path in (None, name) and files.file(name).data]
@@ -123,7 +124,7 @@ class SimDisk:
             return None
         name = rng.choice(found)
         file = files.file(name)
-        position = rng.randrange(len(file.data))
+        position = rng.randrange(len(file.data)) if at is None else at
         file.flip(position, 1 << rng.randrange(8))
         return name, position
 
@@ -178,8 +179,7 @@ class SimDisk:
         if self._faults:
             self._check(operation, path)
 
-    # --- inspection
-    # ---------------------------------------------------------------------------------
+    # --- inspection -------------------------------------------------------------------------------
 
     def paths(self) -> list[str]:
         """The paths of all files, in order."""

@@ -27,8 +27,7 @@ class SimDriver:
         self._depth = 0
         self._is_running = False
 
-    # --- access to machines
-    # -------------------------------------------------------------------------
+    # --- access to machines -----------------------------------------------------------------------
 
     def __enter__(self) -> Loop:
         self._check()

@@ -27,8 +27,7 @@ class ProcessFiles:
         self.failing: dict[str, int] = {}  # how many of the next operations of a name fail
         self._dice = dice
 
-    # --- changing operations
-    # --------------------------------------------------------------------------
+    # --- changing operations ----------------------------------------------------------------------
 
     def _do(self, what: str, path: str, cost: int = OP_US) -> None:
         self.process.boundary(what)
@@ -107,8 +106,7 @@ class ProcessFiles:
         self._do("rmdir", path)
         self.disk.rmdir(path)
 
-    # --- reading operations
-    # ---------------------------------------------------------------------------
+    # --- reading operations -----------------------------------------------------------------------
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
         """Read."""

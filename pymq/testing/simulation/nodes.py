@@ -265,7 +265,7 @@ class ZkserverHost(SimulatedHost):
         """Pause the process; its session expires after a while."""
         super().pause()
         if self.session is not None:
-            self.session.check_pause()
+            self.session.link.check_pause()
 
 
 class ClientHost(SimulatedHost):

@@ -13,6 +13,8 @@ from pymq.client.group.group_member import GroupConsumer
 from pymq.controller.controller import Controller
 from pymq.core.group.coordinator import GroupCoordinator
 from pymq.core.group.leases import Leases
+from pymq.core.group.spans import LEASED
+from pymq.core.message import Range
 from pymq.core.metadata.nodes import PartitionState
 from pymq.core.partition.partition import Partition
 from pymq.core.types import BlockId, TopicPartition
@@ -165,6 +167,23 @@ def is_member(broker: BrokerMachine, group: str, member: str, now: int) -> bool:
         if found is not None and member in found.members:
             return found.members[member].gone_at > coordinator.clock.at(now)
     return False
+
+
+def address(broker: BrokerMachine, group: str, member: str) -> str | None:
+    """The address of a member of a group, if the broker coordinates it."""
+    for coordinator in broker._coordinators.values():
+        found = coordinator.groups.get(group)
+        if found is not None and member in found.members:
+            return found.members[member].source
+    return None
+
+
+def held(leases: Leases, member: str, span: Range, now: int) -> Iterator[tuple[int, int, int]]:
+    """The part of *span* that a member has leased: ranges, and how often they were delivered."""
+    for each in leases.spans:
+        is_its = each.state == LEASED and each.owner == member and each.due > now
+        if is_its and each.start < span[1] and span[0] < each.end:
+            yield max(each.start, span[0]), min(each.end, span[1]), each.count
 
 
 def owners(

@@ -34,7 +34,8 @@ class Clock:
         self._world = world
         self._since = world.now
         self._base = start_ms * 1000
-        self.rate = rate  # microseconds of the process's clock for a million real ones
+        self.rate = rate  # of its microseconds for a million real ones
+        self.was_wrong = False  # at any time: it ran at another rate, or jumped
 
     def __call__(self) -> int:
         """The clock's time in milliseconds."""
@@ -55,6 +56,7 @@ class Clock:
         self._base = self._us() + jump_us
         self._since = self._world.now
         self.rate = rate or self.rate
+        self.was_wrong = self.was_wrong or self.rate != PPM or jump_us > 0
 
 
 Watcher = Callable[["Process"], None]

@@ -37,8 +37,7 @@ class Folders:
         self._names: dict[str, _Names] = {"/": {}}  # names in each folder, as programs see them
         self._durable: dict[str, _Names] = {"/": {}}  # names in each folder at its last sync
 
-    # --- crashes
-    # ------------------------------------------------------------------------------------
+    # --- crashes ----------------------------------------------------------------------------------
 
     def crash(self, survival: Survival) -> None:
         """Lose unsynced changes, as *survival* decides."""
@@ -98,8 +97,7 @@ class Folders:
         made._durable = {folder: copied(names) for folder, names in self._durable.items()}
         return made
 
-    # --- queries
-    # ------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
 
     def paths(self) -> Iterator[str]:
         """The paths of all files."""
@@ -138,8 +136,7 @@ class Folders:
             raise FileNotFoundError(errno.ENOENT, "no such folder", path)
         return sorted(names)
 
-    # --- changes
-    # ------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------
 
     def add(self, path: str) -> SimFile:
         """Create a file, which must not exist."""

@@ -74,8 +74,7 @@ class World:
         self._digest = 0
         self._recent = array("Q")  # events that are not in the digest yet
 
-    # --- random numbers
-    # -----------------------------------------------------------------------------
+    # --- random numbers ---------------------------------------------------------------------------
 
     def rng(self, *names: object) -> Random:
         """Return the stream of random numbers of one purpose, named by *names*."""
@@ -137,8 +136,7 @@ class World:
         """The time of the next event."""
         return self._heap[0][0] if self._heap else None
 
-    # --- log and digest
-    # -----------------------------------------------------------------------------
+    # --- log and digest ---------------------------------------------------------------------------
 
     def note(self, code: int, *what: Any) -> None:
         """Add an event to the digest, as its time and *code*, and to the log in full."""

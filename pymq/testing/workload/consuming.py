@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pymq.client.backoff import Backoff
 from pymq.client.consumer.reader import Reader
 from pymq.client.fetching.consumer_machine import ConsumerMachine
 from pymq.client.group.group_member import GroupConsumer
@@ -195,6 +196,14 @@ class WorkingApp(ConsumingApp):
         """The error with which members of this group return a record."""
         return f"{self.worker.config.group} {record.partition}@{record.offset}"
 
+    def _delay_of(self, record: Record) -> int:
+        """The milliseconds until a returned record may come again."""
+        if (found := self.app.config.get("backoff")) is None:
+            return self.app.rng.randrange(500)
+        first_ms, factor, max_ms = found
+        backoff = Backoff(first_ms / 1000, factor, max_ms / 1000, jitter=0.0)
+        return backoff.delay_ms(record.delivery_count)
+
     def _check_error(self, record: Record) -> None:
         """A record that was returned carries its own error, or none after a crash."""
         told = [text for name, text in record.headers if name == ERROR_HEADER]
@@ -241,7 +250,7 @@ class WorkingApp(ConsumingApp):
                 continue
             if dice < config.get("forget", 0.0) + config.get("nack", 0.0):
                 span = (record.offset, record.offset + 1)
-                delay, error = rng.randrange(500), self._error_of(record)
+                delay, error = self._delay_of(record), self._error_of(record)
                 worker.settler.nacks.append((record.partition, span, delay, error))
             else:
                 key = (group, record.topic, record.partition, record.offset)

@@ -476,8 +476,7 @@ class ZmqTransport:
         self.dropped += count
         self.problem = why
 
-    # --- closing
-    # ------------------------------------------------------------------------------------
+    # --- closing ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close all sockets; flushed packets have ``linger_ms`` to leave."""

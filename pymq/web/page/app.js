@@ -42,17 +42,21 @@ const page = {
     page.plan = found ? { topic, error, would: found } : null;
     draw();
   },
-  // The server sends some letters back with each request, so that none takes long.
-  async sendLetters(topic, error) {
+  // The server sends some letters back with each request, so that none takes long. With a rate these
+  // are the letters of a second, or fewer, and the page waits before it asks for the next ones.
+  async sendLetters(topic, error, rate) {
     const here = location.hash;
-    const plan = { topic, error, sent: 0, stay: 0, isBusy: true };
+    const plan = { topic, error, rate, sent: 0, stay: 0, isBusy: true };
+    const limit = rate ? { limit: Math.max(1, Math.floor(rate)) } : {};
     page.plan = plan;
     draw();
     while (plan.isBusy) {
-      const found = await post("/api/redrive", { topic, error });
+      const found = await post("/api/redrive", { topic, error, ...limit });
       if (found) { plan.sent += found.count; plan.stay = found.stay; }
       plan.isBusy = Boolean(found && found.more && location.hash === here);
       draw();
+      if (rate && plan.isBusy) await pause(1000 * found.count / rate);
+      plan.isBusy = plan.isBusy && location.hash === here;
     }
     update(true);
   },
@@ -65,6 +69,8 @@ let isOut = false; // a token is needed
 let turn = 0; // answers to what was asked for before are dropped
 let failure = ""; // of the last change, shown until the next one or another view
 let isLate = false; // what is shown is from before, and nobody has said how it is now
+
+const pause = (ms) => new Promise((then) => setTimeout(then, ms));
 
 // --- requests -------------------------------------------------------------------------------------
 

@@ -262,10 +262,11 @@ function redriveCard(found, page) {
   return h("section", { class: "card", "aria-label": "Send back" },
     h("form", { class: "tools", onsubmit: (event) => { event.preventDefault(); location.hash = link("letters", topic, new FormData(event.target).get("error")); } },
       h("label", null, "Only letters whose error contains", h("input", { name: "error", size: 36, value: error })),
+      h("label", null, "Letters a second, at most", h("input", { name: "rate", type: "number", min: 0.1, max: 1000000, step: "any", placeholder: "all at once", value: plan.rate || "" })),
       h("button", null, "Show"),
       h("button", { type: "button", disabled: plan.isBusy, onclick: () => page.countLetters(topic, error) }, "Dry run"),
       plan.would && plan.would.count
-        ? h("button", { type: "button", class: "main", onclick: () => page.sendLetters(topic, error) }, `Send ${plan.would.more ? "all letters" : plural(plan.would.count, "letter")} back`) : null),
+        ? h("button", { type: "button", class: "main", onclick: (event) => page.sendLetters(topic, error, Number(new FormData(event.target.form).get("rate"))) }, `Send ${plan.would.more ? "all letters" : plural(plan.would.count, "letter")} back`) : null),
     h("p", { class: "quiet", role: "status" }, planned(plan)));
 }
 

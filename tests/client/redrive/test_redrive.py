@@ -15,14 +15,22 @@ from pymq import aio
 from pymq.client.admin import owned_topic
 from pymq.client.admin.appends import append
 from pymq.client.redrive import redrive as module
-from pymq.client.redrive.journal import Entry
+from pymq.client.redrive.journal import JournalEntry
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.metadata.descriptions import TopicMetadata
-from pymq.errors import ConfigError, CorruptMetadata, ProducerFenced, RecordTooLarge, UnknownTopic
+from pymq.errors import (
+    ConfigError,
+    CorruptMetadata,
+    InvalidName,
+    ProducerFenced,
+    RecordTooLarge,
+    UnknownTopic,
+)
 from pymq.testing import Cluster
 from tests.client.helpers import produce
 
 LETTERS = "t.dlq"
+LARGE = 5_000
 
 
 def bury(mq: pymq.Client, numbers: range, partitions: int = 2, source: str = "t") -> None:
@@ -228,10 +236,71 @@ def test_a_letter_that_is_too_large_goes_back_once_the_limit_is_raised(mq: pymq.
     assert len(sent_back(mq)) == 1
 
 
+def small(letter: pymq.Record) -> bool:
+    return len(letter.value) < 1_000
+
+
+def bury_a_large_one(mq: pymq.Client) -> None:
+    """Bury letters of three partitions; the one of partition 1 is too large for its topic."""
+    mq.create_topic("t", 3, max_record_bytes=1_000)
+    mq.create_topic(LETTERS)
+    with mq.producer() as producer:
+        for number in range(9):
+            partition, item = (
+                (b"1", bytes(LARGE)) if number == 4 else (b"02"[number % 2 :][:1], b"")
+            )
+            headers = [("pymq.topic", b"t"), ("pymq.partition", partition)]
+            producer.send(LETTERS, item or b"%d" % number, headers=headers).result(30)
+
+
+def test_a_letter_that_is_refused_holds_up_no_other(mq: pymq.Client) -> None:
+    """Each redrive that has it fails; those without it, and a purge, do their work."""
+    bury_a_large_one(mq)
+    for _ in range(2):
+        with pytest.raises(RecordTooLarge):
+            mq.redrive(LETTERS)
+    mq.redrive(LETTERS, where=small)
+    assert numbers(sent_back(mq)) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert [len(letter.value) for letter in mq.dead_letters(LETTERS)] == [LARGE]
+    with pytest.raises(RecordTooLarge):
+        mq.redrive(LETTERS)
+    assert mq.purge_dead_letters(LETTERS) == 1
+    assert mq.redrive(LETTERS) == pymq.Redriven(0, 0)
+
+
+def test_a_refused_round_of_a_process_that_has_died_is_chosen_anew(mq: pymq.Client) -> None:
+    """Its journal says that the letters are being sent, and their topic will never take them."""
+    bury_a_large_one(mq)
+    deaths = 0
+    for number in range(1, 20):
+        with dies_at(number, is_sent=False):
+            try:
+                mq.redrive(LETTERS)
+            except RecordTooLarge:
+                pass
+            except Dead:
+                deaths += 1
+    assert deaths > 3
+    mq.redrive(LETTERS, where=small)
+    assert numbers(sent_back(mq)) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert mq.purge_dead_letters(LETTERS) == 1
+
+
+@pytest.mark.parametrize("to", [LETTERS, "__consumer_offsets", "no name"])
+def test_letters_do_not_go_where_they_could_not_stay(mq: pymq.Client, to: str) -> None:
+    bury(mq, range(2))
+    for dry_run in (True, False):
+        with pytest.raises((ConfigError, InvalidName), match=to):
+            mq.redrive(LETTERS, to=to, dry_run=dry_run)
+    with mq.producer() as producer:
+        producer.send(LETTERS, b"x", headers=[("pymq.topic", to.encode())]).result(30)
+    assert mq.redrive(LETTERS) == pymq.Redriven(2, 1)
+
+
 @pytest.mark.parametrize("data", [b"", b"x", b"\x82\x01\x02", b"\x83\x02\x61x\x80"])
 def test_a_journal_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptMetadata):
-        Entry.decode(data, "x")
+        JournalEntry.decode(data, "x")
 
 
 # --- crashes ------------------------------------------------------------------------------------

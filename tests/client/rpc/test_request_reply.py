@@ -15,7 +15,7 @@ import pytest
 
 import pymq
 from pymq import aio
-from pymq.client.rpc.mailbox import REPLIES, REPLY_TO, REQUEST_ID, Mailbox, Pending
+from pymq.client.rpc.mailbox import REPLIES, REPLY_TO, REQUEST_ID, Pending, ReplyMailbox
 from pymq.client.rpc.responder import Responder
 from pymq.core.batch.record import Record
 from pymq.errors import (
@@ -159,7 +159,7 @@ def test_a_request_chooses_no_topic_for_its_reply(mq: pymq.Client) -> None:
 
 
 def test_replies_of_others_are_left_out() -> None:
-    mailbox = Mailbox(b"me", "0")
+    mailbox = ReplyMailbox(b"me", "0")
     pending = Pending()
     id = mailbox.add(pending)
     other = Record(REPLIES, "0", 0, 0, None, b"other", ((REQUEST_ID, b"you-1"),))
@@ -308,6 +308,25 @@ def test_leaders_that_crash_lose_no_request(seed: int) -> None:
                 requester.read(pending, 0.05)
             assert requester.wait("upper", id, pending, until).value == value.upper()
         responder.close()
+
+
+def test_a_responder_that_has_just_left_is_missed_at_once() -> None:
+    """Also by a client that asked it less than a second ago."""
+    with Cluster(brokers=3) as cluster:
+        asking, answering = cluster.client(), cluster.client()
+        asking.create_topic("upper", replicas=3, acks="raft")
+        responder = Responder(answering, "upper", upper, 1, {})
+        requester = asking._requests()
+        id, pending, until = requester.submit("upper", b"x", None, None, 60.0)
+        while pending.reply is None:
+            responder.serve(0.05)
+            requester.read(pending, 0.05)
+        assert requester.wait("upper", id, pending, until).value == b"X"
+        responder.close()
+        began = cluster.now
+        with pytest.raises(NoResponders):
+            asking.request("upper", b"x", timeout=60)
+        assert cluster.now - began < 0.2
 
 
 class Died(BaseException):

@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 import pymq
+import pymq.serde
 from pymq import aio, serde
 from pymq.client.typed.values import Bad, TypedRecord
 from pymq.errors import (
@@ -203,6 +204,9 @@ def test_what_is_wrong_is_refused(mq: pymq.Client) -> None:
         mq.topic("orders", complex)
     with pytest.raises(ConfigError, match="compatibility='sideways'"):
         mq.topic("orders", Order, compatibility="sideways")  # type: ignore[arg-type] # a test
+    for wrong in ("json", pymq.serde.Json):
+        with pytest.raises(ConfigError, match=r"such as pymq\.serde\.Json\(\)"):
+            mq.topic("orders", Order, wrong)  # type: ignore[arg-type] # a test
     with pytest.raises(ConfigError, match="on_bad"):
         mq.topic("orders", Order).consumer(on_bad=5)  # type: ignore[arg-type] # a test
     with pytest.raises(UnknownTopic):

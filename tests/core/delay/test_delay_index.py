@@ -129,3 +129,27 @@ def test_records_take_little_memory() -> None:
         tracemalloc.stop()
     assert len(index) == count
     assert took / count < 100
+
+
+def test_what_was_cancelled_is_remembered_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So long a client may ask again; and never more than so many."""
+    monkeypatch.setattr(delay_index, "CANCELLED_MAX", 3)
+    index = DelayIndex()
+    assert index.cancelled_from(0) == NEVER
+
+    def cancel(id: int, offset: int, at_ms: int) -> None:
+        headers: list[Headers] = [((CANCELLED, number(id)),)]
+        batch = EncodedBatch.encode([b""], timestamp_ms=at_ms, headers=headers, attributes=NOTE)
+        index.take_in(batch.stamp(offset, 1, 0))
+
+    cancel(1, 10, 1_000)
+    cancel(2, 20, 2_000)
+    assert index.was_cancelled(1)
+    assert not index.was_cancelled(3)
+    assert index.cancelled_from(60_999) == 10
+    assert index.cancelled_from(61_000) == 20
+    assert not index.was_cancelled(1)
+    for id in range(3, 7):
+        cancel(id, 10 * id, 3_000)
+    assert [id for id in range(1, 8) if index.was_cancelled(id)] == [4, 5, 6]
+    assert index.cancelled_from(3_000) == 40

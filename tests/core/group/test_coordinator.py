@@ -662,6 +662,18 @@ def test_an_offset_that_was_set_says_nothing_of_other_partitions(host: Host) -> 
     assert host.poll("m1", {"0": 3, "1": 3}) == [("0", 2, 3, 1)]
 
 
+def test_an_offset_that_was_set_may_name_the_end(host: Host) -> None:
+    """The lag of a group without members is known; a member that joins goes on as usual."""
+    host.send("admin", CommitOffset(host.id(), "g", "t", "0", 2, end=5))
+    offsets = host.coordinator.groups["g"].offsets
+    assert offsets.end("t", "0") == 5
+    host.send("admin", CommitOffset(host.id(), "g", "t", "0", 3))
+    assert offsets.end("t", "0") is None
+    host.send("admin", CommitOffset(host.id(), "g", "t", "0", 3, end=5))
+    host.join("m1", ("0",), topic_id="a1")
+    assert host.poll("m1", {"0": 5}) == [("0", 3, 5, 1)]
+
+
 def test_fewer_partitions_of_a_topic_that_was_made_again_are_all_there_are(host: Host) -> None:
     """Partition names that members reported for the old topic do not count for the new one."""
     host.join("m1", ("0", "1", "2"), topic_id="a1")

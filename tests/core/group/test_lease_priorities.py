@@ -91,7 +91,7 @@ def test_the_most_urgent_are_leased_first(seed: int) -> None:
                 pass
     while found := leases.acquire("m", 60, 7, NEVER, 1_000, 0):
         assert leases.acknowledge("m", [(lease.start, lease.end) for lease in found]) == 0
-    assert leases.in_flight == len(model.held)
+    assert leases.spans.in_flight == len(model.held)
 
 
 def test_many_runs_are_leased_in_parts() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pymq.core.group.leases import LEASED_MAX, SPANS_OPEN, Leases, Span
+from pymq.core.group.leases import LEASED_MAX, SPANS_OPEN, Leases
+from pymq.core.group.spans import Span
 from pymq.core.types import NEVER
 
 AVAILABLE, LEASED, DONE = range(3)
@@ -96,8 +97,8 @@ def test_leases_do_what_their_twin_does(seed: int) -> None:
                         entry[:] = [AVAILABLE, None, max(0, count - (not dead)), now]
         assert leases.committed == twin.committed
         assert leases.next == len(twin.offsets)
-        assert leases.in_flight == sum(e[0] == LEASED for e in twin.offsets.values())
-        assert leases.waiting == sum(e[0] == AVAILABLE for e in twin.offsets.values())
+        assert leases.spans.in_flight == sum(e[0] == LEASED for e in twin.offsets.values())
+        assert leases.spans.waiting == sum(e[0] == AVAILABLE for e in twin.offsets.values())
 
 
 def test_done_ranges_outlive_a_restart() -> None:
@@ -105,7 +106,7 @@ def test_done_ranges_outlive_a_restart() -> None:
     first = Leases(0)
     first.acquire("a", 10, 10, 100, 0, 0)
     first.acknowledge("a", [(2, 5), (7, 8)])
-    again = Leases(first.committed, first.done_ranges())
+    again = Leases(first.committed, first.spans.done_ranges())
     assert again.committed == 0
     got = again.acquire("b", 10, 10, 100, 0, 0)
     assert [(lease.start, lease.end) for lease in got] == [(0, 2), (5, 7), (8, 10)]
@@ -119,8 +120,8 @@ def test_counts_outlive_a_restart() -> None:
     first.reject("a", [(2, 4)], 0)
     first.acquire("a", 10, 1, 100, 0, 3)  # offset 2 is leased for the second time
     assert first.has_counted
-    assert first.counts() == ((2, 3, 1), (3, 4, 1))
-    again = Leases(first.committed, first.done_ranges(), first.counts())
+    assert first.spans.counts() == ((2, 3, 1), (3, 4, 1))
+    again = Leases(first.committed, first.spans.done_ranges(), first.spans.counts())
     got = again.acquire("b", 10, 10, 100, 0, 2)
     assert [(lease.start, lease.end, lease.delivery_count) for lease in got] == [
         (0, 2, 1),
@@ -130,7 +131,7 @@ def test_counts_outlive_a_restart() -> None:
         (8, 10, 1),
     ]
     again.expire(100)
-    third = Leases(again.committed, again.done_ranges(), again.counts())
+    third = Leases(again.committed, again.spans.done_ranges(), again.spans.counts())
     dead = {lease.start for lease in third.acquire("c", 10, 10, 200, 100, 2) if lease.dead}
     assert dead == {2, 3}
 
@@ -148,7 +149,7 @@ def test_what_was_delivered_often_enough_stays_dead(how: str) -> None:
     else:
         if how == "in parts":
             leases.renew("a", [(1, 2)], 40)
-        leases = Leases(leases.committed, leases.done_ranges(), leases.counts())
+        leases = Leases(leases.committed, leases.spans.done_ranges(), leases.spans.counts())
     assert all(x.dead for x in leases.acquire("b", 4, 4, 100, 50, 2))
 
 
@@ -177,7 +178,7 @@ def test_gaps_are_bounded() -> None:
         leases.acquire("a", at + 2, 2, 100, 0, 0)
         leases.acknowledge("a", [(at + 1, at + 2)])
     assert leases.next == SPANS_OPEN
-    assert len(leases.spans(0, 1 << 20, 0)) == SPANS_OPEN
+    assert len(leases.describe(0, 1 << 20, 0)) == SPANS_OPEN
     assert not leases.has_available(20_000, 0)
     assert leases.expire(200) == SPANS_OPEN // 2
     assert leases.has_available(20_000, 200)
@@ -221,7 +222,7 @@ def test_what_came_too_late_is_told_without_a_look_at_all_the_rest() -> None:
     for at in range(0, SPANS_OPEN, 2):
         leases.acquire("a", at + 2, 2, 100, 0, 0)
         leases.acknowledge("a", [(at + 1, at + 2)])
-    leases._spans = watched = Watched(leases._spans)
+    leases.spans._found = watched = Watched(leases.spans)
     late = [(at, at + 1) for at in range(500, 1_500)]
     assert leases.open_in(late) == 500
     assert watched.looks < 20 * len(late)

@@ -52,7 +52,7 @@ from pymq.core.ready import (
     Write,
     WriteFailed,
 )
-from pymq.core.types import OFFSETS_TOPIC, AckMode, BlockId, TopicPartition
+from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode, BlockId, TopicPartition
 from pymq.errors import StoreError
 from pymq.testing import Cluster, Violation
 from pymq.testing.checkers.base import StoreWatch
@@ -384,7 +384,10 @@ class Group:
         group = SimpleNamespace(
             name="g",
             generation=1,
-            members={name: SimpleNamespace(topic="t", generation=1) for name in ("m1", "m2")},
+            members={
+                name: SimpleNamespace(topic="t", generation=1, gone_at=NEVER, source=name)
+                for name in ("m1", "m2")
+            },
             offsets=SimpleNamespace(
                 topic=lambda name: SimpleNamespace(reach={"0": (0, 1)}),
                 leases={("t", "0"): self.leases},
@@ -401,6 +404,14 @@ class Group:
     def says(self, message: Message, peer: str) -> None:
         for checker in self.s.watch.checkers:
             checker.on_send(self.host, peer, "broker-0", message)
+
+    def returns(self, count: int, delay_ms: int) -> None:
+        """Lease the record at 0 for the *count*-th time, return it, and confirm that."""
+        (lease,) = self.leases.acquire("m1", 1, 1, 1_000, 0, 0)
+        self.gives("m1", lease.start, lease.end, 1, count)
+        self.gets(Settle(2, "g", "m1", nacks=(("0", (0, 1), delay_ms),)), "m1")
+        self.leases.reject("m1", [(0, 1)], 0)
+        self.says(Settled(2), "m1")
 
     def settles(self, *offsets: int, overtaken: int = 0) -> None:
         """Let *offsets* be leased, acknowledged, written and confirmed.
@@ -425,9 +436,9 @@ class Group:
         ledger.begin(node, writes)
         ledger.done(node, writes, [])
 
-    def gives(self, member: str, start: int, end: int, request: int) -> None:
+    def gives(self, member: str, start: int, end: int, request: int, count: int = 1) -> None:
         self.gets(Acquire(request, "g", member, (), 10, 0), member)
-        self.says(Acquired(request, (Lease("0", start, end, 1),), 1), member)
+        self.says(Acquired(request, (Lease("0", start, end, count),), 1), member)
 
 
 def leased_twice(s: Scene) -> None:
@@ -477,7 +488,7 @@ class Coordinator:
 
     index = 0
     offsets = SimpleNamespace(is_loaded=True)
-    clock = SimpleNamespace(ms=0)
+    clock = SimpleNamespace(ms=0, at=lambda now: 0)
 
     def __init__(self, groups: dict[str, Any]) -> None:
         self.groups = groups
@@ -517,6 +528,35 @@ def nobody_serves_a_member_that_is_free(s: Scene) -> None:
     group.gets(Acquire(1, "g", "m1", (), 10, 1, shares=True), "m1")
     s.cluster.world.run(1_000_000)
     group.says(Acquired(1, (), 1), "m1")
+
+
+def returned_and_given_too_early(s: Scene) -> None:
+    group = Group(s)
+    group.begin(0)
+    group.returns(1, 500)
+    s.cluster.world.now += 500_000
+    (lease,) = group.leases.acquire("m1", 1, 1, 1_000, 0, 0)
+    group.gives("m1", lease.start, lease.end, 3, 2)  # its delay is over
+    group.leases.reject("m1", [(0, 1)], 0)
+    group.returns(3, 500)
+    s.cluster.world.now += 400_000
+    group.gives("m2", 0, 1, 4, 4)
+
+
+def returned_and_given_too_early_elsewhere(s: Scene) -> None:
+    group = Group(s)
+    group.begin(0)
+    group.returns(1, 500)
+    group.begin(0)
+    s.cluster.world.now += 400_000
+    group.gives("m2", 0, 1, 3, 2)
+
+
+def returned_and_not_counted(s: Scene) -> None:
+    group = Group(s)
+    group.begin(0)
+    group.returns(1, 0)
+    group.gives("m2", 0, 1, 3, 1)
 
 
 def settled_by_another(s: Scene) -> None:
@@ -860,6 +900,9 @@ ANOMALIES: dict[Callable[[Scene], None], str] = {
     keys_go_to_a_member_that_is_free: "keys-to-their-owner",
     nobody_serves_a_member_that_is_free: "idle-is-served",
     settled_by_another: "settled-by-its-holder",
+    returned_and_given_too_early: "backoff-is-waited",
+    returned_and_given_too_early_elsewhere: "backoff-is-waited",
+    returned_and_not_counted: "deliveries-are-counted",
     group_goes_back: "group-offset-monotone",
     group_skips_records: "offset-covers-acks",
     group_forgets_what_was_confirmed: "confirmed-offset-survives",

@@ -1,10 +1,11 @@
 """Bugs that can be switched on, and hunts for them.
 
-A bug consists of a few small patches, each of an attribute that must exist, so that a renamed
-attribute is noticed when the tests are collected. A hunt is a family of swarm runs, seed after
-seed. Hunts are not made for single bugs: each bug names the few hunts in which it can show. A bug
-is *killed* by the first seed whose run breaks a rule, if the same run without the bug breaks none,
-and if the run did not end just because the patch no longer fits the code.
+A bug is a few small patches, each of an attribute that must exist and takes the same arguments: a
+change of its name or of its arguments fails when the tests are collected. A hunt is a family of
+swarm runs, seed after seed; no hunt is made for a bug, each bug names the few among all of them in
+which it can show. A bug is *killed* by the first seed of which a rule is broken, if the same run
+without the bug breaks none, and if what ended the run was not just the patch tripping over the code
+it patches.
 
 If a bug needs several rare events at once, random runs do not find it in reasonable time: then an
 ordinary test causes these events and finds the bug, and the bug names this test.
@@ -12,10 +13,12 @@ ordinary test causes these events and finds the bug, and the bug names this test
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 from pymq.core.values import Factory, define, value
@@ -141,6 +144,8 @@ def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]
         elif isinstance(original, classmethod | staticmethod):
             inner = original.__func__
 
+        check_fit(name, inner, function)
+
         def patched(*arguments: Any, **named: Any) -> Any:
             return function(inner, *arguments, **named)
 
@@ -150,6 +155,23 @@ def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]
         return function
 
     return add
+
+
+def check_fit(name: str, original: Any, function: Callable[..., Any]) -> None:
+    """Raise where a patch cannot be called the way its original is."""
+    if not isinstance(original, FunctionType):
+        return  # a number takes the place of a number
+    positional: list[Any] = [original]
+    named: dict[str, Any] = {}
+    for key, parameter in inspect.signature(original).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            named[key] = None
+        elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            positional.append(None)
+    try:
+        inspect.signature(function).bind(*positional, **named)
+    except TypeError as error:
+        raise TypeError(f"planted bug {name}: {function.__name__}: {error}") from None
 
 
 @contextmanager

@@ -144,6 +144,20 @@ def take_no_notes(take_in: Any, self: DelayIndex, batch: EncodedBatch) -> None:
 
 
 bug(
+    "cancelled-long-ago",
+    AREA,
+    "a note lets the next leader begin behind the notes of records that were just cancelled",
+    "own",
+    test=f"{TESTS}test_a_cancel_that_is_repeated_says_the_same_though_another_leads",
+)
+
+
+@plant("cancelled-long-ago", DelayIndex, "cancelled_from")
+def none_was_cancelled(cancelled_from: Any, self: DelayIndex, wall_ms: int) -> int:
+    return NEVER
+
+
+bug(
     "first-delayed-forgotten",
     AREA,
     "a leader that takes over does not know that the partition has delayed records",

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.client.admin.owned_topic import OwnedTopic
 from pymq.client.group.lease_requests import LeasePace, LeaseRequests
 from pymq.client.group.undelivered_records import UndeliveredRecords
 from pymq.client.producer.producer_topic import ProducerTopic
-from pymq.client.redrive.journal import Entry
-from pymq.client.redrive.redrive import Redrive
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.offset_ranges import EVERYTHING
-from pymq.core.batch.record import Record
-from pymq.core.group import leases
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.group_offsets import GroupOffsets
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import OffsetLog
+from pymq.core.group.spans import AVAILABLE, DONE, LEASED, Spans
 from pymq.core.types import NEVER
 from tests.testing.planted.bug import bug, plant
 
@@ -29,9 +25,9 @@ bug("leased-twice", AREA, "a lease is for everybody who asks", "G3; KIP-932", "c
 
 @plant("leased-twice", Leases, "acquire")
 def acquire_again(acquire: Any, self: Leases, *arguments: Any, **named: Any) -> Any:
-    for span in self._spans:
-        if span.state == leases.LEASED:
-            span.state, span.due = leases.AVAILABLE, 0
+    for span in self.spans:
+        if span.state == LEASED:
+            span.state, span.due = AVAILABLE, 0
     return acquire(self, *arguments, **named)
 
 
@@ -62,8 +58,8 @@ bug(
 def acknowledge_anybody(acknowledge: Any, self: Leases, member: str, ranges: Any) -> int:
     refused = 0
     for start, end in ranges:
-        for span in list(self._spans):
-            if span.state == leases.LEASED and span.start < end and start < span.end:
+        for span in list(self.spans):
+            if span.state == LEASED and span.start < end and start < span.end:
                 part = (max(start, span.start), min(end, span.end))
                 refused += int(acknowledge(self, span.owner, [part]))
         refused += int(acknowledge(self, member, [(start, end)])) * 0
@@ -81,9 +77,9 @@ bug(
 
 @plant("commit-past-unacked", Leases, "_advance")
 def advance_past(advance: Any, self: Leases) -> None:
-    done = [span.end for span in self._spans if span.state == leases.DONE]
+    done = [span.end for span in self.spans if span.state == DONE]
     if done:
-        self._spans = [span for span in self._spans if span.start >= max(done)]
+        self.spans.begin_at(max(done))
         self.committed = max(done)
     advance(self)
 
@@ -98,7 +94,7 @@ bug(
 
 
 @plant("offsets-not-loaded", OffsetLog, "_replay")
-def replay_nothing(replay: Any, self: OffsetLog, batch: Any) -> None:
+def replay_nothing(replay: Any, self: OffsetLog, batch: Any, now: int) -> None:
     return None
 
 
@@ -233,8 +229,8 @@ bug(
 
 @plant("lease-expires-early", Leases, "expire")
 def expire_early(expire: Any, self: Leases, now: int) -> Any:
-    for span in self._spans:
-        if span.state == leases.LEASED:
+    for span in self.spans:
+        if span.state == LEASED:
             span.due -= 100
     return expire(self, now)
 
@@ -285,7 +281,7 @@ def reject_with_neighbours(
     reject: Any, self: Leases, member: str, ranges: Any, due: int, error: str = ""
 ) -> None:
     for start, end in ranges:
-        for span in self._spans:
+        for span in self.spans:
             if span.start < end and start < span.end:
                 span.error = error
     reject(self, member, ranges, due, error)
@@ -300,8 +296,8 @@ bug(
 )
 
 
-@plant("errors-forgotten", Leases, "errors")
-def errors_of_nothing(errors: Any, self: Leases) -> Any:
+@plant("errors-forgotten", Spans, "errors")
+def errors_of_nothing(errors: Any, self: Spans) -> Any:
     return ()
 
 
@@ -314,8 +310,8 @@ bug(
 )
 
 
-@plant("delays-forgotten", Leases, "delays")
-def delays_of_nothing(delays: Any, self: Leases, now: int) -> Any:
+@plant("delays-forgotten", Spans, "delays")
+def delays_of_nothing(delays: Any, self: Spans, now: int) -> Any:
     return ()
 
 
@@ -402,8 +398,8 @@ bug(
 )
 
 
-@plant("deliveries-counted-anew", Leases, "counts")
-def counts_of_nothing(counts: Any, self: Leases) -> Any:
+@plant("deliveries-counted-anew", Spans, "counts")
+def counts_of_nothing(counts: Any, self: Spans) -> Any:
     return ()
 
 
@@ -466,40 +462,3 @@ bug(
 @plant("first-takes-all", ConsumerGroup, "_share")
 def share_nothing(share: Any, self: ConsumerGroup, member: Any, leases: Any, *rest: Any) -> Any:
     return rest[1]
-
-
-bug(
-    "redriven-again",
-    AREA,
-    "a redrive sends the letters of a round again that a crash has cut off",
-    "own",
-    test="tests/client/redrive/test_redrive.py::"
-    "test_each_letter_goes_back_once_wherever_the_process_dies",
-)
-
-
-@plant("redriven-again", Redrive, "_finish")
-def forget_the_round(
-    finish: Any, self: Redrive, partition: str, entry: Entry, letters: dict[int, Record]
-) -> int:
-    if letters:
-        return int(finish(self, partition, entry, letters))
-    entry.round = None
-    return 0
-
-
-bug(
-    "redrives-side-by-side",
-    AREA,
-    "a redrive takes its journal back from another one, and goes on with what it knew before",
-    "own",
-    test="tests/client/redrive/test_redrive.py::test_the_second_redrive_takes_over_from_the_first",
-)
-
-
-@plant("redrives-side-by-side", OwnedTopic, "append")
-def take_the_journal_back(append: Any, self: OwnedTopic, key: bytes, item: bytes) -> bool:
-    if append(self, key, item):
-        return True
-    self.claim(lambda: None)
-    return bool(append(self, key, item))

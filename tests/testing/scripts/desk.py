@@ -130,7 +130,7 @@ class Desk:
                         if handle is None or handle(consumer, record):
                             consumer.ack(record)
                             seen.append((topic, record.partition, record.offset))
-                    consumer.commit(PATIENCE_S)
+                    consumer.commit(timeout=PATIENCE_S)
                     return
             except PymqError as error:
                 if not error.retriable and not isinstance(error, FencedMember):

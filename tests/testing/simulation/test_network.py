@@ -295,7 +295,7 @@ def test_a_lost_connection_leaves_commits_uncertain() -> None:
     for number in range(20):
         ensemble, a, one, _, _ = sessions()
         for _ in range(number):
-            one._rng.getrandbits(1)
+            one.rng.getrandbits(1)
         one.submit(Commit(1, (Create("/x", b""),)))
         one.suspend()
         one.submit(Load(2, "/"))
@@ -322,14 +322,14 @@ def test_an_expired_session_takes_its_nodes_along() -> None:
 
 def test_a_session_outlives_a_short_silence_only() -> None:
     ensemble, a, one, _, _ = sessions()
-    one.check_link(True)
+    one.link.check(True)
     a.world.run(a.world.now + 1_000_000)
-    one.check_link(False)
+    one.link.check(False)
     assert [type(event) for event in a.events(one)] == [Suspended, Resumed]
-    one.check_link(True)
+    one.link.check(True)
     a.world.run(a.world.now + 5_000_000)
     assert one.session not in ensemble.sessions
-    one.check_link(False)
+    one.link.check(False)
     assert [type(event) for event in a.events(one)] == [Suspended, SessionExpired]
 
 
@@ -337,15 +337,15 @@ def test_a_cut_is_noticed_late_and_what_is_sent_into_it_is_never_done() -> None:
     ensemble, a, one, _, two = sessions()
     one.submit(Load(1, "/"))
     assert a.events(one) == [Loaded(1, ())]
-    one.check_link(True)
+    one.link.check(True)
     one.submit(Commit(2, (Create("/x", b""),)))
     two.submit(Commit(1, (Create("/y", b""),)))
     a.world.run(a.world.now + 600_000)  # less than a third of the session
     assert one.poll() == []
     a.world.run(a.world.now + 800_000)
     assert one.poll() == [Uncertain(2), Suspended()]
-    one.check_link(False)
-    assert a.events(one) == [Resumed(), Changed("/")]  # the events do not name the single changes
+    one.link.check(False)
+    assert a.events(one) == [Resumed(), Changed("/")]  # and not what has changed
     assert [entry.path for entry in ensemble.entries()] == ["/y"]
 
 
@@ -355,7 +355,7 @@ def test_of_commits_under_way_the_first_so_many_are_done() -> None:
     for number in range(120):
         ensemble, a, one, _, _ = sessions()
         for _ in range(number):
-            one._rng.getrandbits(1)
+            one.rng.getrandbits(1)
         for tag in range(4):
             one.submit(Commit(tag, (Create(f"/{tag}", b""),)))
         one.suspend()

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 import pymq
 from pymq.cli.connect import opened
@@ -92,11 +93,13 @@ def _show(args: argparse.Namespace, show: Show) -> int:
     if args.max < 1:
         raise ConfigError(f"--max {args.max}: at least 1")
     with opened(args) as mq:
-        letters = list(mq.dead_letters(args.topic, _where(args)))
+        found = mq.dead_letters(args.topic, _where(args))
+        letters = list(islice(found, args.max))
+        rest = 0 if show.is_json else _count(found)  # read, and not kept: there may be millions
     if show.is_json:
-        show.result({"letters": [as_json(letter) for letter in letters[: args.max]]})
+        show.result({"letters": [as_json(letter) for letter in letters]})
         return OK
-    for letter in letters[: args.max]:
+    for letter in letters:
         headers = dict(letter.headers)
         place = "/".join(_text(headers.get(f"pymq.{name}")) for name in ("topic", "partition"))
         show.say(f"{letter.partition}/{letter.offset}", style="bold")
@@ -111,9 +114,8 @@ def _show(args: argparse.Namespace, show: Show) -> int:
                 ("value", shorten(printable(letter.value), TEXT)),
             ]
         )
-    rest = len(letters) - args.max
-    if rest > 0:
-        show.say(f"and {plural(rest, 'letter')} more: --max {len(letters)} shows all")
+    if rest:
+        show.say(f"and {plural(rest, 'letter')} more: --max {len(letters) + rest} shows all")
     elif not letters:
         show.say("there is no such letter")
     return OK

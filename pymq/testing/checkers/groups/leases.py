@@ -148,7 +148,7 @@ class LeaseRules(Checker):
             return
         for coordinator, group, topic, partition, leases in probe.all_leases(broker):
             is_its = coordinator.index == block.partition
-            if is_its and len(leases.done_ranges()) > offset_log.RANGES_MAX:
+            if is_its and len(leases.spans.done_ranges()) > offset_log.RANGES_MAX:
                 self._cut.add((coordinator, (group, topic, partition)))
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:

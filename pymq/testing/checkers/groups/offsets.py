@@ -9,7 +9,7 @@ from pymq.core.message import Acquire, CommitOffset, Join, Message, Range, Settl
 from pymq.core.types import OFFSETS_TOPIC, TopicPartition
 from pymq.core.values import value
 from pymq.testing.checkers.base import Checker, StoreWatch
-from pymq.testing.checkers.leases import GenerationRules, Shared, joined
+from pymq.testing.checkers.groups.leases import GenerationRules, Shared, joined
 from pymq.testing.simulation import probe
 from pymq.testing.simulation.nodes import BrokerHost
 from pymq.testing.simulation.process import Process

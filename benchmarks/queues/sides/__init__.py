@@ -1,0 +1,1 @@
+"""The compared queues: the client that sends tasks, and the worker that runs them."""

@@ -1,0 +1,90 @@
+"""The lag of a query where operators look: groups, metrics and the listener."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'pymq-log[zmq]'")
+
+import pymq
+import pymq.spark
+from tests.simulator.processes import ProcessCluster
+from tests.spark.conftest import ROOT, fill, run, started
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProcessCluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with ProcessCluster(folder, ROOT / "examples", brokers=1, zkservers=1, zookeepers=0) as made:
+        yield made
+
+
+def query(spark: SparkSession, url: str, checkpoint: str, **options: Any) -> DataStreamWriter:
+    source = spark.readStream.format("pymq").options(url=url, startingOffsets="earliest", **options)
+    sink = source.load().writeStream.format("noop").queryName("copying")
+    return sink.option("checkpointLocation", checkpoint)
+
+
+def test_a_group_shows_the_progress_of_a_query(
+    spark: SparkSession, cluster: ProcessCluster, checkpoint: str
+) -> None:
+    """The group has no members; the query reads what its checkpoint says, not the group."""
+    with pymq.open(cluster.url) as mq:
+        mq.create_topic("watched", partitions=2)
+        for partition in range(2):
+            fill(mq, "watched", 30, partition=partition)
+        make = query(spark, cluster.url, checkpoint, subscribe="watched", group="spark-copying")
+        run(make.trigger(availableNow=True))
+        found = mq.describe_group("spark-copying")
+        assert found.members == ()
+        assert found.committed == {("watched", "0"): 30, ("watched", "1"): 30}
+        assert set(found.lag.values()) == {0}
+        fill(mq, "watched", 5, partition=1)
+        assert mq.describe_group("spark-copying").lag == {("watched", "0"): 0, ("watched", "1"): 5}
+        mq.reset_group("spark-copying", "watched", 0)
+        make = query(spark, cluster.url, checkpoint, subscribe="watched", group="spark-copying")
+        rows = started(make)
+        try:
+            assert sum(each.numInputRows for each in rows.recentProgress) == 5
+        finally:
+            rows.stop()
+
+
+def test_a_listener_puts_the_lag_into_metrics(
+    spark: SparkSession, cluster: ProcessCluster, checkpoint: str
+) -> None:
+    with pymq.open(cluster.url) as mq:
+        mq.create_topic("measured", partitions=2)
+        with mq.producer() as producer:
+            producer.send_many("measured", [bytes(100)] * 50, partition=0).result()
+        listener = pymq.spark.ProgressListener(mq)
+        spark.streams.addListener(listener)
+        options = {"subscribe": "measured", "maxOffsetsPerTrigger": "10"}
+        writer = query(spark, cluster.url, checkpoint, **options)
+        running = writer.trigger(processingTime="1 hour").start()  # One batch, and then none.
+        try:
+            cluster.wait_for(lambda: bool(len(listener.metrics())), "the first batch has ended")
+            metrics = mq.metrics()
+            lag = {
+                stat: metrics.value("pymq_spark_offsets_behind_latest", query="copying", stat=stat)
+                for stat in ("min", "max", "avg")
+            }
+            assert lag == {"min": 0, "max": 40, "avg": 20}
+            size = metrics.value("pymq_spark_bytes_behind_latest", source="pymq[measured]")
+            assert 40 * 100 <= size <= 40 * 150
+            assert pymq.spark.describe(running) == ["pymq[measured]"]
+        finally:
+            running.stop()
+        cluster.wait_for(lambda: not len(listener.metrics()), "the query is forgotten")
+        spark.streams.removeListener(listener)

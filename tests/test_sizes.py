@@ -1,0 +1,93 @@
+"""Sizes at which a file, a class or a function stops being read as a whole.
+
+If one of these rules stands in your way, look for the state that wants a name of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[1] / "pymq"
+
+METHODS_MAX = 25
+FUNCTION_LINES_MAX = 60  # without the docstring
+FILE_LINES_MAX = 500
+# Lines that are comments count for neither: a comment should never be shortened for its size.
+
+# What users call is one object, and its methods are the contract (docs/decisions/0159); the
+# simulated disk has the 21 operations of a file system besides its faults.
+FACADES = {"AsyncClient", "AsyncConsumer", "Cluster", "Consumer", "SimDisk"}
+TABLES = {"errors.py"}  # one class for each cause
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def modules() -> Iterator[tuple[Path, str]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        yield path.relative_to(ROOT), path.read_text(encoding="utf-8")
+
+
+def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
+    for path, text in modules():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                yield path, node
+
+
+def without_comments(lines: list[str]) -> list[str]:
+    return [line for line in lines if not line.lstrip().startswith("#")]
+
+
+def lines_of(function: Function, text: list[str]) -> int:
+    """The lines of a function without its docstring and its comments."""
+    first = function.body[0]
+    docstring = 0
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        docstring = (first.end_lineno or first.lineno) - first.lineno + 1
+    lines = text[function.lineno - 1 : function.end_lineno]
+    return len(without_comments(lines)) - docstring
+
+
+def test_no_class_has_too_many_methods() -> None:
+    large = {
+        node.name: count
+        for _, node in classes()
+        if (count := sum(isinstance(item, Function) for item in node.body)) > METHODS_MAX
+    }
+    assert set(large) <= FACADES, large
+    assert set(large) == FACADES, "a class that has become small needs no exception"
+
+
+def test_no_function_is_too_long() -> None:
+    long = {
+        f"{path}:{node.name}": count
+        for path, text in modules()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, Function)
+        and (count := lines_of(node, text.splitlines())) > FUNCTION_LINES_MAX
+    }
+    assert long == {}
+
+
+def test_no_file_is_too_long() -> None:
+    long = {
+        str(path): count
+        for path, text in modules()
+        if (count := len(without_comments(text.splitlines()))) > FILE_LINES_MAX
+    }
+    assert set(long) <= TABLES, long
+
+
+def test_each_public_class_has_a_name_of_its_own() -> None:
+    """Two meanings of a word are two words."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path, node in classes():
+        if not node.name.startswith("_"):
+            homes[node.name].append(str(path))
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
