@@ -114,7 +114,7 @@ class UndeliveredRecords:
     def unexpired(self, view: RecordBatch) -> RecordBatch:
         """Return the records of a view that have not expired by the time the application gets them.
 
-        The others are acknowledged, or become dead letters.
+        All other records are acknowledged, or become dead letters.
         """
         if self._membership.config.buries_expired:
             return self.without_expired(view)

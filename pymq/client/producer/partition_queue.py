@@ -361,8 +361,8 @@ class PartitionQueue:
         if not named:
             return encoded
         # A batch that was sent keeps its sequence, even if later ones were answered. Under a new
-        # sequence it could be written twice; under that of another batch it would be taken for that
-        # batch.
+        # sequence the batch could be written twice; under the sequence of another batch it would
+        # count as that other batch.
         self.next_sequence = max(self.next_sequence, batch.sequence + batch.count)
         return encoded
 

@@ -218,7 +218,7 @@ class AlterIsr:
 class BecomeLeader:
     """The replicas of a Raft block elected *broker* at *epoch*.
 
-    Repeated until the metadata says so.
+    The report is repeated until the metadata names this leader.
     """
 
     topic: str
