@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # A record in its queue: its value; its key, if it has one; headers and its own time, if it has any.
-# Each is a new tuple, so that two equal records stay distinct. The garbage collector soon stops
+# Each row is a new tuple, so that two equal records stay distinct. The garbage collector soon stops
 # tracking such tuples, unlike objects of a class.
 Row = tuple[bytes] | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Headers, int | None]
 

@@ -124,7 +124,8 @@ class OffsetLog:
     def begin(self, now: int) -> None:
         """Begin to load the partition, up to the end of its log.
 
-        All of the log may be committed, which a new leader does not know yet (Raft, section 8).
+        Perhaps all of the log is committed, but a new leader does not know that yet (Raft, section
+        8).
         """
         self._target = self._host.offsets_end(self._index)
         self.patience_until = now + PATIENCE_MS
