@@ -135,7 +135,8 @@ class Acknowledger:
 
         The result is done once they are written, or *durable*.
         """
-        # Disarm first: another thread that adds from here on arms again, or is included.
+        # Disarm first: if another thread adds an acknowledgement after this, it arms the timer
+        # again, or its acknowledgement is included.
         self.due, self._is_put_back = NEVER, False
         # copy all queues at once: another thread may be adding one
         queues = list(self.acks.items())
