@@ -222,8 +222,8 @@ class Layers(Admin):
         and elsewhere, are members of the group of that name; *options* are those of
         :meth:`consumer`. The topic *service* is created if it is missing.
 
-        Closing the client, or the :class:`Responder` that is returned for a *handler*, ends it
-        after the current request.
+        Closing the client, or the :class:`Responder` that is returned for a *handler*, ends the
+        responder after its current request.
         """
         from pymq.client.rpc.responder import Responder
 
