@@ -90,7 +90,7 @@ class ZooKeeperServer(Child):
 class ZooKeeper(Transient):
     """*count* servers with their data below *folder*: a single one, or an ensemble.
 
-    Use it in a ``with`` block.
+    Use the cluster of servers in a ``with`` block.
 
     *java* are additional options for each server's Java, such as ``-Djute.maxbuffer=65536``. *host*
     is the address on this machine at which they serve. If the folder was used before, the servers
