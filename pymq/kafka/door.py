@@ -27,7 +27,7 @@ from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError
 from pymq.kafka.frames import BadFrame, FrameReader, RequestHead
-from pymq.kafka.gate import Connection, KafkaGate
+from pymq.kafka.gate import REQUESTS_MAX, Connection, KafkaGate
 from pymq.transport.bell import Bell
 
 CONNECTIONS_MAX = 1_000
@@ -196,7 +196,6 @@ class KafkaDoor:
     def _hand_over(self, arrived: list[tuple[_Client, memoryview]]) -> None:
         """Let the gates have what came; one turn of the loop for all of it."""
         gone, self._gone = self._gone, []
-        due = NEVER
         with self._driver as loop:
             now = loop.clock()
             for client in gone:
@@ -205,8 +204,9 @@ class KafkaDoor:
                 client.listener.gate.received(client.connection, frame, now)
             for listener in self._listeners:
                 loop.touch(listener.name)
-                due = min(due, listener.gate.deadline)
-        due = min(due, *(listener.gate.deadline for listener in self._listeners))
+        # One that has enough requests under way is not read until some are answered.
+        self._news.extend(client.connection for client, _ in arrived if client.connection.is_full)
+        due = min(listener.gate.deadline for listener in self._listeners)
         if due < NEVER:
             self._driver.arm(due)
 
@@ -239,7 +239,7 @@ class KafkaDoor:
         left = READ_BYTES
         client.heard_at = time.monotonic()
         try:
-            while left > 0:
+            while left > 0 and len(frames) < REQUESTS_MAX:
                 buffer = client.reader.buffer()
                 count = client.socket.recv_into(buffer)
                 if count == 0:

@@ -226,7 +226,7 @@ def _assignor(name: str) -> Assignor:
 
 def version() -> str:
     """Return the version of pymq."""
-    from pymq import __version__  # on demand: pymq is still being imported when this module is
+    from pymq import __version__  # on demand: pymq's names are imported from modules below it
 
     return __version__
 

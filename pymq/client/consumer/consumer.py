@@ -92,7 +92,8 @@ class Consumer(Handle):
 
         Raises:
             OffsetOutOfRange: retention has overtaken this reader, or the topic was deleted and made
-                again since; seek to a valid offset.
+                again since; seek to a valid offset. ``details`` hold ``topic``, ``partition`` and
+                ``offset``.
             CorruptBlock, CorruptBatch: the next record of a partition is damaged or cannot be
                 decoded; ``details`` hold ``topic``, ``partition`` and ``offset``. All records
                 before it were returned. The error is raised again, after records of other

@@ -246,8 +246,9 @@ class GroupConsumer(ConsumerMachine):
             self._has_news = False
             if membership.state is not MembershipState.CLOSED:
                 self._go_on(now)
-        self.settler.time(now)
-        return super().ready(now)
+        if self.settler.unarmed:
+            self.settler.time(now)
+        return super().ready(now) if self.out.send else None
 
     @property
     def deadline(self) -> int:

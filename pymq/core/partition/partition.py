@@ -45,6 +45,8 @@ from pymq.core.ready import Ready, Recovered, RecoverFailed, WriteFailed
 from pymq.core.types import NEVER, BlockId
 from pymq.errors import CorruptBlock, NotLeader, PymqError, ReplicaNotAvailable, StoreError
 
+DRAINING = SealState.DRAINING
+
 
 class PartitionEnvironment(Home, Protocol):
     """The broker, as far as a partition needs it."""
@@ -284,9 +286,16 @@ class Partition(PartitionContext):
     @property
     def is_dirty(self) -> bool:
         """Whether there is something to write or to seal, and no write is in progress."""
-        writer = self.opened.writer
-        if writer is not None and self.opened.is_running and writer.is_dirty:
-            return True
+        opened = self.opened
+        writer = opened.writer
+        if writer is not None and opened.is_running:
+            log, sealing = writer.log, opened.sealing
+            if not (log.is_writing or log.is_recovering) and (
+                log.unwritten
+                or writer.replicator.is_dirty
+                or (sealing.state is DRAINING and sealing.must_write(log, writer.replicator))
+            ):
+                return True
         return bool(self._repairs.dirty)
 
     def flush(self, ready: Ready, now: int) -> None:
@@ -299,7 +308,8 @@ class Partition(PartitionContext):
             return
         log = writer.log
         if not log.is_recovering and not log.is_writing:
-            log.at(self.host.wall_ms(now))
+            if (wall_ms := now + self.host.wall_offset_ms) != log.wall_ms:
+                log.at(wall_ms)
             # A checkpoint must not name more records as committed than this replica has.
             committed = min(opened.offsets.high_watermark, log.stable_end)
             must_sync, self.produces.must_sync = self.produces.must_sync, False
