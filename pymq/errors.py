@@ -14,7 +14,7 @@ error derives from it too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 __all__ = [
     "AuthenticationFailed",
@@ -431,6 +431,13 @@ class MissingExtra(PymqError, ImportError):
     """An optional package is missing; the message says which ``pip install`` brings it."""
 
     code = "MISSING_EXTRA"
+
+    @classmethod
+    def of(cls, missing: str, extra: str) -> Self:
+        """Make the error that says how the extra *extra* of pymq is installed."""
+        return cls(
+            f"{missing}: pip install 'pymq-log[{extra}]', or in a clone pip install '.[{extra}]'"
+        )
 
 
 class Closed(PymqError):

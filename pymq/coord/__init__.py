@@ -44,5 +44,5 @@ def open(
             ZookeeperCoordinator,  # on demand: it loads kazoo
         )
     except ImportError as error:
-        raise MissingExtra("ZooKeeper needs kazoo: pip install 'pymq-log[zookeeper]'") from error
+        raise MissingExtra.of("ZooKeeper needs kazoo", "zookeeper") from error
     return ZookeeperCoordinator(address, wake=wake, timeout_s=timeout_s)

@@ -97,4 +97,4 @@ def __getattr__(name: str) -> Any:
 
 
 def _missing(error: ImportError) -> MissingExtra:
-    return MissingExtra(f"{error.name} is missing or too old: pip install 'pymq-log[spark]'")
+    return MissingExtra.of(f"{error.name} is missing or too old", "spark")

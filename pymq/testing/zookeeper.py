@@ -41,7 +41,7 @@ def find_jars() -> list[Path]:
         raise MissingExtra("there is no java: a real ZooKeeper needs Java 17 (openjdk-17-jre)")
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
-        raise MissingExtra("ZooKeeper's jars come with pyspark: pip install 'pymq-log[spark]'")
+        raise MissingExtra.of("ZooKeeper's jars come with pyspark", "spark")
     folder = Path(found.origin).parent / "jars"
     jars = [jar for name in _JARS for jar in sorted(folder.glob(f"{name}-[0-9]*.jar"))]
     if len(jars) != len(_JARS):

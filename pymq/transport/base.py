@@ -138,4 +138,4 @@ def zmq_needed() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name != "zmq":
             raise
-        raise MissingExtra("clusters need pyzmq: pip install 'pymq-log[zmq]'") from error
+        raise MissingExtra.of("clusters need pyzmq", "zmq") from error

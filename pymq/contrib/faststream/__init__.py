@@ -14,7 +14,7 @@
     async def bill(order: Order) -> Invoice:
         return Invoice(...)
 
-It needs ``pip install 'pymq-log[faststream]'``.
+It needs the extra ``faststream``.
 
 A subscriber is a member of a group, or a reader. FastStream decodes and validates messages, calls
 the handlers, and documents them in AsyncAPI; pymq delivers, redelivers, delays and keeps messages.
@@ -26,7 +26,7 @@ from pymq.errors import MissingExtra
 try:
     import faststream  # noqa: F401 # says which extra is missing before a module below fails
 except ImportError as error:
-    raise MissingExtra("faststream is missing; pip install 'pymq-log[faststream]'") from error
+    raise MissingExtra.of("faststream is missing", "faststream") from error
 
 from pymq.contrib.faststream.annotations import PymqMessage
 from pymq.contrib.faststream.broker import PymqBroker

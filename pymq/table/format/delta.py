@@ -27,7 +27,7 @@ try:
     )
     from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 except ImportError as error:
-    raise MissingExtra(f"{error.name} is missing: pip install 'pymq-log[delta]'") from error
+    raise MissingExtra.of(f"{error.name} is missing", "delta") from error
 
 ORIGIN = "pymq.origin"
 VACUUM_S = 3600.0  # between two searches for files that no version needs

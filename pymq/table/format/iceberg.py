@@ -31,7 +31,7 @@ try:
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files, schema_to_pyarrow
 except ImportError as error:
-    raise MissingExtra(f"{error.name} is missing: pip install 'pymq-log[iceberg]'") from error
+    raise MissingExtra.of(f"{error.name} is missing", "iceberg") from error
 
 if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask, Table

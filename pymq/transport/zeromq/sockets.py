@@ -17,7 +17,7 @@ from pymq.transport.wire import FRAME_BYTES_MAX, FRAMES_MAX
 try:
     import zmq
 except ImportError as error:
-    raise MissingExtra("ZeroMQ is not installed: pip install 'pymq-log[zmq]'") from error
+    raise MissingExtra.of("ZeroMQ is not installed", "zmq") from error
 
 if TYPE_CHECKING:
     Socket = zmq.Socket[bytes]

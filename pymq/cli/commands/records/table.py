@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
     try:
         from pymq.table.view import table_view
     except ImportError as error:
-        raise MissingExtra(f"{error.name} is missing: pip install 'pymq-log[arrow]'") from error
+        raise MissingExtra.of(f"{error.name} is missing", "arrow") from error
 
     def told(progress: TableProgress) -> None:
         show.say(f"{args.location}: {plural(progress.rows, 'new row')}", style="dim")

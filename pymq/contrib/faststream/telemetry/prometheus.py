@@ -18,7 +18,7 @@ class PymqPrometheusMiddleware(PrometheusMiddleware[Raw, PymqPublishCommand]):
     """Counts messages: ``PymqBroker(url, middlewares=[PymqPrometheusMiddleware(registry=...)])``.
 
     Metrics of pymq itself, as the lag of groups, are :mod:`pymq.metrics`. It needs
-    ``pip install 'pymq-log[metrics]'``.
+    the extra ``metrics``.
 
     Args:
         registry: a ``CollectorRegistry`` of ``prometheus_client``.
