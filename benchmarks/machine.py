@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def describe(folder: Path) -> dict[str, object]:
-    """Describe all that may make a difference; *folder* is where the data goes."""
+    """Describe the machine as far as it may affect results; *folder* is where the data goes."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": _cpu(),

@@ -66,7 +66,7 @@ def left_ms(flight: Flight) -> int:
 
 
 def direct(flights: Sequence[Flight]) -> list[Hour]:
-    """Return the same hours, counted in the plainest way."""
+    """Return the same hours as the Spark query, counted without Spark."""
     counts: dict[tuple[int, str], list[int]] = {}
     for flight in flights:
         hour = flight.timestamp_ms // HOUR_MS * HOUR_MS

@@ -33,8 +33,8 @@ __all__ = ["METRICS", "Histogram", "Metrics", "registered"]
 def registered(client: Client, registry: CollectorRegistry | None = None) -> Iterator[None]:
     """Register the metrics of *client* with *registry* (by default the global one).
 
-    They are unregistered at the end of the ``with`` block. Metrics of the process are left out,
-    because ``prometheus_client`` has its own.
+    The metrics are unregistered at the end of the ``with`` block. Metrics of the process are left
+    out, because ``prometheus_client`` has its own.
 
     Raises:
         MissingExtra: prometheus_client is not installed.

@@ -18,19 +18,22 @@ from pymq.testing.zookeeper import find_jars
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Last, not first: examples and benchmarks come from here, but pymq from its installation, which
-# under tox is the wheel.
+# Append instead of inserting first: examples and benchmarks come from here, but pymq from its
+# installation, which under tox is the wheel.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-# The time of an example depends on the load of the machine.
+# The time limit is disabled, because the time of an example depends on the load of the machine.
 settings.register_profile("pymq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pymq")
 
-GRACE_S = 2.0  # a stopping thread may need a moment
+GRACE_S = 2.0  # time that a stopping thread may need
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option to rewrite the outputs in scripts; review them like any other claim."""
+    """Add the option to rewrite the outputs in scripts.
+
+    Review the new outputs like any other assertion.
+    """
     parser.addoption(
         "--rewrite-scripts",
         action="store_true",
@@ -39,9 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all tests of Spark to one worker, and those of ZooKeeper to another: a JVM each.
+    """Give all tests of Spark to one worker and those of ZooKeeper to another, because each needs a
+    JVM.
 
-    The tests that take longest run first, so that at the end no worker is left with one of them.
+    The longest tests run first, so that at the end no worker has to wait for one of them.
     """
     for item in items:
         for kind in ("spark", "zookeeper"):
@@ -58,14 +62,15 @@ def _turn(item: pytest.Item) -> int:
 
 
 class Failures:
-    """Names each failure at once, so that an interrupted long run still shows it."""
+    """Prints each failure at once, so that an interrupted long run still shows it."""
 
     def __init__(self, terminalreporter: pytest.TerminalReporter) -> None:
         self.terminalreporter = terminalreporter
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)  # a plain text has none
+            # the attribute is missing if the report is plain text
+            crash = getattr(report.longrepr, "reprcrash", None)
             why = report.longreprtext if crash is None else crash.message
             why = why.strip().partition("\n")[0]
             self.terminalreporter.write_line(f"\nfailed: {report.nodeid} ({report.when}): {why}")
@@ -80,7 +85,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print measurements: the runs that each planted bug took, and the reports of faults."""
+    """Print measurements: the number of runs until each planted bug was found, and the reports of
+    faults.
+    """
     _tell_planted(terminalreporter)
     _tell(terminalreporter, "marks", "marks")
     _tell(terminalreporter, "faults", "faults of processes")
@@ -101,7 +108,7 @@ def _tell(terminalreporter: pytest.TerminalReporter, what: str, title: str) -> N
 
 
 def _tell_planted(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many runs each planted bug took, and the rule that found it."""
+    """Print how many runs it took to find each planted bug, and the rule that found it."""
     rows = [
         tuple(map(str, row))
         for report in terminalreporter.getreports("passed")
@@ -137,7 +144,7 @@ def needs_zookeeper() -> None:
 def leaves_nothing_running() -> Iterator[None]:
     """Fail a test that leaves a thread or a child process behind.
 
-    A fixture shared by several tests is allowed if all its processes and threads are running when
+    A fixture that several tests share is allowed if all its processes and threads are running when
     it yields.
     """
     before = running()
@@ -154,8 +161,10 @@ def running() -> set[str]:
     threads = {
         f"thread {thread.name} ({thread.ident})"
         for thread in threading.enumerate()
-        # pyzmq keeps one for the process, which frees sent messages that were not copied.
-        if type(thread).__module__ != "zmq.utils.garbage" and not is_of_spark(thread)
+        # pyzmq has one such thread for the process, which frees sent messages that were not copied.
+        if type(thread).__module__ != "zmq.utils.garbage"
+        and not is_of_spark(thread)
+        and not is_of_iceberg(thread)
     }
     return threads | {f"process {pid}" for pid in children()}
 
@@ -163,11 +172,19 @@ def running() -> set[str]:
 def is_of_spark(thread: threading.Thread) -> bool:
     """Return whether *thread* is a connection of the JVM.
 
-    Such a connection stays for the next call.
+    Such a connection remains for the next call.
     """
-    target = getattr(thread, "_target", None)  # the only difference to other threads
+    # the target is the only difference from other threads
+    target = getattr(thread, "_target", None)
     owner = getattr(target, "__self__", None)
     return type(owner).__module__.startswith("py4j.")
+
+
+def is_of_iceberg(thread: threading.Thread) -> bool:
+    """Return whether *thread* is of the pool that pyiceberg keeps for the process."""
+    module = sys.modules.get("pyiceberg.utils.concurrent")
+    pool = None if module is None else module.ExecutorFactory._instance
+    return pool is not None and thread in pool._threads
 
 
 def children() -> set[int]:
@@ -175,7 +192,7 @@ def children() -> set[int]:
     process.
     """
     tasks = Path("/proc/self/task")
-    if not tasks.exists():  # not Linux: check at least the processes that multiprocessing knows
+    if not tasks.exists():  # without Linux, check at least the processes that multiprocessing knows
         return {child.pid for child in multiprocessing.active_children() if child.pid}
     found = set()
     for task in tasks.iterdir():

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def result_of(part: Part, **rates: list[float]) -> PartResult:
 
 
 def test_a_goal_is_the_median_of_the_rounds_ratios_to_the_best_peer() -> None:
-    """A slow round slows both sides, and counts as any other."""
+    """A slow round slows both sides, and counts like any other."""
     part = part_of(Goal(At("pymq", "put"), (At("a", "put"), At("b", "put")), at_least=2.0))
     result = result_of(part, a=[100, 10, 100], b=[50, 5, 50], pymq=[210, 20, 230])
     (goal,) = result.goals
@@ -98,7 +99,7 @@ def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
-    """All parts take an hour; an interrupt loses only the running one."""
+    """All parts together take an hour; an interrupt loses only the part that is running."""
     json_file = tmp_path / "bench.json"
     command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", "E10", "G3", "G2", "G5"]
     command += ["--json", str(json_file), "--png", str(tmp_path / "bench.png")]
@@ -107,13 +108,14 @@ def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        assert any("G3" in line for line in process.stderr)  # the second part has begun
+        # the second part of the benchmark has begun
+        assert any("G3" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         said, failed = process.communicate(timeout=120)
     assert process.returncode == 130, said + failed
     assert "interrupted" in said
     found = json.loads(json_file.read_text(encoding="utf-8"))
-    # The running part may end before the signal comes; the last of four does not.
+    # The running part may end before the signal comes, but the last of four parts does not.
     names = [part["name"] for part in found["parts"]]
     assert names[0] == "E10-own"
     assert len(names) < 4
@@ -144,6 +146,36 @@ def test_the_readme_has_a_line_for_each_work_and_a_column_for_each_peer_that_was
     assert len(markdown.front(markdown.load(publish.FIGURES / "bench.json")).splitlines()) == 8
 
 
+def test_work_queues_are_a_row_each_with_the_goals_below() -> None:
+    def part(name: str, measure: str, unit: str, figures: dict[str, float], **goal: object) -> Any:
+        sides = [
+            {"name": side, "median": {measure: value}, "units": {measure: unit}}
+            for side, value in figures.items()
+        ]
+        bounds = {"at_least": None, "at_most": None, "peer": ""} | goal
+        goals = [{"side": "pymq", "measure": measure} | bounds]
+        return {"name": name, "sides": sides, "goals": goals}
+
+    rates, times = {"celery": 900.0, "pymq": 90_000.0}, {"celery": 30.0, "pymq": 12.0}
+    met = {"at_least": 5, "peer": "celery", "reached": 100.0, "met": True}
+    missed = {"at_most": 10, "reached": 12.0, "met": False}
+    parts = [
+        part("Q1-noop", "4 workers", "tasks/s", rates, **met),
+        part("Q3-start", "start p99", "ms", times, **missed),
+    ]
+    assert markdown.queues({"parts": parts}).splitlines() == [
+        "|  | 4 workers | p99 |",
+        "| --- | --- | --- |",
+        "| celery | 900 tasks/s | 30.0 ms |",
+        "| **pymq** | 90,000 tasks/s | 12.0 ms |",
+        "",
+        "| goal of pymq | reached |  |",
+        "| --- | --- | --- |",
+        "| Q1-noop, pymq, 4 workers: at least 5 times celery | 100 times celery | met |",
+        "| Q3-start, pymq, start p99: at most 10 ms | 12.0 ms | **missed** |",
+    ]
+
+
 def test_markdown_of_a_run() -> None:
     """A goal with a peer is a line; missing sides are named, and a missed goal is marked."""
     goal = Goal(At("pymq", "put"), (At("a", "put"), At("b", "put")), at_least=2.0)
@@ -158,12 +190,14 @@ def test_markdown_of_a_run() -> None:
     assert "| b |  |  | - | missing: a_module |" in markdown.parts(found)
     assert "| **pymq** |  | put | 120 records/s | 110 .. 130 |" in markdown.parts(found)
     assert "only the ratios" in markdown.about(found)
-    machine["load_after"] = 3.0  # the load left by our own five processes
+    machine["load_after"] = 3.0  # the load that is caused by the benchmark's own five processes
     assert "only the ratios" not in markdown.about(found)
 
 
 def test_parts_that_were_measured_again_take_the_place_of_what_they_were() -> None:
-    """The other parts stay, and the page says which are from another time."""
+    """The other parts stay in the document, which says which parts were measured at another
+    time.
+    """
     goal = Goal(At("pymq", "put"), (At("a", "put"),), at_least=2.0)
     machine = {"cpu": "c", "cores": 2, "memory_gib": 1, "system": "s", "file_system": "ext4"}
     machine |= {"python": "3", "sqlite": "3", "pymq": "1", "date": "2026-11-21T00:00", "runs": 2}

@@ -1,4 +1,7 @@
-"""The benchmark of delayed tasks counts each once, and its sides run; no figure is checked."""
+"""The benchmark of delayed tasks counts each task once, and its sides run.
+
+The test checks no figure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptors reserved for files, which connections cannot take."""
+"""Some descriptors are reserved for files, so that connections cannot take them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def test_the_limit_is_raised_as_far_as_it_goes_and_some_are_kept_back() -> None:
 
 
 def test_a_store_opens_files_when_all_other_descriptors_are_taken() -> None:
-    """Several threads can open files at once, and each is back at the usual limit afterwards."""
+    """Several threads can open files at once, and afterwards each thread has the usual limit
+    again.
+    """
     said = run("""
         import errno, os, resource, tempfile, threading
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))

@@ -18,14 +18,14 @@ from pymq import errors
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-MODULES = """pymq pymq.aio pymq.contrib.taskiq pymq.metrics pymq.otel pymq.serde pymq.spark
-    pymq.testing pymq.web""".split()
+MODULES = """pymq pymq.aio pymq.contrib.faststream pymq.contrib.taskiq pymq.metrics pymq.otel
+    pymq.serde pymq.spark pymq.testing pymq.web""".split()
 KINDS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-SECONDS = 300  # for a build, on a busy machine
+SECONDS = 300  # time limit for a build, on a busy machine
 
 
 def test_the_site_builds(tmp_path: Path) -> None:
-    """Warnings are errors, and so are unknown names in docstrings."""
+    """Warnings and unknown names in docstrings are errors."""
     pytest.importorskip("sphinx")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "dummy", str(DOCS), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -37,7 +37,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_everything_public_is_in_the_reference(module: str) -> None:
-    """Each name has its own directive; modules have pages."""
+    """Each public name has its own directive; modules have pages."""
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").iterdir())
     kinds = r"(?:auto(?!module)\w+|data)"
     told = set(re.findall(rf"^\.\. {kinds}:: {module}\.(\w+)$", pages, re.MULTILINE))
@@ -60,7 +60,7 @@ def test_the_architecture_names_functions_that_are_there() -> None:
 
 
 def test_tables_are_read_from_the_code() -> None:
-    """Every error is in its table; a field is listed with its default and its comment."""
+    """Every error is in its table; each field is listed with its default and its comment."""
     pytest.importorskip("sphinx")
     from docs._ext.reference import error_classes, field_rows
 

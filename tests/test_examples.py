@@ -24,7 +24,7 @@ def test_quickstart(name: str, first: str, second: str, tmp_path: Path) -> None:
 
 
 def run(name: str, folder: Path) -> str:
-    # It runs in an empty folder, with a relative path, as for a user.
+    # The example runs in an empty folder, with a relative path, as for a user.
     command = [sys.executable, "-W", "error", str(EXAMPLES / name)]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=60, check=False

@@ -1,4 +1,4 @@
-"""The programs of how-to pages that need a separate file or another package."""
+"""Programs of how-to pages that need a separate file or another package."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import attrs
@@ -20,6 +21,7 @@ import pytest
 import pymq
 from pymq.cli import main
 from pymq.client.options import GROUP_DEFAULTS
+from pymq.kafka.gate import offered
 from pymq.testing import Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,8 +62,36 @@ def test_the_tests_of_applications(tmp_path: Path) -> None:
     assert "14 passed" in run_tests(tmp_path)
 
 
+def test_the_programs_of_kafkas_clients(tmp_path: Path) -> None:
+    """Programs and tests of the page run, each in a module of its own."""
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+    for number, block in enumerate(blocks("kafka.md", "python")):
+        is_test = "def test_" in block
+        body = block if is_test else f"def test_it():\n{indent(block, '    ')}"
+        (tmp_path / f"test_{number}.py").write_text(body)
+    assert "4 passed" in run_tests(tmp_path)
+
+
+def test_the_table_of_kafkas_apis() -> None:
+    """Keys and versions on the page are those that the gate offers."""
+    page = (HOWTO / "kafka.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| ([\d, -]+) \| ([A-Za-z, ]+) \| ([\d, -]+|all) \|", page)
+    told: dict[int, str] = {}
+    for keys, _, versions in rows:
+        numbers = [
+            number
+            for part in keys.split(", ")
+            for number in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)
+        ]
+        ranges = versions.split(", ") if versions != "all" else ["all"] * len(numbers)
+        told |= dict(zip(numbers, ranges, strict=True))
+    real = {each.api_key: f"{each.min_version}-{each.max_version}" for each in offered()}
+    real[0] = "3-13"  # announced from 0 on, as the page says
+    assert {key: told[key] if told[key] != "all" else real[key] for key in told} == real
+
+
 def test_what_an_operator_should_look_at() -> None:
-    """The page's function, on a cluster that loses a broker and gets it back."""
+    """Runs the page's function on a cluster that loses a broker and gets it back."""
     names: dict[str, Any] = {}
     exec(blocks("cluster.md", "python")[0], names)
     with Cluster(brokers=3, seed=3) as cluster:
@@ -130,7 +160,7 @@ def test_the_settings_of_nodes(script: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 @pytest.mark.parametrize("node", ["broker", "zkserver"])
 def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
-    """Only the path of pymq and the user are of another machine."""
+    """Only the path of pymq and the user differ from those on a real machine."""
     (text,) = [text for text in blocks("cluster.md", "ini") if f"pymq {node} --config" in text]
     command = str(Path(sys.executable).with_name("pymq"))
     unit = tmp_path / f"pymq-{node}.service"
@@ -148,14 +178,14 @@ def test_systemd_accepts_the_units(node: str, tmp_path: Path) -> None:
 
 # The modules of all extras' packages; pymq's own two dependencies are not among them.
 OF_EXTRAS = (
-    "backports fastavro google kazoo lz4 msgspec numpy opentelemetry pandas prometheus_client "
-    "pyarrow pydantic pyspark rich shtab taskiq zmq"
+    "backports cramjam crc32c deltalake fastavro faststream google kazoo lz4 msgspec numpy "
+    "opentelemetry pandas prometheus_client pyarrow pydantic pyiceberg pyspark rich shtab taskiq zmq"
 ).split()
 
 
 def test_the_same_program_needs_no_extra(tmp_path: Path) -> None:
-    """Users who come from Kafka install pymq as the README says, without the package of any
-    extra.
+    """The same program runs for users who install pymq as the README says, without the package of
+    any extra.
     """
     (program,) = blocks("from-kafka.md", "python")
     hide = f"import sys\nfor name in {OF_EXTRAS}:\n    sys.modules[name] = None\n"
@@ -185,7 +215,7 @@ def test_what_is_hidden_is_what_extras_bring() -> None:
 
 
 def test_settings_of_kafka_and_ours() -> None:
-    """Each setting that the page names as ours exists, with that default."""
+    """Each setting that the page gives for pymq exists, with the given default."""
     page = (HOWTO / "from-kafka.md").read_text(encoding="utf-8")
     known: dict[str, dict[str, object]] = {
         "producer": defaults(pymq.Client.producer),
@@ -207,7 +237,7 @@ def defaults(function: Callable[..., object]) -> dict[str, object]:
     return {name: p.default for name, p in inspect.signature(function).parameters.items()}
 
 
-METHODS = {"poll", "next_sequence"}  # named by the page beside settings
+METHODS = {"poll", "next_sequence"}  # methods that the page names beside settings
 
 
 def pairs(names: str, values: str) -> list[tuple[str, str]]:

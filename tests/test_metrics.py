@@ -35,14 +35,15 @@ def test_a_registry_tells_the_same() -> None:
             producer.send("t", b"x").result()
         with pymq.metrics.registered(mq, registry):
             found = samples(generate_latest(registry).decode())
-            # Without the metrics that the scrape itself changes: it takes time, and is an event.
+            # Compare without the metrics that the scrape itself changes: it takes time, and is an
+            # event.
             assert found == samples(str(mq.metrics()))
     assert found["pymq_messages_in_total", "[('topic', 't')]"] == 1
     assert samples(generate_latest(registry).decode()) == {}
 
 
 def test_every_metric_and_every_event_is_documented() -> None:
-    """The documentation lists no others."""
+    """The documentation lists all of them, and no others."""
     text = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z_]+)` \| ([^|]*) \|", text, re.MULTILINE)
     metrics = {name: labels for name, labels in rows if name in METRICS or "pymq_" in name}
@@ -61,7 +62,9 @@ def panels() -> list[dict[str, Any]]:
 
 
 def test_the_dashboard_asks_for_what_there_is() -> None:
-    """Each name is a metric with its own labels, and counters are shown as rates."""
+    """Each name in the dashboard is a metric with its own labels, and counters are shown as
+    rates.
+    """
     whole = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in panels() for target in panel.get("targets", ())]
     asked += [each["expr"] for each in whole["annotations"]["list"]]
@@ -79,7 +82,7 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
             assert (spec.kind == "histogram") == (text != name), expression
             is_rate = re.search(rf"\b(?:rate|increase)\({text}\b", expression) is not None
             assert is_rate == (spec.kind != "gauge"), expression
-            # Labels added by Prometheus, and that of a histogram.
+            # Labels that Prometheus adds, and the label of a histogram.
             known = {*spec.labels, "job", "instance", "le"}
             by = re.findall(r"\bby \(([^)]*)\)", expression)
             used = {label.strip() for labels in by for label in labels.split(",")}

@@ -77,11 +77,11 @@ def test_a_record_carries_its_trace_from_who_sends_to_who_works_on_it(
         "messaging.message.body.size": 11,
         "pymq.offset": 0,
     }
-    # In the form of the W3C, for any reader.
+    # The header has the W3C's format, so that any reader can use it.
     headers = dict(record.headers)
     assert headers["h"] == b"1"
     version, trace_id, span_id, flags = headers["traceparent"].decode().split("-")
-    assert (version, int(flags, 16) & 1) == ("00", 1)  # sampled
+    assert (version, int(flags, 16) & 1) == ("00", 1)  # the trace is sampled
     assert (int(trace_id, 16), int(span_id, 16)) == (sent.context.trace_id, sent.context.span_id)
     assert worked.kind is SpanKind.CONSUMER
     assert worked.parent is not None
@@ -105,7 +105,7 @@ def test_requests_have_spans_and_say_what_went_wrong(mq: otel.TracedClient, span
 
 
 def test_a_failure_is_told_and_still_raised(mq: otel.TracedClient, spans: Spans) -> None:
-    """The span records the error, and the application gets it too."""
+    """The span records the error, and the application gets the error, too."""
     mq.create_topic("orders")
     old = mq.producer(producer_id="p")
     with mq.producer(producer_id="p") as new:
@@ -185,7 +185,8 @@ def test_asyncio_carries_it_by_hand(spans: Spans) -> None:
     sender = trace.get_current_span(otel.extract(record)).get_span_context()
     assert sender.span_id == spans.one("checkout").context.span_id
     again = otel.inject(otel.inject(record.headers))
-    assert [name for name, _ in again] == ["h", "traceparent"]  # never twice
+    # a second call does not add the header again
+    assert [name for name, _ in again] == ["h", "traceparent"]
 
 
 def test_so_many_links_has_a_poll() -> None:
@@ -206,7 +207,7 @@ def test_so_many_links_has_a_poll() -> None:
 
 
 def test_every_request_of_a_client_has_a_span() -> None:
-    """A renamed or added method is not missed."""
+    """The test finds methods that are renamed or added without a span."""
     methods = {name for name in dir(pymq.Client) if not name.startswith("_")}
     public = {name for name in methods if callable(getattr(pymq.Client, name))}
     assert public - otel.REQUESTS == {

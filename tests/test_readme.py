@@ -1,4 +1,4 @@
-"""README and documentation are true: examples run, and quoted facts equal the code's."""
+"""README and documentation are correct: examples run, and quoted facts equal those in the code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EXAMPLES = [(page, number) for page in PAGES for number in range(blocks(page))]
 
 
 def test_there_are_blocks() -> None:
-    """Without examples the other test would pass."""
+    """The pages have code blocks; without them the other test would check nothing."""
     assert blocks(ROOT / "README.md") >= 3
     assert blocks(DOCS / "guide.md") >= 7
 
@@ -63,10 +63,12 @@ def test_the_first_example_comes_first() -> None:
 def test_a_block_runs(
     page: Path, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an empty folder, from its first line to its last, and without the blocks before it."""
+    """Each block runs in an empty folder, from its first line to its last, and without the blocks
+    before it.
+    """
     monkeypatch.chdir(tmp_path)
     document = Document.parse(str(page), PythonCodeBlockParser())
-    document.namespace["__name__"] = "__main__"  # as in a program that is run
+    document.namespace["__name__"] = "__main__"  # as in a program that is started directly
     list(document.examples())[number].evaluate()
 
 
@@ -105,7 +107,9 @@ def words(cell: str) -> list[str]:
 
 
 def test_the_header_is_as_the_format_says() -> None:
-    """Field after field: place, size and name; and the format string as a whole."""
+    """Place, size and name of each field of the header are those in the page, and so is the format
+    string.
+    """
     page = text("docs/format.md")
     assert f'"{header.HEADER.format}"' in page
     at = 0
@@ -157,7 +161,7 @@ def test_numbers_of_the_format() -> None:
 
 
 def test_every_node_and_its_fields_are_told() -> None:
-    """The page lists them in the order of their writing."""
+    """The page lists all nodes and their fields in the order in which they are written."""
     told = {row[1].strip("`"): words(row[2]) for row in rows("docs/format.md", "### Nodes")}
     for name, fields in told.items():
         assert fields == [field.name for field in attrs.fields(getattr(nodes, name))], name

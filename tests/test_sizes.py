@@ -23,7 +23,11 @@ FILE_LINES_MAX = 500
 # What users call is one object, and its methods are the contract (docs/decisions/0159); the
 # simulated disk has the 21 operations of a file system besides its faults.
 FACADES = {"AsyncClient", "AsyncConsumer", "Cluster", "Consumer", "SimDisk"}
-TABLES = {"errors.py"}  # one class for each cause
+TABLES = {
+    "errors.py",  # one class for each cause
+    "kafka/wire/messages.py",  # generated: one class for each message of Kafka's protocol
+}
+WRITTEN_OUT = {"core/batch/kafka/records.py:_decode"}  # one loop, the cost of each record read
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -72,7 +76,7 @@ def test_no_function_is_too_long() -> None:
         if isinstance(node, Function)
         and (count := lines_of(node, text.splitlines())) > FUNCTION_LINES_MAX
     }
-    assert long == {}
+    assert set(long) <= WRITTEN_OUT, long
 
 
 def test_no_file_is_too_long() -> None:
@@ -85,9 +89,12 @@ def test_no_file_is_too_long() -> None:
 
 
 def test_each_public_class_has_a_name_of_its_own() -> None:
-    """Two meanings of a word are two words."""
+    """Two meanings of a word are two words.
+
+    A framework's package has the names that users of the framework expect, such as ``PymqBroker``.
+    """
     homes: dict[str, list[str]] = defaultdict(list)
     for path, node in classes():
-        if not node.name.startswith("_"):
+        if not node.name.startswith("_") and path.parts[0] != "contrib":
             homes[node.name].append(str(path))
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}

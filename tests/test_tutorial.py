@@ -21,7 +21,7 @@ from pymq.testing.child import free_ports
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIAL = ROOT / "docs/tutorial"
 SECONDS = 120
-PORT = "7878"  # the port in the page; the test uses a free one
+PORT = "7878"  # the port in the page; the test replaces it by a free port
 
 
 class Step(NamedTuple):
@@ -86,7 +86,8 @@ def run_shell(line: str, folder: Path) -> None:
     program, *arguments = line.split()
     if program == "pymq":
         run(sys.executable, "-m", "pymq", *arguments, folder=folder)
-    elif arguments[0] != "examples/local_cluster.py":  # that one runs already
+    elif arguments[0] != "examples/local_cluster.py":
+        # the commands before have started this program already
         assert program == "python"
         run(sys.executable, str(ROOT / arguments[0]), *arguments[1:], folder=folder)
 
@@ -95,11 +96,11 @@ def run_shell(line: str, folder: Path) -> None:
 def test_a_page(page: str, tmp_path: Path) -> None:
     assert sum(step.kind == "text" for step in steps(page)) >= 3
     walk(page, tmp_path)
-    walk(page, tmp_path)  # Readers run a page again; its numbers hold each time.
+    walk(page, tmp_path)  # Readers may run a page twice; the numbers in it must be right each time.
 
 
 def test_the_page_with_a_folder_after_others(tmp_path: Path) -> None:
-    """Also in a folder in which the page's programs ended early, and after another page."""
+    """The page works in a folder in which its programs ended early, and after another page."""
     programs = [step.text for step in steps("1-folder.md") if step.kind == "python"]
     for program in (programs[0], programs[3], programs[3]):
         run_python(program, tmp_path)
@@ -109,7 +110,7 @@ def test_the_page_with_a_folder_after_others(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_with_brokers(tmp_path: Path) -> None:
-    """Twice, on a cluster with a topic `orders`, as the README's commands leave one."""
+    """Run the page twice on a cluster that has a topic `orders`, as after the README's commands."""
     port = free_ports(1)[0] % 20_000 + 10_000
     with local_cluster(port, tmp_path):
         run_shell(f"pymq topic create orders --url zmq+tcp://127.0.0.1:{port}", tmp_path)
@@ -119,7 +120,9 @@ def test_the_page_with_brokers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme(tmp_path: Path) -> None:
-    """From a clone to a cluster with records in it, except installations and endless commands."""
+    """Run the README's commands from the clone to a cluster with records, except installations and
+    endless commands.
+    """
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"(?ms)^## A cluster of three brokers$.*?^```sh\n(.*?)^```$", page)
     lines = text.splitlines()

@@ -1,1 +1,1 @@
-"""One process, one folder: pymq compared with sqlite3 and the queues built on it."""
+"""pymq in one process and one folder, compared with sqlite3 and the queues built on it."""

@@ -43,7 +43,7 @@ def _pymq(job: Job) -> Measures:
 
 
 def _share(mq: pymq.Client, topic: str, count: int, records: int, found: Measures) -> None:
-    """One group: each record goes to one member, which acknowledges it."""
+    """Consume with one group: each record goes to one member, which acknowledges it."""
     with ExitStack() as stack:
         with Stopwatch() as join:
             members = [stack.enter_context(mq.consumer(topic, group="group")) for _ in range(count)]

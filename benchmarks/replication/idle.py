@@ -1,7 +1,7 @@
 """R: the cost of unused partitions: three brokers in one process, in virtual time.
 
-Messages are passed directly, and the clock jumps to the next deadline. So this measures the CPU
-time of the machines over a number of seconds; otherwise they sleep.
+Messages are passed directly, and the clock jumps to the next deadline. So this benchmark measures
+the CPU time of the machines over a number of seconds.
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ MEMBERS_MAX = 10_000  # group members of a principal whose topic is remembered; 
 class Guard:
     """Admits a message if the policy and the quotas of its principal allow it.
 
-    It is a gate of a transport (:data:`pymq.transport.base.Gate`). It checks permissions before the
-    node looks the topic or group up, so a refusal does not reveal whether it exists. Its only state
-    is the topic of each group member. A member names its topic only when it joins, and its
-    principal may lose the right to read the topic later.
+    A guard is a gate of a transport (:data:`pymq.transport.base.Gate`). The guard checks
+    permissions before the node looks the topic or group up, so a refusal does not reveal whether it
+    exists. The guard's only state is the topic of each group member. A member names its topic only
+    when it joins, and its principal may lose the right to read the topic later.
     """
 
     def __init__(self, policy: Policy, audit: Audit, clock: Callable[[], int]) -> None:
@@ -230,8 +230,8 @@ class Guard:
 
 
 # If heartbeats were refused, a member would lose its leases and then request more than before. So
-# these requests ignore byte quotas, and may exceed the request quota by GRACE_MS. They are charged,
-# and other requests wait for that.
+# these requests ignore byte quotas, and may exceed the request quota by GRACE_MS. These requests
+# are charged, and other requests wait for that.
 GRACE_MS = 2_000
 REQUESTS = "requests_per_second"
 _HELD_UP_LATER = (msg.Heartbeat, msg.Leave, msg.Settle, msg.Unsubscribe)
@@ -268,6 +268,12 @@ def denial(message: Message, error: PymqError) -> Sequence[Message]:
             | msg.GetGroup()
             | msg.GetLeases()
             | msg.ListGroups()
+            | msg.JoinClassic()
+            | msg.SyncClassic()
+            | msg.BeatClassic()
+            | msg.LeaveClassic()
+            | msg.CommitClassic()
+            | msg.DescribeClassic()
         ):
             return (refusal(message, error),)
         case msg.LeaderAndIsr():

@@ -10,7 +10,7 @@ broker:
   partition (:class:`RollWanted`, :class:`RetireBlocks`, :class:`BlockSizes`) must come from a
   broker that hosts the partition.
 
-A message that breaks a rule changes nothing. If it is a request, the answer is
+A message that breaks a rule changes nothing. If a refused message is a request, the answer is
 :class:`~pymq.errors.ClusterAuthorizationFailed`.
 """
 

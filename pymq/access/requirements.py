@@ -1,7 +1,8 @@
 """The permissions that each type of message requires.
 
 Each message type has a line here; a test fails for a type without one. Messages that only brokers
-and zkservers send require ``ClusterAction``. Answers require it, too: clients never send one.
+and zkservers send require ``ClusterAction``. Answers require ``ClusterAction``, too: clients never
+send one.
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ def _join(message: msg.Join) -> Needs:
     return (*_group(Operation.READ)(message), *_topic(Operation.READ)(message))
 
 
+def _commit_classic(message: msg.CommitClassic) -> Needs:
+    topics = [need for each in message.offsets for need in _topic(Operation.READ)(each)]
+    return tuple(dict.fromkeys((*_group(Operation.READ)(message), *topics)))
+
+
 def _commit(message: msg.CommitOffset) -> Needs:
     return (*_group(Operation.READ)(message), *_topic(Operation.READ)(message))
 
@@ -127,6 +133,12 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.GetGroup: _group(Operation.DESCRIBE),
     msg.GetLeases: _leases,
     msg.ListGroups: _always(DESCRIBE_CLUSTER),
+    msg.JoinClassic: _group(Operation.READ),
+    msg.SyncClassic: _group(Operation.READ),
+    msg.BeatClassic: _group(Operation.READ),
+    msg.LeaveClassic: _group(Operation.READ),
+    msg.CommitClassic: _commit_classic,
+    msg.DescribeClassic: _group(Operation.DESCRIBE),
     msg.CreateTopic: _topic(Operation.CREATE, "name"),
     msg.CreatePartition: _topic(Operation.ALTER),
     msg.DeleteTopic: _topic(Operation.DELETE, "name"),
@@ -151,6 +163,7 @@ _NEEDS |= dict.fromkeys(
         # Answers: only servers get requests.
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
         *(msg.Copied, msg.Cancelled),
+        *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
         msg.UnderWay,
         # Messages between brokers and the controller.

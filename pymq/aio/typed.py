@@ -132,7 +132,7 @@ class AsyncTypedTopic(AsyncHandle, Generic[T]):
 class AsyncTypedConsumer(AsyncHandle, Generic[T]):
     """Gets records with decoded values; made by :meth:`AsyncTypedTopic.consumer`.
 
-    Its attribute ``consumer`` is the :class:`AsyncConsumer` underneath.
+    The attribute ``consumer`` is the :class:`AsyncConsumer` underneath.
     """
 
     def __init__(

@@ -17,19 +17,25 @@ from pymq.core.group.offset_log import GroupHost
 from pymq.core.group.request_validation import refusal
 from pymq.core.message import (
     Acquire,
+    BeatClassic,
+    CommitClassic,
     CommitOffset,
     DeleteGroup,
+    DescribeClassic,
     Fetched,
     GetGroup,
     GetLeases,
     GroupNames,
     Heartbeat,
     Join,
+    JoinClassic,
     Leave,
+    LeaveClassic,
     ListGroups,
     Message,
     Produced,
     Settle,
+    SyncClassic,
     Unsubscribe,
 )
 from pymq.core.observe.coverage import mark
@@ -51,6 +57,12 @@ OneGroup = (
     | GetGroup
     | GetLeases
     | Unsubscribe
+    | JoinClassic
+    | SyncClassic
+    | BeatClassic
+    | LeaveClassic
+    | CommitClassic
+    | DescribeClassic
 )
 
 
@@ -97,7 +109,9 @@ class GroupCoordinators:
         if not all(c.offsets.is_loaded for c in asked):
             error = ReplicaNotAvailable("offsets of groups are still being read; try again")
             return GroupNames(m.id, error=error)
-        return GroupNames(m.id, tuple(sorted(name for c in asked for name in c.groups)))
+        classic = tuple(kind for c in asked for kind in c.kinds())
+        names = {name for c in asked for name in c.groups} | {name for name, _, _ in classic}
+        return GroupNames(m.id, tuple(sorted(names)), None, classic)
 
     def leadership_changed(self, partition: Partition, now: int) -> None:
         """Take over or hand over the groups of an offsets partition (immigration, emigration)."""

@@ -3,8 +3,8 @@
 1. The broker sends a request to the active zkserver, which elects other leaders for its fetch
    blocks.
 2. The broker transfers the leadership of its Raft blocks itself.
-3. It repeats both until it leads no partition that another replica could lead, or until its time is
-   up.
+3. The broker repeats both steps until it leads no partition that another replica could lead, or
+   until its time is up.
 """
 
 from __future__ import annotations

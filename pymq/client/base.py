@@ -34,7 +34,10 @@ def check_timeout(found: object, name: str = "timeout") -> None:
 
 
 class Waitable:
-    """Work that a thread can wait for. Its lock is made only when a thread waits."""
+    """Work that a thread can wait for.
+
+    The lock of a completion is made only when a thread waits.
+    """
 
     __slots__ = ("_callbacks", "is_done", "waiters")
 
@@ -210,7 +213,7 @@ class Outbox:
 
     def ready(self, now: int) -> Ready | None:
         """Hand over the pending work."""
-        if not self.out:
+        if not self.out.send:  # Clients ask for nothing else.
             return None
         out, self.out = self.out, Ready()
         return out

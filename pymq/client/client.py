@@ -13,7 +13,7 @@ from pymq.client.base import ClientDriver, Handle
 from pymq.client.counters import Counters
 from pymq.client.layers import Layers
 from pymq.client.option_types import Acks, Compression, ConsumerMode, DeliveryMode, GroupOptions
-from pymq.client.options import REQUEST_S, check_range, sender_config
+from pymq.client.options import PARTITIONS_MAX, REQUEST_S, check_range, sender_config
 from pymq.client.producer.producer import Producer
 from pymq.client.producer.sender import Sender
 from pymq.client.producer_ids import ProducerIdentities
@@ -23,16 +23,14 @@ from pymq.core.batch.header import EPOCH_HALF
 from pymq.core.block.idempotence import REMEMBERED
 from pymq.core.observe.metrics import Metrics
 from pymq.core.types import check_name
-from pymq.errors import (
-    Closed,
-    PymqError,
-)
+from pymq.errors import Closed, ConfigError, PymqError
 
 if TYPE_CHECKING:
     from pymq.client.consumer.consumer import Consumer
     from pymq.client.consumer.options import ConsumerOptions
     from pymq.client.fetching.consumer_machine import ConsumerMachine
     from pymq.core.batch.record import Record
+    from pymq.kafka.endpoint import KafkaEndpoint
 
 __all__ = ["Client"]
 
@@ -70,6 +68,9 @@ class Client(Layers):
         self._made = 0
         self._is_closed = False
         self.tally = Counters()
+        # the brokers of this process, if it embeds the queue
+        self.embedded_brokers: tuple[str, ...] = ()
+        self._endpoints: list[KafkaEndpoint] = []
         # sources of metrics: the nodes in this process
         self.sources: list[Callable[[], Metrics]] = []
         with driver as loop:
@@ -180,8 +181,8 @@ class Client(Layers):
 
         In a group each record of the topic goes to one consumer. These options are for groups:
 
-        * ``ack_wait_s`` (30): how long a record is leased to a consumer. It is delivered again if
-          it is not acknowledged by then. ``auto_ack`` (False): the next poll acknowledges.
+        * ``ack_wait_s`` (30): how long a record is leased to a consumer. A record that is not
+          acknowledged by then is delivered again. ``auto_ack`` (False): the next poll acknowledges.
         * ``max_deliver`` (5): after so many deliveries a record goes to the topic ``dead_letter``,
           by default the topic's name with ``.dlq``. ``expired`` ("drop"): with ``"dead_letter"``
           records that expire before the application gets them go there, too.
@@ -215,6 +216,50 @@ class Client(Layers):
                 *(topic, group, mode, partition, offset, delivery, on_record, credit, rack), options
             )
         )
+
+    # --- Kafka's clients ------------------------------------------------------------------------
+
+    def kafka(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        partitions: int = 1,
+        auto_create: bool = True,
+    ) -> KafkaEndpoint:
+        """Listen for Kafka's clients, until the result or this client is closed.
+
+        ``with mq.kafka() as kafka:`` has ``kafka.bootstrap`` for the clients' option
+        ``bootstrap.servers``. The queue must be embedded: in memory, or in a folder.
+
+        Args:
+            host: the address to listen on; only addresses of this machine alone are allowed.
+            port: of the first broker; further brokers have the next ports. 0: any that are free.
+            partitions: of a topic that a client creates without a number.
+            auto_create: whether a client that asks for an unknown topic creates it.
+
+        Raises:
+            MissingExtra: install ``pymq-log[kafka]``.
+            ConfigError: the queue is not embedded, or the host is not of this machine alone.
+            OSError: the address is in use.
+        """
+        from pymq.kafka.endpoint import open_endpoint  # lazy: few queues need it
+
+        if not self.embedded_brokers:
+            raise ConfigError("kafka() is for a queue in memory or in a folder, not for a cluster")
+        check_range("port", port, 0, 65_535)
+        check_range("partitions", partitions, 1, PARTITIONS_MAX)
+        endpoint = open_endpoint(
+            self.driver,
+            self._router.controllers.active,
+            self.embedded_brokers,
+            host,
+            port,
+            partitions=partitions,
+            auto_create=auto_create,
+        )
+        self._endpoints.append(endpoint)
+        return endpoint
 
     # --- delayed records ------------------------------------------------------------------------
 
@@ -344,6 +389,8 @@ class Client(Layers):
         if self._is_closed:
             return
         first: BaseException | None = None
+        for endpoint in self._endpoints:
+            endpoint.close()
         handles: list[Handle] = [
             *self._responders,
             *self._consumers.values(),

@@ -9,6 +9,7 @@ from pymq.client.admin.admin import Admin
 from pymq.client.option_types import GroupOptions
 from pymq.client.options import check_choice
 from pymq.core.types import check_name
+from pymq.errors import ConfigError
 
 if TYPE_CHECKING:
     from pymq.client.client import Client
@@ -29,7 +30,8 @@ H = TypeVar("H", bound="Callable[[Request], Any]")
 class Layers(Admin):
     """Dead letters, typed topics, request and reply: the part of :class:`Client` above others.
 
-    Their modules are imported at the first use: most clients use few of them.
+    The modules for these methods are imported at the first use, because most clients use few of
+    them.
     """
 
     _schemas: SchemaRegistry | None = None
@@ -57,9 +59,9 @@ class Layers(Admin):
         """Send dead letters back to their topics, each exactly once, even if the caller crashes.
 
         A record keeps its key, value and headers, and gets a header ``pymq.redriven``, which counts
-        how often it was sent back. It goes to its former partition, in the order of the letters.
-        The letters stay in their topic until retention removes them; the compacted topic *topic*
-        with ``.redriven`` records which of them were sent back.
+        how often it was sent back. A letter goes to its former partition, in the order of the
+        letters. The letters stay in their topic until retention removes them; the compacted topic
+        *topic* with ``.redriven`` records which of them were sent back.
 
         Args:
             topic: the dead-letter topic, as ``orders.dlq``.
@@ -73,7 +75,8 @@ class Layers(Admin):
         Raises:
             UnknownTopic: there is no such topic.
             ProducerFenced: another redrive of this topic has begun, and goes on from here.
-            RecordTooLarge: the ``max_record_bytes`` of the topic is too small for a letter.
+            RecordTooLarge: the ``max_record_bytes`` of the topic is too small for a letter. As with
+                other refusals, another *where* can leave the letter out.
             ConfigError: an option is out of its range.
         """
         from pymq.client.redrive.redrive import redrive
@@ -99,7 +102,7 @@ class Layers(Admin):
 
         Returns how many were marked.
 
-        Retention removes them from the disk later.
+        Retention removes these letters from the disk later.
 
         Raises:
             UnknownTopic, ProducerFenced: see :meth:`redrive`.
@@ -131,7 +134,7 @@ class Layers(Admin):
                 those before it. None: no registry.
 
         Raises:
-            ConfigError: the serializer has no encoding for *kind*, or there is no such
+            ConfigError: the serializer has no encoding for *kind* or is none, or there is no such
                 *compatibility*.
             MissingExtra: the serializer's library is not installed.
         """
@@ -142,7 +145,10 @@ class Layers(Admin):
 
         if compatibility is not None:
             check_choice("compatibility", compatibility, COMPATIBILITIES)
-        codec = (Json() if serializer is None else serializer).codec(kind)
+        chosen = Json() if serializer is None else serializer
+        if isinstance(chosen, type) or not hasattr(chosen, "codec"):
+            raise ConfigError(f"serializer={chosen!r} must be an object, such as pymq.serde.Json()")
+        codec = chosen.codec(kind)
         return TypedTopic(
             self._whole, Values(check_name(name, "topic"), codec, self.schemas), compatibility
         )
@@ -216,8 +222,8 @@ class Layers(Admin):
         and elsewhere, are members of the group of that name; *options* are those of
         :meth:`consumer`. The topic *service* is created if it is missing.
 
-        Closing the client ends it after the current request; so does closing the :class:`Responder`
-        that is returned for a *handler*.
+        Closing the client, or the :class:`Responder` that is returned for a *handler*, ends the
+        responder after its current request.
         """
         from pymq.client.rpc.responder import Responder
 

@@ -1,13 +1,15 @@
 """Controller election: at most one zkserver is active.
 
 1. A zkserver reads ``/pymq/controller``, an ephemeral node.
-2. If the node exists, the zkserver stands by. It reads the node again when the coordinator backend
-   notifies it of a change, and periodically, because a notification may be lost (K4).
-3. If the node does not exist, the zkserver reads the whole tree. Then it submits one commit that
-   creates the node and raises the controller epoch. Only one zkserver can win this commit.
+2. If the node exists, the zkserver stands by. The standby zkserver reads the node again when the
+   coordinator backend notifies it of a change, and periodically, because a notification may be lost
+   (K4).
+3. If the node does not exist, the zkserver reads the whole tree. The zkserver then submits one
+   commit that creates the node and raises the controller epoch. Only one zkserver can win this
+   commit.
 
 A zkserver that is cut off from the coordinator backend decides nothing until it is reconnected
-(K3). If its session has expired, it is no longer active.
+(K3). A zkserver whose session has expired is no longer active.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ Outcome = Elected | Reloaded | Resigned | StandsBy
 
 
 class Election:
-    """One zkserver's part in the election."""
+    """The part of one zkserver in the election."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ def gradually(
 
     In each turn the read calls *each* with up to *most* of the *names*, and at the end it calls
     *result*. The names are determined in the first turn, so a partition may be deleted before
-    *each* gets its name. It begins again if *result* returns ``Later.MORE``.
+    *each* gets its name. The read begins again if *result* returns ``Later.MORE``.
     """
     rest: Iterator[T] | None = None
 

@@ -72,8 +72,8 @@ class Lookup:
             holders = (b for old in reversed(found.blocks.values()) for b in old.in_sync)
             return tuple(dict.fromkeys(broker for broker in holders if broker in live))
         if block.leader in alive:
-            # The leader has all records. A fixed order also avoids a change for clients with each
-            # end report.
+            # The leader has all records. Because the order is fixed, an end report does not change
+            # the clients' choice.
             return tuple(sorted(alive, key=lambda b: (b != block.leader, b not in block.in_sync)))
 
         def rank(broker: str) -> tuple[int, int, bool]:

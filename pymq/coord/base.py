@@ -18,14 +18,14 @@ class Coordinator(Protocol):
 
     All backends behave alike, even in the reason for which they refuse a commit:
 
-    **Nodes.** The root ``/`` always exists; it has no data, is in no :class:`Loaded` and cannot
-    be changed. A node holds at most ``MAX_DATA_BYTES`` (:mod:`pymq.coord.tree`). A created node
-    has version 0, even if its path existed before. Each :class:`Put` adds one, even for the same
-    data, and also twice within a commit.
+    **Nodes.** The root ``/`` always exists; it has no data, is in no :class:`Loaded` and cannot be
+    changed. A node holds at most ``MAX_DATA_BYTES`` (:mod:`pymq.coord.tree`). A created node has
+    version 0, even if its path existed before. Each :class:`Put` adds one to the version, even for
+    the same data, and also twice within a commit.
 
     **Ephemeral nodes** belong to the session that created them and are removed when it ends, even
-    if another session has changed them. They cannot have children: :class:`Create` of a child is
-    refused with "no-parent". Ephemeral nodes do not survive a restart of the coordinator.
+    if another session has changed them. Ephemeral nodes cannot have children: :class:`Create` of a
+    child is refused with "no-parent". Ephemeral nodes do not survive a restart of the coordinator.
 
     **Commits** are atomic and carried out in the order of ``submit``; the same order holds between
     commits and loads. Each op sees the changes of the ops before it. :class:`Conflicted` names the
@@ -43,13 +43,13 @@ class Coordinator(Protocol):
 
     **Loads** are ordered by path, as code points. After the answer to a load, the backend reports
     to the session each change at or below the root: by any session, this one included, also while
-    the root is missing or when it is created again. It reports no other changes, and none of a
-    refused commit. It may report a change more than once.
+    the root is missing or when it is created again. A watch reports no other changes, and none of a
+    refused commit. A watch may report a change more than once.
 
     **Connections** to a remote backend may be lost.
 
-    * :class:`Suspended`: the connection is lost. It comes at the latest when the session may have
-      ended. Requests are kept from then on.
+    * :class:`Suspended`: the connection is lost. This event comes at the latest when the session
+      may have ended. Requests are kept from then on.
     * :class:`Resumed`: the connection is back, in the same session. The backend sends the kept
       requests and reports each loaded root as changed, because changes may have been missed.
     * :class:`SessionExpired`: the session has ended. Earlier watches have ended, kept commits are
@@ -68,7 +68,7 @@ class Coordinator(Protocol):
     * ``Closed`` after ``close``, ``ForkedError`` in a child process.
     * ``StoreError``: the backend's own disk fails. After ``StoreFull`` the commit was not carried
       out; after any other ``StoreError`` this is unknown, and the backend must be opened again. If
-      a remote backend can never come back, ``poll`` raises it.
+      a remote backend can never come back, ``poll`` raises the error.
 
     **Names of sessions** are never used twice in a tree.
     """

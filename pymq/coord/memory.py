@@ -66,7 +66,7 @@ class MemoryTree:
     def expire(self, session: str) -> None:
         """End *session* as a server does after the session timeout.
 
-        Its ephemeral nodes and its watches are removed at once. Its client gets
+        The session's ephemeral nodes and its watches are removed at once. The session's client gets
         :class:`SessionExpired` and a new session, at once or when it is resumed. To simulate a
         crashed zkserver, suspend it and never resume it. Raises :class:`InvalidRequest` if there is
         no such session.
@@ -133,9 +133,10 @@ class MemoryCoordinator:
     *session* is the name of the session; by default the hub numbers its sessions. Raises
     :class:`InvalidRequest` if the name is in use.
 
-    While it is suspended, requests wait; :meth:`resume` carries them out after :class:`Resumed`. If
-    the session has expired meanwhile, :class:`SessionExpired` comes instead: waiting commits are
-    :class:`Uncertain`, waiting loads are carried out, earlier watches have ended.
+    While a session is suspended, requests wait; :meth:`resume` carries them out after
+    :class:`Resumed`. If the session has expired meanwhile, :class:`SessionExpired` comes instead:
+    waiting commits are :class:`Uncertain`, waiting loads are carried out, earlier watches have
+    ended.
     """
 
     def __init__(self, hub: MemoryTree | None = None, *, session: str | None = None) -> None:

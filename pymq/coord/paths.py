@@ -132,7 +132,7 @@ class BlockPath:
 
 @value
 class ReplicaPath:
-    """One broker's copy of a block."""
+    """The copy of a block on one broker."""
 
     topic: str
     partition: str
@@ -264,7 +264,7 @@ def block_name(number: int) -> str:
 
 
 def block(topic_name: str, partition_name: str, number: int) -> str:
-    """The block *number* of a partition. It keeps its path when it is sealed."""
+    """The block *number* of a partition. A block keeps its path when it is sealed."""
     return f"{partition(topic_name, partition_name)}/{block_name(number)}"
 
 

@@ -137,8 +137,8 @@ class SqliteCoordinator(MemoryCoordinator):
 def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
     """Return the entries of the file at *path*, which must not be open; the file is not changed.
 
-    After a crash SQLite recovers a file before it reads it, which would change it. So this opens a
-    copy.
+    After a crash SQLite recovers a file before it reads it, which would change it. So this function
+    opens a copy.
 
     Raises:
         CorruptMetadata: it is damaged or not of pymq.
@@ -225,8 +225,8 @@ class _File:
         row = db.execute("SELECT opens + 1, nodes, total FROM schema").fetchone()
         self.opens, self._nodes, self._total = row
         entries = self._read(db)
-        # The first write comes only now, when all checks have passed. It also proves, before the
-        # first commit, that the file is writable.
+        # The first write comes only now, when all checks have passed. This write also proves,
+        # before the first commit, that the file is writable.
         db.execute("UPDATE schema SET opens = ?", (self.opens,))
         db.execute("COMMIT")
         return entries
@@ -340,7 +340,7 @@ class _File:
         match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF:
             case sqlite3.SQLITE_NOTADB:
                 return CorruptMetadata(f"{self.path} is not an SQLite file ({error})")
-            # its tables are not those of pymq
+            # the file's tables are not those of pymq
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:
                 return CorruptMetadata(f"{self.path} is damaged: {error} ({name})")
             case sqlite3.SQLITE_FULL:

@@ -47,7 +47,8 @@ def place(
     *brokers* are the live ones; if it is a mapping, its values are their weights. With *racks*
     (broker to rack) replicas spread over as many racks as possible; this has priority over balance.
     *hosting* and *leading* are the numbers of replicas and of leaderships of each broker, without
-    this block. With them, the brokers with the least load relative to their weight come first.
+    this block. If these are given, the brokers with the least load relative to their weight come
+    first.
 
     Raises NotEnoughBrokers if there are fewer live brokers than *replicas*.
     """

@@ -35,8 +35,8 @@ class Access:
     policy: str | os.PathLike[str] | None = None
     audit: str | os.PathLike[str] | None = None
     insecure: bool = False
-    connections_per_address: int | None = None  # None: 1,000
-    connections_per_principal: int | None = None  # None: 500
+    connections_per_address: int | None = None  # None means 1,000
+    connections_per_principal: int | None = None  # None means 500
 
     def check(self) -> dict[str, int]:
         """Check that the options go together; returns the limits of connections, by name.
@@ -103,7 +103,7 @@ def open_transport(
         MissingExtra: pyzmq is not installed.
     """
     with zmq_needed():
-        from pymq.transport.curve.key_ring import KeyRing  # on demand: these load zmq
+        from pymq.transport.curve.key_ring import KeyRing  # on demand: these modules load zmq
         from pymq.transport.zeromq.sockets import Tuning
         from pymq.transport.zeromq.transport import ZmqTransport
 

@@ -6,8 +6,8 @@ of its own log, which tells the leader its position. Records that all in-sync re
 committed.
 
 The zkserver decides the in-sync set. The leader requests a change with AlterIsr. Until the answer
-comes, it waits for the replicas of both sets (Kafka's maximal ISR, KIP-497), even if it has given
-the request up, because the zkserver may still grant it. A request is for one version of the
+comes, the leader waits for the replicas of both sets (Kafka's maximal ISR, KIP-497), even if it has
+given the request up, because the zkserver may still grant it. A request is for one version of the
 partition: when the version changes, the request is either granted or void. If a leader restarts, it
 may have lost records that were not synced, so it does not lead that block again.
 """
@@ -34,11 +34,12 @@ class Follower:
     """The state of a follower, on the leader."""
 
     end: int  # the end of the follower's log, as durable there as the ack mode requires
-    caught_up_at: int  # when it last had all records, while the leader was running
+    # the time when the follower last had all records, while the leader was running
+    caught_up_at: int
     incarnation: int = 0  # incarnation of the follower when it reported *end*; 0: not reported
     fetch: ReplicaFetch | None = None  # the fetch that waits for new records ...
-    until: int = NEVER  # ... and its deadline
-    served_from: int = -1  # the offset of the last records that were sent to it, if any
+    until: int = NEVER  # ... and the deadline of that fetch
+    served_from: int = -1  # the offset of the last records that were sent to the follower, if any
     served_at: int = 0
     misses: int = 0  # fetches in a row for that same offset
 
@@ -88,7 +89,7 @@ class FetchReplicator:
         # members of all in-sync sets that may still be granted
         self._may_join: tuple[str, ...] = ()
         self._asked_at = NEVER
-        self._join_at = 0  # no request before this time, because one was refused
+        self._join_at = 0  # no request is sent before this time, because one was refused
         self._leads = False
         self._followers: dict[str, Follower] = {}
         self._attention = PausableClock(host.replication.lag_max_ms // LOOKS)
@@ -102,7 +103,8 @@ class FetchReplicator:
                 for name in block.replicas
                 if name != host.me
             }
-            # It leads once this is durable: after a restart it must not lead the block again.
+            # The replica leads once this state is durable: after a restart it must not lead the
+            # block again.
             self.is_dirty = True
         else:
             mark("fetch.restarted_leader")
@@ -219,7 +221,7 @@ class FetchReplicator:
         elif follower.is_past(m):
             mark(
                 "fetch.past"
-            )  # It may have lost records since then, and does not wait for this answer.
+            )  # The follower may have lost records since then, and does not wait for this answer.
         elif m.offset > self._log.end or self._log.epoch_at(m.offset) != m.last_epoch:
             mark("fetch.diverging")
             diverging = self._log.end_of(m.last_epoch)
@@ -345,7 +347,7 @@ class FetchReplicator:
     def _fetched(self, source: str, m: ReplicaFetched, now: int) -> None:
         log = self._log
         if source != self.leader or m.id != self._request or m.leader_epoch != self.epoch:
-            return  # This is the answer to an earlier fetch.
+            return  # This answer belongs to an earlier fetch.
         if m.error is not None:
             self._retry_at = now + self._host.replication.retry_ms
             return
@@ -376,8 +378,8 @@ class FetchReplicator:
             lag = self._host.replication.lag_max_ms
             for name, follower in self._followers.items():
                 due = min(due, follower.until)
-                # Only members of the granted set can lag: all records that consumers see are on
-                # them.
+                # Only members of the granted set can lag, because those members have all records
+                # that consumers see.
                 counts = name in self._committed and name in (self._wanted or self._committed)
                 if counts and follower.end < self._log.end:
                     due = min(due, self._attention.when(follower.caught_up_at + lag))

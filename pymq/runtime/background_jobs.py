@@ -30,6 +30,6 @@ class BackgroundJobs:
             event = self._disks.store(name).compact(job)
         except PymqError as error:
             event = Compacted(job.topic, job.partition, (), error)
-        except Exception as error:  # any error goes to the partition
+        except Exception as error:  # any exception is reported to the partition as an error
             event = Compacted(job.topic, job.partition, (), StoreError(str(error)))
         self.done.append((name, event))

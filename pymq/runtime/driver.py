@@ -31,7 +31,7 @@ class Completion(Protocol):
     """Work that threads can wait for."""
 
     is_done: bool
-    waiters: list[threading.Lock] | None  # locks of waiting threads, released when it is done
+    waiters: list[threading.Lock] | None  # locks of waiting threads, released when the work is done
 
 
 class Wake(Protocol):
@@ -45,7 +45,7 @@ class Wake(Protocol):
 
 
 def _is_done(what: Completion) -> bool:
-    # Another thread may finish it at any time, which a type checker cannot know.
+    # Another thread may finish the work at any time, which a type checker cannot know.
     return what.is_done
 
 
@@ -115,11 +115,11 @@ class Driver:
             self._look_again()
 
     def _take(self, *, blocking: bool) -> bool:
-        """Take the lock; returns whether it was taken. Ctrl-C at any time leaves it free.
+        """Take the lock; returns whether it was taken. Ctrl-C at any time leaves the lock free.
 
         Python raises KeyboardInterrupt before one of our functions begins, within a C function that
-        waits, or right after one. So one C function takes the lock and records that, and the caller
-        begins its ``try`` before it calls anything else.
+        waits, or right after one. So one C function takes the lock and records that it did, and the
+        caller begins its ``try`` before it calls anything else.
         """
         taken: list[bool] = []
         try:
@@ -133,7 +133,7 @@ class Driver:
     def wait(self, what: Completion, timeout: float | None) -> bool:
         """Wait until *what* is done, turning the loop if no other thread does.
 
-        *timeout* is in seconds; None waits without limit. Returns whether it is done.
+        *timeout* is in seconds; None waits without limit. Returns whether *what* is done.
         """
         if _is_done(what):
             return True
@@ -194,7 +194,7 @@ class Driver:
     def turn(self, name: str) -> bool:
         """Turn the loop for machine *name* unless another thread turns it.
 
-        Returns whether it did.
+        Returns whether there was any work.
         """
         if self.problem is not None or self._pid != os.getpid():
             self._check()
@@ -236,7 +236,7 @@ class Driver:
         """
         self._check()
         self._errands.append(errand)
-        if self._is_closed and errand in self._errands:  # otherwise close() has run it
+        if self._is_closed and errand in self._errands:  # otherwise close() has run the errand
             self._errands.clear()
             raise Closed("the client was closed")
         if self._thread is None:
@@ -278,7 +278,7 @@ class Driver:
     def _turns(self, is_enough: Callable[[], bool] | None) -> None:
         """Turn the loop until *is_enough* returns True.
 
-        Without it, until another thread wants the lock.
+        Without *is_enough*, this method returns only when another thread wants the lock.
         """
         if self._errands:
             # Errands that these add run after the turns below.
@@ -320,9 +320,9 @@ class Driver:
             if self._queueing:
                 # Waiting threads go first; their turns do this work, too.
                 self._wake.wait(HOT_MS / 1000)
-            # If another thread turns the loop, it does what is due, and checks again afterwards.
-            # Waiting for its lock would take the lock from a thread that sends one record after the
-            # other, which costs that thread two thread switches.
+            # If another thread runs the loop, that thread does the due work, and checks again
+            # afterwards. Waiting for the lock would take it from a thread that sends one record
+            # after the other, which costs that thread two thread switches.
             had_work = is_taken = not self._lock.acquire(blocking=False)
             if not is_taken:
                 try:

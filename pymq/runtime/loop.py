@@ -41,7 +41,7 @@ READ_BYTES_MAX = 32 << 20  # bytes in one answer, however large the request
 # A turn starts no further recovery of a block after this time. A starting broker recovers all of
 # its open blocks; between two of them it handles messages and sends pings.
 RECOVER_MS = 10
-TURNS_MAX = 200  # in one call of ``run``; a request takes about three
+TURNS_MAX = 200  # turns in one call of ``run``; a request takes about three
 HELD_MAX = 4  # turns for which a write waits for other brokers' writes while messages come in
 
 
@@ -107,7 +107,7 @@ class RequestMeter(Protocol):
 
 
 Far = Callable[[str, str, Message], None]  # (receiver, sender, message)
-Work = tuple[str, Machine, Ready]  # (name, machine, its work)
+Work = tuple[str, Machine, Ready]  # (name of the machine, machine, its requested work)
 
 
 class Loop:
@@ -117,9 +117,9 @@ class Loop:
     called when these messages have to leave: before a write, after a write that others wait for,
     and after each turn.
 
-    There may be several brokers, each with its own store. Then their writes wait until no machine
-    has other work, so that all disks, those of leaders and followers, write at the same time. A
-    broker whose write waits gets no messages until the write is done.
+    There may be several brokers, each with its own store. In that case the brokers' writes wait
+    until no machine has other work, so that all disks, those of leaders and followers, write at the
+    same time. A broker whose write waits gets no messages until the write is done.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Loop:
         self._asks: deque[tuple[str, Recover]] = deque()
         self._dirty: dict[str, None] = {}
         self._pokes: deque[str] = deque()  # names of machines to drive; any thread may append
-        self._ticked = -1  # when deadlines were checked last
+        self._ticked = -1  # the time when deadlines were last checked
         self._timers = Timers()
         self._meters: dict[str, RequestMeter] = {}
         self._users: dict[str, StoreUser] = {}  # machines that have a store
@@ -148,8 +148,8 @@ class Loop:
         self.wall_clock = WallClock()
         self._events = self.jobs.done
         self._held: dict[str, Work] = {}  # work whose writes wait for those of other brokers, ...
-        self._held_for = 0  # ... the number of turns for which they have waited, ...
-        # ... and the messages for its machines that came meanwhile
+        self._held_for = 0  # ... the number of turns for which these writes have waited, ...
+        # ... and the messages that arrived meanwhile for the broker's machines
         self._held_back: list[tuple[str, str, Message]] = []
         self._coordinator: tuple[str, CoordinatorUser, Coordinator] | None = None
 
@@ -158,8 +158,8 @@ class Loop:
     def add(self, name: str, machine: Machine, *, tells: bool = False) -> None:
         r"""Drive *machine*; messages to *name* are for it.
 
-        If it *tells*, the loop asks for its deadline only after driving it, or after :meth:`rearm`\
-        ; the deadline must not change otherwise.
+        If the machine *tells*, the loop asks for its deadline only after driving it, or after
+        :meth:`rearm`\ ; the deadline must not change otherwise.
         """
         self.machines[name] = machine
         self._timers.add(name, machine, tells=tells)
@@ -416,7 +416,7 @@ class Loop:
             answer: Message = attrs.evolve(read.answer, data=data)
         except PymqError as error:
             if not (read.verify and "found_crc" in error.details):
-                # Only the reader gets the error of a damaged body: the producer may have sent it
+                # Only the reader gets the error of a damaged body: perhaps the producer sent it
                 # damaged, and then all replicas have the same bytes.
                 error = self._users[name].read_failed(read.block, error, now)
                 self._dirty[name] = None
@@ -439,7 +439,7 @@ class Loop:
         self._dirty[name] = None
 
     def _recover_on(self, now: int) -> None:
-        """Recover blocks that earlier turns have left over: at least one."""
+        """Recover at least one of the blocks that earlier turns have left over."""
         for _ in range(len(self._asks)):
             name, ask = self._asks.popleft()
             if name in self._held:

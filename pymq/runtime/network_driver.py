@@ -48,7 +48,7 @@ class NetworkDriver(Driver):
         self._net = net
         self._note = note
         self._has_more = False  # the transport may have more messages
-        self._turned_at = 0.0  # when an application thread turned the loop last
+        self._turned_at = 0.0  # the time when an application thread last ran the loop
         self._watching = threading.Lock()  # held by the watcher, ...
         # ... until this lock, on which it sleeps, is released
         self._watcher: threading.Lock | None = None
@@ -166,7 +166,9 @@ class NetworkDriver(Driver):
         return self.hot_ms() > 0
 
     def hot_ms(self) -> float:
-        """Return for how many milliseconds the background thread still leaves turning to others."""
+        """Return for how many milliseconds the background thread still leaves the loop to other
+        threads.
+        """
         return HOT_MS - (time.monotonic() - self._turned_at) * 1000
 
 

@@ -59,7 +59,7 @@ class NodeThread:
                     loop.take(arrivals)
                 if arrivals or is_woken or loop.has_work or loop.deadline <= clock():
                     is_woken = False
-                    # If its coordinator backend answers at once, a zkserver with a large change has
+                    # If the coordinator backend answers at once, a zkserver with a large change has
                     # work in each turn. Heartbeats are handled only between two runs.
                     loop.run(within_ms=RUN_MS)
                     if loop.jobs.waiting:
@@ -107,7 +107,7 @@ class NodeThread:
             try:
                 self._questions.remove(find_out)
             except ValueError:
-                pass  # the node's thread has answered it while stopping
+                pass  # the node's thread has answered the question while stopping
             else:
                 raise Closed("the node has ended")
         try:
@@ -120,7 +120,7 @@ class NodeThread:
             try:
                 self._questions.popleft()()
             except IndexError:
-                return  # the caller has withdrawn it
+                return  # the caller has withdrawn the question
 
     def wake(self) -> None:
         """Make the loop turn soon; any thread and signal handlers may call this."""

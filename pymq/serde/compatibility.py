@@ -1,9 +1,9 @@
 """Whether readers with one schema can read values that were written with another.
 
 =============  ===============================================================================
-``backward``   values of earlier schemas can be read with the new one: consumers go first
-``forward``    values of the new schema can be read with earlier ones: producers go first
-``full``       both
+``backward``   values of earlier schemas can be read with the new one; update consumers first
+``forward``    values of the new schema can be read with earlier ones; update producers first
+``full``       both directions
 ``none``       nothing is checked
 =============  ===============================================================================
 
@@ -82,7 +82,7 @@ class _JsonComparison:
         names = (_reference(reader), _reference(writer))
         if names[0] or names[1]:
             if names in self._seen:
-                return  # it is already being compared at an outer level
+                return  # an outer level already compares this schema
             self._seen.add(names)
         reader, writer = _resolve(reader, self._reader), _resolve(writer, self._writer)
         if reader in (True, {}) or not set(reader) - _SAID:

@@ -15,7 +15,7 @@ list, set, frozenset, tuple[X, ...]    array
 tuple[X, Y]                            array of that length
 dict[str, X]                           object
 dataclass, attrs, TypedDict,           object by field names; fields with a default may be missing,
-NamedTuple                             unknown ones are ignored
+NamedTuple                             unknown fields are ignored
 X | Y                                  the first of them that fits
 object, Any                            whatever JSON has
 =====================================  =========================================================
@@ -182,7 +182,7 @@ class _Shapes:
             if kind in _SIMPLE:
                 return _SIMPLE[kind]
         except TypeError:
-            pass  # a type that cannot be hashed is none of them
+            pass  # a type that cannot be hashed is not one of these types
         origin = typing.get_origin(kind)
         if origin is not None:
             return self._of_generic(kind, origin, typing.get_args(kind))
@@ -337,7 +337,7 @@ def _inside(name: str, error: ValueError) -> ValueError:
 
 
 def _choice(values: list[Any], make: Convert, plain: Convert) -> JsonType:
-    """One of some values."""
+    """Convert a value that must be one of *values*."""
     if not all(type(each) in (str, int, bool, type(None)) for each in values):
         raise ConfigError(f"JSON cannot tell these values apart: {values!r}")
 

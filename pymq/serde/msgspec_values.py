@@ -27,5 +27,5 @@ class Msgspec:
                 raise TypeError(f"{kind.__name__} is expected, not {type(value).__name__}")
             return plain(value)
 
-        is_class = isinstance(kind, type)  # False for list[int] and the like
+        is_class = isinstance(kind, type)  # False for types such as list[int]
         return Codec(schema, encode if is_class else plain, decode)

@@ -12,8 +12,8 @@ from pymq.core.types import BlockId
 class BlockStore(Protocol):
     """Keeps the batches of blocks, each block an append-only run of offsets.
 
-    Only the loop calls it, from one thread at a time. :meth:`compact` is the exception: it touches
-    only sealed blocks, so another thread may run it at the same time.
+    Only the loop calls the store, from one thread at a time. :meth:`compact` is the exception: it
+    touches only sealed blocks, so another thread may run it at the same time.
     """
 
     def write(self, writes: Sequence[Write]) -> list[WriteFailed]:

@@ -84,7 +84,7 @@ class _Suite:
     def join(self, *nodes: str, knows_only: bool = False) -> list[Transport]:
         """Open a transport for each node.
 
-        They all know each other, or with *knows_only* only the first knows the others.
+        All transports know each other, or with *knows_only* only the first knows the others.
         """
         made = [self.make(node) for node in nodes]
         self._open += made
@@ -143,8 +143,8 @@ class _Suite:
         until = time.monotonic() + self.timeout_s
         while len(found) < count:
             assert time.monotonic() < until, f"only {len(found)} of {count} have arrived"
-            # Two nodes may connect to each other at the same time and keep one of the connections:
-            # a greeting over the other one comes late.
+            # Two nodes may connect to each other at the same time, and then keep one of the two
+            # connections: a greeting over the closed one comes late.
             arrivals = self.some(transport)
             found += [arrival for arrival in arrivals if not self.is_greeting(arrival[2])]
         return found

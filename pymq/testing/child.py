@@ -47,7 +47,7 @@ class Transient(ABC):
 
 
 class Child:
-    """One process; each start runs the same command and appends to the same log file."""
+    """A process; each start runs the same command and appends to the same log file."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, cwd: Path | None = None

@@ -130,7 +130,8 @@ class Cluster:
             self.world.after(rng.randrange(20_000), self._start, host)
         self.run_until(self._is_up, seconds=START_S)
         if self._plan is not None:
-            from pymq.testing.faults.nemesis import Nemesis  # it imports this module
+            # imported here, because that module imports this one
+            from pymq.testing.faults.nemesis import Nemesis
 
             self._nemesis = Nemesis(self, self._plan, self.world.now)
         return self
@@ -221,8 +222,8 @@ class Cluster:
     def crash(self, name: str, disk: str = "random", *, at_boundary: int | None = None) -> None:
         """Let a process die, now or *at_boundary* effects from now.
 
-        What its disk has not synced is lost: with ``"random"`` any part of it, with ``"none"`` all
-        of it, and with ``"all"`` nothing, as when only the process is killed.
+        Data that the disk has not synced is lost: with ``"random"`` any part of it, with ``"none"``
+        all of it, and with ``"all"`` nothing, as when only the process is killed.
         """
         host = self.host(name)
         host.keep = disk
@@ -270,7 +271,7 @@ class Cluster:
     def flip(self, name: str, dice: Random, path: str | None = None) -> tuple[str, int] | None:
         """Flip a bit on a broker's disk, in one file or in any.
 
-        Returns its place, if the disk has any.
+        Returns the bit's place, if the disk has any data.
         """
         if self.watch is not None:
             self.watch.ledger.damaged[name] = None
@@ -292,9 +293,11 @@ class Cluster:
         jump_s: float = 0.0,
         skew_s: float | None = None,
     ) -> None:
-        """Let a process's clock jump forward, or run at a *rate*; without one, at its first rate.
+        """Let a process's clock jump forward, or run at a *rate*.
 
-        *skew_s* sets its wall clock that far ahead of the true time.
+        Without a rate, at its first rate.
+
+        *skew_s* sets the process's wall clock that far ahead of the true time.
         """
         host = self.host(name)
         if skew_s is not None:

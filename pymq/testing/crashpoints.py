@@ -58,9 +58,10 @@ class CrashPoint:
 
     node: str
     boundary: int  # number of effects of the node since the cluster was ready
-    keep: str  # as for :meth:`Cluster.crash`, or ``"state-3"``
+    keep: str  # like the argument *keep* of :meth:`Cluster.crash`, or ``"state-3"``
     down_ms: int = DOWN_MS
-    again: int = -1  # if not negative, it dies a second time so many effects after its start
+    # if not negative, the process dies a second time after this many effects of its next start
+    again: int = -1
 
     def __str__(self) -> str:
         parts = [self.node, self.boundary, self.keep, self.down_ms]

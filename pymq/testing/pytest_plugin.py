@@ -1,6 +1,6 @@
-"""A fixture for tests of applications: clusters in virtual time, checked at the test's end.
+"""Fixtures for tests of applications, available once pymq is installed.
 
-The fixture is available once pymq is installed::
+``pymq_cluster`` makes clusters in virtual time, which are checked at the test's end::
 
     def test_mine(pymq_cluster):
         cluster = pymq_cluster(brokers=3)
@@ -8,6 +8,14 @@ The fixture is available once pymq is installed::
         ...
 
 ``--pymq-seed N`` decides everything that is random; a test that fails reports its seed.
+
+``pymq_kafka`` is a Kafka in memory for the test alone, with ``pymq_kafka.bootstrap`` for Kafka's
+clients (:class:`pymq.testing.kafka.KafkaForTests`)::
+
+    def test_mine(pymq_kafka):
+        producer = confluent_kafka.Producer({"bootstrap.servers": pymq_kafka.bootstrap})
+        ...
+        assert pymq_kafka.records("invoices") == [...]
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pymq.testing.cluster import Cluster
+    from pymq.testing.kafka import KafkaForTests
 
 MakeCluster = Callable[..., "Cluster"]
 
@@ -48,3 +57,12 @@ def pymq_cluster(request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
     yield make
     for cluster in made:
         cluster.check()
+
+
+@pytest.fixture
+def pymq_kafka() -> Iterator[KafkaForTests]:
+    """Make a Kafka in memory; needs ``pymq-log[kafka]``."""
+    from pymq.testing.kafka import KafkaForTests  # only now: few tests of a suite need it
+
+    with KafkaForTests() as kafka:
+        yield kafka

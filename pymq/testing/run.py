@@ -57,7 +57,7 @@ class Result:
     at_us: int = 0  # virtual time of the violation
     waived: str = ""  # the first broken rule that the run waives
     trace: list[str] = Factory(list)
-    marks: Counter[str] = Factory(Counter)  # marks that the run passed, if it counts them
+    marks: Counter[str] = Factory(Counter)  # marks that the run passed, if the run counts them
 
 
 class SimulationRun:

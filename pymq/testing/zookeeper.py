@@ -1,7 +1,8 @@
 """A real ZooKeeper on this machine, from the jars that come with pyspark; it needs Java 17.
 
 There may be one server or an ensemble, on free ports of 127.0.0.1, with sessions as short as tests
-need. Its data does not survive a power failure (``forceSync=no``), because it is for tests.
+need. The servers' data does not survive a power failure (``forceSync=no``), because it is for
+tests.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class ZooKeeperServer(Child):
     def mode(self) -> str | None:
         """Return the server's role: standalone, leader or follower.
 
-        None while it does not serve.
+        None while the server does not serve.
         """
         try:
             with socket.create_connection((self.host, self.port), timeout=1.0) as connection:
@@ -89,7 +90,7 @@ class ZooKeeperServer(Child):
 class ZooKeeper(Transient):
     """*count* servers with their data below *folder*: a single one, or an ensemble.
 
-    Use it in a ``with`` block.
+    Use the cluster of servers in a ``with`` block.
 
     *java* are additional options for each server's Java, such as ``-Djute.maxbuffer=65536``. *host*
     is the address on this machine at which they serve. If the folder was used before, the servers
@@ -148,7 +149,7 @@ class ZooKeeper(Transient):
             while server.is_running and server.mode() is None:
                 if time.monotonic() > end:
                     raise DidNotStart(f"{server.address} does not serve: {server.log()[-2_000:]}")
-                time.sleep(0.02)  # a server does not report when it begins to serve
+                time.sleep(0.02)  # a server gives no sign when it begins to serve
         if not any(server.is_running for server in self.servers):
             self.servers[0].check()
 

@@ -41,8 +41,8 @@ class Bell:
         self._is_rung = False
 
     def __del__(self) -> None:
-        # Closed only here: a ringing thread holds a reference, so it never writes to a descriptor
-        # number that was closed and now belongs to another file.
+        # Close the descriptors only here: a ringing thread holds a reference to this object, so it
+        # never writes to a descriptor number that was closed and now belongs to another file.
         os.close(self._read)
         if self._write != self._read:
             os.close(self._write)

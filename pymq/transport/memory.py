@@ -1,7 +1,7 @@
 """A transport in memory, for nodes in one process that each have a loop.
 
-It encodes and copies nothing, so no other transport can be faster. It keeps the same contract; for
-example, it loses messages to a node that does not exist.
+This transport encodes and copies nothing, so no other transport can be faster. The contract is that
+of other transports; for example, messages to a node that does not exist are lost.
 """
 
 from __future__ import annotations

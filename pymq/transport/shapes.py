@@ -1,6 +1,6 @@
 """Converts values to CBOR items and back: a value is the list of its fields, in their order.
 
-A shape is made once for each class, from the types of its fields. When it unpacks a value, it
+A shape is made once for each class, from the types of its fields. When a shape unpacks a value, it
 checks the type of each field. New fields are added only at the end, with a default: a receiver uses
 the defaults for missing fields and ignores unknown ones.
 

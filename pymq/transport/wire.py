@@ -30,7 +30,7 @@ from pymq.transport.shapes import Buffer, Frames, Payload, Shape, shape_of
 VERSION = 1
 VERSIONS = (1, 1)  # the first and the last version that this pymq speaks
 
-# limit of any frame; libzmq ends connections that send larger ones
+# size limit of any frame; libzmq ends connections that send larger ones
 FRAME_BYTES_MAX = BATCH_BYTES_MAX + (1 << 20)
 HEADER_BYTES_MAX = 16 << 20
 # A byte of CBOR can be an empty list, which takes 64 bytes in memory. So the limit for clients is
@@ -49,9 +49,9 @@ class Hello:
     """The first packet of a connection and its answer: the versions that the sender speaks."""
 
     first: int = VERSIONS[0]  # the first version ...
-    last: int = VERSIONS[1]  # ... and the last
-    frame_bytes: int = FRAME_BYTES_MAX  # the largest frame that it accepts
-    software: str = ""  # for logs
+    last: int = VERSIONS[1]  # ... and the last supported version
+    frame_bytes: int = FRAME_BYTES_MAX  # the largest frame that the node accepts
+    software: str = ""  # the software's name and version, for logs
 
 
 @value
@@ -103,6 +103,16 @@ NUMBERS: dict[int, type] = {
     43: msg.GetLeases,
     44: msg.GroupLeases,
     45: msg.DeleteGroup,
+    46: msg.JoinClassic,
+    47: msg.JoinedClassic,
+    48: msg.SyncClassic,
+    49: msg.SyncedClassic,
+    50: msg.BeatClassic,
+    51: msg.LeaveClassic,
+    52: msg.CommitClassic,
+    53: msg.ClassicDone,
+    54: msg.DescribeClassic,
+    55: msg.ClassicState,
     60: msg.CreateTopic,
     61: msg.CreatePartition,
     62: msg.DeleteTopic,
@@ -184,7 +194,8 @@ class Packet:
         self.rows: list[Any] = [VERSION]
         self.frames: Frames = []
         self.size = 0  # bytes of payload frames
-        self._is_last = False  # the last message may be large, so no further one should follow
+        # whether the last message was so large that no further one should follow in the packet
+        self._is_last = False
 
     def add(self, to: str, source: str, message: Message | Link) -> None:
         """Append a message.
@@ -241,7 +252,7 @@ def encode(items: Iterable[Item]) -> list[Buffer]:
 def decode(
     header: Buffer, frames: Sequence[Buffer], header_max: int = HEADER_BYTES_MAX
 ) -> list[Item]:
-    """Return the messages of a packet without those of unknown numbers.
+    """Return the messages of a packet, except those with unknown numbers.
 
     Raises:
         InvalidRequest: it is not a valid packet; none of its messages may be used.
@@ -275,7 +286,8 @@ def decode(
             raise InvalidRequest("a part of a node has a name of A-Z a-z 0-9 _ -")
         shape = _by_number.get(number)
         if shape is None:
-            is_known = False  # it may have had payload, so the frames of later messages are unknown
+            # the message may have had payload, so the frames of later messages are unknown
+            is_known = False
             continue
         if not is_known and number not in _NO_PAYLOAD:
             continue

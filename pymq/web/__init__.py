@@ -39,7 +39,7 @@ def serve(
     """Serve the page of the queue or cluster of *client*, until closed.
 
     A visitor acts with the rights of *client*, so the page needs a token: a random one, or *token*.
-    With ``""`` it needs none, and everyone who can connect has access.
+    With ``""`` the page needs no token, and everyone who can connect has access.
 
     Args:
         client: the caller closes it, after the server.

@@ -98,7 +98,7 @@ class TokenFolder:
 
 
 def _digest(token: str) -> bytes:
-    # JSON may contain lone surrogates; no token has any.
+    # JSON may contain lone surrogates, but no token contains any.
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -183,8 +183,8 @@ class Authentication:
             if len(mine) >= SESSIONS_OF_A_TOKEN:
                 self._forget(next(iter(mine)))
             elif len(self._sessions) >= SESSIONS_MAX:
-                # Drop a session of the token that has most, so that repeated sign-ins end no other
-                # user's session.
+                # Drop a session of the token that has most sessions, so that repeated sign-ins end
+                # no other user's session.
                 most = max(self._cookies.values(), key=len)
                 self._forget(next(iter(most)))
             self._sessions[cookie] = WebSession(token, now + SESSION_S)

@@ -18,7 +18,7 @@ LIMIT_MAX = 200
 FETCH_BYTES = 1 << 18
 FETCHES_MAX = 8
 TEXT_MAX = 4_096  # characters of a value that are shown
-HEX_MAX = 256  # bytes of a value that are shown if it is not text
+HEX_MAX = 256  # limit of the shown bytes of a value that is not text
 HEADERS_MAX = 50
 
 Json = dict[str, Any]
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 def browse(client: Client, query: Mapping[str, str]) -> Json:
     """Return records of ``topic`` and ``partition`` from ``offset`` on, or before its ``end``.
 
-    ``offset`` is a number, ``begin``, or ``end`` for the last ones; ``time_ms`` replaces it.
+    ``offset`` is a number, ``begin``, or ``end`` for the last records; ``time_ms`` replaces it.
 
     Raises:
         InvalidRequest: the query is malformed.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pymq.core.values import define
 
 FREE = 5  # free tries per address, for typing errors
-FIRST_S = 1.0  # first delay; it doubles with each try, up to ...
+FIRST_S = 1.0  # first delay; it doubles with each wrong token, up to ...
 LONGEST_S = 300.0
 FORGET_S = 900.0  # an address is forgotten so long after its last wrong try
 ALL_BURST, ALL_PER_S = 100, 5  # wrong tries from all addresses: burst, and rate per second

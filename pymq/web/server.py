@@ -28,7 +28,7 @@ IDLE_S = 15.0  # longest silence on a connection, ...
 REQUEST_S = 30.0  # ... and longest time until a request is complete
 HEAD_MAX = 128 << 10  # bytes of a request line and all headers; one line has at most 64 KiB
 BODY_MAX = 64 << 10
-CLOSE_S = 5.0  # at close, how long to wait for requests in progress
+CLOSE_S = 5.0  # how long close() waits for requests in progress
 ACCEPT_S = 0.1  # pause before the next accept when no descriptors are left
 _WANTING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logging.getLogger("pymq.http")
@@ -159,7 +159,8 @@ class _Http(ThreadingHTTPServer):
             if error.errno in _WANTING:
                 # The socket stays readable, so without a pause the server would retry in a busy
                 # loop.
-                time.sleep(ACCEPT_S)  # no event signals that a descriptor is free
+                # the loop polls, because no event signals that a descriptor is free
+                time.sleep(ACCEPT_S)
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -176,7 +177,7 @@ class _Http(ThreadingHTTPServer):
             return
         try:
             thread.start()
-        except RuntimeError:  # no more threads available
+        except RuntimeError:  # the process cannot start more threads
             with self._guard:
                 del self._live[thread]
             self.shutdown_request(request)
@@ -190,7 +191,8 @@ class _Http(ThreadingHTTPServer):
         if len(live) < CONNECTIONS_MAX:
             return True
         waited_for = [found for found in live if found.until < math.inf]
-        # Threads of dropped connections need a moment to end; their number is limited, too.
+        # Threads of dropped connections need a moment to end, and the number of these threads is
+        # limited, too.
         if not waited_for or len(self._live) >= 2 * CONNECTIONS_MAX:
             return False
         oldest = min(waited_for, key=attrgetter("until"))
@@ -300,7 +302,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self._length() != 0:
-            self.close_connection = True  # do not parse the unread body as a request
+            # close the connection, because the unread body would be parsed as a request
+            self.close_connection = True
         self._do(b"")
 
     do_HEAD = do_GET

@@ -180,7 +180,7 @@ class ClusterSnapshot:
             try:
                 line = views.group_line(self.client.describe_group(name))
             except (AuthorizationFailed, LookupError):
-                continue  # no permission, or deleted
+                continue  # the client has no permission, or the topic was deleted
             except TimeoutError as error:
                 found.append({"name": name, "problem": str(error)})
                 continue
@@ -200,9 +200,9 @@ class ClusterSnapshot:
             try:
                 group = self.client.describe_group(name)
             except (AuthorizationFailed, LookupError):
-                continue  # no permission, or deleted
+                continue  # the client has no permission, or the topic was deleted
             except TimeoutError:
-                break  # the next snapshot continues after it
+                break  # the next snapshot continues after this topic
             at = self._clock()
             self._lags.add(name, sum(group.lag.values()), at)
             if at - began > VISIT_S:
@@ -229,7 +229,7 @@ class ClusterSnapshot:
             try:
                 parts = self.client.describe_topic(topic).partitions
             except (AuthorizationFailed, LookupError):
-                continue  # no permission, or deleted meanwhile
+                continue  # the client has no permission, or the group was deleted meanwhile
             found += [(topic, part.name) for part in parts]
         return [name for name in found if name not in group.committed]
 
@@ -309,7 +309,8 @@ class ClusterSnapshots:
             if self._is_closed:
                 raise Closed("the page was closed")
             desk = self._desks.pop(principal, None) or ClusterSnapshot(self._open(principal))
-            # last in the order, so that the least recently used one is dropped first
+            # move the principal to the end of the order, so that the least recently used one is
+            # dropped first
             self._desks[principal] = desk
             if len(self._desks) > DESKS_MAX:
                 gone = self._desks.pop(next(iter(self._desks)))

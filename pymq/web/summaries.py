@@ -1,9 +1,9 @@
 """Summaries of each topic and group, for sums over all of them on the page.
 
-A snapshot describes only the first topics and groups in full, because the page shows these. It
-describes some of the others in turn, and keeps a summary of each until its next turn. So the sums
-cover everything after a few snapshots, at a cost that does not grow with their number. Each sum
-shows how many topics or groups it covers.
+A snapshot describes only the first topics and groups in full, because the page shows these. The
+snapshot describes some of the others in turn, and keeps a summary of each until its next turn. So
+the sums cover everything after a few snapshots, at a cost that does not grow with their number.
+Each sum shows how many topics or groups it covers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class TopicSummary:
     records: int  # the sum of the log ends
     bytes: int  # bytes of one copy of each block
     short: int  # partitions with replicas that are not in sync
-    held: tuple[tuple[str, int, int], ...]  # by broker: blocks and bytes
-    rate: Rate | None  # since the previous description; None after the first one
+    held: tuple[tuple[str, int, int], ...]  # blocks and bytes, by broker
+    rate: Rate | None  # records per second since the previous description; None after the first one
 
 
 class Rounds:
@@ -123,7 +123,8 @@ class Lags:
     """The lags of groups."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, int]] = {}  # by group: time, and lag
+        # lag by group, with the time when it was computed
+        self._known: dict[str, tuple[float, int]] = {}
         self.rounds = Rounds()
 
     def add(self, group: str, lag: int, at: float) -> None:

@@ -1,7 +1,9 @@
-"""Child processes of these tests; run as a script, with a program's name and a folder.
+"""Child processes of the acceptance tests.
 
-A process that is killed again and again would spend most of its time on imports. So the nursery,
-which has done them, forks a child for each life.
+This module is run as a script, with the name of a program and a folder.
+
+A process that is killed repeatedly would spend most of its time on imports. So the nursery, which
+has imported all modules, forks a child for each start.
 """
 
 from __future__ import annotations
@@ -92,7 +94,10 @@ def million_read(folder: str, how_many: str) -> None:
 
 
 def produce(folder: str, seed: str) -> None:
-    """Produce under a name, from where its last life ended; print the acknowledgements."""
+    """Produce under a name, continuing where the last process stopped.
+
+    Print the acknowledgements.
+    """
     dice = random.Random(seed)
     with pymq.open(folder) as mq:
         producer = mq.producer(producer_id="phoenix", linger_ms=0)
@@ -133,7 +138,7 @@ def change(folder: str, seed: str) -> None:
 
 
 def create(folder: str, seed: str) -> None:
-    """Create topics, send a record to each, delete some."""
+    """Create topics, send a record to each, and delete some of them."""
     dice = random.Random(seed)
     with pymq.open(folder) as mq:
         producer = mq.producer(linger_ms=0)
@@ -152,7 +157,10 @@ def create(folder: str, seed: str) -> None:
 
 
 def consume(folder: str, seed: str) -> None:
-    """Consume in a group; print the acknowledged records before, and the commits after."""
+    """Consume in a group.
+
+    Print the records before their acknowledgement, and the commits afterwards.
+    """
     dice = random.Random(seed)
     with (
         pymq.open(folder) as mq,
@@ -170,7 +178,9 @@ def consume(folder: str, seed: str) -> None:
             try:
                 consumer.commit(timeout=30)
             except CommitFailed:
-                continue  # The machine was slower than the leases: the records come again.
+                # The leases expired because the machine is slow, so the records are delivered
+                # again.
+                continue
             for record in done:
                 tell("committed", record.partition, record.offset)
 
@@ -204,7 +214,7 @@ def nursery() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "nursery":
-        import pymq.nodes.embedded  # needed by every child
+        import pymq.nodes.embedded  # imported here, because every child needs it
 
         nursery()
     else:

@@ -66,9 +66,9 @@ class Nursery:
         self._process.wait()
 
     def life(self, program: str, folder: Path, dice: random.Random, lines: int) -> list[list[str]]:
-        """Let a child live until it has printed about so many lines; return its output.
+        """Let a child run until it has printed about a given number of lines; return its output.
 
-        The process is killed at a random moment after that, or before it has even opened the
+        The process is killed at a random moment after that, perhaps before it has opened the
         folder.
         """
         process = self._process
@@ -82,7 +82,9 @@ class Nursery:
                 break
         until = time.perf_counter() + dice.choice([0, 0, dice.random() * 0.004])
         while time.perf_counter() < until:
-            pass  # busy, to hit any instruction; a sleep would only hit those after a wait
+            # a busy loop, so that the kill may hit any instruction; after a sleep it would always
+            # hit the same ones
+            pass
         print("kill", file=process.stdin, flush=True)
         for line in process.stdout:
             if line.startswith("dead"):

@@ -1,4 +1,4 @@
-"""Wrong calls and machine faults: a clear error each time, and nothing lost."""
+"""Wrong calls and faults of the machine raise a clear error each time, and lose nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pymq.errors import (
 from pymq.store.verification.verify import verify
 from tests.acceptance.helpers import contents, fill, may_mount, mounted, python, remount, values
 
-Wrong = Any  # a type checker would refuse it
+Wrong = Any  # typed as Any, because a type checker would refuse the wrong value
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_bad_names(mq: pymq.Client, name: str) -> None:
 
 
 def test_names_of_our_own(mq: pymq.Client) -> None:
-    """Topic names of pymq's own are refused, since such a topic would be invisible."""
+    """Topic names that pymq itself uses are refused, since such a topic would be invisible."""
     for name in ("__consumer_offsets", "__mine"):
         with pytest.raises(InvalidName, match="pymq's own"):
             mq.create_topic(name)
@@ -309,7 +309,7 @@ def test_bad_config(mq: pymq.Client, config: Wrong) -> None:
 
 
 def test_misspelt_options(mq: pymq.Client) -> None:
-    misspelt: Any = {"groop": "g"}  # a type checker would find it
+    misspelt: Any = {"groop": "g"}  # typed as Any, because a type checker would find the wrong name
     with pytest.raises(ConfigError, match="did you mean 'retention_bytes'"):
         mq.create_topic("u", retention_byte=5)  # type: ignore[call-arg] # on purpose
     with pytest.raises(ConfigError, match="did you mean 'linger_ms'"):
@@ -384,7 +384,7 @@ def test_oversize_records(mq: pymq.Client) -> None:
 
 
 def test_the_largest_records(tmp_path: Path) -> None:
-    """32 MiB, alone and several of them, compressed or not, and back."""
+    """Records of 32 MiB, alone and several together, compressed or not, are sent and read."""
     largest = 32 << 20
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t", max_record_bytes=largest)
@@ -406,7 +406,7 @@ def test_the_largest_records(tmp_path: Path) -> None:
 
 
 def test_huge_headers(mq: pymq.Client) -> None:
-    """Each record is allowed; together they fill several batches."""
+    """Each record with huge headers is allowed; together such records fill several batches."""
     with mq.producer(linger_ms=1000) as producer:
         for number in range(40):
             producer.send("t", b"", headers=[("h", bytes(1_000_000))], key=b"%d" % number)
@@ -632,7 +632,10 @@ def test_a_read_only_folder(disk: Path) -> None:
 @needs_mount
 @pytest.mark.parametrize("fsync", ["always", "interval", "os"])
 def test_a_full_disk(disk: Path, fsync: Fsync) -> None:
-    """Sending raises; reading works; with some space free, sending works again."""
+    """With a full disk sending raises and reading works.
+
+    With some free space sending works again.
+    """
     kept = []
     with pymq.open(disk / "here") as mq:
         mq.create_topic("t", fsync=fsync, block_bytes=100_000)
@@ -669,7 +672,10 @@ def test_a_full_disk(disk: Path, fsync: Fsync) -> None:
 
 @needs_mount
 def test_topics_on_a_full_disk(disk: Path) -> None:
-    """A topic is created or not; existing records can be read."""
+    """With a full disk a topic is created completely or not at all.
+
+    Existing records can be read.
+    """
     with pymq.open(disk / "here") as mq:
         mq.create_topic("t")
         filler = fill(disk)
@@ -698,7 +704,7 @@ def test_topics_on_a_full_disk(disk: Path) -> None:
 
 @needs_mount
 def test_consuming_begins_on_a_full_disk(disk: Path) -> None:
-    """A reader writes nothing to the disk, and neither does a known group."""
+    """A reader writes nothing to the disk, nor does a known group."""
     with pymq.open(disk / "here") as mq:
         mq.create_topic("t")
         with mq.producer() as producer:
@@ -723,7 +729,7 @@ def test_consuming_begins_on_a_full_disk(disk: Path) -> None:
 
 @needs_mount
 def test_commits_on_a_full_disk(disk: Path) -> None:
-    """A failed commit is not done, and its records are delivered again.
+    """If a commit fails, its records are delivered again.
 
     Later the group continues.
     """
@@ -790,7 +796,7 @@ mq.close()
 
 @needs_mount
 def test_changing_the_mode_on_a_full_disk(disk: Path) -> None:
-    """A change of the mode fails or succeeds, but it ends."""
+    """With a full disk a change of the mode either fails or succeeds, but does not hang."""
     try:
         done = python(CHANGE, disk / "here", disk / "filler", timeout=5)
     except subprocess.TimeoutExpired:
@@ -955,7 +961,7 @@ def test_control_c(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_exception_in_a_callback(mq: pymq.Client) -> None:
-    """An exception in a callback harms neither the loop nor the other callbacks."""
+    """An exception in a callback does not affect the loop or the other callbacks."""
     called: list[pymq.Delivery] = []
     with mq.producer(linger_ms=1) as producer:
         for _ in range(3):
@@ -970,7 +976,7 @@ def test_an_exception_in_a_callback(mq: pymq.Client) -> None:
 
 
 def test_a_callback_may_send(mq: pymq.Client) -> None:
-    """A callback may send without waiting: its records are flushed with the rest."""
+    """A callback may send without waiting: flush also waits for its records."""
     left = threading.Semaphore(50)
     done = threading.Event()
     with mq.producer(batch_bytes=300, linger_ms=1) as producer:
@@ -1001,7 +1007,10 @@ def test_codes_are_stable() -> None:
 
 
 def test_an_unused_import_is_cheap() -> None:
-    """``import pymq`` loads neither zmq nor asyncio nor pyarrow; nor does an embedded queue."""
+    """``import pymq`` does not load zmq, asyncio or pyarrow.
+
+    An embedded queue does not need them.
+    """
     code = "import pymq, sys; pymq.open('memory:').close(); print(*sys.modules)"
     loaded = set(python(code).stdout.split())
     assert "pymq.nodes.embedded" in loaded

@@ -1,4 +1,6 @@
-"""Damaged files are found, reported with their place, never read as data, and harm no other."""
+"""Damaged files are detected, reported with their place, never read as data, and affect no other
+files.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def check_others(mq: pymq.Client) -> None:
     with mq.consumer("t", mode="psb", partition="1") as consumer:
         assert [record.value for record in consumer.until_end()][: len(RECORDS)] == RECORDS
     with mq.producer(linger_ms=0) as producer:
-        for _ in range(10):  # more than a block
+        for _ in range(10):  # enough records for more than a block
             producer.send("t", RECORDS[0], partition="1").result(timeout=10)
             producer.send("other", RECORDS[0]).result(timeout=10)
 
@@ -86,7 +88,7 @@ def test_verify_finds_any_flipped_bit(folder: Path) -> None:
         assert first.position is not None
         assert first.position <= position
         assert first.offset is not None
-        # Further problems are of the index, which no longer agrees with the block.
+        # All further problems belong to the index, which no longer agrees with the block.
         others = {problem.file for problem in report.problems} - {str(path)}
         assert others <= {str(path.with_suffix(".index"))}
         flip(path, position, bit)
@@ -96,8 +98,8 @@ def test_verify_finds_any_flipped_bit(folder: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_flipped_bit_is_never_read(folder: Path, seed: int) -> None:
-    """A reader never gets damaged data: it gets the records before, then an error with the
-    place.
+    """A reader never gets damaged data: it gets the records before the damage, then an error with
+    the place.
     """
     path = block_files(folder, "t")[1]
     size, dice = path.stat().st_size, random.Random(seed)
@@ -140,7 +142,7 @@ def test_damage_of_one_block_is_nobody_elses(folder: Path) -> None:
 
 
 def test_a_reader_gets_past_damage_by_seeking(folder: Path) -> None:
-    """A reader gets past damage by seeking, and reads the records behind it."""
+    """A reader continues behind the damage by a seek."""
     flip(block_files(folder, "t")[1], 300, 0)
     with pymq.open(folder) as mq, mq.consumer("t", mode="psb", partition="0") as consumer:
         with pytest.raises((CorruptBlock, CorruptBatch)):
@@ -150,7 +152,9 @@ def test_a_reader_gets_past_damage_by_seeking(folder: Path) -> None:
 
 
 def test_a_seek_forgets_the_problems_of_the_place_before(folder: Path) -> None:
-    """A seek drops the errors of prefetched records that were not delivered."""
+    """After a seek the consumer does not raise errors of prefetched records that were not
+    delivered.
+    """
     flip(block_files(folder, "t")[1], 300, 0)
     with pymq.open(folder) as mq, mq.consumer("t", mode="psb", partition="0") as consumer:
         consumer.poll(1)
@@ -160,9 +164,9 @@ def test_a_seek_forgets_the_problems_of_the_place_before(folder: Path) -> None:
 
 @pytest.mark.parametrize("is_clean", [False, True])
 def test_damage_of_the_open_block_is_nobody_elses(tmp_path: Path, is_clean: bool) -> None:
-    """Damage of the open block makes reads and writes of its partition raise; the rest works.
+    """If the open block is damaged, reads and writes of its partition raise; other partitions work.
 
-    After a clean close the block is not read when the folder is opened, so writing works.
+    After a clean close the block is not read when the folder is opened, so writes work.
     """
     make(tmp_path, blocks=False)
     path = block_files(tmp_path, "t")[0]
@@ -186,14 +190,14 @@ def test_damage_of_the_open_block_is_nobody_elses(tmp_path: Path, is_clean: bool
         ):
             list(consumer.until_end())
         assert len(mq.describe_topic("t").partitions) == 2
-    shutil.rmtree(path.parent)  # as a careless user may do
+    shutil.rmtree(path.parent)  # a user may delete the folder by mistake
     with pymq.open(tmp_path) as mq:
         check_others(mq)
 
 
 @pytest.mark.parametrize("is_clean", [False, True])
 def test_a_torn_tail_is_cut(tmp_path: Path, is_clean: bool) -> None:
-    """After a cut anywhere in the last batch the block ends at the batch before, and continues
+    """If the file ends anywhere in the last batch, the block ends before that batch, and continues
     there.
     """
     made = tmp_path / "made"
@@ -257,7 +261,7 @@ def test_a_lost_block_file_is_reported(folder: Path) -> None:
 
 
 def test_lost_metadata_is_reported(folder: Path) -> None:
-    """Blocks without metadata do not count as an empty folder."""
+    """If there are blocks without metadata, the folder does not count as empty."""
     for path in folder.glob("metadata.db*"):
         path.unlink()
     with pytest.raises(pymq.errors.CorruptMetadata, match=r"metadata\.db"):
@@ -281,7 +285,7 @@ def test_damaged_metadata_is_reported(folder: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("mode", ["psb", "ptp"])
 def test_a_consumer_is_told_where_the_damage_lies(tmp_path: Path, mode: str) -> None:
-    """A consumer gets the records before the damage, and those behind it after a seek."""
+    """A consumer gets the records before the damage, and after a seek those behind it."""
     folder = tmp_path / "q"
     make(folder, blocks=True)
     (first, *_) = block_files(folder, "t")

@@ -1,4 +1,4 @@
-"""Processes are killed at any moment; everything confirmed to them is there afterwards."""
+"""Processes are killed at any moment; everything that was confirmed to them survives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.acceptance.children import PARTITIONS, payload
 from tests.acceptance.helpers import Nursery, contents
 from tests.seeds import seeds
 
-LIVES = 10  # processes for each folder
+LIVES = 10  # processes that are killed in each folder
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_produce(tmp_path: Path, nursery: Nursery, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(1, 2))
 def test_produce_to_three_brokers(tmp_path: Path, nursery: Nursery, seed: int) -> None:
-    """Three brokers in the killed process lose and double nothing either.
+    """If a process with three brokers is killed, no record is lost or written twice.
 
     New leaders take offsets.
     """
@@ -97,23 +97,27 @@ def test_produce_to_three_brokers(tmp_path: Path, nursery: Nursery, seed: int) -
 
 @pytest.mark.parametrize("seed", seeds(2, 6))
 def test_roll(tmp_path: Path, nursery: Nursery, seed: int) -> None:
-    """A producer with a roll after every few records loses and doubles nothing either."""
+    """If a producer is killed while blocks are rolled after every few records, no record is lost or
+    written twice.
+    """
     topic = produce_and_die(nursery, tmp_path, seed, "produce", block_bytes=4096)
     assert max(len(partition.blocks) for partition in topic.partitions) > 3
 
 
 @pytest.mark.parametrize("seed", seeds(1, 3))
 def test_change_mode(tmp_path: Path, nursery: Nursery, seed: int) -> None:
-    """A producer under changes of the ack mode loses and doubles nothing either."""
+    """If a producer is killed while the ack mode changes, no record is lost or written twice."""
     topic = produce_and_die(nursery, tmp_path, seed, "change")
     assert max(len(partition.blocks) for partition in topic.partitions) > 3
 
 
 @pytest.mark.parametrize("seed", seeds(1, 3))
 def test_create_and_delete_topics(tmp_path: Path, nursery: Nursery, seed: int) -> None:
-    """A topic exists or not, as the answers said, and the rest is usable."""
+    """After a kill each topic exists or not, in accordance with the answers, and all topics
+    work.
+    """
     dice = random.Random(seed)
-    there: dict[str, bool | None] = {}  # None: the topic may exist
+    there: dict[str, bool | None] = {}  # None: the topic may or may not exist
     with_record = set()
     for _ in range(LIVES):
         for word, *names in nursery.life("create", tmp_path, dice, 30):
@@ -163,8 +167,8 @@ def test_commit(tmp_path: Path, nursery: Nursery, seed: int) -> None:
             except UnknownGroup:
                 offset = 0
             assert set(range(offset)) <= acked
-            # Committed records are not delivered again, and all others are. Each check is a
-            # delivery, which counts for good.
+            # Committed records are not delivered again; all others are. Each check is a delivery,
+            # which counts permanently.
             with mq.consumer("t", group="g", max_deliver=0) as consumer:
                 again = {record.offset for record in consumer.until_end()}
             assert not again & committed

@@ -1,4 +1,4 @@
-"""Producer ids have an owner: a principal, or the principals that may use a name."""
+"""A producer id belongs to a principal, or to the principals that may use a name."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_who_was_given_an_id_writes_under_it() -> None:
     assert given.first + BLOCK <= NAMED
     for producer in (given.first, given.first + BLOCK - 1):
         assert node.refusal("good", producer, given.grant) is None
-    assert Node().refusal("good", given.first, given.grant) is None  # at another broker
+    # another node accepts the grant, too
+    assert Node().refusal("good", given.first, given.grant) is None
 
 
 def test_nobody_else_writes_under_it() -> None:
@@ -115,8 +116,8 @@ def test_nobody_else_writes_under_it() -> None:
 
 
 def test_a_named_producer_is_everybodys_who_may_use_the_name_and_nobody_elses() -> None:
-    """A named producer belongs to all who may use the name, before its first use and after a
-    change.
+    """A named producer belongs to all principals that may use its name, before its first use and
+    after a change.
     """
     node, given = Node(), named()
     for principal in ("good", "heir"):
@@ -127,8 +128,9 @@ def test_a_named_producer_is_everybodys_who_may_use_the_name_and_nobody_elses() 
 
 
 def test_no_epoch_is_used_that_was_not_given_out() -> None:
-    """A producer cannot use a higher epoch than granted, with which it would fence all later ones
-    forever.
+    """A producer cannot use a higher epoch than granted.
+
+    Otherwise a producer could fence all later producers forever.
     """
     node, given = Node(), named(3)
     assert node.refusal("good", given.first, given.grant, 3) is None
@@ -161,7 +163,7 @@ def test_a_grant_cannot_be_changed_nor_made_without_the_secret() -> None:
 
 
 def test_a_broker_that_knows_no_secret_yet_says_come_again() -> None:
-    """An unregistered broker has no secret yet, so its error is retriable."""
+    """A broker that is not registered has no secret yet, so its error is retriable."""
     given = Node().give("good")
     error = Node(b"").refusal("good", given.first, given.grant)
     assert isinstance(error, ReplicaNotAvailable)
@@ -220,8 +222,8 @@ def test_a_name_of_before_goes_on_under_the_number_that_it_had() -> None:
 
 
 def test_a_client_of_before_does_not_take_a_hash_for_an_id() -> None:
-    """The zkserver refuses a client too old for a name's id: it would begin at 0 under another
-    number.
+    """The zkserver refuses a client that is too old to use the name's id: it would begin at
+    sequence 0 under another number.
     """
     tree = Tree()
     tree.know(ProducerNode("orders", 0, id=NAMED | 5))

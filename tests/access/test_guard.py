@@ -29,6 +29,7 @@ UNANSWERED = {
         msg.Cancelled,
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer, msg.UnderWay),
         *(msg.LeaderAndIsrAnswer, msg.Copied),
+        *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),
         *(msg.BrokerHeartbeat, msg.StopReplica, msg.Stopped, msg.Seal, msg.Sealed, msg.RollWanted),
         *(msg.RetireBlocks, msg.BlockSizes, msg.AlterIsr, msg.BecomeLeader, msg.Progress),
         *(msg.OfflineReplicas, msg.TransferLeader),
@@ -41,7 +42,7 @@ UNANSWERED = {
 
 
 # The permission of each client request, as in docs/security.md: an operation, its resource, and the
-# field with the name. The list is written a second time here, so that the test finds a slip.
+# field with the name. The list is repeated here, so that the test finds mistakes in the other one.
 NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.Produce: {("Write", "topic", "topic")},
     msg.GetSequence: {("Write", "topic", "topic")},
@@ -55,6 +56,12 @@ NEEDED: dict[type, set[tuple[str, str, str]]] = {
     msg.Subscribe: {("Read", "topic", "topic"), ("Read", "group", "group")},
     msg.Join: {("Read", "group", "group"), ("Read", "topic", "topic")},
     msg.CommitOffset: {("Read", "group", "group"), ("Read", "topic", "topic")},
+    msg.JoinClassic: {("Read", "group", "group")},
+    msg.SyncClassic: {("Read", "group", "group")},
+    msg.BeatClassic: {("Read", "group", "group")},
+    msg.LeaveClassic: {("Read", "group", "group")},
+    msg.CommitClassic: {("Read", "group", "group")},
+    msg.DescribeClassic: {("Describe", "group", "group")},
     msg.Heartbeat: {("Read", "group", "group")},
     msg.Leave: {("Read", "group", "group")},
     msg.Acquire: {("Read", "group", "group")},
@@ -104,13 +111,16 @@ def produce(size: int = 10) -> msg.Produce:
 
 
 def test_every_message_is_declared() -> None:
-    """Every message declares a requirement: one without would be a hole."""
+    """Every message declares a requirement.
+
+    A message without one would be accessible to everyone.
+    """
     assert [cls.__name__ for cls in MESSAGES if not is_declared(cls)] == []
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_a_message_needs_what_is_written_down(cls: type) -> None:
-    """The requirements equal a second list, since a wrong one could let a reader delete."""
+    """The requirements equal a second list, because a wrong one could allow a reader to delete."""
     for seed in range(20):
         message = sample(cls, Random(seed))
         wanted = {
@@ -119,8 +129,10 @@ def test_a_message_needs_what_is_written_down(cls: type) -> None:
         }
         if isinstance(message, msg.InitProducer) and not message.name:
             wanted = set()  # an id of the principal itself
+        if isinstance(message, msg.CommitClassic):
+            wanted |= {("Read", "topic", each.topic) for each in message.offsets}
         found = {(n.operation.value, n.kind.value, n.name) for n in requirements(message)}
-        # requirements without a group
+        # the requirements that do not concern the group
         assert found == {need for need in wanted if need[2] is not None}
 
 
@@ -176,7 +188,8 @@ def test_internal_topics_are_the_clusters() -> None:
     ):
         assert requirements(message) == (CLUSTER_ACTION,)
         assert door.ask(message) is not None
-    assert door.ask(msg.GetMetadata(1, OFFSETS_TOPIC)) is None  # A member finds its coordinator.
+    # Any member may look up its group coordinator.
+    assert door.ask(msg.GetMetadata(1, OFFSETS_TOPIC)) is None
     assert Door(allowing("ClusterAction", resources=("cluster",))).ask(fetch) is None
 
 
@@ -226,7 +239,9 @@ def everybody(*resources: str, **more: Any) -> Policy:
 
 
 def is_refused(door: Door, member: str, principal: str) -> bool:
-    """Return whether the member is refused after it loses the right to read its topic."""
+    """Return whether the member's requests are refused after it loses the right to read its
+    topic.
+    """
     door.guard.replace(everybody("group:g"))
     answers = door.ask(msg.Heartbeat(2, "g", member, ()), principal)
     door.guard.replace(everybody("topic:t", "group:g"))
@@ -236,7 +251,7 @@ def is_refused(door: Door, member: str, principal: str) -> bool:
 def test_a_principal_with_many_members_drives_out_its_own_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A principal with endless member names cannot hide other members that lost their rights."""
+    """A principal with very many member names cannot hide other members that lost their rights."""
     monkeypatch.setattr(guard, "MEMBERS_MAX", 10)
     door = Door(everybody("topic:t", "group:g"))
     assert door.ask(join(), "other") is None
@@ -262,7 +277,9 @@ def test_a_member_that_a_quota_keeps_out_is_not_remembered() -> None:
 
 
 def test_requests_over_the_quota_are_told_when_to_come_again() -> None:
-    """Two a second: the third has to wait, and an hour of silence saves up one second's worth."""
+    """At two requests a second the third has to wait, and an hour without requests allows only one
+    second's worth at once.
+    """
     quota = {"p": {"requests_per_second": 2}}
     door = Door(allowing("All", resources=("topic:*", "group:*"), quota=quota))
     fetch = msg.Fetch(1, "orders", "0", 0, 1000, 0)
@@ -273,7 +290,7 @@ def test_requests_over_the_quota_are_told_when_to_come_again() -> None:
     wait_ms = answer.error.details["retry_ms"]
     assert isinstance(wait_ms, int)
     assert 0 < wait_ms <= 500
-    # otherwise the member would lose its leases
+    # if this request were refused, the member would lose its leases
     assert door.ask(msg.Heartbeat(1, "g", "m", ())) is None
     door.now += 3_600_000
     assert [door.ask(fetch) is None for _ in range(3)] == [True, True, False]
@@ -324,7 +341,7 @@ def test_what_is_copied_is_paid_for_as_it_is_written() -> None:
     ],
 )
 def test_whatever_costs_is_held_up_sooner_or_later(message: Message) -> None:
-    """Above the quota only a bounded number of a member's heartbeats pass."""
+    """Above the quota only a bounded number of a member's heartbeats are admitted."""
     quota = {"p": {"requests_per_second": 20, "produce_bytes_per_second": 10}}
     door = Door(allowing("All", resources=("topic:*", "group:*"), quota=quota))
     let_in = 0
@@ -352,7 +369,7 @@ def test_nobody_pays_for_what_another_has_used_up() -> None:
 
 
 def test_brokers_are_never_held_up() -> None:
-    """Brokers have no quota, since a slow one delays the whole cluster."""
+    """Brokers have no quota, because a slow broker delays the whole cluster."""
     quota = {"*": {"requests_per_second": 1}}
     door = Door(allowing("ClusterAction", resources=("cluster",), quota=quota))
     assert all(door.ask(msg.Ping(1)) is None for _ in range(100))
@@ -387,7 +404,7 @@ def test_what_a_quota_holds_up_was_not_let_in() -> None:
 
 
 def test_the_audit_log_is_bounded() -> None:
-    """A thousand refusals a second make one line a second, with their number."""
+    """A thousand refusals a second produce one line a second, which contains their number."""
     door = Door(Policy())
     for _ in range(3000):
         door.ask(produce())
@@ -406,7 +423,7 @@ def test_the_audit_log_is_bounded() -> None:
 
 
 def test_the_audit_log_is_bounded_whatever_names_are_asked_for() -> None:
-    """New names do not make new kinds of lines, which would fill disk and memory."""
+    """New names do not produce new kinds of lines, which would fill disk and memory."""
     door = Door(Policy())
     for number in range(20_000):
         door.ask(msg.DescribeTopic(1, f"{number}-{'x' * 1_000}"))

@@ -1,4 +1,4 @@
-"""Orders come from the configured zkservers only, and a broker may only report about itself."""
+"""Brokers obey only the configured zkservers, and a broker may only report about itself."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_a_broker_follows_orders_of_its_zkservers_only(source: str) -> None:
     assert isinstance(answer, LeaderAndIsrAnswer)
     assert isinstance(answer.error, ClusterAuthorizationFailed)
     assert [error.code for *_, error in answer.errors if error] == ["CLUSTER_AUTHORIZATION_FAILED"]
-    bench.step("zk", tell(2, state("b0", epoch=2, version=2)))  # which is still accepted
+    # the broker still accepts this request
+    bench.step("zk", tell(2, state("b0", epoch=2, version=2)))
     assert bench.last(LeaderAndIsrAnswer).errors == (("t", "0", None),)
     bench.step("p", attrs.evolve(PRODUCE, id=2))
     assert bench.last(Produced).error is None
@@ -212,7 +213,7 @@ def test_a_description_takes_from_each_leader_what_it_was_asked_for() -> None:
     assert found.partitions[0].end_offset != 1 << 40
 
 
-# --- what is told of it -------------------------------------------------------------------------
+# --- what other nodes report about a node -----------------------------------------------------
 
 
 def test_a_refusal_is_an_event_once_a_minute_a_node() -> None:

@@ -50,7 +50,9 @@ def twin(policy: dict[str, Any], who: str, operation: Operation, kind: Kind, nam
 
 
 def test_the_truth_table() -> None:
-    """Every operation, pattern, and nothing, allowed, denied or both, checked for every name."""
+    """All operations, patterns and the empty policy, with allow rules, deny rules or both, are
+    checked for every name.
+    """
     asked = 0
     for operation, pattern, effects in itertools.product(
         Operation, PATTERNS, [(), ("allow",), ("deny",), ("allow", "deny"), ("deny", "allow")]
@@ -100,7 +102,7 @@ def test_many_rules_at_once(seed: int) -> None:
 
 
 def test_nobody_is_nobody() -> None:
-    """A rule for "*" covers every principal with a proved identity."""
+    """A rule for "*" covers every principal with a proved identity, but not anonymous clients."""
     open_to_all = rule(principal="*", operations=["All"], resources=["topic:*", "cluster"])
     policy = parse_policy({"rule": [open_to_all]})
     assert policy.allows("anyone", Operation.READ, Kind.TOPIC, "orders")
@@ -133,7 +135,9 @@ def test_nobody_is_nobody() -> None:
     ],
 )
 def test_what_is_not_understood_is_refused(found: dict[str, Any], complaint: str) -> None:
-    """Half a policy would admit principals that the other half excludes."""
+    """A policy with an unknown part is refused: half of it would admit principals that the other
+    half excludes.
+    """
     with pytest.raises(ConfigError, match=complaint):
         parse_policy(found)
 

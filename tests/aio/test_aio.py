@@ -35,7 +35,7 @@ def play(script: Script, url: str = "memory:") -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let other tasks run until something is so."""
+    """Let other tasks run until *condition* returns true."""
     while not condition():
         await asyncio.sleep(0.001)
 
@@ -46,7 +46,7 @@ async def values(mq: AsyncClient, topic: str = "t") -> list[bytes]:
 
 
 class Held:
-    """Keeps the right to turn pymq's loop, so that nothing is answered."""
+    """Holds the lock of pymq's loop, so that no request is answered."""
 
     def __init__(self, mq: AsyncClient) -> None:
         self._driver = mq._client.driver
@@ -119,8 +119,8 @@ def test_admin() -> None:
 def test_a_cancelled_opening_lets_go_of_the_folder(tmp_path: Path) -> None:
     async def main() -> None:
         opening = asyncio.ensure_future(pymq.aio.open(tmp_path))
-        await asyncio.sleep(0)  # it has begun ...
-        opening.cancel()  # ... and no caller is left for its result
+        await asyncio.sleep(0)  # open() has begun ...
+        opening.cancel()  # ... and no caller waits for its result any more
         with pytest.raises(asyncio.CancelledError):
             await opening
 
@@ -146,7 +146,7 @@ def test_send_is_awaited_or_left_alone() -> None:
             left_alone = producer.send("t", b"0")
             awaited = await producer.send("t", b"1", key=b"k", headers=[("h", b"v")])
             assert (awaited.topic, awaited.partition, awaited.offset) == ("t", "0", 1)
-            assert left_alone.done()  # it was before, in the same batch
+            assert left_alone.done()  # this delivery was done before, in the same batch
             assert (await left_alone.result()).offset == 0
             assert await left_alone.exception() is None
             producer.send("t", b"2", timestamp_ms=7)
@@ -200,13 +200,13 @@ def test_callbacks_come_in_the_event_loop() -> None:
             seen.append((delivery, threading.current_thread()))
 
         async with mq.producer(linger_ms=600_000) as producer:
-            early = producer.send("t", b"0")  # the topic is not known yet
+            early = producer.send("t", b"0")  # sent before the topic is known
             early.add_done_callback(note)
             await until(lambda: len(seen) == 1)
             later = producer.send("t", b"1")
             later.add_done_callback(note)
             await until(lambda: len(seen) == 2)
-            later.add_done_callback(note)  # already done
+            later.add_done_callback(note)  # the delivery is already done
             await until(lambda: len(seen) == 3)
         assert seen == [(d, threading.current_thread()) for d in (early, later, later)]
 
@@ -253,7 +253,7 @@ def test_errors_of_a_record() -> None:
                 await producer.send_many("nowhere", [b"x"])
             with pytest.raises(errors.ConfigError, match="linger_ms"):
                 await mq.producer(linger=5)  # type: ignore[arg-type] # on purpose
-            await producer.flush()  # every failure was looked at
+            await producer.flush()  # the application has read every failure
 
     play(script)
 
@@ -316,7 +316,7 @@ def test_the_event_loop_runs_while_pymq_is_busy(tmp_path: Path) -> None:
     async def script(mq: AsyncClient) -> None:
         async with mq.producer(batch_bytes=100) as producer, mq.consumer("t") as consumer:
             await producer.send("t", b"0")
-            with Held(mq):  # as if an fsync took very long
+            with Held(mq):  # the lock is held, as during a very long fsync
                 deliveries = [producer.send("t", bytes(60)) for _ in range(100)]
                 deliveries += [producer.send("unknown", b"x")]
                 for record in await consumer.poll(1, 0.01):
@@ -426,7 +426,7 @@ def test_a_cancelled_poll_loses_nothing() -> None:
                 polling = asyncio.ensure_future(consumer.poll(timeout=None))
                 delivery = producer.send("t", b"%d" % number)
                 if number % 2:
-                    await delivery  # so that the cancelling meets every stage of the poll
+                    await delivery  # the cancelled task may be at any stage of the poll
                 else:
                     for _ in range(number % 7):
                         await asyncio.sleep(0)
@@ -638,8 +638,8 @@ def test_push(is_async: bool) -> None:
 def test_a_push_that_fails_gets_the_record_again_and_then_it_dies(
     is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As with a thread: if a handler fails on a record, the record is returned to the group, and
-    the others go on.
+    """As in a thread: if a handler fails on a record, the record is returned to the group, and the
+    other records are handled.
     """
 
     async def script(mq: AsyncClient) -> None:
@@ -688,7 +688,7 @@ def test_a_push_can_be_closed_by_its_own_handler() -> None:
             "t", group="g", delivery="push", on_record=handle, credit=5, auto_ack=True
         )
         await closed.wait()
-        # The consumer got five records and showed one; the rest was never delivered.
+        # The consumer got five records and showed one; the other four were never delivered.
         async with mq.consumer("t", group="g") as again:
             counts = [record.delivery_count async for record in again.until_end()]
         assert counts == [2] + [1] * 9
@@ -754,7 +754,9 @@ def test_closing_the_client_closes_everything() -> None:
 
 @pytest.mark.parametrize("credit", [1, 100])
 def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> None:
-    """Before, the first fetch of each partition brought up to a MiB, regardless of the credit."""
+    """In an earlier version, the first fetch of each partition returned up to a MiB, regardless of
+    the credit.
+    """
     batch, is_called, may_go_on = 50, asyncio.Event(), asyncio.Event()
 
     async def handle(record: Record) -> None:
@@ -771,7 +773,8 @@ def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> Non
         )
         try:
             await is_called.wait()
-            await reader.begin_offsets()  # requests that were sent before have been answered now
+            # all requests that were sent before have been answered now
+            await reader.begin_offsets()
             assert (await reader.status()).buffered <= 2 * credit + batch
         finally:
             may_go_on.set()

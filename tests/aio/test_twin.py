@@ -80,5 +80,7 @@ def test_aio_is_found_in_the_package() -> None:
 
 
 def test_the_feed_overrides_what_there_is() -> None:
-    """A rename in the producer must not make its twin wait in the event loop."""
+    """If a method of the producer is renamed, its asyncio twin must not begin to wait in the event
+    loop.
+    """
     assert {"_fill"} <= set(vars(Feed)) & set(vars(Producer))

@@ -1,4 +1,6 @@
-"""A broker's copies between its own partitions: each batch once and whole, a few at a time."""
+"""A broker's copies between its own partitions: each batch is copied once and completely, a few at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def test_what_is_not_there_is_not_copied(pieces: tuple[Piece, ...], why: str) ->
 
 
 def test_only_what_the_same_broker_leads_is_copied() -> None:
-    """A broker that leads only one of the two names it, so that the client asks no other broker."""
+    """A broker that leads only one of the two partitions names it, so that the client need not ask
+    another broker.
+    """
     with Cluster(brokers=3, seed=2) as cluster:
         mq = cluster.client()
         mq.create_topic("o", partitions=3, replicas=3, acks="raft")
@@ -169,7 +173,7 @@ class Host:
         self.copies = BatchCopies(self)
         self.asked: list[Produce | Fetch] = []
         self.answers: list[tuple[str, Copied]] = []
-        self.refusal: PymqError | None = None  # raised at once by an append
+        self.refusal: PymqError | None = None  # raised at once by each append
 
     def hosted(self, topic: str, partition: str) -> Partition | None:
         return cast(Partition, Here()) if topic in ("t", OFFSETS_TOPIC) else None
@@ -237,7 +241,7 @@ def test_a_batch_that_no_reader_could_decode_is_not_copied() -> None:
     host = Host()
     host.copies.begin("c", attrs.evolve(COPY, pieces=(Piece("0", 0, 2),)), 0)
     one = batch(b"a")
-    lie = EncodedBatch._seal(one.header._replace(count=2, span=2), one.body).stamp(0, 1, 0)
+    lie = EncodedBatch.sealed(one.header._replace(count=2, span=2), one.body).stamp(0, 1, 0)
     host.read(host.fetches[0], bytes(lie.head) + bytes(lie.body))
     assert not host.produces
     assert isinstance(host.answers[0][1].error, CorruptBatch)
@@ -254,7 +258,7 @@ def test_much_that_is_not_safe_yet_holds_a_copy_up() -> None:
     host = Host()
     count = 20
     one = batch(bytes(1 << 20))
-    # each one is read separately
+    # the copy reads each piece separately
     pieces = tuple(Piece(str(number), 0, 1) for number in range(count))
     host.copies.begin("c", attrs.evolve(COPY, pieces=pieces), 0)
     answered = 0
@@ -286,7 +290,9 @@ def test_who_asks_again_takes_its_copy_over() -> None:
 
 @pytest.mark.parametrize("wait", [0, 700])
 def test_a_copy_that_is_asked_for_again_and_again_waits_once(wait: int) -> None:
-    """A repeated request waits once, behind other reads or a quota, and keeps its pieces once."""
+    """If a request is repeated, its copy waits only once for other reads or a quota, and stores its
+    pieces once.
+    """
     host = Host()
     for number in range(READS):
         host.copies.begin("others", attrs.evolve(COPY, id=number, producer_id=number), 0)
@@ -384,7 +390,7 @@ def test_nothing_is_copied_at_once() -> None:
 
 
 def test_a_copy_is_paid_for_as_it_is_made() -> None:
-    """A few bytes may ask for gigabytes; nothing more is read above the quota."""
+    """A request of a few bytes may ask for gigabytes; above the quota no further data is read."""
     host = Host()
     data = stored(b"a", b"b")
     copy = attrs.evolve(COPY, pieces=(Piece("0", 0, 2),) * 3)

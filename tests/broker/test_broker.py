@@ -70,7 +70,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Bench:
-    """A broker, its disk, and all that it has sent."""
+    """A broker, its disk, and all messages that the broker has sent."""
 
     def __init__(
         self, storage_id: str = "", incarnation: int = 0, fetches: FetchLimits | None = None
@@ -88,7 +88,7 @@ class Bench:
         self.broker = BrokerMachine(config, replicator, assignor, random.Random(0), (), (), 0)
         self.syncs: list[BlockId] = []
         self.reads: list[int] = []
-        self.disk_answers = True  # whether it answers recoveries
+        self.disk_answers = True  # whether the disk answers recoveries
         self.pump()
 
     def step(self, source: str, message: Message) -> None:
@@ -172,7 +172,7 @@ def test_a_stopped_partition_comes_back_when_it_is_given_again(bench: Bench) -> 
     bench.step("zk", stop(11))
     bench.step("zk", tell(12, state("b0", "b1", epoch=2, version=2)))
     assert bench.last(LeaderAndIsrAnswer).errors == (("t", "0", None),)
-    bench.step("zk", stop(8))  # late: the partition was hosted again since
+    bench.step("zk", stop(8))  # this request is late: the broker hosts the partition again
     bench.step(
         "p", Produce(1, "t", "0", AckMode.LEADER, EncodedBatch.encode([b"x"], timestamp_ms=0))
     )
@@ -192,7 +192,7 @@ def test_a_late_state_of_a_deleted_topic_does_not_replace_the_new_one(bench: Ben
 
 
 def test_what_a_replaced_zkserver_orders_is_refused_whole(bench: Bench) -> None:
-    """E-1: a lower controller epoch changes nothing, however new its states are."""
+    """E-1: a request with a lower controller epoch changes nothing, however new its states are."""
     bench.step("zk-2", tell(10, state("b0"), controller_epoch=2))
     other = state("b0", topic="u", topic_id="id-2")
     bench.step("zk", tell(99, state("b0", epoch=5, version=5), other, controller_epoch=1))
@@ -247,7 +247,7 @@ def test_another_zkserver_begins_its_own_count(bench: Bench) -> None:
 
 
 def test_pings_do_not_name_partitions_that_are_gone(bench: Bench) -> None:
-    """Pings do not grow with each topic that is deleted."""
+    """Pings do not become longer with each deleted topic."""
     bench.step("zk", tell(10, state("b0", "b1"), state("b0", "b1", topic="u", topic_id="id-2")))
     bench.step("zk", stop(11))
     bench.tick(1_000)
@@ -258,7 +258,7 @@ def test_pings_do_not_name_partitions_that_are_gone(bench: Bench) -> None:
 def test_brokers_at_rest_ping_each_other_and_look_at_no_partition(
     count: int, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pair of brokers may share any number of blocks; no turn iterates over them."""
+    """A pair of brokers may share any number of blocks, and no turn iterates over all of them."""
     names = [f"t{number}" for number in range(count)]
     shared = [state("b1", "b0", topic=n, topic_id=n, acks=AckMode.RAFT) for n in names]
     bench.step("b1", Ping(1))
@@ -284,7 +284,8 @@ def test_brokers_at_rest_ping_each_other_and_look_at_no_partition(
 
 
 def test_others_hear_of_a_block_that_a_disk_has_not_any_more() -> None:
-    """Followers learn that a leader is alive with another disk, and do not wait for it forever.
+    """Followers learn that the leader's broker is alive but has another disk, and do not wait for
+    it forever.
 
     Simulated: --profile all --seconds 4 --seeds 1040 (and 1895).
     """
@@ -305,7 +306,9 @@ def test_others_hear_of_a_block_that_a_disk_has_not_any_more() -> None:
 
 
 def test_what_a_broker_cannot_act_on_is_told_seldom_where_it_is_much() -> None:
-    """With the disk of 10,000 partitions replaced, each ping would be 400 kB, to each peer."""
+    """If the disk of 10,000 partitions was replaced, a ping that names all of them would have 400
+    kB.
+    """
     bench, count = Bench("new disk"), 101
     states = [state("b0", "b1", acks=AckMode.RAFT, index=index) for index in range(count)]
     failed = [
@@ -324,7 +327,7 @@ def test_what_a_broker_cannot_act_on_is_told_seldom_where_it_is_much() -> None:
 
 
 def test_what_a_ping_omits_is_as_it_was_told_last(bench: Bench) -> None:
-    """A ping may omit a state until the broker that it is about restarts."""
+    """A ping may omit a state that was sent before, until the other broker restarts."""
     led = state("b1", "b0", "b2", acks=AckMode.RAFT)
     bench.step("zk", tell(9, state("b0", "b1", topic="u", topic_id="id-2")))
     bench.step("b1", Ping(2, (led.block_id(led.blocks[0]),)))
@@ -367,10 +370,11 @@ def test_followers_are_sent_all_of_a_turn_at_once(bench: Bench) -> None:
 
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_what_is_kept_no_more_is_nobodys_to_serve(bench: Bench, is_settled: bool) -> None:
-    """A leader answers that records are removed, even if only others have the first retained block.
+    """A leader answers that records were removed, even if only other brokers have the first
+    retained block.
 
-    Before, it sent readers to those brokers, which sent them back, since only a leader may say that
-    records are removed. Simulated: --profile all --seconds 4 --seeds 1413.
+    In an earlier version the leader sent readers to those brokers, which sent them back, since only
+    a leader may say that records are removed. Simulated: --profile all --seconds 4 --seeds 1413.
     """
     found = state("b0", "b1", epoch=2)
     opened = attrs.evolve(found.blocks[0], number=7, start=400)
@@ -389,7 +393,9 @@ def test_what_is_kept_no_more_is_nobodys_to_serve(bench: Bench, is_settled: bool
 
 
 def test_a_sequence_is_not_told_before_the_log_is_known(bench: Bench) -> None:
-    """The broker does not answer 0 before recovery, or later records would count as duplicates."""
+    """Before recovery the broker does not answer 0 as the next sequence, or later records would
+    count as duplicates.
+    """
     bench.step("zk", tell(10, state("b0")))
     batch = EncodedBatch.encode([b"x"] * 3, timestamp_ms=0, producer_id=7, base_sequence=0)
     bench.step("p", Produce(1, "t", "0", AckMode.LEADER, batch))
@@ -405,7 +411,9 @@ def test_a_sequence_is_not_told_before_the_log_is_known(bench: Bench) -> None:
 
 
 def test_a_sequence_is_told_once_its_records_are_safe(bench: Bench) -> None:
-    """The next sequence waits until its records are safe: those of a leader alone may be lost."""
+    """The answer with the next sequence waits until the records are safe: records of a leader alone
+    may be lost.
+    """
     found = state("b0", "b1", "b2", acks=AckMode.RAFT)
     bench.step("zk", tell(10, found))
     batch = EncodedBatch.encode([b"x"] * 3, timestamp_ms=0, producer_id=7, base_sequence=0)
@@ -422,7 +430,7 @@ def test_another_is_elected_before_the_appointed_leader_has_begun(bench: Bench) 
     block = found.block_id(found.blocks[-1])
     bench.disk_answers = False
     bench.step("zk", tell(10, found))
-    # the state is yet to be saved
+    # the state is not saved yet
     bench.broker.stored(bench.store.recover(block, 0, True), bench.now)
     bench.broker.step("p", attrs.evolve(PRODUCE, acks=AckMode.RAFT), bench.now)
     bench.broker.step("b1", RaftVote(block, 2, 0, 0, pre=False), bench.now)
@@ -432,7 +440,7 @@ def test_another_is_elected_before_the_appointed_leader_has_begun(bench: Bench) 
 
 
 def test_another_zkserver_may_leave_a_block_to_its_leader(bench: Bench) -> None:
-    """A replica follows its leader again when another zkserver gives a take-over up."""
+    """A replica follows its leader again when another zkserver cancels a take-over."""
     found = state("b1", "b0")
     bench.step("zk", tell(10, found))
     bench.step("zk", Seal(1, "t", "0", 0, 2, takeover=True))
@@ -440,7 +448,7 @@ def test_another_zkserver_may_leave_a_block_to_its_leader(bench: Bench) -> None:
     bench.sent.clear()
     bench.tick(5_000)
     assert not bench.sent_to("b1", ReplicaFetch)
-    bench.step("zk", tell(12, found))  # The same zkserver has only repeated its earlier state.
+    bench.step("zk", tell(12, found))  # The zkserver has only repeated its earlier state.
     bench.tick(5_000)
     assert not bench.sent_to("b1", ReplicaFetch)
     bench.step("zk-2", tell(1, found, controller_epoch=2))
@@ -451,8 +459,8 @@ def test_another_zkserver_may_leave_a_block_to_its_leader(bench: Bench) -> None:
 def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:
     """A restarted broker ignores late answers to requests of its earlier incarnation.
 
-    Otherwise it would read the offsets of groups from a later place of the log, and skip those
-    before.
+    Otherwise the broker would read the offsets of groups from a later place of the log, and skip
+    the offsets before.
     """
     found = state("b0", topic=OFFSETS_TOPIC, epoch=2)
     opened = attrs.evolve(found.blocks[0], number=1, start=400)
@@ -476,8 +484,9 @@ def test_what_was_asked_in_another_life_is_not_answered_in_this_one() -> None:
 
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_groups_go_with_the_leadership_of_their_partition(is_stopped: bool, bench: Bench) -> None:
-    """A leader loads its partition's groups, and one that loses it answers their waiting
-    requests.
+    """A leader loads the groups of its partition.
+
+    When a leader is replaced, it answers the waiting requests of the groups.
     """
     found = state("b0", "b1", topic=OFFSETS_TOPIC)
     bench.step("c", Join(1, "g", "m", "t", ("0",), "sticky", 10_000, 1_000, 0, BEGIN))
@@ -497,14 +506,18 @@ def test_groups_go_with_the_leadership_of_their_partition(is_stopped: bool, benc
 
 
 def test_only_coordinators_write_offsets(bench: Bench) -> None:
-    """Only coordinators write offsets; a bad record could break every coordinator that reads it."""
+    """Only coordinators may write offsets, because an invalid record could break every coordinator
+    that reads it.
+    """
     bench.step("zk", tell(10, state("b0", topic="__consumer_offsets")))
     bench.step("p", attrs.evolve(PRODUCE, topic="__consumer_offsets"))
     assert isinstance(bench.last(Produced).error, InvalidRequest)
 
 
 def test_a_search_that_is_answered_at_once_leaves_nothing_behind(bench: Bench) -> None:
-    """A search leaves nothing behind, since clients ask often and a broker lives for months."""
+    """A search that is answered leaves nothing in memory, since clients ask often and a broker runs
+    for months.
+    """
     bench.step("zk", tell(10, state("b1", "b0")))
     for request in range(3):
         bench.step("c", FindOffset(request, "t", "0", 0))
@@ -534,7 +547,7 @@ def test_a_checkpoint_of_another_version_fails_one_partition_and_not_the_broker(
 def test_a_checkpoint_of_another_version_in_a_sealed_copy_fails_its_readers_alone(
     bench: Bench,
 ) -> None:
-    """A bad checkpoint of a sealed copy does not stop the open block, and the copy is fetched
+    """A damaged checkpoint of a sealed copy does not affect the open block, and the copy is fetched
     again.
     """
     block = BlockId("id-1", 0, 0)
@@ -560,7 +573,9 @@ def test_a_seal_of_another_topic_of_the_name_is_not_heeded(bench: Bench) -> None
 
 
 def test_what_waits_for_the_next_block_is_bounded(bench: Bench) -> None:
-    """Batches that wait for the next block are bounded: the zkserver may be away for hours."""
+    """The number of batches that wait for the next block is bounded, because the zkserver may be
+    away for hours.
+    """
     bench.step("zk", tell(10, state("b0")))
     bench.step("zk", Seal(1, "t", "0", 0, 2))
     big = EncodedBatch.encode([bytes(1 << 20)], timestamp_ms=0)
@@ -570,7 +585,7 @@ def test_what_waits_for_the_next_block_is_bounded(bench: Bench) -> None:
     refused = [m for _, m in bench.sent if isinstance(m, Produced)]
     assert refused, "all of it is kept"
     assert all(m.error is not None and m.error.retriable for m in refused)
-    bench.step("p", attrs.evolve(PRODUCE, id=99))  # no batch overtakes a refused one
+    bench.step("p", attrs.evolve(PRODUCE, id=99))  # no later batch may overtake a refused one
     assert bench.last(Produced).id == 99
     assert bench.last(Produced).error is not None
     (first,) = state("b0").blocks
@@ -593,8 +608,8 @@ def test_no_fetch_waits_for_ever(bench: Bench) -> None:
 
 
 def test_a_fetch_that_waited_for_room_is_served_by_what_the_partition_is_then() -> None:
-    """A waiting fetch is served by the partition's present state: its block may be moved or
-    removed.
+    """When a waiting fetch is served, the partition's present state counts: its block may have been
+    moved or removed.
     """
     bench = Bench(fetches=FetchLimits(turn_bytes=100))
     bench.step("zk", tell(10, state("b0")))
@@ -640,7 +655,7 @@ def test_who_asks_for_no_bytes_gets_none(bench: Bench, most: int) -> None:
 
 
 def test_the_end_is_the_one_at_the_time_of_asking(bench: Bench) -> None:
-    """A fetch of the end returns the present one, without waiting for a record there."""
+    """A fetch of the end returns the present end at once; it does not wait for a record there."""
     bench.step("zk", tell(10, state("b0")))
     bench.step("c", Fetch(1, "t", "0", END, 1000, 5_000))
     bench.step("p", PRODUCE)
@@ -661,7 +676,9 @@ def test_who_asks_for_the_end_before_it_is_known_waits_for_it(bench: Bench) -> N
 
 
 def test_an_interval_after_a_write_it_is_synced(bench: Bench) -> None:
-    """One sync covers all writes of the interval, and an idle block is not synced again."""
+    """One sync covers all writes of an interval, and a block without new writes is not synced
+    again.
+    """
     config = TopicConfig(fsync="interval", fsync_interval_ms=100)
     bench.step("zk", tell(10, attrs.evolve(state("b0"), config=config)))
     bench.step("p", PRODUCE)
@@ -681,7 +698,7 @@ def test_an_interval_after_a_write_it_is_synced(bench: Bench) -> None:
 def test_a_partition_that_is_given_up_in_the_middle_of_a_repair_is_gone(
     bench: Bench, end: int
 ) -> None:
-    """The repair of a removed partition ends: no requests to others, and no report of its
+    """The repair of a removed partition ends: the broker sends no more requests or reports for its
     blocks.
     """
     one = state("b0", "b1")
@@ -707,7 +724,7 @@ def test_a_partition_that_is_given_up_in_the_middle_of_a_repair_is_gone(
 
 
 def test_what_is_said_of_another_topic_of_that_name_is_refused(bench: Bench) -> None:
-    """A late request for a deleted topic is refused, and does not start the recreated one."""
+    """A late request for a deleted topic is refused, and does not affect the recreated topic."""
     bench.step("zk", tell(10, state("b0", topic_id="id-2")))
     numbered = EncodedBatch.encode([b"x"], timestamp_ms=0, producer_id=7, base_sequence=0)
     for topic_id in ("id-1", "id-3"):
@@ -727,7 +744,7 @@ def test_what_is_said_of_another_topic_of_that_name_is_refused(bench: Bench) -> 
             if isinstance(answer, Produced):
                 told["is_written"] = False
             assert answer.error.details == told
-    for number, topic_id in enumerate(("id-2", "")):  # or with no id
+    for number, topic_id in enumerate(("id-2", "")):  # another topic id, or none
         batch = EncodedBatch.encode([b"x"], timestamp_ms=0)
         bench.step("p", Produce(5, "t", "0", AckMode.LEADER, batch, topic_id=topic_id))
         assert (bench.last(Produced).base_offset, bench.last(Produced).error) == (number, None)
@@ -736,7 +753,7 @@ def test_what_is_said_of_another_topic_of_that_name_is_refused(bench: Bench) -> 
 def test_what_an_unclean_election_has_lost_is_not_counted_on_in_the_next_block(
     bench: Bench,
 ) -> None:
-    """The next block does not count on offsets lost by an unclean election: readers would skip
+    """The next block does not rely on offsets that an unclean election has lost: readers would skip
     records.
     """
     before = state("b0", "b1")

@@ -30,7 +30,8 @@ def test_without_a_leader_the_replica_is_found_that_knows_most() -> None:
         cluster.run(seconds=2)
         part = mq.describe_topic("t").partitions[0]
         others = [name for name in part.replicas if name != part.leader]
-        # The first two in the block's order fall back; both that remain could lead.
+        # The first two brokers in the block's order fall behind; either of the two others could
+        # lead.
         cut = cluster.cut(others[:2], [str(part.leader), *others[2:]])
         put(mq, 10)
         cluster.run(seconds=2.5)

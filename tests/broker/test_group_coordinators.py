@@ -16,7 +16,7 @@ from pymq.errors import ReplicaNotAvailable
 from pymq.hash.assign import assignor
 
 COUNT = 8  # partitions of the offsets topic
-PARTS = 5  # parts of each of them
+PARTS = 5  # parts of each partition
 OTHER = cbor.dumps([OFFSET_KEY + 1, "", "", ""])  # the key of a record without content
 
 
@@ -26,7 +26,7 @@ class Host:
     def __init__(self) -> None:
         self.coordinators = GroupCoordinators("b", self, assignor)
         self.now = 0
-        self.taken: list[int] = []  # the requested offsets, of all partitions
+        self.taken: list[int] = []  # the requested offsets of all partitions
 
     def reply(self, source: str, message: Message, now: int) -> None:
         raise AssertionError("nobody has asked")
@@ -67,7 +67,10 @@ class Host:
 
 
 def test_a_turn_takes_in_one_part_of_what_all_coordinators_read() -> None:
-    """A broker handles one part each turn; otherwise other brokers would elect another leader."""
+    """A broker handles one part in each turn.
+
+    Otherwise the broker's pings would be late, and the others would elect another leader.
+    """
     host = Host()
     host.take_over()
     asked = len(host.taken)

@@ -1,4 +1,4 @@
-"""A stopping broker asks the zkserver to move its leaderships, until none is left."""
+"""A stopping broker asks the zkserver to move its leaderships, until it leads no partition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def leaving() -> ShutdownHandover:
 
 
 def ask(leaving: ShutdownHandover) -> int:
-    """Let the broker ask when it is due; returns the number of the request."""
+    """Let the broker send its request when it is due; returns the request's number."""
     request = leaving.ask(leaving.deadline)
     assert request is not None
     return request.id
@@ -41,7 +41,7 @@ def test_it_is_over_when_nothing_is_left(leaving: ShutdownHandover) -> None:
 def test_an_answer_counts_though_the_broker_has_asked_again(
     behind: int, leaving: ShutdownHandover
 ) -> None:
-    """With a round trip of 300 ms each answer comes after the next request, and still counts."""
+    """With a round trip of 300 ms each answer arrives after the next request, and still counts."""
     asked = [ask(leaving) for _ in range(4)]
     assert leaving.deadline == 4 * RETRY_MS
     leaving.answered(Answer(asked[-1 - behind], 0))

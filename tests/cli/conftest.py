@@ -1,4 +1,4 @@
-"""The command line against a folder, and against a little cluster over ZeroMQ."""
+"""The command line against a folder, and against a small cluster over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Told(NamedTuple):
 
     @property
     def rows(self) -> list[list[str]]:
-        """The lines of its output, by words."""
+        """The lines of the output, split into words."""
         return [line.split() for line in self.out.splitlines()]
 
 
@@ -48,13 +48,13 @@ class Queue:
         return self.plain(*argv, "--url", self.url)
 
     def plain(self, *argv: object) -> Told:
-        """Run a command that is about no queue, or about another one."""
+        """Run a command that needs no queue, or that names another queue."""
         self._capsys.readouterr()
         code = main([*map(str, argv)])
         return Told(code, *self._capsys.readouterr())
 
     def json(self, *argv: object, code: int = 0) -> Any:
-        """Run a command as a program would."""
+        """Run a command with --json, and parse its output."""
         told = self.call(*argv, "--json")
         assert told.code == code, told
         return json.loads(told.out)
@@ -71,7 +71,7 @@ class Queue:
         return error
 
     def open(self) -> pymq.Client:
-        """A client; of a folder there may be one at a time, and no command beside it."""
+        """A client; a folder can have only one at a time, and no command can run beside it."""
         return pymq.open(self.url)
 
     def put(self, topic: str, values: Sequence[object], partition: str = "0") -> list[int]:
@@ -85,7 +85,7 @@ class Queue:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The URL of a cluster of one zkserver and three brokers."""
-    # However slow this machine is, its brokers are not taken to be dead.
+    # However slow this machine is, the zkserver must not declare its brokers dead.
     with pymq.ZkServer(offsets_partitions=1, session_ms=0).start() as zkserver:
         brokers = [pymq.Broker(name, zkservers=[zkserver.endpoint]) for name in BROKERS]
         try:
@@ -104,7 +104,7 @@ def queue(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> Queue:
-    """A queue of either kind."""
+    """A queue in a folder or on brokers."""
     if request.param == "zmq":
         return Queue(cluster, capsys)
     pymq.open(tmp_path / "data").close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from pymq.cli import main, parser
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-# README, docs/guide.md and docs/security.md describe these.
+# README, docs/guide.md and docs/security.md describe these commands.
 ELSEWHERE = {"demo", "keys", "verify", "completion"}
 
 
@@ -44,7 +44,7 @@ def test_every_option_that_is_told_is_there() -> None:
 
 
 def test_what_is_typed_is_understood() -> None:
-    """Each line after a prompt can be parsed; other tests check the effects."""
+    """Each line after a prompt can be parsed; other tests check what the commands do."""
     typed = re.findall(r"^\$ .*?pymq (.*)$", PAGE, re.MULTILINE)
     assert len(typed) >= 14
     for line in typed:

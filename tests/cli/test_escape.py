@@ -1,4 +1,4 @@
-"""Nothing that others chose reaches a terminal raw."""
+"""Text that other users chose reaches a terminal only escaped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202e\u2066\u200f\u2028\r\nforged lin
 
 
 def is_harmless(text: str) -> bool:
-    """No control character, no other end of a line, nothing that turns the order around."""
+    """Whether a text has no control character, no unusual line end, and nothing that changes the
+    order of the text.
+    """
     return not any(
         unicodedata.category(c) in ("Cc", "Zl", "Zp")
         or unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI")

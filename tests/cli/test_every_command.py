@@ -19,13 +19,14 @@ from pymq.cli import main, parser
 from tests.cli.conftest import Queue, Told
 from tests.cli.test_docs import commands
 
-# These run for longer than the others: test_ui.py, test_demo.py and test_nodes.py test them.
-ELSEWHERE = {"ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
+# These run for longer than the others, and have tests of their own: test_kafka.py, test_ui.py,
+# test_demo.py and test_nodes.py.
+ELSEWHERE = {"kafka", "ui", "demo", "group delete", "broker", "zkserver", "cluster start"}
 NUMBERS = itertools.count(1)
 
 
 class Row(NamedTuple):
-    """Arguments of a command, a part of its output, and arguments that fail with the expected
+    """A command's arguments and a part of its output, and arguments that fail, with the expected
     error.
     """
 
@@ -35,10 +36,10 @@ class Row(NamedTuple):
     code: str
 
 
-# {it} is a topic and {who} a group that are there, {fresh} a new topic, {free} a name of nothing;
-# {nowhere} is a folder that holds no queue.
+# {it} is an existing topic and {who} an existing group, {fresh} the name of a new topic, {free} an
+# unused name, and {nowhere} a folder without a queue.
 ROWS = {
-    # Before a group exists, because the offsets topic needs three brokers.
+    # This must run before a group exists, because the offsets topic needs three brokers.
     "cluster decommission": Row("broker-2", "broker-2", "nobody", "INVALID_REQUEST"),
     "cluster recommission": Row("broker-2", "broker-2", "nobody", "INVALID_REQUEST"),
     "topic create": Row("{free}", "{free} is created", "{it}", "TOPIC_EXISTS"),
@@ -57,6 +58,7 @@ ROWS = {
     "dlq show": Row("{it}", "deliveries", "{free}", "UNKNOWN_TOPIC"),
     "dlq redrive": Row("{it} --dry-run", "would stay", "{free}", "UNKNOWN_TOPIC"),
     "dlq purge": Row("{it}", "would be purged", "{free}", "UNKNOWN_TOPIC"),
+    "table sync": Row("{url} {it} {table} --once", "new row", "{url} {free} t", "UNKNOWN_TOPIC"),
     "cluster status": Row("", "broker-2", "--url {nowhere}", "STORE_ERROR"),
     "cluster reassign": Row("{fresh} 0 broker-1", "broker-1", "{it} 0 x", "NOT_ENOUGH_BROKERS"),
     "cluster balance": Row("", "", "--url {nowhere}", "STORE_ERROR"),
@@ -87,8 +89,8 @@ class World:
         self._queue = queue
         self._folder = tmp_path
         self.names = {
-            name: str(tmp_path / name) for name in ("nowhere", "folder", "keys", "lines")
-        } | {"it": "everything", "who": "everybody"}
+            name: str(tmp_path / name) for name in ("nowhere", "folder", "keys", "lines", "table")
+        } | {"it": "everything", "who": "everybody", "url": queue.url}
         (tmp_path / "lines").write_text("one\ntwo\n")
         pymq.open(tmp_path / "folder").close()
         assert main(["keys", "make", self.names["keys"], "alice", "--node"]) == 0
@@ -119,7 +121,7 @@ class World:
     def call(self, name: str, typed: str, *more: str) -> Told:
         """Have a command run."""
         argv = [*name.split(), *typed.split(), *more]
-        is_plain = name.startswith(("verify", "keys", "completion")) or "--url" in typed
+        is_plain = name.startswith(("verify", "keys", "completion", "table")) or "--url" in typed
         return self._queue.plain(*argv) if is_plain else self._queue.call(*argv)
 
 
@@ -151,7 +153,7 @@ def test_a_command(name: str, world: World) -> None:
         assert "next: " in told.out
         assert json.loads(told_json.out)["ok"] is False
         return
-    # these report the finished part even if the rest fails
+    # these commands report the finished part even if the rest fails
     if name not in ("keys revoke", "topic delete"):
         assert (told.out, told_json.out) == ("", "")
     error = json.loads(told_json.err)["error"]
@@ -160,5 +162,7 @@ def test_a_command(name: str, world: World) -> None:
 
 
 def documents(name: str, out: str) -> list[str]:
-    """The JSON documents of an output: one, but for ``consume``, which prints one a record."""
+    """The JSON documents of an output: ``consume`` prints one for each record, all other commands
+    print one.
+    """
     return out.splitlines() if name == "consume" else [out]

@@ -92,7 +92,7 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_has_enough_records(tmp_path: Path) -> None:
-    """As ``pymq consume | head -2``: the records that were wanted are there, so all is well."""
+    """``pymq consume | head -2`` ends with status 0 when head has its records."""
     with pymq.open(tmp_path / "data") as mq, mq.producer() as producer:
         mq.create_topic("t")
         producer.send_many("t", [b"%d" % number for number in range(50_000)]).wait(60)
@@ -183,9 +183,12 @@ class Screen(io.StringIO):
 
 @pytest.mark.parametrize("width", [30, 80])
 def test_a_narrow_terminal_shows_everything(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text is wrapped, and where that does not do, a row becomes a paragraph; nothing is cut."""
+    """Text is wrapped, and where that is not enough, a row becomes a paragraph.
+
+    No text is cut off.
+    """
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("TERM", "xterm")  # of a dumb terminal rich does not ask for the width
+    monkeypatch.setenv("TERM", "xterm")  # rich does not ask a dumb terminal for its width
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)
     show = Show(is_json=False)

@@ -92,7 +92,10 @@ def test_what_cannot_be_sent(queue: Queue, topic: str, lines: Path, tmp_path: Pa
 
 
 def test_what_is_no_text_on_the_command_line(queue: Queue, topic: str, lines: Path) -> None:
-    """Bytes of an argument are those of the header; they were a traceback."""
+    """Non-text bytes in an argument become the same bytes of the header.
+
+    An earlier version raised a traceback.
+    """
     queue.run("topic", "create", topic)
     odd = os.fsdecode(b"from=\xff")
     queue.run("produce", topic, "--file", lines, "--header", odd)
@@ -108,7 +111,9 @@ def test_nobody_answers_what_nobody_is_to_answer(queue: Queue, topic: str, lines
 
 
 def test_a_topic_is_copied_by_a_pipe(queue: Queue, topic: str, tmp_path: Path) -> None:
-    """``produce --format json`` reads ``consume --json``: keys, headers, any bytes."""
+    """``produce --format json`` reads the output of ``consume --json``: keys, headers, and any
+    bytes.
+    """
     queue.run("topic", "create", topic)
     queue.run("topic", "create", f"{topic}.copy")
     with queue.open() as mq, mq.producer() as producer:
@@ -159,7 +164,7 @@ def test_where_to_begin(queue: Queue, topic: str) -> None:
     with queue.open() as mq, mq.producer() as producer:
         for n in range(10):
             producer.send(topic, b"%d" % n, timestamp_ms=n * 1_000)
-        producer.send(topic, b"10")  # sent at the present time
+        producer.send(topic, b"10")  # this record has the present time
     for place, expected in {
         "earliest": range(11),
         "7": range(7, 11),
@@ -225,7 +230,7 @@ def test_an_unknown_topic_is_not_consumed(queue: Queue, topic: str) -> None:
 
 
 def test_offsets_without_a_record_are_passed(remote: Queue, topic: str) -> None:
-    """If a partition's last offsets are used by pymq itself, reading still reaches its end."""
+    """If pymq itself uses the last offsets of a partition, reading still reaches its end."""
     remote.run("topic", "create", topic, "--acks", "raft", "--replicas", 3)
     (only,) = remote.put(topic, ["only"])
     remote.run("cluster", "reassign", topic, 0, "broker-1", "broker-2")
@@ -252,7 +257,8 @@ def start(*argv: str, **settings: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_the_group(remote: Queue, topic: str, number: int) -> None:
-    """On an interrupt the command leaves the group at once, not after its session.
+    """After an interrupt the command leaves the group at once, without waiting for its session to
+    end.
 
     Printed records are acknowledged.
     """
@@ -363,7 +369,7 @@ def test_who_types_sees_no_bar(tmp_path: Path) -> None:
 def test_a_reader_that_has_seen_enough_acknowledges_no_more(
     unbuffered: str, tmp_path: Path
 ) -> None:
-    """``pymq consume --group g | head -1``: the rest is still there."""
+    """After ``pymq consume --group g | head -1`` the group gets all other records later."""
     folder = str(tmp_path / "data")
     with pymq.open(folder) as mq:
         mq.create_topic("t")
@@ -378,13 +384,15 @@ def test_a_reader_that_has_seen_enough_acknowledges_no_more(
         assert process.wait(WAIT_S) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
-    # A pipe holds less than is printed at a time, so no reader can have got all of it.
+    # A pipe holds less than the command prints at a time, so no reader can have got all of it.
     with pymq.open(folder) as mq, mq.consumer("t", group="g") as consumer:
         assert polled(consumer, 1)[0].offset == 0
 
 
 def test_what_nobody_reads_is_not_acknowledged(tmp_path: Path) -> None:
-    """This holds even if the output is so small that it stays in a buffer."""
+    """Unread records are not acknowledged, even if the output is so small that it stays in a
+    buffer.
+    """
     folder = str(tmp_path / "data")
     with pymq.open(folder) as mq:
         mq.create_topic("t")

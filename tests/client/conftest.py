@@ -1,4 +1,4 @@
-"""Fixtures: queues in memory, in a folder, and of a broker over sockets."""
+"""Fixtures: queues in memory, in a folder, and on a broker over sockets."""
 
 from __future__ import annotations
 

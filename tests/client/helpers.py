@@ -85,10 +85,10 @@ def _polled(consumer: pymq.Consumer, count: int, timeout: float) -> Iterator[pym
 def wait_until(what: Callable[[], object], timeout: float = WAIT_S) -> None:
     """Poll until *what* is true; another thread makes it true.
 
-    These queues run in real threads and real time. A state of the group or an expired lease sends
-    no event, so this function polls. The result does not depend on the length of the pause, which
-    leaves the processor to the other thread. Tests that can run in virtual time use the simulated
-    cluster.
+    The queues of these tests run in real threads and real time. No event signals a state of the
+    group or an expired lease, so this function polls. The result does not depend on the length of
+    the pause, which leaves the processor to the other thread. Tests that can run in virtual time
+    use the simulated cluster.
     """
     until = time.monotonic() + timeout
     while not what():

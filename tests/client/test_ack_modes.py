@@ -1,7 +1,7 @@
 """What an acknowledgement guarantees in each ack mode: the table in docs/guarantees.md.
 
-Three replicas in the simulator. The client sends a record while all is well; then a fault hits the
-replicas that have it.
+Three replicas in the simulator. The client sends a record while all replicas work; then a fault
+hits the replicas that have it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def world() -> Iterator[Make]:
 
 @pytest.mark.parametrize(("acks", "kept"), [("raft", True), ("leader", False), ("none", False)])
 def test_the_leader_is_lost_before_others_have_it(world: Make, acks: Acks, kept: bool) -> None:
-    """The leader is cut off, acknowledges or not, and dies; another replica leads."""
+    """The leader is cut off, acknowledges the record or not, and dies; another replica leads."""
     here = world(acks)
     first, others = here.leader, here.others
     here.cluster.cut({first}, others)
@@ -91,7 +91,7 @@ def test_the_leader_is_lost_before_others_have_it(world: Make, acks: Acks, kept:
 def test_all_lose_power_after_an_answer(
     world: Make, acks: Acks, fsync: str | None, kept: bool
 ) -> None:
-    """All lose power at once and keep only synced data; then all are back."""
+    """All replicas lose power at once and keep only synced data; then all replicas restart."""
     here = world(acks, fsync=fsync)
     here.send(b"second")
     for broker in BROKERS:
@@ -104,7 +104,7 @@ def test_all_lose_power_after_an_answer(
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_all_lose_power_and_the_leader_is_late(world: Make, acks: Acks) -> None:
-    """All data was synced; the followers come back first, and one of them leads."""
+    """All records were synced; the followers restart first, and one of them leads."""
     here = world(acks, fsync="always")
     first, others = here.leader, here.others
     with here.mq.producer(acks="raft") as producer:
@@ -121,7 +121,7 @@ def test_all_lose_power_and_the_leader_is_late(world: Make, acks: Acks) -> None:
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_the_leader_is_killed_and_starts_again(world: Make, acks: Acks) -> None:
-    """After kill -9 the written records are there, synced or not."""
+    """After kill -9 written records survive, synced or not."""
     here = world(acks)
     here.send(b"second")
     leader = here.leader
@@ -133,7 +133,7 @@ def test_the_leader_is_killed_and_starts_again(world: Make, acks: Acks) -> None:
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_a_minority_loses_its_disks(world: Make, acks: Acks) -> None:
-    """A record that all in-sync replicas have survives any one of them."""
+    """A record that all in-sync replicas have survives the loss of any one of them."""
     here = world(acks)
     here.send(b"second")
     here.cluster.run(seconds=1)
@@ -160,8 +160,8 @@ def test_one_of_three_is_left(world: Make, acks: Acks, goes_on: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_producer_may_wait_for_all_in_sync(world: Make, seed: int) -> None:
-    """On a partition of mode ``leader`` this is Kafka's ``acks=all``: the leader may be lost at
-    once.
+    """On a partition of mode ``leader`` this is Kafka's ``acks=all``: the leader may be lost
+    immediately afterwards.
     """
     here = world("leader", seed=seed, fsync="always")
     with here.mq.producer(acks="raft") as producer:
@@ -174,7 +174,9 @@ def test_a_producer_may_wait_for_all_in_sync(world: Make, seed: int) -> None:
 
 
 def test_min_in_sync_counts_for_those_who_wait_for_all(world: Make) -> None:
-    """Only requests that wait for all in-sync replicas are refused when too few are in sync."""
+    """If too few replicas are in sync, only requests that wait for all in-sync replicas are
+    refused.
+    """
     here = world("leader", min_in_sync=2)
     for broker in here.others:
         here.cluster.crash(broker)
@@ -187,7 +189,9 @@ def test_min_in_sync_counts_for_those_who_wait_for_all(world: Make) -> None:
 
 
 def test_min_in_sync_counts_for_what_was_sent_while_there_were_enough(world: Make) -> None:
-    """Replicas that are away leave the in-sync set; that acknowledges no record that they miss."""
+    """Absent replicas leave the in-sync set, but that does not acknowledge records that these
+    replicas lack.
+    """
     here = world("leader", min_in_sync=2)
     others = sorted(here.others)
     for broker in others:
@@ -203,9 +207,10 @@ def test_min_in_sync_counts_for_what_was_sent_while_there_were_enough(world: Mak
 
 
 def test_who_waits_for_less_gets_less(world: Make) -> None:
-    """On a partition of mode ``raft`` the leader alone may acknowledge.
+    """On a partition of mode ``raft`` the producer may request an acknowledgement from the leader
+    alone.
 
-    The record is lost with it.
+    The record is lost with that replica.
     """
     here = world("raft")
     first, others = here.leader, here.others

@@ -1,4 +1,4 @@
-"""The waits of a backoff, and the errors with which a consumer may return a record."""
+"""The waiting times of a backoff, and the errors with which a consumer may return a record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_each_wait_is_longer_up_to_the_longest() -> None:
     backoff = pymq.Backoff(first_s=1, factor=2, max_s=60, jitter=0)
     waits = [backoff.delay_ms(count) for count in range(1, 9)]
     assert waits == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
-    assert backoff.delay_ms(1 << 40) == 60_000  # and computed quickly
+    assert backoff.delay_ms(1 << 40) == 60_000  # the delay is also computed quickly
 
 
 def test_a_constant_wait() -> None:

@@ -37,7 +37,9 @@ def test_the_zkserver_dies_between_requests(seed: int) -> None:
 
 @pytest.mark.parametrize("boundary", range(1, 8, 2))
 def test_the_zkserver_dies_in_the_middle_of_a_request(boundary: int) -> None:
-    """The client cannot know whether its first try was carried out; the caller sees one success."""
+    """The client cannot know whether its first try was carried out, but its caller sees one
+    success.
+    """
     with Cluster(brokers=3, zkservers=2, seed=boundary) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3)
@@ -66,7 +68,10 @@ def test_the_zkserver_dies_in_the_middle_of_a_request(boundary: int) -> None:
 
 
 def test_an_answer_is_lost() -> None:
-    """A result of the client's own earlier try is no error; that of another client is one."""
+    """If the client's own earlier try had an effect, that is no error.
+
+    If another client did the same, it is an error.
+    """
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         answers = cluster.network.link("zkserver-0", "client-0")
@@ -82,7 +87,8 @@ def test_an_answer_is_lost() -> None:
         with pytest.raises(TopicExists):
             mq.create_topic("t", partitions=2)
         lose_one()
-        with pytest.raises(TopicExists):  # another definition, so not this client's topic
+        # another definition of the topic, so this client has not created it
+        with pytest.raises(TopicExists):
             mq.create_topic("t", partitions=4)
         with pytest.raises(PartitionExists):
             mq.create_partition("t", "2")
@@ -93,7 +99,7 @@ def test_an_answer_is_lost() -> None:
 
 
 def test_the_first_zkserver_asked_is_a_standby() -> None:
-    """The standby names the active zkserver; the client does not take its error for success."""
+    """The standby names the active zkserver; the client does not treat its error as success."""
     with Cluster(brokers=1, zkservers=3, seed=2) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -106,7 +112,7 @@ def test_the_first_zkserver_asked_is_a_standby() -> None:
 
 
 def test_no_zkserver_is_there() -> None:
-    """The error comes in time and names the zkservers."""
+    """The call raises in time, and the error names the zkservers."""
     with Cluster(brokers=1, zkservers=2, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -140,7 +146,7 @@ def test_what_a_leader_is_asked_waits_for_the_next_one() -> None:
 
 
 def test_nobody_leads() -> None:
-    """The error names the partition and comes in time; describing still works."""
+    """The call raises in time, and the error names the partition; describing still works."""
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -172,7 +178,7 @@ def test_groups_are_told_of_during_a_fail_over() -> None:
 
 
 def test_a_call_is_answered_once() -> None:
-    """Several tries are answered; the first answer counts."""
+    """If several tries are answered, the first answer counts."""
     with Cluster(brokers=1, seed=7) as cluster:
         mq = cluster.client()
         cluster.network.link("client-0", "zkserver-0").faults = LinkFaults(duplicate=1.0)

@@ -1,4 +1,7 @@
-"""Groups of a cluster (PTP): coordinators and leaders die; each record is done at least once."""
+"""Groups of a cluster (PTP): coordinators and leaders die.
+
+Each record is processed at least once.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def led_by(mq: pymq.Client, topic: str, name: str) -> bool:
 
 
 def work(consumer: pymq.Consumer, missing: set[int], turns: int = 60) -> list[int]:
-    """Work until all of *missing* is done; failed commits and redeliveries are allowed."""
+    """Consume until all of *missing* is done; failed commits and redeliveries are allowed."""
     seen: list[int] = []
     for _ in range(turns):
         records = consumer.poll(5, timeout=1.0)
@@ -95,7 +98,9 @@ def test_a_move_is_noticed_soon() -> None:
 
 @pytest.mark.parametrize("seed", seeds(1, 4))
 def test_all_groups_are_listed_also_while_their_leader_changes(seed: int) -> None:
-    """A restarted broker without partitions does not answer that there are no groups."""
+    """While a restarted broker has not loaded its partitions, it does not answer that there are no
+    groups.
+    """
     with Cluster(brokers=3, seed=21 + seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -110,7 +115,9 @@ def test_all_groups_are_listed_also_while_their_leader_changes(seed: int) -> Non
 
 
 def test_an_acknowledgement_that_came_to_nothing_is_not_reported_as_done() -> None:
-    """commit reports records as not acknowledged when a new coordinator has no leases of them."""
+    """If a new coordinator has no leases of the records, commit reports them as not
+    acknowledged.
+    """
     with Cluster(brokers=3, seed=12) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -130,7 +137,7 @@ def test_an_acknowledgement_that_came_to_nothing_is_not_reported_as_done() -> No
 
 
 def test_what_comes_again_is_not_settled_by_an_acknowledgement_of_what_came_before() -> None:
-    """The records are leased again to the same consumer while it still works on them.
+    """The records are leased again to the same consumer while it still processes them.
 
     If a commit reports them as settled, they must not be delivered again.
     """
@@ -141,7 +148,7 @@ def test_what_comes_again_is_not_settled_by_an_acknowledgement_of_what_came_befo
         with mq.consumer("t", group="g") as consumer:
             held = consumer.poll(timeout=5.0)
             assert values(held) == list(range(5))
-            assert consumer.poll(timeout=0.0) == []  # and has room for more
+            assert consumer.poll(timeout=0.0) == []  # the consumer has room for more records
             cluster.crash(coordinator(mq))
             # The consumer joins the next coordinator, which leases all of the records again.
             cluster.run(seconds=10)
@@ -157,7 +164,9 @@ def test_what_comes_again_is_not_settled_by_an_acknowledgement_of_what_came_befo
 
 
 def test_what_was_long_on_its_way_is_not_handed_out_after_another_has_settled_it() -> None:
-    """Records of a replaced coordinator's leases are not handed out: the next one has no leases."""
+    """Records that a replaced coordinator leased are not handed out, because its successor does not
+    know these leases.
+    """
     with Cluster(brokers=4, seed=17) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=1, acks="raft")
@@ -168,7 +177,7 @@ def test_what_was_long_on_its_way_is_not_handed_out_after_another_has_settled_it
             put(other, *range(5))
             cluster.run(seconds=3)
             cluster.cut(("client-0",), (data,))
-            assert slow.poll(timeout=0.2) == []  # The records are leased and do not arrive.
+            assert slow.poll(timeout=0.2) == []  # The records are leased, but do not arrive.
             cluster.crash(coordinator(other))
             with other.consumer("t", group="g") as quick:
                 records = quick.poll(timeout=4.0)
@@ -180,7 +189,7 @@ def test_what_was_long_on_its_way_is_not_handed_out_after_another_has_settled_it
 
 
 def test_who_waits_for_what_was_leased_gets_it_from_the_next_coordinator() -> None:
-    """A consumer requests records again that arrive after their lease has ended.
+    """A consumer requests records again if they arrive after their lease has ended.
 
     Simulated: seed 71688 of --profile all --seconds 4.
     """
@@ -202,15 +211,15 @@ def test_who_waits_for_what_was_leased_gets_it_from_the_next_coordinator() -> No
 
 @pytest.mark.parametrize("takes", ["poll", "until_end"])
 def test_what_was_fetched_ahead_is_not_handed_out_after_another_has_settled_it(takes: str) -> None:
-    """Prefetched records are not handed out when the consumer was cut off with a replaced
-    coordinator.
+    """If a consumer was cut off together with a replaced coordinator, its prefetched records are
+    not handed out.
     """
     with Cluster(brokers=3, seed=19) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
         put(other, *range(10))
         with mq.consumer("t", group="g") as slow:
-            assert values([next(iter(slow))]) == [0]  # Nine more are fetched.
+            assert values([next(iter(slow))]) == [0]  # Nine more records are fetched.
             cluster.run(seconds=0.1)
             cluster.cut("client-0")
             cluster.crash(coordinator(other))
@@ -227,7 +236,9 @@ def test_what_was_fetched_ahead_is_not_handed_out_after_another_has_settled_it(t
 
 
 def test_what_was_fetched_ahead_is_handed_out_while_it_is_leased() -> None:
-    """A slow application renews its leases now and then, and its records are not fetched again."""
+    """A slow application renews its leases from time to time, and its records are not fetched
+    again.
+    """
     with Cluster(brokers=3, seed=20) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -243,7 +254,9 @@ def test_what_was_fetched_ahead_is_handed_out_while_it_is_leased() -> None:
 
 
 def test_what_was_on_its_way_is_not_handed_out_of_a_paused_partition() -> None:
-    """The records arrive while the partition is paused, and wait for proof of their lease."""
+    """The records arrive while the partition is paused, and are held until a proof confirms their
+    lease.
+    """
     with Cluster(brokers=4, seed=17) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=1, acks="raft")
@@ -254,7 +267,7 @@ def test_what_was_on_its_way_is_not_handed_out_of_a_paused_partition() -> None:
             put(other, *range(5))
             cluster.run(seconds=3)
             cluster.pause(data)
-            assert consumer.poll(timeout=0.4) == []  # The records are leased and do not arrive.
+            assert consumer.poll(timeout=0.4) == []  # The records are leased, but do not arrive.
             cut = cluster.cut("client-0", coordinator(other))
             cluster.resume(data)
             assert consumer.poll(timeout=0.2) == []  # The records have arrived.
@@ -268,7 +281,7 @@ def test_what_was_on_its_way_is_not_handed_out_of_a_paused_partition() -> None:
 
 
 def test_what_is_at_hand_stays_leased_though_nobody_coordinates_for_a_while() -> None:
-    """The consumer renews its leases after a failed renewal, and sends its waiting
+    """After a failed renewal the consumer renews its leases again, and sends its waiting
     acknowledgements.
     """
     with Cluster(brokers=1, seed=19) as cluster:
@@ -276,7 +289,8 @@ def test_what_is_at_hand_stays_leased_though_nobody_coordinates_for_a_while() ->
         mq.create_topic("t")
         put(other, *range(10))
         consumer = mq.consumer("t", group="g", ack_wait_s=24)
-        first = next(iter(consumer))  # Nine more are fetched, leased until 24 s unless renewed.
+        # Nine more records are fetched, and leased until 24 s unless renewed.
+        first = next(iter(consumer))
         cluster.run(seconds=4)
         cut = cluster.cut("broker-0")
         cluster.run(seconds=3)
@@ -292,8 +306,8 @@ def test_what_is_at_hand_stays_leased_though_nobody_coordinates_for_a_while() ->
 
 
 def test_a_partition_that_comes_back_is_watched_at_once() -> None:
-    """A returned partition is watched at once, however many partitions an earlier request
-    covered.
+    """The end of a returned partition is watched at once, however many partitions an earlier
+    request covered.
     """
     with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
@@ -320,7 +334,7 @@ def test_a_partition_that_comes_back_is_watched_at_once() -> None:
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_news_of_many_partitions_comes_at_once(is_early: bool) -> None:
-    """Lost partitions are reported one by one, long before the coordinator answers.
+    """The consumer reports lost partitions one by one, long before the coordinator answers.
 
     No lease is lost.
     """
@@ -347,7 +361,8 @@ def test_news_of_many_partitions_comes_at_once(is_early: bool) -> None:
 def test_records_that_cannot_be_had_do_not_keep_others_away(is_patient: bool) -> None:
     """The only holder of a partition is cut off.
 
-    Records of other partitions are delivered; its own follow in their order when it is back.
+    Records of other partitions are delivered; the records of this partition follow in their order
+    when its holder is back.
     """
     with Cluster(brokers=3, seed=22) as cluster:
         mq, other = cluster.client(), cluster.client()
@@ -379,7 +394,9 @@ def test_records_that_cannot_be_had_do_not_keep_others_away(is_patient: bool) ->
 
 
 def test_an_answer_to_a_commit_is_lost() -> None:
-    """The consumer sends the commit again, and its first effect does not count as a refusal."""
+    """The consumer sends the commit again, and the effect of the first one does not count as a
+    refusal.
+    """
     with Cluster(brokers=1, seed=13) as cluster:
         mq = cluster.client()
         mq.create_topic("t", acks="raft")
@@ -395,7 +412,10 @@ def test_an_answer_to_a_commit_is_lost() -> None:
 
 
 def test_nobody_coordinates() -> None:
-    """A commit fails after its timeout with the reason; later the group continues."""
+    """A commit fails after its timeout, and the error gives the reason.
+
+    Later the group continues.
+    """
     with Cluster(brokers=3, seed=14) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -468,7 +488,7 @@ def test_a_leader_dies_while_it_is_consumed(seed: int) -> None:
             put(other, *range(30, 60))
             seen += work(consumer, missing)
             assert not missing
-            assert sorted(seen) == list(range(60))  # The leases outlived the fault.
+            assert sorted(seen) == list(range(60))  # The leases were still valid after the fault.
 
 
 def test_all_brokers_are_restarted_one_by_one() -> None:
@@ -497,8 +517,8 @@ def test_all_brokers_are_restarted_one_by_one() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_until_end_includes_what_a_consumer_had_that_has_left_just_now(seed: int) -> None:
-    """An iteration to the end also waits for a leaving member's records before it knows its
-    partitions.
+    """An iteration to the end that does not know its partitions yet also waits for the records of a
+    leaving member.
     """
     with Cluster(brokers=1, seed=seed) as cluster:
         mq, other = cluster.client(), cluster.client()
@@ -518,7 +538,7 @@ def test_until_end_includes_what_a_consumer_had_that_has_left_just_now(seed: int
 
 @pytest.mark.parametrize(("brokers", "after_s"), [(3, 0), (3, 10), (1, 10)])
 def test_the_first_group_of_a_cluster_waits_for_nothing(brokers: int, after_s: int) -> None:
-    """The topic for offsets is created, empty, as soon as there are enough brokers for it."""
+    """The zkserver creates the offsets topic, empty, as soon as there are enough brokers."""
     with Cluster(brokers=brokers, zkservers=2, seed=1) as cluster:
         cluster.run(after_s)
         mq = cluster.client()
@@ -550,9 +570,9 @@ def test_until_end_goes_on_over_a_move() -> None:
 
 
 def test_a_group_keeps_its_offsets_when_a_partition_leaves_the_coordinator() -> None:
-    """The coordinator's broker gives a partition away completely.
+    """The coordinator's broker loses all replicas of a partition.
 
-    This does not delete the topic.
+    This call does not delete the topic.
     """
     with Cluster(brokers=4, seed=32) as cluster:
         mq = cluster.client()
@@ -595,7 +615,7 @@ def test_a_coordinator_reads_what_only_other_brokers_hold(loses_first_holder: bo
 
 
 def test_dead_letters_are_as_safe_as_what_they_were() -> None:
-    """A dead letter is as safe as its original, which is acknowledged once the letter is
+    """A dead letter is stored as safely as its original, which is acknowledged once the letter is
     written.
     """
     with Cluster(brokers=3, seed=8) as cluster:
@@ -612,7 +632,7 @@ def test_dead_letters_are_as_safe_as_what_they_were() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_poison_record_does_not_outlive_its_coordinators(seed: int) -> None:
-    """The delivery count outlives a change of coordinator."""
+    """A change of coordinator does not reset the delivery count."""
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("a", replicas=3, acks="raft")
@@ -634,8 +654,7 @@ def test_a_poison_record_does_not_outlive_its_coordinators(seed: int) -> None:
                 cluster.run(seconds=1)
                 cluster.restart(coordinator)
                 cluster.run(seconds=2)
-        # A delivery may be in progress when the coordinator changes; it adds no count and removes
-        # none.
+        # A delivery may be in progress when the coordinator changes; it must not change the counts.
         assert counts == sorted(counts)
         assert counts[-1] == 3
         assert "a.dlq" in mq.topics()
@@ -649,9 +668,7 @@ def poll_on(consumer: pymq.Consumer) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_coordinator_that_has_not_heard_does_not_keep_an_unsubscribed_member(seed: int) -> None:
-    """The successor of a coordinator that missed the unsubscription learns of it from the
-    zkserver.
-    """
+    """If a coordinator missed the unsubscription, its successor learns of it from the zkserver."""
     with Cluster(brokers=3, seed=60 + seed) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -685,7 +702,7 @@ def test_a_consumer_of_a_topic_that_was_made_again_outlives_a_coordinator() -> N
                         consumer.ack(records)
                         consumer.commit(timeout=20.0)
                     except (UnknownTopic, FencedMember):
-                        # The consumer raises at once until it has new metadata.
+                        # Until the consumer has new metadata, it raises at once.
                         cluster.run(seconds=0.1)
                         continue
                     if number in values(records):

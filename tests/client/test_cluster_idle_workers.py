@@ -13,7 +13,7 @@ from pymq.testing.simulation.network import LinkFaults
 WORKERS = 4
 TASKS = 200
 TASK_MS = 20
-BOUND_MS = 1_150  # a perfect division takes 1,000
+BOUND_MS = 1_150  # a perfect distribution takes 1,000
 
 
 class Hand:
@@ -40,12 +40,15 @@ class Hand:
 
     @property
     def has_spare(self) -> bool:
-        """Whether the worker holds more than its current and its next task."""
+        """Whether the worker holds more than its present and its next task."""
         return len(self.waiting) > 1
 
 
 def share(cluster: Cluster, topic: str, *, send_first: bool) -> tuple[int, int]:
-    """Let workers finish a burst; returns the time taken, and the time that any worker was idle."""
+    """Let workers finish a burst.
+
+    Returns the time taken, and the time during which any worker was idle.
+    """
     mq = cluster.client()
 
     def send() -> None:
@@ -57,7 +60,7 @@ def share(cluster: Cluster, topic: str, *, send_first: bool) -> tuple[int, int]:
         send()
     hands = [Hand(cluster.client().consumer(topic, group="g")) for _ in range(WORKERS)]
     if not send_first:
-        for _ in range(1_000):  # All workers have joined, and wait.
+        for _ in range(1_000):  # Wait until all workers have joined and wait for tasks.
             cluster.run(seconds=0.001)
             for hand in hands:
                 hand.step(0)
@@ -102,14 +105,14 @@ def test_a_few_long_tasks_are_divided_among_those_that_wait(partitions: int) -> 
         mq = cluster.client()
         mq.create_topic("t", partitions=partitions, replicas=3)
         workers = [cluster.client().consumer("t", group="g") for _ in range(WORKERS)]
-        for _ in range(5_000):  # All workers have joined, and wait.
+        for _ in range(5_000):  # Wait until all workers have joined and wait for tasks.
             assert not any(worker.poll(timeout=0) for worker in workers)
             cluster.run(seconds=0.001)
         with mq.producer(linger_ms=5) as producer:
             for number in range(2 * WORKERS):
                 producer.send("t", b"%d" % number)
         taken = [0] * WORKERS
-        for _ in range(200):  # No task ends in this time.
+        for _ in range(200):  # No task ends during this time.
             for index, worker in enumerate(workers):
                 if not taken[index]:
                     taken[index] = len(worker.poll(timeout=0))
@@ -141,12 +144,13 @@ def test_what_comes_for_a_worker_beyond_its_task_is_soon_another_s(
         mq.create_topic("t", partitions=1)
         one = cluster.client().consumer("t", group="g", prefetch=1)
         two = cluster.client().consumer("t", group="g", prefetch=1)
-        for _ in range(5_000):  # Both workers have joined, know their partitions, and wait.
+        # Wait until both workers have joined, know their partitions, and wait for records.
+        for _ in range(5_000):
             assert one.poll(timeout=0) + two.poll(timeout=0) == []
             cluster.run(seconds=0.001)
         with mq.producer() as producer:
             producer.send("t", b"long")
-            free = [one, two]  # the worker that gets the record is busy with it until the end
+            free = [one, two]  # the worker that gets the record is busy until the end of the test
             found: list[bytes] = []
             for ms in range(400):
                 if ms == gap_ms:

@@ -12,7 +12,7 @@ from pymq.client.option_types import Acks
 from pymq.testing import Cluster
 
 WINDOW = 30  # records in flight at most
-PAUSE_US = 20_000  # how often the application tries to send more, in virtual time
+PAUSE_US = 20_000  # how often the application tries to send more records, in virtual time
 # Each of the six ordered pairs of modes once, from any start.
 TOUR: tuple[Acks, ...] = ("raft", "leader", "none", "raft", "none", "leader")
 SEEDS = range(2)
@@ -28,7 +28,7 @@ class Live:
         self.answers: dict[int, pymq.RecordMetadata] = {}
         self.read: list[pymq.Record] = []
         self.consumed: list[int] = []
-        self.unsure: set[int] = set()  # consumed, and possibly to be delivered again
+        self.unsure: set[int] = set()  # records that were consumed and may be delivered again
         self.producer = mq.producer(acks, linger_ms=0, batch_bytes=300)
         self.reader = mq.consumer("t", mode="psb")
         self.consumer = mq.consumer("t", group="g")
@@ -48,7 +48,7 @@ class Live:
         self.answers[number] = done.result()
 
     def go_on(self, records: int = 100) -> None:
-        """Send so many more records, and read all records."""
+        """Send a number of records, and read all records."""
         goal = self.sent + records
         self.cluster.run_until(lambda: self.sent >= goal, seconds=30)
         self.read += self.reader.poll(1 << 20, timeout=0.05)
@@ -61,7 +61,8 @@ class Live:
         self.consumed += numbers
         try:
             self.consumer.commit()
-        except pymq.errors.FencedMember:  # The coordinator has moved and has no leases.
+        except pymq.errors.FencedMember:
+            # The coordinator was replaced, and the new one has no leases.
             self.unsure.update(numbers)
 
     def stop(self) -> None:
@@ -73,10 +74,10 @@ class Live:
             self.consume(self.consumer.poll(1 << 20, timeout=0.05))
 
     def check(self) -> None:
-        """Check that no record is doubled or out of order, and that each acknowledged one is at its
-        offset.
+        """Check that no record is doubled or out of order, and that each acknowledged record is at
+        its offset.
 
-        A record of ``acks="none"`` may be lost on its way to a former leader.
+        A record sent with ``acks="none"`` may be lost on its way to a former leader.
         """
         assert sorted(self.answers) == list(range(self.sent))
         told = {number: found.offset for number, found in self.answers.items() if found.offset >= 0}
@@ -96,7 +97,9 @@ class Live:
 def test_everything_changes_under_a_live_producer(
     seed: int, acks: Acks | None, first: Acks
 ) -> None:
-    """All changes of the ack mode, a reassignment, the loss of a zkserver, a decommission."""
+    """Under load: all changes of the ack mode, a reassignment, the loss of a zkserver, a
+    decommission.
+    """
     with Cluster(brokers=4, zkservers=2, seed=seed) as cluster:
         mq, admin = cluster.client(), cluster.client()
         admin.create_topic("t", acks="unset")
@@ -132,7 +135,7 @@ def test_everything_changes_under_a_live_producer(
 
 
 def _others(cluster: Cluster, replicas: tuple[str, ...]) -> list[str]:
-    """Return as many brokers, one of them new."""
+    """Return the same number of brokers, one of which is new."""
     new = next(name for name in cluster.brokers if name not in replicas)
     return [new, *replicas[1:]]
 

@@ -1,5 +1,5 @@
-"""Producers of a cluster: leaders die, brokers restart and messages get lost, but no
-record does.
+"""Producers of a cluster: leaders die, brokers restart and messages are lost, but no record is
+lost.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ def send_all(
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_leader_dies(acks: Acks, seed: int) -> None:
-    """Another replica leads: every record is there once, in order."""
+    """Another replica takes over the leadership: every record is written once, in order."""
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks=acks)
 
         def crash() -> None:
-            cluster.run(seconds=0.05)  # A record acknowledged by the leader alone is lost with it.
+            # A record that only the leader has acknowledged is lost with that leader.
+            cluster.run(seconds=0.05)
             cluster.crash(leader(mq))
 
         offsets = send_all(cluster, mq, 60, {30: crash})
@@ -79,7 +80,9 @@ def test_the_gap_is_below_a_second() -> None:
 
 
 def test_a_leader_dies_with_unanswered_batches() -> None:
-    """The next leader gets them in their order and writes each once, answered before or not."""
+    """The next leader gets the batches in their order and writes each once, whether it was answered
+    before or not.
+    """
     for boundary in range(0, 30, 5):
         with Cluster(brokers=3, seed=boundary) as cluster:
             mq = cluster.client()
@@ -117,8 +120,9 @@ def test_all_brokers_are_restarted_one_by_one(acks: Acks) -> None:
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_messages_get_lost(seed: int, idempotent: bool) -> None:
-    """With idempotence every record is there once and in order; without it every record is
-    there.
+    """With idempotence every record is written once and in order.
+
+    Without it every record is written at least once.
     """
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
@@ -139,8 +143,9 @@ def test_messages_get_lost(seed: int, idempotent: bool) -> None:
 
 
 def test_a_leader_is_cut_off() -> None:
-    """The old leader still leads in its own view; the producer sees both and chooses the
-    right one.
+    """The old leader does not know that it was replaced.
+
+    The producer sees both leaders and chooses the right one.
     """
     with Cluster(brokers=3, seed=11) as cluster:
         mq = cluster.client()
@@ -181,8 +186,8 @@ def test_the_state_changes_under_load_and_a_broker_dies(
             cluster.run(seconds=0.1)
 
         offsets = send_all(cluster, mq, 50, {25: change})
-        # Records acknowledged by the leader alone become visible when all in-sync replicas have
-        # them.
+        # Records that only the leader has acknowledged become visible when all in-sync replicas
+        # have them.
         cluster.restart(victims[0])
         cluster.run(seconds=3)
         found = read(mq)
@@ -194,7 +199,10 @@ def test_the_state_changes_under_load_and_a_broker_dies(
 
 
 def test_nobody_leads_for_a_while() -> None:
-    """Records wait for a leader; with enough time they are written, otherwise they fail."""
+    """Records wait for a leader.
+
+    If one is elected in time, they are written, otherwise they fail.
+    """
     with Cluster(brokers=3, seed=31) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -226,7 +234,9 @@ def test_a_named_producer_goes_on_after_a_fail_over() -> None:
 
 
 def test_partitions_that_others_add_are_sent_to() -> None:
-    """The new partitions get records without a key too, and keys are hashed over all partitions."""
+    """The new partitions also get records without a key, and keys are hashed over all
+    partitions.
+    """
     with Cluster(brokers=3, seed=1) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", partitions=2, replicas=1)
@@ -253,7 +263,7 @@ def test_partitions_that_others_add_are_sent_to() -> None:
             assert set(places(1.0)) == {"0", "1", "new"}
             assert producer.send("t", b"x", key=moved).result().partition == "new"
             assert set(places(0.5, moved)) == {"new"}
-            # The client knows its own new partition at once.
+            # The client knows at once the partition that it has created.
             mq.create_partition("t", "newer")
             assert set(places(1.0)) == {"0", "1", "new", "newer"}
 
@@ -276,7 +286,7 @@ def test_a_partition_without_an_ack_mode_is_not_chosen() -> None:
             assert places() == {"0"}
             mq.set_partition_state("t", "new", acks="leader")
             cluster.run(seconds=31)
-            assert places() == {"0"}  # The first of these sends requests the metadata.
+            assert places() == {"0"}  # Only the first of these sends requests the metadata.
             assert places() == {"0", "new"}
 
 

@@ -38,7 +38,10 @@ def leader(mq: pymq.Client) -> str:
 
 
 def scattered(cluster: Cluster, acks: Acks = "raft") -> pymq.Client:
-    """Return forty records in four blocks of ten; none is on the broker of the last block."""
+    """Return a client after writing forty records in four blocks of ten.
+
+    None of these blocks is on the broker of the last block.
+    """
     mq = cluster.client()
     mq.create_topic("t", replicas=1, acks=acks)
     places = [["broker-0"], ["broker-1", "broker-2"], ["broker-2"], ["broker-3"]]
@@ -90,7 +93,7 @@ def test_a_holder_of_an_old_block_dies() -> None:
 
 
 def test_the_only_holder_of_a_block_is_away_for_a_while() -> None:
-    """The reader skips nothing: it waits, and its status names the reason."""
+    """The reader skips no record: it waits, and its status gives the reason."""
     with Cluster(brokers=4, seed=4) as cluster:
         mq = scattered(cluster)
         cluster.crash("broker-0")
@@ -114,7 +117,7 @@ def test_times_are_found_in_blocks_on_other_brokers() -> None:
                 consumer.seek_to_time("0", WALL_MS + 1000 * block)
                 found = consumer.poll(1, timeout=5.0)
                 assert values(found) == [10 * block]
-                # The leader's own batch at the beginning of a block is no record.
+                # The leader's own batch at the beginning of a block contains no record.
                 assert consumer.offset_at("0", WALL_MS + 1000 * block) == found[0].offset
             cluster.crash("broker-0")
             with pytest.raises(RequestTimeout, match="broker-0"):
@@ -139,7 +142,9 @@ def test_a_leader_dies_while_it_is_read(seed: int, acks: Acks) -> None:
 
 
 def test_a_reader_waits_for_the_end_of_an_election() -> None:
-    """A fetch that waits at a dying leader ends, and the reader gets the next leader's records."""
+    """If a fetch waits at a dying leader, it ends, and the reader gets the records of the next
+    leader.
+    """
     with Cluster(brokers=3, seed=7) as cluster:
         mq, other = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")

@@ -40,7 +40,7 @@ def roll(mq: pymq.Client) -> None:
 
 
 def place(mq: pymq.Client) -> tuple[str, list[str]]:
-    """Return the leader and the other replicas of the open block."""
+    """Return the leader, and the other replicas of the open block."""
     found = mq.describe_topic("t").partitions[0]
     assert found.leader is not None
     return found.leader, [name for name in found.replicas if name != found.leader]
@@ -68,9 +68,7 @@ class Asked:
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])
 def test_what_is_committed_is_read_without_a_leader(acks: str) -> None:
-    """Without its leader and the majority, a partition's committed records are read from the last
-    replica.
-    """
+    """If the leader and the majority are dead, the last replica serves the committed records."""
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -81,7 +79,8 @@ def test_what_is_committed_is_read_without_a_leader(acks: str) -> None:
         put(mq, *range(10, 20))
         cluster.run(seconds=2)
         leader, others = place(mq)
-        # The leader does not count on one of the two that fail, so no replica may take over.
+        # The leader's in-sync set lacks one of the two failing replicas, so no other replica may
+        # take over.
         for name in (leader, others[0]):
             cluster.crash(name)
         cluster.run(seconds=0.2)
@@ -195,7 +194,7 @@ def test_a_reader_without_a_rack_reads_the_end_from_the_leader_alone() -> None:
 
 
 def test_old_records_are_read_from_all_replicas() -> None:
-    """Readers far behind the end use all replicas; at the end they use the leader again."""
+    """Readers far from the end use all replicas; at the end they use the leader again."""
     with Cluster(brokers=3, seed=12) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -225,7 +224,7 @@ def test_a_silent_follower_costs_a_reader_one_wait() -> None:
             with mq.consumer("t", mode="psb", offset=0) as consumer:
                 assert poll(consumer, 300) == list(range(300))
             took.append(mq.driver.monotonic() - before)
-        # 0.5 s until the reader gives a fetch up; there are some 15 of them.
+        # The reader abandons each fetch after 0.5 s, and needs some 15 fetches.
         assert max(took) < 2
 
 
@@ -273,13 +272,13 @@ def test_the_last_replica_is_read_though_it_led_before() -> None:
         put(mq, 1, 2, 3)
         for name in place(mq)[1]:
             cluster.crash(name)
-        cluster.run(seconds=2)  # it has no majority, and no longer leads
+        cluster.run(seconds=2)  # the cut-off leader has no majority, and stops leading
         with cluster.client().consumer("t", mode="psb", offset="begin") as reader:
             assert poll(reader, 3) == [1, 2, 3]
 
 
 def test_a_new_leader_knows_the_end_once_it_knows_what_was_acknowledged() -> None:
-    """A new leader has all acknowledged records; the first entry of its own term commits them."""
+    """A new leader has all acknowledged records; the first entry of its own term commits these."""
     early = 0
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
@@ -287,7 +286,7 @@ def test_a_new_leader_knows_the_end_once_it_knows_what_was_acknowledged() -> Non
         for number in range(3):
             put(mq, number)
             for name in cluster.brokers:
-                cluster.crash(name, "all")  # No high watermark is saved.
+                cluster.crash(name, "all")  # After this crash no high watermark is saved.
             for name in cluster.brokers:
                 cluster.restart(name)
             for _ in range(3_000):

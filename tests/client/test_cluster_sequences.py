@@ -24,7 +24,8 @@ def read(mq: pymq.Client) -> list[bytes]:
 @pytest.mark.parametrize("lost", [1, 2, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_a_failing_disk_leaves_open_is_written_once(seed: int, lost: int) -> None:
-    """The next leader writes a batch once that an earlier leader with a failing disk may have sent.
+    """The next leader writes a batch once, even if an earlier leader with a failing disk may have
+    written it.
 
     The producer sends the batch under the same sequence to the next leader. With two batches in
     flight, that leader must not refuse the first and accept the second.
@@ -49,7 +50,9 @@ def test_what_a_failing_disk_leaves_open_is_written_once(seed: int, lost: int) -
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_not_committed_is_not_told_of(seed: int) -> None:
-    """The next sequence counts only committed records: later ones would never be sent again."""
+    """The next sequence counts only committed records: a producer would never send uncommitted ones
+    again.
+    """
     with Cluster(brokers=3, seed=seed) as cluster:
         first, mq = cluster.client(), cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")

@@ -1,4 +1,6 @@
-"""A consumer's status names why it gets no records: each fault, for readers and for groups."""
+"""A consumer's status gives the reason why it gets no records: for each fault, for readers and for
+groups.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def scene(mode: str, seed: int = 5) -> Iterator[Scene]:
                 consumer.commit()
             else:
                 with cluster.client().consumer("t", group="h"):
-                    pass  # The coordinators exist now.
+                    pass  # The coordinators have been created by now.
             yield Scene(cluster, consumer)
 
 
@@ -78,7 +80,8 @@ def put(mq: pymq.Client, *numbers: int) -> None:
             producer.send("t", b"%d" % number)
 
 
-# A fault, and its status for a reader and for a group member. Braces hold the names of brokers.
+# For each fault: how to cause it, and the resulting status for a reader and for a group member.
+# Words in braces stand for the names of brokers.
 FAULTS: dict[str, tuple[Callable[[Scene], None], str, str]] = {
     "nothing": (lambda s: None, AT_END, AT_END),
     "the leader is alone, and leads no more": (
@@ -154,7 +157,7 @@ def test_records_that_are_leased_and_those_that_come_later() -> None:
 
 @pytest.mark.parametrize("mode", ["psb", "ptp"])
 def test_records_need_no_zkserver(mode: str) -> None:
-    """Existing partitions work without a zkserver, also requests for their bounds."""
+    """Existing partitions, and requests for their bounds, work without a zkserver."""
     with scene(mode) as on, on.cluster.client().producer() as producer:
         producer.send("t", b"2").result(timeout=10)
         on.crash(*on.cluster.zkservers)

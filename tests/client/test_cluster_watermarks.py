@@ -45,7 +45,7 @@ def test_the_high_watermark_is_shown_again_after_a_full_stop(acks: Acks) -> None
 
 
 def test_it_is_no_more_than_what_is_there() -> None:
-    """The high watermark does not cover records that a power cut has taken."""
+    """The high watermark does not cover records that a power cut has removed."""
     with Cluster(brokers=1, seed=22) as cluster:
         mq = cluster.client()
         mq.create_topic("t", acks="leader", fsync="os")

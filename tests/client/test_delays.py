@@ -1,4 +1,6 @@
-"""Delayed and expiring records are delivered in their time, once, even if their leader changes."""
+"""Delayed and expiring records are delivered at the right time, once, even if their leader
+changes.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def test_records_come_when_they_are_due(mq: pymq.Client) -> None:
                 consumer.ack(record)
     assert values(order) == [b"now", b"a", b"b", b"c", b"d"]
     for name, delay in ((b"a", 0.2), (b"b", 0.4), (b"c", 0.6), (b"d", 0.8)):
-        assert came[name] >= delay - 0.002  # The clocks of the wall and of this test are two.
+        # The test's clock is not the wall clock, so a small difference is possible.
+        assert came[name] >= delay - 0.002
     assert [record.key for record in order] == [None, b"k", b"k", b"k", None]
     assert order[-1].headers == (("mine", b"1"), ("pymq.delayed_id", b"3"))
 
@@ -86,7 +89,7 @@ def test_readers_see_a_delayed_record_once_where_it_was_sent(mq: pymq.Client) ->
         with mq.consumer("t", mode="reader", offset="begin") as reader:
             seen = [(record.offset, record.value) for record in reader.until_end()]
         assert seen == [(sent.offset, b"later"), (sent.offset + 1, b"now")]
-        drain(mq, count)  # From now on there is a copy, too.
+        drain(mq, count)  # From this point on the log also has a copy.
 
 
 def test_each_group_gets_it_once(mq: pymq.Client) -> None:
@@ -109,7 +112,7 @@ def test_a_time_that_is_over_means_now(mq: pymq.Client) -> None:
 
 
 def test_a_record_that_is_returned_and_buried(mq: pymq.Client) -> None:
-    """Retries and dead letters of a delayed record are those of any other."""
+    """A delayed record can be retried and become a dead letter like any other record."""
     mq.create_topic("t")
     with mq.producer() as producer:
         producer.send("t", b"later", delay_s=SHORT_S)
@@ -172,7 +175,9 @@ def test_expired_records_are_skipped_and_counted(mq: pymq.Client) -> None:
 
 
 def test_an_expired_record_counts_once_for_the_group_that_would_have_got_it() -> None:
-    """Where it was sent, a delayed record does not count; nor does one of another group's route."""
+    """The original of a delayed record does not count, nor does a record of another group's
+    route.
+    """
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", route="canary:key=c")
@@ -189,7 +194,7 @@ def test_an_expired_record_counts_once_for_the_group_that_would_have_got_it() ->
 
 
 def test_records_that_expire_before_they_are_polled() -> None:
-    """In virtual time: half of them were sent with five seconds to live."""
+    """In virtual time: half of the records expire after five seconds."""
     with Cluster(brokers=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -223,7 +228,9 @@ def letters_of(mq: pymq.Client) -> list[pymq.Record]:
 
 @pytest.mark.parametrize("fetched_before", [True, False])
 def test_expired_records_become_dead_letters_if_asked(fetched_before: bool) -> None:
-    """Each becomes one, though the application acknowledges whole batches."""
+    """Each expired record becomes a dead letter, although the application acknowledges whole
+    batches.
+    """
     with Cluster(brokers=1) as cluster:
         mq = cluster.client()
         expiring(mq)
@@ -284,7 +291,7 @@ def test_a_delayed_record_is_cancelled(mq: pymq.Client) -> None:
         dropped = producer.send("t", b"dropped", delay_s=0.5).result(30)
         kept = producer.send("t", b"kept", delay_s=0.5).result(30)
     assert mq.cancel("t", dropped.partition, dropped.offset) is True
-    assert mq.cancel("t", 0, dropped.offset) is True  # twice does no harm
+    assert mq.cancel("t", 0, dropped.offset) is True  # a second cancellation does no harm
     assert values(drain(mq, 1)) == [b"kept"]
     assert is_quiet(mq)
     assert mq.cancel("t", kept.partition, kept.offset) is False
@@ -433,7 +440,7 @@ def test_a_note_leaves_out_no_record_that_is_not_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next leader reads from the offset in the note, and delivers the records that were sent
-    before.
+    before the note.
     """
     monkeypatch.setattr(delay_scheduler, "NOTE_OFFSETS", 1)
     with Cluster(brokers=3) as cluster:
@@ -447,12 +454,13 @@ def test_a_note_leaves_out_no_record_that_is_not_committed(
             consumer.commit()
             leader = mq.describe_topic("t").partitions[0].leader
             assert leader is not None
-            cluster.run(1.9)  # the leader looks at its clock once a second
+            cluster.run(1.9)  # the leader checks its clock once a second
             for follower in set(cluster.brokers) - {leader}:
                 cluster.slow_disk(follower, 1_000)
             sent = producer.send("t", b"later", delay_s=60)
             cluster.run(0.15)
-            assert not sent.done()  # the leader has noted meanwhile that no record is pending
+            # meanwhile the leader has written a note that no record is pending
+            assert not sent.done()
             for follower in set(cluster.brokers) - {leader}:
                 cluster.slow_disk(follower, 1)
             sent.result(60)
@@ -461,7 +469,10 @@ def test_a_note_leaves_out_no_record_that_is_not_committed(
 
 
 def test_years_of_delay() -> None:
-    """The leader's clock decides; here it is set three years ahead, and its successor's, too."""
+    """The delay is measured by the leader's clock.
+
+    In this test the clocks of that leader and its successor are set three years ahead.
+    """
     with Cluster(brokers=3) as cluster:
         mq = cluster.client()
         mq.create_topic("t", 1, 3, "raft")
@@ -482,7 +493,7 @@ def test_years_of_delay() -> None:
 
 
 def test_retention_keeps_what_is_due_later() -> None:
-    """Old blocks go, and their delayed records move to the end of the log."""
+    """Old blocks are removed, and their delayed records move to the end of the log."""
     with Cluster(brokers=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", block_bytes=4_096, retention_bytes=8_192)
@@ -507,7 +518,7 @@ def test_retention_keeps_what_is_due_later() -> None:
 
 
 def test_a_note_says_where_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader that takes over reads less than the whole log, and misses nothing."""
+    """A leader that takes over reads less than the whole log, and misses no record."""
     monkeypatch.setattr(delay_scheduler, "NOTE_OFFSETS", 10)
     with Cluster(brokers=3) as cluster:
         mq = cluster.client()

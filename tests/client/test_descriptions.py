@@ -16,7 +16,9 @@ def put(mq: pymq.Client, count: int, start: int = 0) -> None:
 
 
 def test_what_became_of_records(mq: pymq.Client) -> None:
-    """Acknowledged, leased, given back and never delivered: each state with its offsets."""
+    """Each state of a record has its offsets: acknowledged, leased, returned and never
+    delivered.
+    """
     mq.create_topic("t")
     put(mq, 10)
     with mq.consumer("t", group="g", ack_wait_s=60) as consumer:
@@ -40,13 +42,13 @@ def test_what_became_of_records(mq: pymq.Client) -> None:
         ]
         leased, acked, _, given_back, _ = found.leases
         assert (given_back.member, acked.member, acked.until_ms) == (None, None, None)
-        # On the wall clock, and not before the request.
+        # The lease's end is on the wall clock, and not before the request.
         assert leased.until_ms is not None
         assert given_back.until_ms is not None
         assert given_back.until_ms < leased.until_ms <= before + 120_000
         assert given_back.until_ms > before
         assert mq.describe_group("g").members == (member,)
-        # From an offset on, and with a limit.
+        # The description can begin at an offset, and has a limit.
         (only,) = mq.describe_leases("g", "t", "0", 5, 1).leases
         assert (only.start_offset, only.end_offset) == (5, 6)
 

@@ -1,4 +1,6 @@
-"""Free consumers of a group take records that others have not begun, unless keys order them."""
+"""Idle consumers of a group get records that other members have not begun, unless keys order the
+records.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ TASK_S = 0.01
 
 
 def work(mq: pymq.Client, topic: str, how: str, **options: object) -> Counter[int]:
-    """Four consumers work through a topic; returns how many records each has done."""
+    """Let four consumers work through a topic; returns how many records each has done."""
     done: Counter[int] = Counter()
     is_over = threading.Event()
     ready = threading.Barrier(WORKERS)
@@ -51,7 +53,7 @@ def test_a_burst_in_one_partition_is_shared(mq: pymq.Client, partitions: int, ho
         producer.send_many("t", [b"%d" % i for i in range(TASKS)], partition="0").wait()
     done = work(mq, "t", how)
     assert sum(done.values()) == TASKS, "each record once"
-    # The first consumer got FIRST of them before its pace was known.
+    # The first consumer got FIRST of the records before its speed was known.
     assert min(done[name] for name in range(WORKERS)) >= (TASKS - FIRST) // WORKERS // 2
 
 
@@ -146,7 +148,7 @@ def test_options_that_make_no_sense_are_refused(
 
 
 def paced(takes_ms: Callable[[int], float], polls: int = 20, pace: LeasePace | None = None) -> int:
-    """Return how many records an application of some speed gets at a time, after a while."""
+    """Return how many records an application of a given speed gets at a time, after some time."""
     pace = pace or LeasePace()
     for _ in range(polls):
         records = pace.limit(500)
@@ -187,5 +189,5 @@ def test_what_comes_while_its_consumer_is_at_work_goes_to_another(mq: pymq.Clien
             found = two.poll(timeout=30)
             assert [r.value for r in found] == [value], "the first one is not done yet"
             two.ack(found)
-        # The first member's heartbeats would report it too, but only every 3 s.
+        # The first member's heartbeats would report the end too, but only every 3 s.
         assert time.monotonic() - begun < 6

@@ -1,4 +1,4 @@
-"""Topics of many partitions in an embedded queue's folder."""
+"""Topics with many partitions in the folder of an embedded queue."""
 
 from __future__ import annotations
 

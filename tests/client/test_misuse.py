@@ -1,4 +1,4 @@
-"""Calls that would have no effect, or a wrong one, raise at once."""
+"""Calls that would have no effect, or a wrong effect, raise at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mq() -> Iterator[pymq.Client]:
 
 @pytest.mark.parametrize("name", ["t", "bad name", "..", "", "n" * 250, "__consumer_offsets"])
 def test_a_dead_letter_topic_that_cannot_be_one_is_refused(mq: pymq.Client, name: str) -> None:
-    """A dead letter topic cannot be its own source, which would deliver a record forever."""
+    """A dead-letter topic cannot be its own source, because records would be delivered forever."""
     with pytest.raises(InvalidName):
         mq.consumer("t", group="g", dead_letter=name)
 
@@ -74,8 +74,8 @@ def test_options_that_would_do_nothing_are_refused(
 
 
 def test_more_in_sync_than_there_are_replicas_is_refused() -> None:
-    """An impossible ``min_in_sync`` is refused at once, instead of refusing each acks="all"
-    request.
+    """An impossible ``min_in_sync`` is refused at once, so that acks="all" requests do not all
+    fail.
     """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
@@ -108,7 +108,7 @@ def test_commit_tells_what_it_did_not_commit() -> None:
             assert caught.value.details["count"] == 3
             assert caught.value.details["ranges"] == (("0", 0, 3),)
             assert consumer.committed() == {"0": 0}
-            consumer.commit()  # commit reports it once.
+            consumer.commit()  # commit reports the error once.
             again = list(consumer.until_end())
             consumer.ack(again)
             consumer.ack(again)  # A record may be acknowledged twice.
@@ -138,7 +138,7 @@ def test_commit_tells_it_also_if_the_acknowledgement_was_sent_twice() -> None:
 
 
 def test_an_acknowledgement_that_was_carried_out_and_sent_twice_is_committed() -> None:
-    """The answer to the first request is lost, and the second counts as done."""
+    """The answer to the first request is lost, and the second request counts as done."""
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -208,7 +208,7 @@ def test_readers_and_groups_are_names_of_the_modes(mq: pymq.Client) -> None:
 
 
 def test_what_cannot_be_copied_says_so(mq: pymq.Client) -> None:
-    """Also to another process, as an argument of a pool's task."""
+    """Handles also cannot be copied to another process, as an argument of a pool's task."""
     mq.create_topic("t", exist_ok=True)
     with mq.producer() as producer, mq.consumer("t", mode="reader") as consumer:
         for handle in (mq, producer, consumer):

@@ -37,7 +37,10 @@ def test_two_in_memory_know_nothing_of_each_other() -> None:
 def test_a_folder_keeps_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A folder keeps all records under any form of its path; missing parent folders are made."""
+    """A folder keeps all records, whichever form its path has.
+
+    Missing parent folders are created.
+    """
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "some" / "where" / "deep"
     urls: dict[str, str | os.PathLike[str]] = {
@@ -71,7 +74,7 @@ def test_a_folder_with_spaces_and_umlauts(tmp_path: Path) -> None:
 
 
 def test_many_openings(tmp_path: Path) -> None:
-    """Each opening adds a record, and each reads those of the others."""
+    """Each opening adds a record, and each reads the records of all earlier openings."""
     for life in range(20):
         with pymq.open(tmp_path) as mq:
             mq.create_topic("t", exist_ok=True)
@@ -92,7 +95,7 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
 
 
 def test_a_failed_opening_leaves_nothing(tmp_path: Path) -> None:
-    """No lock and no file stays, so the next try can succeed."""
+    """No lock and no file remains, so the next try can succeed."""
     pymq.open(tmp_path).close()
     database = tmp_path / "metadata.db"
     good = database.read_bytes()
@@ -109,7 +112,7 @@ def test_a_failed_opening_leaves_nothing(tmp_path: Path) -> None:
 def test_opening_needs_no_thread() -> None:
     """Opening and requests need no thread.
 
-    One starts when work is due and no caller waits for it.
+    A background thread starts when work is due and no caller waits for it.
     """
     before = threading.active_count()
     with pymq.open("memory:") as mq:
@@ -188,7 +191,7 @@ def test_closing_in_the_middle_of_an_error() -> None:
 
 
 def test_a_closed_client_can_be_forgotten(tmp_path: Path) -> None:
-    """At the interpreter's exit there is nothing to do and no output."""
+    """At the interpreter's exit no work and no output is left."""
     code = """
 import sys, pymq
 mq = pymq.open(sys.argv[1])

@@ -42,7 +42,7 @@ def told_by_mypy(path: Path) -> Iterator[tuple[int, str]]:
 def told_by_pyright(path: Path) -> Iterator[tuple[int, str]]:
     """Run pyright and return its errors.
 
-    Basedpyright is the same checker with Node.js in its package.
+    basedpyright is the same checker, with Node.js in its package.
     """
     config = {"typeCheckingMode": "standard", "include": [path.name], "extraPaths": [str(ROOT)]}
     path.with_name("pyrightconfig.json").write_text(json.dumps(config))
@@ -63,7 +63,7 @@ def told_by_pyright(path: Path) -> Iterator[tuple[int, str]]:
     ("checker", "told"), [("mypy", told_by_mypy), ("pyright", told_by_pyright)]
 )
 def test_each_wrong_call_is_found(checker: str, told: object, tmp_path: Path) -> None:
-    """Each line with a mistake has its error, and no other line has any."""
+    """The type checker reports each wrong line, and no other line."""
     path = tmp_path / "wrong_calls.py"
     path.write_text(WRONG.read_text())
     wanted = {

@@ -49,8 +49,8 @@ class Machine:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_three_brokers_have_answered_survives_a_power_cut(seed: int) -> None:
-    """Each acknowledged record is on two of three disks, so it survives a loss of all unsynced
-    data.
+    """Each acknowledged record is on the disks of two brokers out of three, so it survives a loss
+    of all unsynced data.
     """
     machine = Machine(seed, brokers=3)
     machine.mq.create_topic("t", replicas=3, acks="raft")
@@ -81,7 +81,7 @@ def test_what_three_brokers_have_answered_survives_a_power_cut(seed: int) -> Non
 @pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("seed", range(10))
 def test_a_commit_survives_a_power_cut(seed: int, in_background: bool) -> None:
-    """A commit covers acknowledgements that were sent before it, also through a power cut."""
+    """A commit covers all acknowledgements that were sent before it, and survives a power cut."""
     machine = Machine(seed)
     machine.mq.create_topic("t", fsync="always")
     produce(machine.mq, "t", range(10))
@@ -112,8 +112,8 @@ def test_a_group_that_was_reset_is_so_after_a_power_cut(seed: int) -> None:
 
 @pytest.mark.parametrize("boundary", range(4, 24))
 def test_what_is_known_of_producers_outlives_the_blocks_that_it_came_from(boundary: int) -> None:
-    """The producer table survives a crash that loses a new block, and retention of the previous
-    block.
+    """The producer table survives a crash that removes a new block, and the retention of the
+    previous block.
     """
     with Cluster(brokers=1, seed=0, restart_ms=50) as cluster:
         mq = cluster.client()

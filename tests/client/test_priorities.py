@@ -79,7 +79,7 @@ def test_an_urgent_record_overtakes_a_backlog(mq: pymq.Client) -> None:
         for number in range(20):
             producer.send("t", b"9 %d" % number, priority=9).result(WAIT_S)
             (record,) = consumer.poll(1, WAIT_S)
-            if record.value != b"9 %d" % number:  # it was leased before
+            if record.value != b"9 %d" % number:  # this record was leased before
                 consumer.ack(record)
                 (record,) = consumer.poll(1, WAIT_S)
             assert record.value == b"9 %d" % number
@@ -110,7 +110,7 @@ def test_readers_and_headers(mq: pymq.Client) -> None:
 
 
 def test_records_of_a_named_producer_stay_in_order(mq: pymq.Client) -> None:
-    """A named producer relies on their order when it resumes after a crash."""
+    """A named producer relies on the order of its records when it resumes after a crash."""
     mq.create_topic("t")
     with mq.producer(producer_id="named", linger_ms=50) as producer:
         sent = [
@@ -193,7 +193,7 @@ def test_asyncio_and_typed_topics(tmp_path: Path) -> None:
 
 
 def test_priorities_after_a_restart(tmp_path: Path) -> None:
-    """The log has them, with a checkpoint and without."""
+    """The log contains the priorities, with a checkpoint and without."""
     levels = [0, 3, 0, 9, 1]
     with pymq.open(tmp_path) as mq:
         mq.create_topic("t")
@@ -210,7 +210,7 @@ def test_priorities_after_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("dies", ["leader", "coordinator"])
 def test_priorities_survive_a_crash(seed: int, dies: str) -> None:
-    """Another leader knows them from its log, another coordinator from the members."""
+    """A new leader learns the priorities from its log, a new coordinator from the members."""
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", 1, 3, acks="raft")
@@ -257,7 +257,7 @@ def test_an_idle_member_gets_urgent_records_of_other_partitions() -> None:
                 producer.send("t", b"9 0", partition=partition, priority=9).result(WAIT_S)
         cluster.run(1)
         urgent = 0
-        for _ in range(3):  # at most one record was leased before
+        for _ in range(3):  # at most one record per consumer was leased before
             records = second.poll(1, 10)
             urgent += records[0].value == b"9 0"
             second.ack(records)

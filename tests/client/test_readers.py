@@ -31,7 +31,10 @@ def numbers(consumer: pymq.Consumer) -> list[int]:
 
 
 def test_each_reads_on_its_own(mq: pymq.Client) -> None:
-    """From the beginning, an offset or the end; readers do not take records from each other."""
+    """Readers can start at the beginning, an offset or the end.
+
+    Readers do not take records from each other.
+    """
     fill(mq, 0, 100)
     with (
         mq.consumer("t", mode="psb") as first,
@@ -75,7 +78,7 @@ def test_seeking(mq: pymq.Client) -> None:
 
 
 def test_blocks_do_not_show(mq: pymq.Client) -> None:
-    """Over many rolls the offsets stay dense, and every way of reading crosses block borders."""
+    """Over many rolls the offsets have no gaps, and every way of reading crosses block borders."""
     mq.create_topic("small", block_bytes=4096)
     fill(mq, 0, 2_000, "small")
     description = mq.describe_topic("small").partitions[0]
@@ -98,10 +101,12 @@ def test_retention_by_size(mq: pymq.Client) -> None:
         start = mq.describe_topic("short").partitions[0].start_offset
         assert 0 < start < 2_000
         behind.seek("0", 0)
-        with pytest.raises(pymq.errors.OffsetOutOfRange):
+        with pytest.raises(pymq.errors.OffsetOutOfRange) as caught:
             behind.poll(1)
+        place = {name: caught.value.details[name] for name in ("topic", "partition", "offset")}
+        assert place == {"topic": "short", "partition": "0", "offset": 0}
         found: list[int] = []
-        while not found:  # retention may remove more while the last rolls finish
+        while not found:  # retention may remove further blocks while the last rolls finish
             with contextlib.suppress(pymq.errors.OffsetOutOfRange):
                 behind.seek("0", "begin")
                 found = numbers(behind)
@@ -121,7 +126,9 @@ def test_compaction_keeps_the_last_of_each_key(mq: pymq.Client) -> None:
 
 
 def test_a_time_is_found_behind_blocks_that_have_lost_their_newest_record(tmp_path: Path) -> None:
-    """A time is found although compaction has removed the block's record with that newest time."""
+    """A search by time works even if compaction has removed the record with the block's newest
+    time.
+    """
     with pymq.open(tmp_path) as mq, mq.producer() as producer:
         mq.create_topic("table", acks="leader", cleanup_policy="compact")
         raft, leader = pymq.AckMode.RAFT, pymq.AckMode.LEADER
@@ -133,7 +140,7 @@ def test_a_time_is_found_behind_blocks_that_have_lost_their_newest_record(tmp_pa
             for key, time in sent:
                 producer.send("table", b"", key=key, timestamp_ms=time)
             producer.flush()
-            mq.set_partition_state("table", "0", acks=acks)  # another mode starts another block
+            mq.set_partition_state("table", "0", acks=acks)  # another mode opens another block
         with mq.consumer("table", mode="psb") as consumer:
 
             def is_compacted() -> bool:
@@ -160,7 +167,7 @@ def test_pausing(mq: pymq.Client) -> None:
 
 
 def test_a_deleted_topic_is_told(mq: pymq.Client) -> None:
-    """A poll raises when its topic is deleted."""
+    """If the topic is deleted, a reader's poll raises."""
     with mq.consumer("t", mode="psb") as consumer:
         mq.delete_topic("t")
         with pytest.raises(pymq.errors.UnknownTopic):
@@ -171,7 +178,7 @@ def test_a_deleted_topic_is_told(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("credit", [1, 100])
 def test_credit_bounds_what_a_reader_that_pushes_has_at_hand(credit: int) -> None:
-    """A slow handler has no more prefetched records than its credit."""
+    """If a handler is slow, no more records are prefetched than its credit."""
     is_called, may_go_on = threading.Event(), threading.Event()
 
     def handle(record: pymq.Record) -> None:

@@ -1,4 +1,7 @@
-"""Records that fail: they come back after a backoff, with their error, and die with it."""
+"""Failed records are delivered again after a backoff, with their error.
+
+Dead letters have the error, too.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def test_a_redelivered_record_carries_its_last_error(mq: pymq.Client) -> None:
         again = {record.offset: record for record in polled(consumer, 2)}
         assert told(again[0]) == (2, b"ValueError: no price", b"2")
         assert told(again[1]) == (2, None, None)
-        consumer.nack([again[0]])  # without an error this time
+        consumer.nack([again[0]])  # this time the record is returned without an error
         consumer.nack([again[1]], error="later")
         again = {record.offset: record for record in polled(consumer, 2)}
         assert told(again[0]) == (3, b"ValueError: no price", b"3")
@@ -89,7 +92,7 @@ def test_what_a_push_consumer_raises_is_the_error(mq: pymq.Client) -> None:
 
     with mq.consumer("t", group="g", delivery="push", on_record=on_record, auto_ack=True):
         while len(seen) < 2:
-            mq.describe_group("g")  # each call is a moment
+            mq.describe_group("g")  # virtual time passes with each call
     assert told(seen[1]) == (2, b"ValueError: no price", b"2")
 
 
@@ -111,7 +114,7 @@ def test_a_coroutine_says_why_too() -> None:
 
 
 def test_the_group_waits_longer_each_time() -> None:
-    """In virtual time: a record is redelivered when its backoff has passed, and not before."""
+    """In virtual time: a record is delivered again when its backoff has passed, and not before."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3)

@@ -118,7 +118,9 @@ def metadata(request: int, leader: str | None, epoch: int = 1) -> Answer:
 
 
 def test_a_leader_that_is_lost_is_asked_about_until_there_is_another() -> None:
-    """The router keeps asking for a lost leader's successor, instead of once after a timeout."""
+    """The router asks repeatedly for the successor of a lost leader, instead of once after a
+    timeout.
+    """
     bench = Bench()
     router = bench.router
     router.refresh("t")
@@ -132,7 +134,8 @@ def test_a_leader_that_is_lost_is_asked_about_until_there_is_another() -> None:
     for request in range(2, 7):
         ((_, message),) = bench.sent(now)
         assert isinstance(message, GetMetadata)
-        router.step("zk", metadata(request, "broker-0"), now)  # The zkserver has not noticed yet.
+        # The zkserver does not know yet that the leader is lost.
+        router.step("zk", metadata(request, "broker-0"), now)
         now = router.deadline
     assert now <= 10_000 + 50 + 4 * REFRESH_LOST_MS
     assert told == []
@@ -145,8 +148,8 @@ def test_a_leader_that_is_lost_is_asked_about_until_there_is_another() -> None:
 
 @pytest.mark.parametrize("is_back", [True, False])
 def test_a_leader_that_is_there_again_is_asked_about_no_more(is_back: bool) -> None:
-    """The router stops asking about a leader that is back, or that was away long enough to be
-    asked.
+    """The router stops asking about a leader that is back, or that was away for so long that it may
+    be asked again.
     """
     bench = Bench()
     router = bench.router
@@ -185,5 +188,5 @@ def test_who_led_a_topic_that_was_deleted_does_not_lead_the_next_one_of_its_name
         found = TopicMetadata("t", topic_id, TopicConfig(), (led,))
         bench.router.step("zk", Answer(asked.id, found), 0)
         assert bench.router.metadata.find("t", "0") == leader
-        bench.router.metadata.forget("t")  # as a client that deletes the topic does
+        bench.router.metadata.forget("t")  # as in a client that deletes the topic
         assert bench.router.metadata.find("t", "0") is None

@@ -50,11 +50,11 @@ def test_a_folder_of_three(tmp_path: Path) -> None:
 
 
 def test_groups(tmp_path: Path) -> None:
-    """Three brokers keep the group's acknowledgements, too."""
+    """Acknowledgements of a group are kept with three brokers, too."""
     with pymq.open(tmp_path, brokers=3) as mq:
         put(mq)
         with mq.consumer("orders", group="billing") as consumer:
-            records = consumer.poll(max_records=60, timeout=10)  # possibly fewer
+            records = consumer.poll(max_records=60, timeout=10)  # at most this number of records
             consumer.ack(records)
             consumer.commit()
             done = [int(record.value) for record in records]
@@ -65,7 +65,10 @@ def test_groups(tmp_path: Path) -> None:
 
 
 def test_a_disk_is_lost(tmp_path: Path) -> None:
-    """Two of three have all acknowledged records; the third, on an empty disk, gets copies."""
+    """Two of three brokers have all acknowledged records.
+
+    The third, with an empty disk, gets copies.
+    """
     with pymq.open(tmp_path, brokers=3) as mq:
         put(mq)
         leader = mq.describe_topic("orders").partitions[0].leader
@@ -92,7 +95,7 @@ def test_more_brokers(tmp_path: Path) -> None:
 
 
 def test_one_and_several_are_not_mixed(tmp_path: Path) -> None:
-    """A folder that began with one broker stays so, and another number raises."""
+    """A folder that began with one broker keeps one, and another number raises."""
     with pymq.open(tmp_path) as mq:
         mq.create_topic("orders")
     assert broker_folders(os.fspath(tmp_path)) == []
@@ -113,7 +116,7 @@ def test_metadata_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_what_else_lies_there_is_no_broker(tmp_path: Path) -> None:
-    """A file with a large number in its name does not count as that many brokers."""
+    """A file with a large number in its name does not count as a broker's folder."""
     with pymq.open(tmp_path, brokers=3) as mq:
         put(mq)
     (tmp_path / f"broker-{10**12}").mkdir()
@@ -131,7 +134,7 @@ def test_what_is_no_number(tmp_path: Path, brokers: int) -> None:
 
 
 def test_brokers_elsewhere_are_not_ours_to_number() -> None:
-    """``brokers=`` is refused with a cluster's URL."""
+    """``brokers=`` is refused with the URL of a cluster."""
     with pytest.raises(ConfigError, match="not in this process"):
         pymq.open("zmq+tcp://127.0.0.1:1", brokers=3)
 

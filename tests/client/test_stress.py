@@ -48,7 +48,8 @@ class Shopper:
         self.in_order = in_order
         self.dice = random.Random(f"{seed}/{name}")
         self.held: list[pymq.Record] = []
-        self.last: dict[str, int] = defaultdict(lambda: -1)  # offsets at their first delivery
+        # the highest offset of a first delivery, by partition
+        self.last: dict[str, int] = defaultdict(lambda: -1)
 
     def run(self) -> None:
         try:
@@ -77,7 +78,9 @@ class Shopper:
             if self.dice.random() < 0.5:
                 self.commit(consumer, self.held)
         finally:
-            with self.ledger.lock:  # before the group can give the records to others
+            # the lock is held until the event is recorded, before the group can lease the records
+            # to others
+            with self.ledger.lock:
                 self.let_go(self.held)
             consumer.close()
 
@@ -86,8 +89,8 @@ class Shopper:
             done = set(self.ledger.done)
         records: list[pymq.Record] = []
         if not self.held and self.dice.random() < 0.2:
-            # Only without own records: the iteration waits for leases of others, which may wait for
-            # these records.
+            # Iterate only without own records: the iteration waits for leases of others, which may
+            # wait for these records.
             for record in consumer.until_end():
                 records.append(record)
                 if len(records) == 3 or self.dice.random() < 0.5:
@@ -122,7 +125,8 @@ class Shopper:
         consumer.nack(chosen, self.dice.choice([0, 0.01]))
 
     def commit(self, consumer: pymq.Consumer, records: list[pymq.Record]) -> None:
-        # Before the coordinator knows, so that the order of threads does not matter.
+        # Record the event before the coordinator can know of it, so that the order of threads does
+        # not matter.
         with self.ledger.lock:
             self.let_go(records)
         consumer.ack(records)
@@ -200,7 +204,9 @@ def run(url: str | Path, seed: int, records: int) -> None:
 
 
 def check(kept: list[pymq.Record], ledger: Ledger, producers: int) -> None:
-    """Check that each record is there once, where the group saw it, and in its producer's order."""
+    """Check that each record is in the log once, where the group got it, and in its producer's
+    order.
+    """
     assert {(record.partition, record.offset): record.value for record in kept} == ledger.values
     assert len({record.value for record in kept}) == len(kept) == ledger.total
     for producer in range(producers):

@@ -54,7 +54,10 @@ def test_a_wrong_call_is_refused_with_a_code(mq: Any, name: str) -> None:
 
 @pytest.mark.parametrize("time", [None, 1.5, "now"])
 def test_a_time_of_another_kind_does_not_stop_the_queue(mq: Any, time: object) -> None:
-    """The call refuses a time of another type; the loop would fail for all users of the queue."""
+    """A time of another type raises in the call.
+
+    In the loop it would fail for all users of the queue.
+    """
     with mq.producer() as producer:
         producer.send("t", b"x", partition=0).result(10)
     with mq.consumer("t", mode="psb") as reader:
@@ -76,7 +79,7 @@ def test_what_a_consumer_is_given_must_be_of_its_kind(mq: Any) -> None:
 
 @pytest.mark.parametrize("timeout", ["5", True, [b"x"], float("nan")])
 def test_a_time_to_wait_is_a_number_of_seconds(mq: Any, timeout: object) -> None:
-    """The call raises at once, and nothing of it is done."""
+    """A wrong timeout raises at once, and the call has no effect."""
     with (
         mq.producer(linger_ms=600_000) as producer,
         mq.consumer("t", group="g") as consumer,
@@ -158,7 +161,7 @@ def test_a_delay_is_a_number_of_seconds(mq: Any, delay: object) -> None:
 
 @pytest.mark.parametrize("index", [True, False])
 def test_a_flag_is_no_partition(mq: Any, index: bool) -> None:
-    """A bool raises, instead of being used as partition 1 or 0."""
+    """A bool raises instead of counting as partition 1 or 0."""
     with mq.producer() as producer, mq.consumer("t", mode="psb") as reader:
         calls: tuple[Callable[[], object], ...] = (
             lambda: producer.send("t", b"x", partition=index),

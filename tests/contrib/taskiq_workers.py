@@ -15,12 +15,12 @@ import pymq
 import pymq.aio
 from pymq.contrib.taskiq import PymqBroker, PymqResultBackend
 
-SECONDS = 60.0  # on a busy machine
+SECONDS = 60.0  # timeout, for a busy machine
 SOON = pymq.Backoff(first_s=0.01, factor=2, max_s=0.1)
 
 
 def play(script: Callable[[], Awaitable[None]]) -> None:
-    """Run a script in a new event loop, and so on a new queue in memory."""
+    """Run a script in a new event loop, and therefore on a new queue in memory."""
     asyncio.run(asyncio.wait_for(script(), SECONDS))
 
 

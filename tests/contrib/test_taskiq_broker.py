@@ -1,7 +1,8 @@
-"""The requirements of taskiq for a broker: tasks arrive once, wait, expire and are acknowledged.
+"""Requirements of taskiq for a broker: tasks arrive once, can be delayed, expire and are
+acknowledged.
 
-taskiq ships no suite for the brokers of others. The suites of taskiq's own brokers test these
-behaviours, and its documentation promises them (decision 164).
+taskiq has no test suite for brokers of other packages. The test suites of taskiq's own brokers test
+these behaviours, and its documentation promises them (decision 164).
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def test_tasks_that_were_sent_before_there_was_a_worker_wait() -> None:
         broker = make()
 
         @broker.task
-        def double(number: int) -> int:  # runs in a thread
+        def double(number: int) -> int:  # this task runs in a thread
             return 2 * number
 
         await broker.startup()
@@ -208,7 +209,7 @@ async def first_time(broker: PymqBroker) -> float:
 
 
 def test_urgent_tasks_run_first() -> None:
-    """Also a task whose time has come keeps its priority."""
+    """A delayed task, too, keeps its priority when it is due."""
 
     async def script() -> None:
         broker = make()
@@ -238,9 +239,9 @@ def test_urgent_tasks_run_first() -> None:
 
 
 async def waiting(broker: PymqBroker) -> int:
-    """How many tasks a group that starts at the beginning has before it."""
+    """The lag of a group that starts at the beginning."""
     partitions = (await broker.client.describe_topic(broker.topic)).partitions
-    return sum(partition.high_watermark for partition in partitions) - 1  # one was sent twice
+    return sum(partition.high_watermark for partition in partitions) - 1  # one task was sent twice
 
 
 @pytest.mark.parametrize("label", ["delay", "expires", "priority"])
@@ -353,14 +354,14 @@ def test_a_task_acknowledges_itself() -> None:
 
 
 def test_a_task_may_be_acknowledged_after_its_receiver_ended() -> None:
-    """A receiver stops listening first, and then waits for the tasks that run."""
+    """When a receiver stops, it first stops listening, and then waits for the running tasks."""
 
     async def script() -> None:
         broker, other = make(), make()
         await broker.startup()
         await other.startup()
         await broker.kick(message("1"))
-        found = await take(broker)  # this ends listen()
+        found = await take(broker)  # receiving a task here ends listen()
         await acknowledge(found)
         await broker.shutdown()
         with pytest.raises(TimeoutError):
@@ -414,7 +415,7 @@ def test_a_folder_is_opened_once_and_closed_at_last(tmp_path: Path) -> None:
         await brokers[0].shutdown()
         await brokers[1].kick(message())
         await brokers[1].shutdown()
-        async with pymq.aio.open(tmp_path) as mq:  # the folder is not locked
+        async with pymq.aio.open(tmp_path) as mq:  # the broker does not hold the folder's lock yet
             assert await mq.topics() == ["taskiq", "taskiq.results"]
 
     play(script)
@@ -438,7 +439,7 @@ def test_a_queue_that_cannot_be_opened(tmp_path: Path) -> None:
             broker = make(tmp_path)
             with pytest.raises(pymq.errors.StoreLocked):
                 await broker.startup()
-        await broker.startup()  # now the folder is not locked
+        await broker.startup()  # the client has released the folder's lock
         await broker.shutdown()
 
     play(script)

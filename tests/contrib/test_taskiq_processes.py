@@ -1,4 +1,4 @@
-"""taskiq's own command on three brokers: workers as processes, which stop, and which die."""
+"""taskiq's own command on three brokers: its workers are processes, which are stopped or killed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def told(url: str) -> dict[str, str]:
 
 @contextmanager
 def taskiq(what: str, app: str, folder: Path, url: str) -> Iterator[Path]:
-    """Run ``taskiq worker`` or ``taskiq scheduler``, yield its log, and stop it in order."""
+    """Run ``taskiq worker`` or ``taskiq scheduler``, yield its log, and stop the process in an
+    orderly way.
+    """
     log = folder / f"{what}.log"
     command = [sys.executable, "-m", "taskiq", what, app]
     with log.open("wb") as output:
@@ -109,7 +111,7 @@ def taskiq(what: str, app: str, folder: Path, url: str) -> Iterator[Path]:
         assert process.wait(SECONDS) == 0, log.read_text()
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # its child processes, too
+            os.killpg(process.pid, signal.SIGKILL)  # kill also the worker's child processes
             process.wait()
 
 
@@ -157,7 +159,7 @@ def test_the_program_of_the_page_for_celery_users(url: str, tmp_path: Path) -> N
     """Run the program twice in a folder, where the second run finds the first one's data, then
     twice with brokers.
     """
-    (program,) = blocks("from-celery.md", "python")
+    (program,) = (text for text in blocks("from-celery.md", "python") if "taskiq" in text)
     (told,) = blocks("from-celery.md", "text")
     (tmp_path / "app.py").write_text(program)
     assert run(tmp_path / "app.py", tmp_path, "shop/") == told
@@ -178,7 +180,9 @@ def test_the_scheduler_of_taskiq_on_brokers(url: str, tmp_path: Path) -> None:
 
 
 def test_tasks_and_results_survive_a_broker(tmp_path: Path) -> None:
-    """A leader dies while tasks are sent and run: each is done, and who waits gets its result."""
+    """A leader dies while tasks are sent and run: each task is done, and its caller gets the
+    result.
+    """
 
     async def script(cluster: ProcessCluster) -> None:
         broker = make(cluster.url)

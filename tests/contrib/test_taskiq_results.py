@@ -1,4 +1,4 @@
-"""Results and progress in a compacted topic: who sees them, until when, at what cost."""
+"""Results and progress in a compacted topic: who can read them, for how long, and at what cost."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_nobody_waits_for_a_result_that_cannot_be_stored(found: object) -> None:
     async def script() -> None:
         async with started() as backend:
             await backend.set_result("1", result(found))
-            if isinstance(found, set):  # JSON has only lists
+            if isinstance(found, set):  # JSON has no sets, so compare lists
                 assert sorted((await backend.get_result("1")).return_value) == [1, 2]
                 return
             back = await backend.get_result("1")
@@ -217,7 +217,7 @@ def test_a_task_tells_its_progress() -> None:
     play(script)
 
 
-# --- what it costs ------------------------------------------------------------------------------
+# --- the cost of results ------------------------------------------------------------------------
 
 
 def test_results_beyond_the_cache_are_read_from_the_log() -> None:

@@ -1,4 +1,7 @@
-"""Schedules: tasks at a time without a scheduler, the others for taskiq's scheduler."""
+"""Schedules: pymq runs tasks at a given time without a scheduler.
+
+Taskiq's scheduler runs the others.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def test_a_task_comes_at_its_time_without_a_scheduler() -> None:
             at, total = found.return_value
             assert total == 3
             assert at >= due.timestamp() - 0.001
-            await schedule.unschedule()  # too late, which does no harm
+            await schedule.unschedule()  # the call comes too late, which does no harm
             assert await source.get_schedules() == []
         await source.shutdown()
 
@@ -52,7 +55,7 @@ def test_a_task_comes_at_its_time_without_a_scheduler() -> None:
 
 
 def test_an_unscheduled_task_does_not_come(tmp_path: Path) -> None:
-    """A schedule's id contains the place of its record, so other processes can cancel it."""
+    """A schedule's id contains the place of its record, so that other processes can cancel it."""
 
     async def script() -> None:
         broker = make(tmp_path, partitions=1)

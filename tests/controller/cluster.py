@@ -44,11 +44,11 @@ class Zk:
             ControllerConfig(name, f"tcp://{name}", **config), cluster.new_id, cluster.now
         )
         self.is_up = True
-        self.is_stopped = False  # it does not run, but its session lives
+        self.is_stopped = False  # the zkserver does not run, but its session lives
         self.commits: list[Commit] = []
         self.on_submit: Callable[[CoordRequest], bool] = lambda request: True
         self.effects = 0  # messages and requests that have left
-        self.crash_before = 0  # the effect before which it crashes
+        self.crash_before = 0  # the number of the effect before which the zkserver crashes
 
     def is_over(self) -> bool:
         """Count an effect; returns whether the process crashes before it."""
@@ -66,15 +66,17 @@ class Broker:
         self.incarnation = incarnation
         self.storage = storage or f"disk-{name}"
         self.is_up = True
-        self.is_mute = False  # receives, but sends nothing
+        self.is_mute = False  # the zkserver receives messages, but sends none
         self.heard: list[Message] = []
         self.states: dict[TopicPartition, PartitionState] = {}
-        self.ends: dict[TopicPartition, int] = {}  # the ends of its copies of open blocks
-        self.seals = True  # whether it answers Seal
-        self.epochs: dict[TopicPartition, int] = {}  # the leader epochs that it reports in Sealed
+        self.ends: dict[TopicPartition, int] = {}  # the ends of the broker's copies of open blocks
+        self.seals = True  # whether the broker answers Seal
+        # the leader epochs that the broker reports in Sealed
+        self.epochs: dict[TopicPartition, int] = {}
         self.holders: dict[TopicPartition, tuple[str, ...]] = {}
-        self.unrolled: dict[TopicPartition, int] = {}  # blocks that were sealed here
-        self.log_epochs: dict[TopicPartition, int] = {}  # the last epoch in its copy of the block
+        self.unrolled: dict[TopicPartition, int] = {}  # blocks that this broker has sealed
+        # the last epoch in the broker's copy of the block
+        self.log_epochs: dict[TopicPartition, int] = {}
 
     def all(self, kind: type[M]) -> list[M]:
         return [m for m in self.heard if isinstance(m, kind)]
@@ -141,7 +143,7 @@ class Broker:
         ]
 
     def has_disk(self, block: BlockNode) -> bool:
-        """Return whether it has the disk that the block was made on."""
+        """Return whether the broker has the disk on which the block was created."""
         at = block.replicas.index(self.name)
         return not block.storages or block.storages[at] == self.storage
 
@@ -151,22 +153,22 @@ class Cluster:
 
     def __init__(self, brokers: int = 3, zks: int = 1, **config: Any) -> None:
         self.tree = MemoryTree()
-        self._image: Image | None = None  # of ...
+        self._image: Image | None = None  # the image of the entries below
         self._entries: tuple[Entry, ...] = ()
         self.now = 0
         self.config = {"session_ms": SESSION_MS, **config}
         self.zks: dict[str, Zk] = {}
         self.brokers: dict[str, Broker] = {}
-        self.wanted: tuple[str, ...] = ()  # set by a test
+        self.wanted: tuple[str, ...] = ()  # the in-sync set that a test wants
         self.answers: dict[int, Answer] = {}
-        self.refusals: list[tuple[str, Answer]] = []  # error answers to brokers
+        self.refusals: list[tuple[str, Answer]] = []  # answers to brokers that contain errors
         self.dropped: Callable[[str, str, Message], bool] = lambda source, peer, message: False
         self._ids = self._counted = 0
         for index in range(zks):
             self.start_zk(f"zk-{index}")
         for index in range(brokers):
             self.start_broker(f"b{index}")
-        self.pass_ms(SESSION_MS)  # then silence means death
+        self.pass_ms(SESSION_MS)  # from then on a silent broker counts as dead
 
     # --- what is there --------------------------------------------------------------------------
 
@@ -267,7 +269,10 @@ class Cluster:
             is_busy = is_busy or self._next_turn()
 
     def _next_turn(self) -> bool:
-        """Continue work that exceeds one turn a millisecond later; returns whether any is left."""
+        """Continue work that exceeds one turn, a millisecond later.
+
+        Returns whether any work is left.
+        """
         zks = [zk for zk in self.zks.values() if zk.is_up and not zk.is_stopped]
         due = [zk for zk in zks if zk.machine.deadline == self.now + 1]
         self.now += bool(due)
@@ -369,8 +374,8 @@ def crashes(
 ) -> Iterator[tuple[Cluster, Callable[[int], Message], int]]:
     """Run the request of *start* on a zkserver, and crash before each of its effects in turn.
 
-    Yields the cluster of each run, the request and the effect's number. The last run has no effect
-    left to crash before, and its zkserver is up.
+    Yields the cluster of each run, the request and the number of the effect. In the last run all
+    effects happen, so its zkserver is up.
     """
     for point in itertools.count(1):
         cluster = Cluster(brokers=4, zks=2)

@@ -57,7 +57,9 @@ def test_too_few_brokers_change_nothing() -> None:
 
 @pytest.mark.parametrize(("before", "after"), list(product(MODES, MODES)))
 def test_every_transition(before: AckMode, after: AckMode) -> None:
-    """Offsets continue, the open block is sealed at its end, the epoch rises."""
+    """After each change of the ack mode offsets continue, the open block is sealed at its end, and
+    the epoch rises.
+    """
     cluster = Cluster()
     cluster.topic(before)
     old = cluster.part()
@@ -134,7 +136,8 @@ def test_what_is_wanted_while_a_roll_is_under_way_comes_after_it() -> None:
     assert cluster.answers[first].result is True
     assert cluster.answers[second].result is True
     acks = [block.acks for block in cluster.part().blocks.values()]
-    assert acks == [AckMode.LEADER, AckMode.LEADER]  # the empty Raft block in between was removed
+    # the roll removed the empty Raft block in between
+    assert acks == [AckMode.LEADER, AckMode.LEADER]
     assert cluster.part().node.epoch == 3
 
 
@@ -165,8 +168,9 @@ def test_the_leader_is_asked_until_it_seals() -> None:
     leader.seals = False
     request = cluster.send(set_leader)
     cluster.pass_ms(10_000)
-    assert 4 <= len(leader.all(Seal)) <= 8  # with growing pauses
-    assert all(broker.all(Seal) for broker in cluster.brokers.values())  # of Raft: any may lead
+    assert 4 <= len(leader.all(Seal)) <= 8  # the pauses between the requests grow
+    # in a Raft block any broker may lead
+    assert all(broker.all(Seal) for broker in cluster.brokers.values())
     assert request not in cluster.answers
     leader.seals = True
     cluster.pass_ms(5_000)
@@ -195,7 +199,7 @@ def test_ten_thousand_partitions_are_bounded_commits_and_bounded_messages() -> N
     cluster = Cluster(brokers=1)
     names = tuple(str(index) for index in range(10_000))
     cluster.ask(lambda i: CreateTopic(i, "t", names, 1, AckMode.LEADER, {}))
-    cluster.pass_ms(10_000)  # Each turn sends to some of them.
+    cluster.pass_ms(10_000)  # In each turn the zkserver sends messages to some of the brokers.
     commits = [c for c in cluster.active.commits if len(c.ops) > 10]
     assert all(len(c.ops) <= SLICE_OPS + 10 for c in commits)
     told = [len(m.partitions) for m in cluster.brokers["b0"].all(LeaderAndIsr)]
@@ -205,8 +209,8 @@ def test_ten_thousand_partitions_are_bounded_commits_and_bounded_messages() -> N
 
 
 def test_ten_thousand_idle_partitions_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute of heartbeats, retries and searches for missing replicas visits no idle
-    partition.
+    """In a minute of heartbeats, retries and searches for missing replicas the zkserver visits no
+    idle partition.
     """
     cluster = Cluster()
     names = tuple(str(index) for index in range(10_000))

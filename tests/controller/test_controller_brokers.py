@@ -1,4 +1,4 @@
-"""Brokers come, go, return with another disk, and get updates until they confirm them."""
+"""Brokers come, leave, return with another disk, and get updates until they confirm them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_what_is_too_much_for_a_message_is_sent_in_several() -> None:
     names = [state.partition for m in told[:3] for state in m.partitions]
     assert sorted(names, key=int) == [str(number) for number in range(10)]
     cluster.pass_ms(20_000)
-    assert len(broker.all(LeaderAndIsr)) == len(told)  # Each was confirmed by itself.
+    # The broker confirmed each message separately.
+    assert len(broker.all(LeaderAndIsr)) == len(told)
 
 
 def test_a_part_that_was_lost_is_sent_again() -> None:
@@ -103,7 +104,7 @@ def test_asking_again_changes_nothing() -> None:
 
 
 def test_an_ended_incarnation_is_refused() -> None:
-    """A late message from before the restart must not pass for a restart (E-5)."""
+    """A late message from before the restart must not count as a restart (E-5)."""
     cluster = full_cluster()
     old = cluster.brokers["b1"].registration()
     cluster.restart("b1")
@@ -148,7 +149,7 @@ def test_a_restarted_follower_leaves_the_in_sync_set_and_comes_back() -> None:
     cluster.restart(one)
     assert set(cluster.open().in_sync) == {leader, two}
     assert cluster.brokers[leader].states[T0].blocks[-1].in_sync == cluster.open().in_sync
-    # The leader's request from before it knew of the restart is not granted (KIP-903).
+    # The leader sent this request before it knew of the restart, so it is refused (KIP-903).
     cluster.to_active(leader, late)
     assert set(cluster.open().in_sync) == {leader, two}
     version = cluster.brokers[leader].states[T0].version
@@ -171,8 +172,8 @@ def test_a_wish_of_another_life_of_the_leader_is_not_granted() -> None:
 
 
 def test_who_was_started_anew_does_not_join_by_what_its_last_life_had() -> None:
-    """A restarted follower does not join the set by its old progress, which it may have lost
-    (KIP-903).
+    """A restarted follower does not join the set because of its old progress, which it may have
+    lost (KIP-903).
     """
     cluster = full_cluster()
     leader, (one, two) = cluster.leader(), cluster.followers()
@@ -188,7 +189,7 @@ def test_who_was_started_anew_does_not_join_by_what_its_last_life_had() -> None:
     assert cluster.brokers[leader].states[T0].version == late.version, "nothing has changed"
     cluster.to_active(leader, late)
     assert set(cluster.open().in_sync) == {leader, two}
-    # The leader learns that it must not count on it any more.
+    # The leader learns that it must not count on this replica any more.
     assert cluster.brokers[leader].states[T0].version > late.version
     cluster.to_active(leader, wish(1, 2, 0))
     assert set(cluster.open().in_sync) == {leader, one, two}
@@ -196,7 +197,7 @@ def test_who_was_started_anew_does_not_join_by_what_its_last_life_had() -> None:
 
 @pytest.mark.parametrize("lives", [(), (1,), (1, 0, 1)])
 def test_a_leader_may_not_know_of_lives(lives: tuple[int, ...]) -> None:
-    """Requests without incarnations, from an older version, still work."""
+    """Requests without incarnations, from an older version of the leader, still work."""
     cluster = full_cluster()
     leader, (one, two) = cluster.leader(), cluster.followers()
     cluster.to_active(leader, AlterIsr(*T0, 0, 1, leader, (leader, two)))
@@ -278,11 +279,11 @@ def test_what_was_sealed_by_a_broker_that_restarted_is_void() -> None:
     cluster.kill(leader)
     seal = cluster.brokers[one].last(Seal)
     (answer,) = cluster.brokers[one].sealed(seal)
-    cluster.to_active(one, answer)  # waits for the other one
-    cluster.write(2, one)  # ... and loses what was not synced
+    cluster.to_active(one, answer)  # the answer waits for the other replica
+    cluster.write(2, one)  # ... and loses unsynced records
     broker = cluster.restart(one)
     broker.seals = False
-    cluster.to_active(one, answer)  # from the incarnation before
+    cluster.to_active(one, answer)  # the answer comes from the earlier incarnation
     cluster.pass_ms(1_500)
     assert cluster.open().number == 0
     broker.seals = cluster.brokers[two].seals = True
@@ -310,13 +311,13 @@ def test_a_wiped_broker_holds_nothing() -> None:
         assert one in block.replicas
         assert block.storages[block.replicas.index(one)] == "new"
         assert not part.replicas[number, one].in_sync
-    # The open block is sealed, and the broker has the next one on its new disk.
+    # The open block is sealed, and the broker has a replica of the next block on its new disk.
     assert part.blocks[2].end == 12
     assert one not in part.blocks[2].in_sync
     opened = part.open_block
     assert one in opened.replicas
     assert opened.storages[opened.replicas.index(one)] == "new"
-    # A repeated registration does not undo what it has fetched since.
+    # A repeated registration does not undo the broker's progress since the first one.
     cluster.to_active(one, Progress(one, ((*T0, 0, 5),), 2))
     assert one in cluster.part().blocks[0].in_sync
     cluster.restart(one)
@@ -331,7 +332,7 @@ def test_wiped_open_blocks_are_rolled(acks: AckMode) -> None:
     cluster.restart(one, storage="new")
     part = cluster.part()
     assert part.blocks[0].end == 5
-    assert one not in part.blocks[0].in_sync  # whatever the leader believes
+    assert one not in part.blocks[0].in_sync  # this holds whatever the leader's report says
     assert part.open_block.leader == leader
     assert set(part.open_block.replicas) == {leader, *cluster.followers()}
 
@@ -339,7 +340,7 @@ def test_wiped_open_blocks_are_rolled(acks: AckMode) -> None:
 def test_a_leader_that_was_wiped_is_not_asked() -> None:
     cluster = full_cluster()
     leader = cluster.leader()
-    cluster.write(99, leader)  # it would answer with a wrong end
+    cluster.write(99, leader)  # this leader would report a wrong end
     cluster.restart(leader, storage="new")
     assert cluster.part().blocks[0].end == 5
     assert leader not in cluster.part().blocks[0].in_sync
@@ -377,21 +378,21 @@ def test_a_dead_broker_is_replaced_after_a_while() -> None:
     stay = set(cluster.open().replicas) - {gone}
     cluster.kill(gone)
     cluster.pass_ms(4_000)
-    assert cluster.open().number == 0  # the others elect one, if need be
+    assert cluster.open().number == 0  # the other replicas elect a leader if needed
     cluster.pass_ms(2_000)
     assert set(cluster.open().replicas) == {*stay, spare}
     assert cluster.part().blocks[0].replicas == (*cluster.part().blocks[0].replicas,)
 
 
 def test_a_clock_that_jumps_has_nobody_replaced() -> None:
-    """A jump of the clock does not make a broker seem dead for long enough."""
+    """After a jump of the clock a broker must not count as dead for long enough to be replaced."""
     cluster = Cluster(brokers=4, replace_ms=5_000)
     cluster.topic(AckMode.RAFT)
     gone = cluster.followers()[0]
     cluster.kill(gone)
     for name in sorted({*cluster.brokers} - {gone}):
         cluster.pass_ms(60_000, step=60_000)
-        cluster.register(name)  # has its partitions checked
+        cluster.register(name)  # the registration makes the zkserver check the broker's partitions
     cluster.pass_ms(2_000)
     assert cluster.open().number == 0
     cluster.pass_ms(3_000)
@@ -466,7 +467,8 @@ def test_a_broker_that_only_was_cut_off_goes_on() -> None:
 def test_heartbeats_cost_no_look_at_partitions() -> None:
     cluster = Cluster(brokers=1)
     cluster.topic(replicas=1, partitions=2_000)
-    cluster.active.machine.image.topics.clear()  # a check would find nothing, or fail
+    # a check of this partition would find nothing, or fail
+    cluster.active.machine.image.topics.clear()
     cluster.pass_ms(3_000)
     shown = cluster.ask(DescribeCluster)
     assert [(b.alive, b.leads) for b in shown.brokers] == [(True, 2_000)]
@@ -558,7 +560,7 @@ def test_a_broker_that_was_down_hears_of_a_deletion_when_it_is_back() -> None:
     assert not cluster.brokers["b0"].states
     stop = cluster.brokers["b0"].last(StopReplica)
     assert (stop.topic_id, stop.partition, stop.index, stop.delete) == (topic_id, "", -1, True)
-    cluster.topic(replicas=2)  # of the same name, with another id
+    cluster.topic(replicas=2)  # the new topic has the same name and another id
     broker = cluster.restart("b1")
     assert broker.last(StopReplica).topic_id == topic_id
     assert not cluster.image.deleted
@@ -590,7 +592,7 @@ def test_a_topic_that_nobody_hosts_leaves_nothing() -> None:
 
 
 def test_who_hosts_no_block_any_more_is_told_to_remove_his_files() -> None:
-    """A broker without blocks after retention is told to remove its files, also if it was down
+    """A broker that has no block after retention is told to remove its files, even if it was down
     (K7).
     """
     cluster = Cluster(brokers=4)
@@ -618,7 +620,7 @@ def test_who_is_given_a_partition_again_is_not_told_to_remove_it() -> None:
     old = cluster.open().replicas
     new = tuple(name for name in cluster.brokers if name not in old)
     cluster.ask(lambda i: Reassign(i, *T0, new))
-    cluster.brokers[old[0]].is_mute = True  # confirms nothing
+    cluster.brokers[old[0]].is_mute = True  # this broker confirms no requests
     cluster.to_active(new[0], RetireBlocks(*T0, 2, 1))
     cluster.write(9)
     cluster.ask(lambda i: Reassign(i, *T0, old))
@@ -637,7 +639,7 @@ def test_states_are_sent_until_they_are_confirmed() -> None:
     broker.is_mute = True
     cluster.topic(replicas=2)
     assert len(broker.all(LeaderAndIsr)) == 2
-    for _ in range(40):  # it sends only heartbeats
+    for _ in range(40):  # the broker sends only heartbeats
         cluster.to_active("b1", BrokerHeartbeat("b1", 1))
         cluster.pass_ms(200)
     sent = broker.all(LeaderAndIsr)
@@ -652,8 +654,8 @@ def test_states_are_sent_until_they_are_confirmed() -> None:
 
 
 def test_a_broker_is_told_the_next_of_much_when_it_has_taken_in_what_was_before() -> None:
-    """A broker confirms updates before it gets the next ones, so that its heartbeats need
-    not wait.
+    """A broker gets the next updates after it has confirmed the previous ones, so that its
+    heartbeats need not wait.
     """
     count = 1_000
     cluster = Cluster(brokers=1)
@@ -705,7 +707,9 @@ def test_what_a_broker_does_not_answer_it_is_told_again_ever_more_seldom() -> No
 
 
 def test_who_registers_while_he_is_being_told_is_not_told_twice() -> None:
-    """A broker that registers each second gets its updates once, though they take it longer."""
+    """A broker that registers each second gets its updates once, although it needs longer than that
+    to apply them.
+    """
     cluster = full_cluster()
     broker = cluster.brokers["b1"]
     broker.incarnation, broker.is_mute = 2, True
@@ -749,7 +753,7 @@ def test_a_late_answer_confirms_only_what_it_answers() -> None:
 
 
 def test_the_first_answer_of_a_restarted_broker_is_what_counts() -> None:
-    """An answer to the updates of the incarnation before confirms nothing."""
+    """An answer to updates of the earlier incarnation confirms nothing."""
     cluster = Cluster(brokers=2)
     cluster.brokers["b1"].is_mute = True
     cluster.topic(replicas=2)
@@ -806,8 +810,8 @@ def test_a_new_broker_is_used_by_new_blocks() -> None:
 
 
 def test_coordinators_hear_of_a_deleted_topic_wherever_they_are() -> None:
-    """Every coordinator learns of a deletion, so that no later topic of the name gets old
-    offsets.
+    """Every coordinator learns of a deletion, so that a later topic of the same name does not get
+    old offsets.
     """
     cluster = Cluster(brokers=1, offsets_partitions=1, offsets_replicas=1)
     cluster.ask(lambda i: GetMetadata(i, OFFSETS_TOPIC))

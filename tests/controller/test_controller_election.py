@@ -77,12 +77,14 @@ def test_a_standby_takes_over_at_the_next_epoch() -> None:
 
 
 def test_a_lost_hint_costs_time_only() -> None:
-    """K4: after a lost hint the standby still finds the change, by its own checks of the tree."""
+    """K4: after a lost hint the standby zkserver still finds the change, by its own checks of the
+    tree.
+    """
     cluster = Cluster(zks=2, standby_ms=500)
     standby = cluster.zks["zk-1"]
     cluster.zks["zk-0"].is_up = False
     cluster.zks["zk-0"].coordinator.close()
-    standby.coordinator.poll()  # drops its hints
+    standby.coordinator.poll()  # the standby zkserver has not read its hints
     cluster.run()
     assert not cluster.is_active("zk-1")
     cluster.pass_ms(600)
@@ -107,14 +109,14 @@ def test_a_replaced_controller_can_commit_nothing() -> None:
     cluster = Cluster(zks=2)
     cluster.topic()
     old = cluster.active
-    old.is_stopped = True  # paused; its session ends meanwhile
+    old.is_stopped = True  # the zkserver is paused; its session ends meanwhile
     cluster.tree.expire(old.coordinator.session)
     cluster.run()
     assert cluster.is_active("zk-1")
-    assert cluster.is_active("zk-0")  # it has not noticed
+    assert cluster.is_active("zk-0")  # the zkserver has not noticed
     before = cluster.tree.entries(paths.topics())
     request = cluster.send(lambda i: CreateTopic(i, "late", ("0",), 1, AckMode.LEADER, {}), "zk-0")
-    # Its commit leaves before it learns that the session has ended.
+    # The zkserver sends its commit before it learns that the session has ended.
     ready = old.machine.ready(cluster.now)
     assert ready is not None
     for sent in ready.meta:
@@ -129,7 +131,7 @@ def test_a_replaced_controller_can_commit_nothing() -> None:
 
 
 def test_nobody_who_was_cut_off_decides() -> None:
-    """K3: a zkserver decides nothing from the loss of the connection until it is back."""
+    """K3: from the loss of its connection until its return a zkserver decides nothing."""
     cluster = Cluster(zks=2)
     cluster.topic()
     zk = cluster.active
@@ -212,7 +214,7 @@ def test_a_tree_that_cannot_be_written_is_said_to_be() -> None:
 
 
 def meddle(cluster: Cluster) -> None:
-    """Change the partition in the tree by hand."""
+    """Change the partition in the tree directly."""
     path = paths.partition(*T0)
     image = cluster.image
     node = image.partition(*T0).node
@@ -248,9 +250,9 @@ def test_a_lost_race_is_planned_again_on_what_the_tree_is() -> None:
 
 
 def test_nothing_is_committed_on_what_is_known_to_be_out_of_date() -> None:
-    """No commit is planned on an old tree, also if a lost connection is back meanwhile.
+    """No commit is planned on an outdated tree, even if a lost connection is back meanwhile.
 
-    Otherwise a refused commit could count as done if its answer was lost before.
+    Otherwise a refused commit could count as done if the previous answer was lost.
     """
     cluster = Cluster()
     cluster.topic()
@@ -308,7 +310,9 @@ def test_a_race_that_is_lost_again_and_again_is_given_up() -> None:
 
 @pytest.mark.parametrize("was_done", [False, True])
 def test_a_commit_of_which_nobody_knows_is_looked_up(was_done: bool) -> None:
-    """After an uncertain commit the client gets its result, not the error that the topic exists."""
+    """After an uncertain commit the client gets the real result, not the error that the topic
+    exists.
+    """
     cluster = Cluster()
     zk = cluster.active
     cut = False
@@ -331,7 +335,7 @@ def test_a_commit_of_which_nobody_knows_is_looked_up(was_done: bool) -> None:
     zk.coordinator.resume()
     cluster.run()
     assert cluster.answers[request].result is True
-    assert len([c for c in zk.commits if len(c.ops) > 4]) == 3  # It was submitted twice.
+    assert len([c for c in zk.commits if len(c.ops) > 4]) == 3  # The commit was submitted twice.
     assert cluster.brokers["b0"].states.keys() == {T0}
 
 
@@ -381,7 +385,9 @@ def test_a_commit_whose_answer_is_lost_costs_no_reading_of_the_tree(is_done: boo
 
 
 def test_the_tree_tells_what_became_of_a_commit_that_is_never_answered() -> None:
-    """The tree shows whether an unanswered commit was done, so it is not retried forever."""
+    """The tree shows whether an unanswered commit was done, so the zkserver does not retry it
+    forever.
+    """
     cluster = Cluster()
     read = loses_answers(cluster.active, 1 + REPEATS_MAX)
     with counting() as marks:
@@ -392,7 +398,7 @@ def test_the_tree_tells_what_became_of_a_commit_that_is_never_answered() -> None
 
 
 def test_a_commit_that_is_refused_when_it_is_repeated_may_have_been_done_before() -> None:
-    """A commit refused on its repetition may have been done the first time, so the tree decides."""
+    """If a repeated commit is refused, the first one may have been done, so the tree decides."""
     cluster = Cluster()
     zk = cluster.active
     read = loses_answers(zk, 1)
@@ -414,7 +420,9 @@ def test_a_commit_that_is_refused_when_it_is_repeated_may_have_been_done_before(
 
 
 def test_a_commit_is_not_repeated_by_a_zkserver_that_another_has_replaced() -> None:
-    """A replaced zkserver learns so from the refusal, and does not read the tree for it."""
+    """The refusal tells a replaced zkserver that it was replaced, so it does not read the tree for
+    that.
+    """
     cluster = Cluster(zks=2)
     old = next(zk for zk in cluster.zks.values() if zk.machine.is_active)
     other = next(zk for zk in cluster.zks.values() if zk is not old)
@@ -470,12 +478,12 @@ def test_a_claim_of_which_nobody_knows_is_looked_up() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_claim_that_is_made_in_the_next_session(times: int) -> None:
-    """The session ends, unknown to the zkserver, before its claim leaves.
+    """The session ends before its claim is sent, and the zkserver does not know that.
 
     The new session owns the claim.
 
-    No other zkserver could be elected while that session lasts. Simulated: seed 10969 of --profile
-    all --seconds 4.
+    No other zkserver could be elected as long as that session lasts. Simulated: seed 10969 of
+    --profile all --seconds 4.
     """
     cluster = Cluster(brokers=0, zks=0)
     zk = cluster.zks["zk-0"] = Zk(cluster, "zk-0", cluster.config)
@@ -497,7 +505,9 @@ def test_a_claim_that_is_made_in_the_next_session(times: int) -> None:
 def test_a_zkserver_that_is_refused_says_why_and_tries_again(
     refused: type[Load] | type[Commit],
 ) -> None:
-    """A zkserver that a coordinator refuses, for example by ACLs, logs the reason and retries."""
+    """If the coordinator refuses a zkserver, for example by ACLs, the zkserver logs the reason and
+    retries.
+    """
     cluster = Cluster(brokers=0, zks=0)
     zk = cluster.zks["zk-0"] = Zk(cluster, "zk-0", cluster.config)
     why = AuthorizationFailed("not yours")
@@ -521,7 +531,8 @@ def test_a_zkserver_that_is_refused_says_why_and_tries_again(
         zk.on_submit = lambda request: True
         cluster.topic(AckMode.UNSET)
     else:
-        # After a doubt it reads the tree again, and retries until it is allowed to.
+        # After an uncertain commit the zkserver reads the tree again, and retries until it is
+        # allowed to.
         zk.machine.decided(Suspended(), cluster.now)
         zk.machine.decided(Resumed(), cluster.now)
         cluster.run()
@@ -532,8 +543,8 @@ def test_a_zkserver_that_is_refused_says_why_and_tries_again(
 
 
 def test_a_large_change_takes_no_other_down_with_it() -> None:
-    """A large change fails alone: small changes share a commit, which a backend refuses as
-    a whole.
+    """A large change fails alone: it does not share a commit with small changes, because a backend
+    refuses a commit as a whole.
     """
     cluster = Cluster(brokers=0)
     zk = cluster.active
@@ -574,7 +585,7 @@ def crash_at_every_point(
         else:
             points += 1
             cluster.crash_zk("zk-0")
-            cluster.pass_ms(4 * SESSION_MS)  # brokers register; sealed blocks are rolled
+            cluster.pass_ms(4 * SESSION_MS)  # brokers register; blocks that were sealed are rolled
             cluster.ask(make)
             cluster.pass_ms(SESSION_MS)
         check(cluster)
@@ -583,7 +594,9 @@ def crash_at_every_point(
 
 @pytest.mark.parametrize("before", [AckMode.LEADER, AckMode.RAFT])
 def test_a_roll_survives_its_zkserver(before: AckMode) -> None:
-    """Before Seal, after Sealed, after the commit, before LeaderAndIsr: no offset is lost."""
+    """The zkserver crashes before Seal, after Sealed, after the commit, or before LeaderAndIsr: no
+    offset is lost.
+    """
     after = AckMode.RAFT if before is AckMode.LEADER else AckMode.LEADER
 
     def start(cluster: Cluster) -> Callable[[int], Message]:
@@ -607,7 +620,7 @@ def test_a_roll_survives_its_zkserver(before: AckMode) -> None:
 
 
 def test_a_deletion_survives_its_zkserver() -> None:
-    """Once the deletion is committed, every broker gets it, from any zkserver."""
+    """Once the deletion is committed, every broker is told to remove the topic, by any zkserver."""
 
     def start(cluster: Cluster) -> Callable[[int], Message]:
         cluster.topic()
@@ -640,7 +653,7 @@ def test_a_deletion_survives_its_zkserver() -> None:
 
 
 def test_a_take_over_of_a_partition_survives_its_zkserver() -> None:
-    """The leader dies, then the zkserver that was replacing it, at any point."""
+    """The leader dies, and then, at any point, the zkserver that replaces it."""
     point = 0
     while True:
         point += 1
@@ -674,7 +687,8 @@ def test_nobody_is_dead_before_a_session_has_passed() -> None:
     for name in cluster.followers():
         cluster.register(name)
     found = cluster.ask(lambda i: GetMetadata(i, "t"))
-    assert found.partitions[0].leader is None  # not known to be alive either
+    # the zkserver does not know whether the leader is alive
+    assert found.partitions[0].leader is None
     assert not cluster.brokers[cluster.followers()[0]].all(Seal)
     cluster.register(leader)
     found = cluster.ask(lambda i: GetMetadata(i, "t"))

@@ -1,6 +1,4 @@
-"""Rolls and take-overs: the end that counts, the next leader, and the leaders' reports
-meanwhile.
-"""
+"""Rolls and take-overs: the end of the block, the next leader, and the leaders' reports."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def test_only_the_leader_of_a_fetch_block_is_asked() -> None:
     assert part.blocks[0].size == 50
     assert part.open_block.replicas == part.blocks[0].replicas
     assert part.open_block.leader == part.blocks[0].leader
-    cluster.to_active(cluster.leader(), RollWanted(*T0, 0, 1, "size"))  # late
+    cluster.to_active(cluster.leader(), RollWanted(*T0, 0, 1, "size"))  # this report is late
     assert list(cluster.part().blocks) == [0, 1]
 
 
@@ -139,7 +137,7 @@ def test_a_trouble_of_a_raft_follower_is_no_reason_to_give_up() -> None:
 def test_a_block_that_was_sealed_for_somebody_else_is_rolled() -> None:
     cluster = led()
     leader = cluster.leader()
-    cluster.to_active(leader, Sealed(*T0, 0, 2, leader, 5))  # without a request
+    cluster.to_active(leader, Sealed(*T0, 0, 2, leader, 5))  # an answer without a request
     assert cluster.part().blocks[0].end == 5
     assert cluster.open().number == 1
 
@@ -169,7 +167,7 @@ def test_a_full_coordinator_leaves_the_roll_going_on() -> None:
 
 
 def test_an_answer_to_an_earlier_roll_does_not_end_this_one() -> None:
-    """The answer belongs to an earlier roll; the block has taken more records since."""
+    """The answer belongs to an earlier roll; since then the block has got more records."""
     cluster = led()
     leader = cluster.leader()
     cluster.brokers[leader].seals = False
@@ -198,7 +196,7 @@ def test_the_longest_copy_is_the_end() -> None:
     assert part.blocks[0].leader == part.open_block.leader == one
     assert set(part.open_block.replicas) == {one, two}
     assert not part.blocks[0].is_unclean
-    # The old leader returns, learns the block's end, and is a replica again.
+    # The old leader returns, learns the block's end, and becomes a replica again.
     broker = cluster.restart(leader)
     assert broker.last(LeaderAndIsr).partitions[0].blocks[0].end == 8
     assert set(cluster.open().replicas) == {leader, one, two}
@@ -217,7 +215,7 @@ def test_those_that_do_not_answer_are_waited_for_only_so_long() -> None:
 
 
 def test_a_clock_that_jumps_does_not_end_the_wait() -> None:
-    """A jump must not end the wait at once, or a shorter copy would define the end."""
+    """A jump of the clock must not end the wait, or a shorter copy would determine the end."""
     cluster = led(takeover_ms=2_000)
     leader, (one, two) = cluster.leader(), cluster.followers()
     cluster.write(7, one)
@@ -233,8 +231,8 @@ def test_a_clock_that_jumps_does_not_end_the_wait() -> None:
 
 
 def test_whoever_may_have_all_is_waited_for_while_the_zkserver_is_new() -> None:
-    """A new zkserver counts no broker as dead before it has listened for a session, on any
-    clock.
+    """A new zkserver declares no broker dead before it has listened for a session, whatever its
+    clock does.
     """
     cluster = Cluster(brokers=3, zks=2, takeover_ms=100)
     cluster.topic()
@@ -263,7 +261,8 @@ def test_only_those_in_sync_are_enough() -> None:
     cluster.pass_ms(20_000)
     assert cluster.open().number == 0
     assert not cluster.brokers[two].all(Seal)
-    # leaves the set, since it may have lost its tail: only the old leader is left
+    # the restarted replica leaves the set, since it may have lost its tail: only the old leader is
+    # left
     cluster.restart(one)
     cluster.pass_ms(5_000)
     assert cluster.open().number == 0
@@ -299,7 +298,7 @@ def test_a_leader_that_comes_back_during_its_take_over_is_asked_too() -> None:
         cluster.brokers[name].seals = False
     cluster.kill(leader)
     cluster.brokers[leader].is_up = True
-    cluster.pass_ms(200)  # the same incarnation, which was only cut off
+    cluster.pass_ms(200)  # the broker has the same incarnation: it was only cut off
     assert cluster.brokers[leader].last(Seal).takeover
     for name in (one, two):
         cluster.brokers[name].seals = True
@@ -366,7 +365,9 @@ def test_the_in_sync_set_shrinks_and_grows() -> None:
 
 
 def test_a_wish_that_is_not_granted_is_answered_with_what_is() -> None:
-    """A refused leader gets the current state, so that it does not keep an old one (KAFKA-2729)."""
+    """A leader whose request is refused gets the current state, so that it does not keep an old one
+    (KAFKA-2729).
+    """
     cluster = led()
     leader, (one, two) = cluster.leader(), cluster.followers()
     before, told = cluster.open(), cluster.brokers[leader]
@@ -416,7 +417,7 @@ def test_what_was_asked_for_is_void_once_it_was_refused() -> None:
 
 
 def test_a_wish_that_is_taken_back_voids_the_one_on_its_way() -> None:
-    """A new request for the present in-sync set makes the earlier request in flight void."""
+    """A new request for the present in-sync set cancels the earlier request in flight."""
     cluster = led()
     leader = cluster.leader()
     told, before = cluster.brokers[leader], cluster.open()
@@ -487,8 +488,8 @@ def test_progress_is_one_commit_a_message() -> None:
         assert cluster.part(name).replicas[0, "b0"].end == 5
     cluster.to_active("b0", Progress("b0", whole, 1))
     assert len(cluster.active.commits) == before + 1
-    # The copy has lost a part; the zkserver ignores blocks that are open, unknown or of other
-    # brokers.
+    # The copy has lost a part; the zkserver ignores reports of blocks that are open, unknown or on
+    # other brokers.
     lost = ((*names[0], 0, 4), (*names[1], 1, 9), ("gone", "0", 0, 1), (*names[1], 7, 1))
     cluster.to_active("b0", Progress("b0", lost, 1))
     cluster.to_active("b9", Progress("b9", whole))
@@ -531,7 +532,7 @@ def test_locate_names_who_has_it() -> None:
     assert where(0) == ("Block_0", one)
     cluster.pass_ms(2_000)
     cluster.kill(one)
-    assert where(0) == ("Block_0", two)  # perhaps has a part of it
+    assert where(0) == ("Block_0", two)  # the second broker perhaps has a part of the block
     cluster.kill(two)
     assert where(0) == ("Block_0", "")
     ((gone),) = cluster.ask(lambda i: Locate(i, "s", "t", (("x", 0),)))
@@ -573,9 +574,11 @@ def set_state(name: TopicPartition, acks: AckMode, request: int) -> SetPartition
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_the_tree_is_sound(seed: int) -> None:
-    """Brokers and zkservers die and restart, tails are lost, modes change; in the end all is well.
+    """Brokers and zkservers die and restart, log ends are lost, ack modes change.
 
-    A record that all in-sync replicas had is never cut off, as long as one of them has kept it.
+    In the end all partitions work.
+
+    A record that all in-sync replicas had is never cut off as long as one of them still has it.
     """
     rng = random.Random(seed)
     cluster = Cluster(brokers=4, zks=2, replace_ms=2_000, check_ms=5_000)
@@ -595,14 +598,15 @@ def test_whatever_happens_the_tree_is_sound(seed: int) -> None:
                 for lost in names:
                     block = cluster.open(lost)
                     if block.acks is not AckMode.RAFT and set(block.in_sync) - {broker}:
-                        cluster.brokers[broker].ends[lost] = block.start  # it was not synced
+                        # the record was not synced
+                        cluster.brokers[broker].ends[lost] = block.start
                 cluster.restart(broker)
             case 3 if opened.leader is not None and cluster.brokers[opened.leader].is_up:
                 shown = {b.name: b for b in cluster.ask(DescribeCluster).brokers}
                 if not shown[opened.leader].alive:
-                    continue  # it may have been fenced
+                    continue  # the broker may have been fenced
                 if any(opened.number in b.unrolled.values() for b in cluster.brokers.values()):
-                    continue  # it may have been sealed
+                    continue  # the block may have been sealed
                 end = max(opened.start, cluster.brokers[opened.leader].ends.get(name, 0))
                 end += rng.randrange(1, 5)
                 cluster.write(end, *opened.in_sync, name=name)

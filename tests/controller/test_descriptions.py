@@ -1,4 +1,4 @@
-"""Describing a topic: which replica's report of a partition counts."""
+"""Descriptions of a topic: which replica's report about a partition counts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def test_the_others_are_asked_if_the_broker_leads_no_more() -> None:
 
 
 def test_a_partition_that_nobody_reports_is_shown_as_such() -> None:
-    """Its offsets are those of the tree, which say nothing about its present records."""
+    """The description shows the offsets in the tree, which say nothing about the partition's
+    present records.
+    """
     it = Describing(AckMode.LEADER)
     it.cluster.pass_ms(2_500)
     shown = it.answer()

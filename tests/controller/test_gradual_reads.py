@@ -42,7 +42,9 @@ def large() -> Cluster:
 def most_looks(
     cluster: Cluster, make: Callable[[int], Message], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, object]:
-    """Return the most partitions that the zkserver visits in one call, and its answer."""
+    """Return the largest number of partitions that the zkserver visits in one call, and its
+    answer.
+    """
     most = count = 0
     find, machine = Image.find, cluster.active.machine
 
@@ -72,7 +74,10 @@ def most_looks(
 
 
 def test_metadata_is_of_all_partitions_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 10,000 partitions, a turn answers some; all in one turn took 41 ms."""
+    """The zkserver answers for some of 10,000 partitions in each turn.
+
+    Answering for all of them in one turn took 41 ms.
+    """
     most, found = most_looks(large(), lambda i: GetMetadata(i, "t"), monkeypatch)
     assert isinstance(found, TopicMetadata)
     assert [partition.partition for partition in found.partitions] == list(NAMES)
@@ -83,7 +88,7 @@ def test_metadata_is_of_all_partitions_in_order(monkeypatch: pytest.MonkeyPatch)
 def test_a_cluster_is_described_some_partitions_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of 10,000 partitions, a turn answers some; all in one turn took 50 ms."""
+    """The zkserver describes some of 10,000 partitions in each turn; all in one turn took 50 ms."""
     cluster = large()
     for name in ("b0", "b1", "b2"):
         cluster.brokers[name].is_up = False

@@ -31,7 +31,8 @@ def crash_everywhere(
 ) -> None:
     """Crash the active zkserver before each of its effects; *check* gets the expected state.
 
-    The tree then has the old state or the new one; once the answer has been sent, the new one.
+    If the zkserver dies, the tree has the old state or the new one; once the answer has been sent,
+    the new one.
     """
     outcomes: set[bool] = set()
     for cluster, _, _ in crashes(start):
@@ -115,7 +116,7 @@ def test_another_number_of_replicas(count: int) -> None:
 
 
 def test_a_decommission() -> None:
-    """The broker loses all its partitions, whichever zkserver continues."""
+    """The broker loses all of its partitions, whichever zkserver continues the decommission."""
     names = [TopicPartition("t", str(index)) for index in range(6)]
 
     def start(cluster: Cluster) -> Callable[[int], Message]:
@@ -206,7 +207,7 @@ def test_a_recovery_that_was_not_carried_out_is_asked_for_again() -> None:
 
 
 def test_the_later_word_holds() -> None:
-    """A new request replaces the one that an earlier zkserver had accepted."""
+    """A new request replaces the request that an earlier zkserver had accepted."""
     cluster = Cluster(zks=2)
     cluster.topic(AckMode.LEADER)
     cluster.write(5)

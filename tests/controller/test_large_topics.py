@@ -49,7 +49,7 @@ def check_whole(cluster: Cluster, name: str = "large") -> None:
 
 
 def check_gone(cluster: Cluster, name: str = "large") -> None:
-    """Check that nothing is left of it, anywhere."""
+    """Check that no part of the topic is left anywhere."""
     assert not [e.path for e in cluster.tree.entries() if f"/topics/{name}" in e.path]
     assert not cluster.image.deleted
     for broker in cluster.brokers.values():
@@ -57,7 +57,7 @@ def check_gone(cluster: Cluster, name: str = "large") -> None:
 
 
 def check_unseen(cluster: Cluster) -> None:
-    """Check that no client and no broker sees it."""
+    """Check that no client and no broker sees the topic."""
     image = cluster.active.machine.image
     assert not image.topics
     assert image.hidden
@@ -123,7 +123,7 @@ def test_a_topic_that_is_being_deleted_is_gone_with_the_first_commit() -> None:
 
 
 def test_a_name_is_free_once_all_is_gone() -> None:
-    """A request for the name waits until then, and is answered once."""
+    """A request for the name waits until the old topic is removed, and is answered once."""
     cluster = Cluster()
     cluster.ask(create)
     paused = Paused(cluster)
@@ -201,7 +201,7 @@ def test_a_name_may_be_asked_for_while_what_a_crash_has_left_is_removed() -> Non
 
 
 def test_a_deletion_is_completed_by_the_next_zkserver() -> None:
-    """The deletion has not begun, or the next zkserver completes it without a request."""
+    """Either the deletion has not begun, or the next zkserver completes it without a request."""
     outcomes = []
     for cluster, zk, _ in crashed_at_each_commit(is_made=True):
         is_begun = "large" not in cluster.image.topics
@@ -219,8 +219,8 @@ def test_a_deletion_is_completed_by_the_next_zkserver() -> None:
 
 
 def test_a_disk_that_is_replaced_while_a_topic_is_made_takes_the_topic_with_it() -> None:
-    """A topic in creation fails if a disk is replaced, since its partitions would wait for that
-    disk.
+    """If a disk is replaced while a topic is created, the creation fails, since the topic's
+    partitions would wait for that disk.
     """
     cluster = Cluster()
     paused = Paused(cluster)
@@ -383,7 +383,7 @@ def test_who_waits_for_a_name_that_is_being_removed_hears_that_it_is_under_way()
     paused.do()
     words.ask(create(8))
     for _ in range(5):
-        paused.do()  # The brokers have confirmed, too, that they have nothing of it.
+        paused.do()  # The brokers have also confirmed that they have no part of the topic.
     assert words.ask(create(8)) == [UnderWay(8)]
     paused.do_all()
     check_whole(cluster)

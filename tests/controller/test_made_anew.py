@@ -1,7 +1,7 @@
-"""Late reports about a deleted topic do not concern a new topic of its name.
+"""Late reports about a deleted topic do not affect a new topic of its name.
 
-A broken connection delivers its messages late. The new topic's blocks and epochs have the old one's
-numbers.
+A broken connection may deliver its messages late. The new topic's blocks have the same numbers and
+epochs as those of the old topic.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def topic_id(cluster: Cluster) -> str:
 
 
 def asked_to_seal(cluster: Cluster, end: int) -> tuple[str, Sealed]:
-    """Have the leader seal a block that ends at *end*; returns the leader and its answer."""
+    """Request the seal of a block that ends at *end*; returns the leader and its answer."""
     cluster.write(end)
     leader = cluster.leader()
     broker = cluster.brokers[leader]

@@ -43,7 +43,9 @@ def large(**config: int) -> Cluster:
 
 
 def most_in_a_turn(cluster: Cluster, act: Callable[[], object], kind: type[Message]) -> int:
-    """Return the most messages of that kind that leave in one turn of the zkserver after *act*."""
+    """Return the largest number of messages of a kind that leave in one turn of the zkserver after
+    *act*.
+    """
     found = 0
     ready = cluster.active.machine.ready
 
@@ -60,7 +62,7 @@ def most_in_a_turn(cluster: Cluster, act: Callable[[], object], kind: type[Messa
 
 
 class Looks:
-    """The most partitions that the zkserver visits in one call."""
+    """The largest number of partitions that the zkserver visits in one call."""
 
     def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = self._count = 0
@@ -83,7 +85,7 @@ class Looks:
         return around
 
 
-LOOKS = 40  # a turn, in these tests
+LOOKS = 40  # visited partitions a turn, in these tests
 
 
 @pytest.fixture
@@ -132,7 +134,7 @@ def test_others_are_answered_while_very_many_partitions_are_looked_at() -> None:
 def test_a_broker_of_many_partitions_stops_some_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The partitions that it leads are found and rolled over several turns."""
+    """The zkserver finds and rolls the partitions that a broker leads over several turns."""
     cluster = large()
     looks = Looks(cluster, monkeypatch)
     names = [TopicPartition("t", name) for name in NAMES]
@@ -150,7 +152,10 @@ def test_a_broker_of_many_partitions_stops_some_in_each_turn(
 def test_replicas_on_a_failed_disk_leave_the_in_sync_sets_some_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Replicas on a failed disk leave the in-sync sets slice by slice; each set is visited once."""
+    """Replicas on a failed disk leave the in-sync sets in several slices.
+
+    Each set is visited once.
+    """
     cluster = large()
     names = cluster.image.hosting.opened("b1")
     topic = cluster.image.topics["t"].node.id
@@ -216,8 +221,8 @@ def test_a_large_topic_is_told_some_partitions_in_each_turn() -> None:
 
 
 def emptied() -> Cluster:
-    """Return a broker that was dead until others had copies of all its blocks, and still has the
-    files.
+    """Return a broker that was dead until other brokers had copied all of its blocks, and still has
+    the files.
     """
     cluster = large()
     cluster.kill("b1")
@@ -227,7 +232,7 @@ def emptied() -> Cluster:
 
 
 def test_a_broker_that_comes_back_is_told_of_few_removals_at_a_time() -> None:
-    """A broker that comes back gets few removals at a time."""
+    """A broker that comes back is told to remove a few partitions at a time."""
     cluster = emptied()
     with counting() as marks:
         most = most_in_a_turn(cluster, lambda: cluster.restart("b1"), StopReplica)

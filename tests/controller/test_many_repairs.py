@@ -1,4 +1,6 @@
-"""A broker with an empty disk gets thousands of sealed blocks, from brokers with other work."""
+"""A broker with an empty disk gets thousands of sealed blocks from brokers that have other work,
+too.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ CONFIG = ReplicationConfig()
 PARTITIONS = 2
 BLOCKS = 1_000  # sealed blocks of each partition
 ZK = "zk"
-TELL_MS = 100  # so late do the other nodes learn of complete copies
+TELL_MS = 100  # delay after which the other nodes learn of complete copies
 
 
 class World:
@@ -47,11 +49,12 @@ class World:
         self.down: set[str] = set()
         self.stores = {name: MemoryStore() for name in ("b0", "b1", "b2")}
         self.wire: list[tuple[str, str, Message]] = []
-        self.out: dict[BlockId, str] = {}  # b0's unanswered requests, with the broker asked
+        # unanswered requests of b0, with the broker that got each
+        self.out: dict[BlockId, str] = {}
         self.most_out = 0
         self.asks = 0
-        self.most_read = 0  # bytes of sealed blocks, in one turn
-        # complete blocks as reported to the zkserver, each with its end
+        self.most_read = 0  # largest number of bytes of sealed blocks read in one turn
+        # complete blocks as reported to the zkserver, with the end of each
         self.whole: dict[tuple[str, int], int] = {}
         self.tell_at: int | None = None
         self.states = [self.state(index) for index in range(PARTITIONS)]
@@ -91,7 +94,10 @@ class World:
     # --- what happens ---------------------------------------------------------------------------
 
     def run(self, ms: int) -> bool:
-        """Let *ms* milliseconds pass, or fewer if b0 has everything; returns whether it has."""
+        """Let *ms* milliseconds pass, or fewer if b0 gets everything before.
+
+        Returns whether it has everything.
+        """
         for _ in range(ms):
             self.now += 1
             arrived, self.wire = self.wire, []
@@ -188,12 +194,12 @@ def test_a_broker_with_an_empty_disk_asks_for_a_few_blocks_at_a_time(world: Worl
     world.check()
     assert world.most_out == CONFIG.repairs
     assert world.most_read <= CONFIG.repairs * CONFIG.append_bytes
-    assert world.asks == PARTITIONS * BLOCKS  # each part once
+    assert world.asks == PARTITIONS * BLOCKS  # each part was requested once
 
 
 def test_who_holds_the_blocks_dies_meanwhile(world: World) -> None:
-    """If a holder dies, other holders are asked, without a timeout at the dead one for
-    each block.
+    """If a holder dies, the repairs ask other holders, without waiting for a timeout at the dead
+    one for each block.
     """
     assert not world.run(200)
     assert 0 < len(world.whole) < PARTITIONS * BLOCKS

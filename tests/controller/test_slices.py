@@ -1,4 +1,6 @@
-"""Work on many partitions or blocks is done in slices, so no commit grows with their number."""
+"""Work on many partitions or blocks is done in slices, so the size of a commit does not depend on
+their number.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ PAGE = 100  # partitions created at a time
 
 
 def hosting(partitions: int, acks: AckMode = AckMode.LEADER, zks: int = 1) -> Cluster:
-    """Return a cluster of three brokers that all host so many partitions.
+    """Return a cluster of three brokers that all host a given number of partitions.
 
     A commit may have 1 MiB.
     """
@@ -56,7 +58,8 @@ def check_restarted(cluster: Cluster, broker: Broker) -> None:
         if name.topic == "between":
             continue  # the partition was created while the broker registered
         block = image.partition(*name).open_block
-        # The partition that it led was rolled, and it has lost nothing of the next block.
+        # The partition that the broker led was rolled, and the broker has lost no record of the
+        # next block.
         assert broker.name not in block.in_sync or (block.number, block.start) == (1, 0)
         assert block.leader is not None
         assert broker.states[name].version == image.topics[name.topic].state(name.partition).version
@@ -64,7 +67,7 @@ def check_restarted(cluster: Cluster, broker: Broker) -> None:
 
 
 def with_sealed_blocks(cluster: Cluster, count: int) -> None:
-    """Give partition t0/0 so many sealed blocks, complete on all of its replicas."""
+    """Give partition t0/0 a number of sealed blocks, complete on all of its replicas."""
     name = TopicPartition("t0", "0")
     image, coordinator = cluster.image, MemoryCoordinator(cluster.tree)
     for number in range(count):
@@ -101,7 +104,9 @@ def rebuild(partitions: int, blocks: int, zks: int = 1) -> Cluster:
 
 
 def test_a_broker_that_hosts_very_many_partitions_is_registered_again() -> None:
-    """The registration of 2,000 partitions is split: ZooKeeper refuses its commit of 1.2 MiB."""
+    """The registration of a broker with 2,000 partitions is split, because ZooKeeper would refuse a
+    commit of 1.2 MiB.
+    """
     cluster = hosting(2_000)
     broker = cluster.restart("b1")
     assert len(cluster.active.commits) >= 8
@@ -135,9 +140,11 @@ def test_a_broker_that_is_dead_leaves_all_in_sync_sets() -> None:
 
 
 def test_a_failed_attempt_to_let_the_dead_go_is_made_again() -> None:
-    """Removing a dead broker is retried: leaders of idle partitions have no reason to report it."""
+    """Removing a dead broker from the in-sync sets is retried, because leaders of idle partitions
+    do not report it.
+    """
     cluster = hosting(100, zks=1)
-    cluster.tree.request_bytes = 1  # No change is possible.
+    cluster.tree.request_bytes = 1  # With this limit no change is possible.
     cluster.kill("b1")
     cluster.tree.request_bytes = REQUEST_BYTES
     cluster.pass_ms(31_000)
@@ -149,7 +156,7 @@ def test_a_failed_attempt_to_let_the_dead_go_is_made_again() -> None:
 
 
 def crash_after(cluster: Cluster, commits: int) -> Zk:
-    """Crash the active zkserver when it wants more than *commits* further commits."""
+    """Crash the active zkserver when it submits more than *commits* further commits."""
     zk = cluster.active
     seen = len(zk.commits)
 
@@ -219,7 +226,7 @@ def test_others_are_served_between_two_slices() -> None:
 
 
 def test_what_a_broker_was_before_is_heard_no_more_once_a_slice_is_done() -> None:
-    """A late message of the old incarnation does not return the broker to an in-sync set."""
+    """A late message of the old incarnation does not add the broker to an in-sync set."""
     cluster = hosting(1_500)
     before = cluster.brokers["b1"].incarnation
     paused = Paused(cluster)
@@ -264,7 +271,9 @@ def test_slices_of_a_life_that_is_over_are_not_applied() -> None:
 
 
 def test_what_changed_after_its_slice_is_looked_at_again() -> None:
-    """A partition that the broker gets after its slice, on its old disk, is visited again."""
+    """If the broker gets a partition after its slice, on its old disk, the partition is visited
+    again.
+    """
     cluster = hosting(1_500)
     paused = Paused(cluster)
     cluster.restart("b1", storage="other")

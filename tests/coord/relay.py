@@ -9,14 +9,17 @@ from types import TracebackType
 
 
 class Relay:
-    """Forwards the bytes of a server and its clients; :meth:`cut_after` ends the connection."""
+    """Forwards the bytes between a server and its clients.
+
+    :meth:`cut_after` ends the connection.
+    """
 
     def __init__(self, hosts: str) -> None:
         host, _, port = hosts.rpartition(":")
         self._server = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
-        self._left: int | None = None  # answers until the cut, if there is one
+        self._left: int | None = None  # number of answers until the cut, if there is one
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
@@ -47,7 +50,7 @@ class Relay:
         trace: TracebackType | None,
     ) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # this wakes a thread that waits in accept()
-        self._threads[0].join()  # no new connection from here on
+        self._threads[0].join()  # no new connection is possible from here on
         self._listener.close()
         for each in self._open:
             _end(each)
@@ -78,7 +81,7 @@ class Relay:
                 while data := asked.read(65536):
                     server.sendall(data)
             except OSError:
-                pass  # the other direction has ended both
+                pass  # the thread of the other direction has closed both sockets
         _end(client, server)
 
     def _answer(self, client: socket.socket, server: socket.socket) -> None:
@@ -89,7 +92,7 @@ class Relay:
                         break
                     client.sendall(head + answers.read(int.from_bytes(head, "big")))
             except OSError:
-                pass  # the other direction has ended both
+                pass  # the thread of the other direction has closed both sockets
         _end(client, server)
 
     def _is_over(self) -> bool:
@@ -108,4 +111,4 @@ def _end(*ends: socket.socket) -> None:
         try:
             end.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # it has ended already
+            pass  # the server has ended already

@@ -150,7 +150,7 @@ def cut_off(one: Session, hosts: str) -> Iterator[None]:
     since = len(one.seen)
     client.set_hosts("127.0.0.1:1")
     one.backend._link.drop()
-    one.start_load("/")  # so that the loss is noticed at once
+    one.start_load("/")  # the load makes the client notice the loss at once
     one.wait(Suspended, since)
     yield
     client.set_hosts(hosts)

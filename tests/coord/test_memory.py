@@ -1,4 +1,4 @@
-"""The memory backend keeps the contract, and the contract's checks find backends that do not."""
+"""The memory backend fulfils the contract, and the contract's checks find backends that do not."""
 
 import hashlib
 import os
@@ -68,8 +68,9 @@ def test_expired_session() -> None:
 
 
 def test_suspended_session_survives() -> None:
-    """Unanswered commits are uncertain, requests wait; possible changes are reported after
-    Resumed.
+    """Unanswered commits are uncertain, requests wait.
+
+    Possible changes are reported after Resumed.
     """
     hub = MemoryTree()
     one, two = MemoryCoordinator(hub), MemoryCoordinator(hub)
@@ -94,8 +95,9 @@ def test_suspended_session_survives() -> None:
 
 
 def test_suspended_session_expires() -> None:
-    """After its return the session is expired; its commits are uncertain, and its loads
-    are done.
+    """The suspended session is expired when it returns.
+
+    The commits of the session are uncertain, and its loads are answered.
     """
     hub = MemoryTree()
     one, two = MemoryCoordinator(hub, session="one"), MemoryCoordinator(hub, session="two")
@@ -136,7 +138,7 @@ def test_closed_session() -> None:
 
 
 def test_threads_share_a_tree() -> None:
-    """Four threads that count with conditional writes lose no count and no event."""
+    """Four threads that count with conditional writes lose no increment and no event."""
     hub = MemoryTree()
     first = MemoryCoordinator(hub)
     first.submit(Commit(1, (Create("/n", b""),)))
@@ -203,7 +205,7 @@ class ForgetsConflict(MemoryCoordinator):
 
 
 class WrongIndex(MemoryCoordinator):
-    """Names the first op as the refused one."""
+    """A coordinator that names the first op of a commit as the refused one."""
 
     def poll(self) -> Sequence[CoordEvent]:
         return [
@@ -213,7 +215,7 @@ class WrongIndex(MemoryCoordinator):
 
 
 class HalfDone(MemoryCoordinator):
-    """Keeps the changes of a refused commit before its refused op."""
+    """A backend that keeps the changes of a refused commit before its refused op."""
 
     def submit(self, request: CoordRequest) -> None:
         super().submit(request)
@@ -261,7 +263,7 @@ class NoDeletions(MemoryTree):
 
 
 class Undead(MemoryTree):
-    """Keeps ephemeral nodes when their session ends."""
+    """A backend that keeps ephemeral nodes when their session ends."""
 
     def _end(self, session: str) -> None:
         self._clients.pop(session, None)
@@ -302,13 +304,13 @@ class Namesake(MemoryCoordinator):
     ],
 )
 def test_checks_notice(make: Callable[[str], Coordinator], words: str) -> None:
-    """The checks name the rule that a backend breaks."""
+    """The checks name the rule that a faulty backend breaks."""
     with pytest.raises(AssertionError, match=words):
         check_coordinator(make, timeout_s=0.05)
 
 
 def test_checks_notice_what_is_not_durable() -> None:
-    """A backend that calls itself durable must find its tree again."""
+    """After a restart a durable backend must find its tree again."""
     trees: dict[str, MemoryTree] = {}
     with pytest.raises(AssertionError, match="after a restart"):
         check_coordinator(

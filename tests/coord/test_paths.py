@@ -47,7 +47,7 @@ EVERY = [
 
 @pytest.mark.parametrize(("built", "text", "parsed"), EVERY)
 def test_parse_undoes_build(built: str, text: str, parsed: paths.MetaPath) -> None:
-    """Each path reads as documented, is valid, and parses to its names."""
+    """Each path has the documented form, is valid, and parses to its names."""
     assert built == text
     assert paths.parse(built) == parsed
     validate(Load(1, built))
@@ -64,7 +64,7 @@ def test_names_that_look_like_folders_are_names() -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ü", "a\n", "x" * 250])
 def test_bad_names_are_refused(name: str) -> None:
-    """No name can reach outside its place in the tree."""
+    """No name can refer to another place in the tree."""
     for build in (paths.broker, paths.topic, lambda n: paths.partition("t", n)):
         with pytest.raises(InvalidName):
             build(name)
@@ -89,7 +89,7 @@ def test_negative_block_is_refused() -> None:
     ],
 )
 def test_foreign_paths_mean_nothing(path: str) -> None:
-    """Unknown paths parse to None, so that a newer version may add nodes."""
+    """Unknown paths parse to None, so that a newer version may add kinds of nodes."""
     assert paths.parse(path) is None
 
 

@@ -69,7 +69,10 @@ def read(path: Path) -> tuple[Entry, ...]:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mount a small file system with given options; skip where that is not allowed."""
+    """Mount a small file system with the given options.
+
+    Skip the test if mounting is not allowed.
+    """
     mounted: list[Path] = []
 
     def run(options: str) -> Path:
@@ -109,7 +112,7 @@ def test_contract(tmp_path: Path) -> None:
 
 
 def test_open_owns_its_tree(tmp_path: Path) -> None:
-    """The convenient constructor closes the file with the session."""
+    """The convenience constructor closes the file together with the session."""
     one = SqliteCoordinator.open(tmp_path / "db", session="me")
     assert one.session == "me"
     do(one, Create("/a", b"1"))
@@ -135,7 +138,7 @@ def test_closed_tree_closes_its_sessions(tmp_path: Path) -> None:
 
 
 def test_session_names_are_not_used_again(tmp_path: Path) -> None:
-    """No session gets an earlier session's name, also after a restart."""
+    """No session gets the name of an earlier session, even after a restart."""
     names = set()
     for _ in range(3):
         tree = SqliteTree(tmp_path / "db")
@@ -145,7 +148,7 @@ def test_session_names_are_not_used_again(tmp_path: Path) -> None:
 
 
 def test_ephemeral_nodes_are_never_in_the_file(tmp_path: Path) -> None:
-    """Ephemeral nodes do not exist after a crash, nor do the values that they replaced."""
+    """After a crash ephemeral nodes do not exist, nor do the values that they replaced."""
     one = SqliteCoordinator.open(tmp_path / "db")
     do(one, Create("/a", b""), Create("/b", b""), Create("/e", b"", ephemeral=True))
     do(one, Put("/e", b"", 0), Put("/a", b"1", 0))
@@ -210,7 +213,7 @@ def test_kill_loses_no_answered_commit(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_torn_journal_leaves_an_earlier_tree(tmp_path: Path, seed: int) -> None:
-    """A cut of the journal at any byte leaves the tree after one of the commits."""
+    """If the journal is cut at any byte, the tree is that after one of the commits."""
     rng = random.Random(seed)
     tree = SqliteTree(tmp_path / "db")
     one = SqliteCoordinator(tree)
@@ -346,7 +349,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_fork(tmp_path: Path) -> None:
-    """A child cannot use the tree, and its end does not harm the parent's file."""
+    """A forked child cannot use the tree, and its end does not affect the parent's file."""
     body = """
         import warnings
         warnings.simplefilter("ignore")
@@ -371,9 +374,9 @@ def test_fork(tmp_path: Path) -> None:
 
 
 def test_fork_in_the_middle_of_a_commit(tmp_path: Path) -> None:
-    """A child may inherit a lock whose thread it does not have.
+    """A child may inherit a lock whose owner is a thread that the child does not have.
 
-    It can still close everything and exit.
+    The process with the closed file can still close everything and exit.
     """
     body = """
         import threading, warnings
@@ -426,8 +429,8 @@ def fill(one: SqliteCoordinator) -> int:
 
 
 def test_full_disk(mount: Callable[[str], Path]) -> None:
-    """A commit on a full disk is not done, here or in the file, and succeeds once there is
-    space.
+    """On a full disk a commit is not done, neither in memory nor in the file, and succeeds once
+    there is space.
     """
     folder = mount("size=1m")
     tree = SqliteTree(folder / "db")
@@ -453,7 +456,7 @@ def test_full_disk(mount: Callable[[str], Path]) -> None:
 
 
 def test_full_file(tmp_path: Path) -> None:
-    """A full file behaves like a full disk, where mounting is not allowed."""
+    """Where mounting is not allowed, a file with a size limit stands for a full disk."""
     tree = SqliteTree(tmp_path / "db")
     one = SqliteCoordinator(tree)
     do(one, Create("/a", b""))
@@ -494,7 +497,7 @@ def test_impossible_paths(tmp_path: Path) -> None:
 
 
 def test_special_names_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite's own meaning of some names has no effect."""
+    """Names with a special meaning for SQLite are ordinary files here."""
     monkeypatch.chdir(tmp_path)
     for name in (":memory:", "file:x?mode=memory"):
         read(Path(name))

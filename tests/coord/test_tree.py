@@ -63,7 +63,7 @@ def test_refused_commit_changes_nothing(op: Op, reason: str) -> None:
 
 
 def test_plan_changes_nothing_until_adopted() -> None:
-    """A backend may fail between the two steps, and has nothing to undo."""
+    """A backend may fail between planning and adopting, and has nothing to undo."""
     tree = Tree()
     plan = tree.plan(Commit(1, (Create("/a", b""), Create("/a/b", b"", ephemeral=True))), "s")
     assert isinstance(plan, CommitPlan)
@@ -85,7 +85,7 @@ def test_plan_changes_nothing_until_adopted() -> None:
     ],
 )
 def test_nodes_that_go_and_come_within_one_commit(ops: tuple[Op, ...]) -> None:
-    """One commit leaves the same tree as its ops one by one."""
+    """A commit leaves the same tree as its ops one by one."""
     whole, steps = Tree(), Tree()
     for tree in (whole, steps):
         commit(tree, Create("/a", b""), Create("/a/b", b""))
@@ -93,14 +93,14 @@ def test_nodes_that_go_and_come_within_one_commit(ops: tuple[Op, ...]) -> None:
     for op in ops:
         commit(steps, op)
     assert whole.load("/") == steps.load("/")
-    # The index of children is right as well: everything can be deleted again.
+    # The index of children is correct too: all nodes can be deleted again.
     for entry in reversed(whole.load("/")):
         assert commit(whole, Delete(entry.path, entry.version)) == (-1,)
     assert len(whole) == 0
 
 
 def test_expiry_takes_the_ephemeral_nodes_of_one_session() -> None:
-    """A Put by another session does not change a node's owner; deleted nodes have none."""
+    """A Put by another session does not change the owner of a node; deleted nodes have no owner."""
     tree = Tree()
     commit(tree, Create("/a", b"", ephemeral=True), Create("/b", b"", ephemeral=True), session="1")
     commit(tree, Create("/c", b"", ephemeral=True), session="2")
@@ -112,9 +112,9 @@ def test_expiry_takes_the_ephemeral_nodes_of_one_session() -> None:
 
 
 def test_load_is_ordered_by_path() -> None:
-    """A load is ordered as plain text, ``/a-b`` before ``/a/b``.
+    """The nodes of a load are ordered as plain text, ``/a-b`` before ``/a/b``.
 
-    A root is no prefix of its neighbour.
+    A root does not match the names that merely begin with it.
     """
     tree = Tree()
     paths = ["/a", "/a/b", "/a-b", "/ab", "/a/b/c", "/B"]
@@ -137,7 +137,7 @@ def test_restore_gives_the_same_tree() -> None:
 
 
 def test_watches_match_roots_and_what_is_below() -> None:
-    """Each change is reported once, in order, and only below the roots of that session."""
+    """Each change is reported once, in order, and only below the roots that the session watches."""
     watches = TreeWatches()
     for root in ("/a", "/a/b", "/none"):
         watches.add("s", root)
@@ -158,7 +158,7 @@ def test_bad_paths_are_the_callers_bug(path: str) -> None:
 
 
 def test_limits() -> None:
-    """512 KiB fit, a byte more does not; the root can only be loaded."""
+    """A node may have 512 KiB and not a byte more; the root can only be loaded."""
     validate(Load(1, "/"))
     validate(Commit(1, (Create("/a.b-c_D/..x/ü", bytes(MAX_DATA_BYTES)),)))
     for op in (
@@ -174,7 +174,7 @@ def test_limits() -> None:
 
 
 def test_ten_thousand_partitions_in_one_commit() -> None:
-    """40,000 nodes in one commit, loaded, then deleted."""
+    """40,000 nodes are created in one commit, loaded, and deleted."""
     nodes = [f"/p{i}{tail}" for i in range(10_000) for tail in ("", "/b", "/b/1", "/b/2")]
     request = Commit(1, tuple(Create(path, b"x" * 100) for path in nodes))
     tree = Tree()

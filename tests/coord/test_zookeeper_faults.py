@@ -1,4 +1,4 @@
-"""The coordinator on a ZooKeeper that is killed, stopped or restarted, or that ends sessions."""
+"""The coordinator on a ZooKeeper that is killed, paused or restarted, or that ends sessions."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def kinds(one: Session, since: int) -> list[type]:
 
 
 def test_a_session_that_expires(zookeeper: ZooKeeper) -> None:
-    """An expired session loses its ephemeral nodes and watches; the next one has a new name and
-    works.
+    """An expired session loses its ephemeral nodes and watches.
+
+    The next session has a new name and works.
     """
     hosts = zookeeper.hosts
     with session(hosts, "/expires") as one, session(hosts, "/expires") as witness:
@@ -67,7 +68,8 @@ def test_a_session_that_expires(zookeeper: ZooKeeper) -> None:
         assert expired.session == one.backend.session != before
         since = len(one.seen)
         witness.must(Put("/kept", b"1", 0))
-        one.must(Create("/mine", b"", ephemeral=True))  # its answer would come after a change
+        # the answer to this commit would come after a change
+        one.must(Create("/mine", b"", ephemeral=True))
         assert not [event for event in one.seen[since:] if isinstance(event, Changed)]
         assert [entry.owner for entry in one.load("/")] == [None, one.backend.session]
 
@@ -86,8 +88,8 @@ def test_what_was_kept_for_a_session_that_expired_is_uncertain(zookeeper: ZooKee
 
 
 def test_no_request_of_one_session_is_sent_in_the_next(zookeeper: ZooKeeper) -> None:
-    """A request of one session is not sent in the next, even if that has begun unknown to its
-    owner.
+    """A request of one session is not sent in the next session, even if the owner does not yet know
+    of that session.
     """
     with session(zookeeper.hosts, "/late") as one:
         one.must(Create("/a", b""))
@@ -107,7 +109,7 @@ def test_no_request_of_one_session_is_sent_in_the_next(zookeeper: ZooKeeper) -> 
 def test_a_client_that_was_stopped_knows_that_its_session_may_be_gone(
     zookeeper: ZooKeeper,
 ) -> None:
-    """A stopped client reports its uncertain state first, before any answer."""
+    """A paused client first reports that its state is uncertain, before any answer."""
     script = """
         import sys, time
         from tests.coord.sessions import *
@@ -150,7 +152,10 @@ def test_a_client_that_was_stopped_knows_that_its_session_may_be_gone(
 
 
 def test_a_server_that_is_restarted(own: ZooKeeper) -> None:
-    """The session survives; waiting requests are carried out, and missed changes are reported."""
+    """The session survives a restart.
+
+    Waiting requests are carried out, and missed changes are reported.
+    """
     with own, session(own.hosts, "/x") as one:
         one.must(Create("/a", b""), Create("/mine", b"", ephemeral=True))
         one.load("/a")
@@ -189,7 +194,10 @@ def test_nobody_waits_for_a_zookeeper_that_comes_later(own: ZooKeeper) -> None:
 
 
 def test_a_commit_without_an_answer_is_uncertain_and_settled(own: ZooKeeper) -> None:
-    """A server dies with pending commits; a load shows which were done, and none is done later."""
+    """A server dies with pending commits.
+
+    A load shows which commits were done, and no other one is done later.
+    """
     with own, session(own.hosts, "/x") as one:
         one.must(Create("/a", b""))
         outcomes = set()
@@ -211,7 +219,9 @@ def test_a_commit_without_an_answer_is_uncertain_and_settled(own: ZooKeeper) -> 
 
 
 def test_a_load_whose_connection_ends_tells_all_or_nothing(zookeeper: ZooKeeper) -> None:
-    """After a cut of a load at any point, an unanswered part is never reported as missing."""
+    """If the connection is cut at any point of a load, nodes without an answer are never reported
+    as missing.
+    """
     topics = [f"/a/{n}" for n in range(3)]
     nodes = ["/a", *(path for topic in topics for path in (topic, f"{topic}/b", f"{topic}/b/c"))]
     with (
@@ -228,7 +238,7 @@ def test_a_load_whose_connection_ends_tells_all_or_nothing(zookeeper: ZooKeeper)
 
 
 def test_a_server_that_hangs_is_noticed_before_the_session_ends(own: ZooKeeper) -> None:
-    """A hanging server is noticed, also during constant requests, which kazoo counts as signs of
+    """A hanging server is noticed even during constant requests, which kazoo counts as signs of
     life.
     """
     with own, session(own.hosts, "/x") as one:

@@ -1,4 +1,4 @@
-"""A topic too large for one ZooKeeper request is created and deleted as a whole."""
+"""A topic that is too large for one ZooKeeper request is created and deleted as a whole."""
 
 from __future__ import annotations
 

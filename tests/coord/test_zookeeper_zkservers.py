@@ -39,7 +39,7 @@ class Zkserver:
         self.loop = Loop(clock, self._far)
         self.loop.add_zkserver(name, self.machine, one.backend)
         self.name = name
-        self.turns = True  # False: its loop stands still
+        self.turns = True  # False: the loop of this zkserver stands still
 
     def _far(self, peer: str, source: str, message: Message) -> None:
         if isinstance(message, Answer):
@@ -88,8 +88,8 @@ class Pair:
             zkserver = self.active()
             zkserver.create(number)
             answer = self.answer(zkserver, number)
-            # A zkserver without its connection refuses; the topic may be there, and a retry is
-            # safe.
+            # A zkserver without its connection refuses the request; the topic may exist, and a
+            # retry is safe.
             if answer.error is None or type(answer.error).__name__ == "TopicExists":
                 self.acknowledged.append(number)
                 return
@@ -130,8 +130,8 @@ def test_a_zkserver_whose_session_ends_is_followed_by_the_other(zookeeper: ZooKe
 
 
 def test_a_zkserver_that_was_replaced_unawares_can_change_nothing(zookeeper: ZooKeeper) -> None:
-    """The replaced zkserver's session lives, so only the version of the controller epoch refuses
-    it.
+    """The replaced zkserver's session is still alive, so only the version of the controller epoch
+    refuses its commit.
     """
     hosts, root = zookeeper.hosts, "/fenced"
     with pair(hosts, root) as two, kazoo(hosts) as raw:
@@ -142,7 +142,8 @@ def test_a_zkserver_that_was_replaced_unawares_can_change_nothing(zookeeper: Zoo
         new = two.active()
         assert new is not old
         two.create()
-        # It knows nothing yet, and its first message is a request to create a topic.
+        # The new zkserver knows no metadata yet, and its first message is a request to create a
+        # topic.
         old.machine.step("client", CreateTopic(999, "t999", ("0",), 1, AckMode.UNSET, {}), clock())
         old.turns = True
         answer = two.answer(old, 999)
@@ -154,7 +155,10 @@ def test_a_zkserver_that_was_replaced_unawares_can_change_nothing(zookeeper: Zoo
 def test_what_was_acknowledged_outlives_zookeepers_deaths(
     tmp_path: Path, needs_zookeeper: None
 ) -> None:
-    """After ZooKeeper's deaths every acknowledged commit is there; uncertain ones are checked."""
+    """After ZooKeeper's restarts every acknowledged commit is in the tree.
+
+    Uncertain commits are checked.
+    """
     with ZooKeeper(tmp_path) as own, pair(own.hosts, "/killed") as two:
         two.create()
         for kill in range(3):
@@ -162,7 +166,7 @@ def test_what_was_acknowledged_outlives_zookeepers_deaths(
             active.create(number)
             active.loop.run()  # the commit is in flight
             if kill == 2:
-                own.servers[0].pause()  # it arrives, but no answer comes
+                own.servers[0].pause()  # the request arrives, but no answer comes
             own.servers[0].kill()
             own.servers[0].start()
             two.create()

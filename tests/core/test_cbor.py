@@ -90,7 +90,7 @@ def test_tags_are_refused(tag: int, inner: bytes) -> None:
         b"\x7f\x61a\xff",
         b"\xa2\x01\x02\x01\x03",  # a repeated key
         b"\xa1\x80\x01",  # a key that is a list
-        b"\x61\xff",  # not UTF-8
+        b"\x61\xff",  # a string that is not UTF-8
         b"\xff",
         b"\x1c",
         b"\x81" * 17 + b"\x80",

@@ -1,4 +1,4 @@
-"""Counts in the singular and the plural."""
+"""Counts with a noun in the singular or the plural."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A coordinator keeps a bounded number of members, groups and offsets, and each member only its
-own.
+"""A coordinator stores a bounded number of members, groups and offsets, and each member has its own
+limit.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def test_a_coordinator_has_a_largest_number_of_groups() -> None:
     with pytest.raises(GroupLimitReached):
         commit(host, "c", "0")
     commit(host, "b", "1")
-    host.send("m1", Leave(host.id(), "a", "m1"))  # a group without offsets ends here
+    # a group without offsets ends when its last member leaves
+    host.send("m1", Leave(host.id(), "a", "m1"))
     commit(host, "c", "0")
 
 
@@ -149,7 +150,7 @@ def test_nobody_speaks_for_a_member_of_another_node(make: Callable[[], GroupRequ
         (answer,) = host.send(thief, make())
         assert isinstance(getattr(answer, "error", None), AuthorizationFailed)
     settle = Settle(3, "g", "m1", (("0", (0, 3)),))
-    assert host.send("client-good.another", settle) == []  # a part of the same node
+    assert host.send("client-good.another", settle) == []  # another machine of the same node
     host.settle_all()
     (done,) = host.take("client-good.another")
     assert isinstance(done, Settled)
@@ -208,7 +209,8 @@ def test_a_record_for_a_member_that_has_left_waits_for_the_next_assignment() -> 
     host.at(10)
     mine = host.join("m2", names)[0]
     host.send("m2", Leave(host.id(), "g", "m2"))
-    host.ask("m1", dict.fromkeys(names, 0) | {mine: 4})  # a report of partitions without an owner
+    # the member reports partitions that have no owner
+    host.ask("m1", dict.fromkeys(names, 0) | {mine: 4})
     host.at(100)
     assert host.beat("m1", names) == names
     assert host.poll("m1", {mine: 4}) == [(mine, 0, 4, 1)]
@@ -226,7 +228,7 @@ def test_a_deleted_group_and_its_offsets_are_gone_for_good() -> None:
     for partition in "01":
         commit(host, "g", partition)
     commit(host, "other", "0")
-    assert delete(host) == []  # answered once the write is durable
+    assert delete(host) == []  # the request is answered once the write is durable
     host.settle_all()
     (answer,) = host.take("admin")
     assert isinstance(answer, Settled)
@@ -253,7 +255,7 @@ def test_a_deletion_that_was_not_written_is_not_said_to_be_done() -> None:
     delete(host)
     host.flush()
     host.written(StoreFull("full"))
-    delete(host)  # again, since the first was refused
+    delete(host)  # delete again, since the first request was refused
     assert [getattr(m, "error", None) for m in host.take("admin")][:1] != [None]
     host.at(1_000)
     host.settle_all()
@@ -265,8 +267,8 @@ def test_a_deletion_that_was_not_written_is_not_said_to_be_done() -> None:
 
 @pytest.mark.parametrize("verb", ["acks", "nacks", "renewals", "unread"])
 def test_what_a_member_names_many_times_is_looked_at_once(verb: str) -> None:
-    """Repeated ranges are checked once: a megabyte has a hundred thousand, each of which may cover
-    all.
+    """Repeated ranges are checked once: a request of a megabyte has room for a hundred thousand,
+    each of which may cover all records.
     """
     host = bounded(GroupLimits())
     host.join("m1")

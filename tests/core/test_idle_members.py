@@ -26,7 +26,7 @@ def host() -> Host:
 def join(host: Host, *members: str, ordered: bool | None = None) -> None:
     """Return members of a topic of as many partitions; the first one has partition 0."""
     partitions = tuple(map(str, range(len(members))))
-    for member in (*members, *members):  # twice, so that all know the last generation
+    for member in (*members, *members):  # twice, so that all members know the last generation
         request = (host.id(), "g", member, "t", partitions, "sticky", SESSION, ACK_WAIT, 0, BEGIN)
         host.send(member, Join(*request, "", ordered))
     for member in members:

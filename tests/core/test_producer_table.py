@@ -31,7 +31,9 @@ def header(sequence: int, offset: int) -> Header:
 
 
 def test_what_could_not_be_written_is_no_repeat() -> None:
-    """A failed write leaves no sequence behind: a retry would get the offset of another batch."""
+    """A failed write leaves no sequence in the table: otherwise a retry would get the offset of
+    another batch.
+    """
     table = ProducerTable()
     table.propose(header(0, 0))
     table.write()
@@ -84,7 +86,7 @@ def known(table: ProducerTable) -> set[int]:
 
 
 def test_a_table_of_ten_thousand_goes_with_a_roll() -> None:
-    """A node of the tree must not be too large for ZooKeeper, or the partition never rolls again.
+    """The table must fit into a node that ZooKeeper accepts, or the partition never rolls again.
 
     No producer is forgotten, and every batch that may be sent again is known.
     """
@@ -105,7 +107,7 @@ def test_a_table_of_ten_thousand_goes_with_a_roll() -> None:
     ],
 )
 def test_no_table_is_larger_than_a_roll_can_take(bytes_max: int) -> None:
-    """The snapshot omits the producers that were silent longest first, and named ones last."""
+    """The snapshot first omits the producers that were silent longest, and named ones last."""
     table = table_of(9_990, 5)
     names = [NAMED | number for number in range(10)]
     early = ProducerTable()
@@ -127,8 +129,8 @@ def test_no_table_is_larger_than_a_roll_can_take(bytes_max: int) -> None:
 
 
 def test_of_those_that_are_long_silent_only_the_last_batch_goes_along() -> None:
-    """Of producers that were silent for long only the next sequence is kept, since they wait for no
-    answer.
+    """For producers that were silent for long the table stores only the next sequence, because they
+    wait for no answer.
     """
     late, busy = table_of(5_000, 5, 0), table_of(1_000, 5, UNDER_WAY_MS, first=1)
     table = ProducerTable.restore(
@@ -158,8 +160,8 @@ def test_who_was_silent_too_long_is_forgotten_but_a_name_is_not() -> None:
 
 
 def test_silence_is_counted_only_once_it_is_known_since_when() -> None:
-    """No producer expires early after a restart, with an older table, or after a clock that was
-    ahead.
+    """After a restart, with an older table, or after a clock that was ahead, no producer expires
+    early.
     """
     old = ProducerTable.restore(cbor.dumps([[7, 0, 1, [[0, 0, 1, 5]]]]))
     replayed = ProducerTable()
@@ -185,7 +187,7 @@ def test_a_snapshot_that_unpacks_to_too_much_is_refused() -> None:
 
 
 def _wrote(*times_ms: int) -> ProducerTable:
-    """Return a table of producers 0, 1 and so on, each of which wrote once, at its time."""
+    """Return a table of producers 0, 1 and so on, each of which wrote once, at its given time."""
     table = ProducerTable()
     for producer, at in enumerate(times_ms):
         table.propose(header(0, producer)._replace(producer_id=producer))
@@ -200,9 +202,10 @@ DAY_MS = 24 * 3600 * 1000
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("set_by", [3 * DAY_MS, -3 * DAY_MS])
 def test_a_clock_that_is_set_makes_nobody_silent(set_by: int, moved: bool) -> None:
-    """A change of the clock expires no active producer, whose retry would be written twice.
+    """A change of the clock must not expire an active producer, whose retry would then be written
+    twice.
 
-    This holds also if the next leader's clock differs by days from the last one's.
+    This holds even if the clock of the next leader differs by days from the clock of the last one.
     """
     began = 10 * DAY_MS
     table = _wrote(began, began + 10)
@@ -211,7 +214,7 @@ def test_a_clock_that_is_set_makes_nobody_silent(set_by: int, moved: bool) -> No
     now = began + 30 + set_by
     table.expire(now, DAY_MS)
     assert known(table) == {0, 1}
-    for minute in range(1, 24 * 60 + 2):  # from then on the silence counts
+    for minute in range(1, 24 * 60 + 2):  # from then on the producer's silence counts
         table.tell(now + minute * 60_000)
         if minute == 24 * 60 - 2:
             table.expire(now + minute * 60_000, DAY_MS)

@@ -51,7 +51,7 @@ class Host(test_recovery.Host):
         self.replies: list[Message] = []
         self.told: list[Message] = []
         self.led: list[bool] = []
-        self.unable: list[bool] = []  # whether it cannot act, as reported to its peers
+        self.unable: list[bool] = []  # whether the replica cannot act, as reported to its peers
         self.peers: tuple[str, ...] = ()
 
     def reply(self, source: str, message: Message, now: int) -> None:
@@ -145,7 +145,7 @@ def shared(acks: AckMode, leader: str = "b") -> PartitionState:
 
 
 def test_what_could_not_be_read_once_is_read_again() -> None:
-    """The broker needs no restart: a single disk error does not cost a replica."""
+    """A single disk error does not make the broker restart or lose the replica."""
     bench = Bench()
     partition, host = bench.partition, bench.host
     bench.refuse()
@@ -194,7 +194,7 @@ def test_what_can_never_be_read_is_tried_ever_more_seldom() -> None:
 
 
 def test_it_is_tried_again_soon_when_it_was_readable_meanwhile() -> None:
-    """A success resets the pause that failures had lengthened."""
+    """A success resets the pause, which failures had made longer."""
     bench = Bench(shared(AckMode.LEADER))
     for _ in range(5):
         bench.refuse()
@@ -212,7 +212,7 @@ def test_it_is_tried_again_soon_when_it_was_readable_meanwhile() -> None:
 def test_a_replica_that_waits_takes_no_part(acks: AckMode) -> None:
     """A waiting replica neither votes nor follows nor seals, and its peers know that.
 
-    Later it recovers.
+    The block can be read later, and the replica recovers.
     """
     bench = Bench(shared(acks))
     partition, host = bench.partition, bench.host
@@ -242,7 +242,7 @@ def test_a_replica_that_waits_takes_no_part(acks: AckMode) -> None:
 
 @pytest.mark.parametrize("error", [StoreError("cannot read"), CorruptBlock("bad")])
 def test_what_was_under_way_when_it_failed(error: StoreError) -> None:
-    """Pending work fails with the log: a truncated one is not read again, a take-over reports final
+    """Pending work fails with the log: a truncation is not repeated, and a take-over reports final
     results.
     """
     bench = Bench(shared(AckMode.LEADER))
@@ -292,7 +292,7 @@ def test_it_is_removed_while_it_waits(delete: bool) -> None:
 
 
 def test_it_is_removed_while_the_store_reads_again() -> None:
-    """A store's late answer for a removed partition is ignored."""
+    """If the partition was removed, a late answer of the store is ignored."""
     bench = Bench()
     bench.refuse()
     bench.wait()
@@ -332,7 +332,7 @@ def test_after_a_failed_sync_nothing_is_tried_again() -> None:
 
 
 def test_votes_that_are_missing_are_final() -> None:
-    """Missing votes are final: the block can be read, but is not enough without them."""
+    """If votes are missing, the block cannot be used: it can be read, but that is not enough."""
     bench = Bench(shared(AckMode.RAFT))
     bench.refuse()
     bench.wait()
@@ -420,7 +420,7 @@ def test_damage_outlasts_rolls() -> None:
 def after_a_roll() -> Bench:
     """Return a bench after a roll.
 
-    The open block is empty, so only the block before knows producers.
+    The open block is empty, so only the previous block contains the producers.
     """
     _, state = states()
     return Bench(state)
@@ -435,7 +435,7 @@ def found_nothing(bench: Bench) -> None:
 
 
 def test_the_block_before_cannot_be_read() -> None:
-    """If the block before cannot be read, all blocks are read again, from the open one on."""
+    """If the previous block cannot be read, all blocks are read again, from the open one on."""
     bench = after_a_roll()
     found_nothing(bench)
     bench.refuse()
@@ -452,7 +452,7 @@ def test_the_block_before_cannot_be_read() -> None:
 
 @pytest.mark.parametrize("is_readable", [False, True])
 def test_a_block_that_is_to_be_read_for_two(is_readable: bool) -> None:
-    """The repair of the unsealed block before and the open block both get the store's answer."""
+    """The repair of the unsealed previous block and the open block both get the store's answer."""
     host = Host()
     _, state = states()
     partition = Partition(state, host, replicator, frozenset({0}), 0)
@@ -460,7 +460,7 @@ def test_a_block_that_is_to_be_read_for_two(is_readable: bool) -> None:
     bench.host, bench.partition, bench.now, bench.state = host, partition, 0, state
     sealed, opened = bench.asks()
     partition.recover_failed(RecoverFailed(sealed.block, StoreError("cannot read")), 0)
-    assert bench.problem() is None  # Only reads of that block fail.
+    assert bench.problem() is None  # Only reads of the previous block fail.
     host.out.ask = [opened]
     found_nothing(bench)
     if is_readable:
@@ -477,7 +477,7 @@ def test_a_block_that_is_to_be_read_for_two(is_readable: bool) -> None:
 
 
 def test_an_empty_block_that_could_not_be_read_is_rolled() -> None:
-    """A roll removes an unreadable empty block; its producers are known from the block before."""
+    """A roll removes an unreadable empty block; its producers are known from the previous block."""
     bench = after_a_roll()
     bench.refuse()
     first, second = bench.state.blocks

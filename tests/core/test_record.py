@@ -23,7 +23,7 @@ from pymq.errors import CorruptBatch, InvalidRequest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "batch-v1.bin"
 
-# The golden file, readable: three batches of one stream.
+# The content of the golden file in readable form: three batches of one stream.
 GOLDEN_BATCHES: list[dict[str, object]] = [
     {
         "base_offset": 1_000,
@@ -113,7 +113,10 @@ def raw(batch: EncodedBatch) -> bytes:
 
 
 def test_the_format_on_disk_does_not_change() -> None:
-    """Existing files must stay readable. If this fails, the format needs a new version."""
+    """Existing files must stay readable.
+
+    If this test fails, the format needs a new version number.
+    """
     assert b"".join(map(raw, golden())) == GOLDEN.read_bytes()
 
 
@@ -142,7 +145,7 @@ def test_the_golden_file_reads_as_expected() -> None:
 
 
 def test_the_header_is_laid_out_as_its_table_says() -> None:
-    """The header equals its table, field by field, parsed with struct alone."""
+    """The header has the fields of its table, parsed with struct alone."""
     data = GOLDEN.read_bytes()
     assert HEADER_SIZE == 96
     assert data[:4] == b"PMQB"
@@ -241,7 +244,7 @@ def test_keep_is_not_quadratic() -> None:
         keys=[b"k%d" % i for i in range(20_000)],
         timestamp_ms=0,
     )
-    assert len(batch.keep(range(0, 20_000, 2))) == 10_000  # once this took minutes
+    assert len(batch.keep(range(0, 20_000, 2))) == 10_000  # an earlier version took minutes
 
 
 def test_a_gap_covers_offsets_and_holds_nothing() -> None:
@@ -304,11 +307,11 @@ def test_random_bytes_are_no_batch(data: bytes) -> None:
 
 def resealed(header: Header, body: bytes) -> bytes:
     """Return a batch with valid CRCs over any content, as a hostile client may send it."""
-    return raw(EncodedBatch._seal(header._replace(length=HEADER_SIZE + len(body)), body))
+    return raw(EncodedBatch.sealed(header._replace(length=HEADER_SIZE + len(body)), body))
 
 
 def look(data: bytes) -> None:
-    """Read a batch as a consumer does; only the errors for bad batches may be raised."""
+    """Read a batch as a consumer does; the read may only raise the errors for damaged batches."""
     try:
         batch = EncodedBatch.parse(data).verify()
         records = batch.records()
@@ -336,7 +339,7 @@ BITS = {"B": 8, "H": 16, "I": 32}
 @given(st.data())
 @settings(max_examples=200, deadline=None)
 def test_no_field_is_trusted(data: st.DataObject) -> None:
-    """Any header with valid CRCs raises CorruptBatch at most."""
+    """A header with valid CRCs and any other fields raises CorruptBatch or no error."""
     base = golden()[data.draw(st.sampled_from([0, 2]))]
     header = base.header
     changed: dict[str, Any] = {}
@@ -385,7 +388,7 @@ def test_a_bomb_does_not_go_off(codec: int, declared: int) -> None:
 
 
 def test_a_huge_count_costs_nothing() -> None:
-    """The reader allocates nothing for a count that the body does not have."""
+    """If the count in the header is larger than the body, the reader allocates nothing for it."""
     header = golden()[0].header._replace(count=1 << 24, span=1 << 24)
     data = resealed(header, bytes(golden()[0].body))
     tracemalloc.start()
@@ -400,7 +403,10 @@ def test_a_huge_count_costs_nothing() -> None:
 
 
 def run(*spans: int, start: int = 10, epoch: int = 3) -> list[EncodedBatch]:
-    """Return consecutive batches of *spans* records, attesting all before them."""
+    """Return consecutive batches of *spans* records.
+
+    Each says that all records before it are durable.
+    """
     batches = []
     for count in spans:
         values = [b"value %d" % number for number in range(count)]
@@ -457,7 +463,7 @@ def test_a_follower_takes_what_follows_only() -> None:
     older = run(1, start=15, epoch=2)[0]
     nothing = EncodedBatch.gap(12, 0, 3)
     for batches in (
-        [first, third],  # a gap
+        [first, third],  # two batches with a gap between them
         [first, first],
         [second, first],
         [first, second, older],

@@ -1,4 +1,4 @@
-"""Producers and consumers that work during all faults, and record what they see."""
+"""Producers and consumers that work during all faults, and record their results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.simulator.history import Delivered, Part, RecordedHistory, RecordedSe
 
 GROUP = "workers"
 EVERY_S = 0.02  # a record to each partition
-DRAIN_S = 120.0  # time for the last records, on a machine that is used otherwise, too
+DRAIN_S = 120.0  # time for the last records, on a machine with other load
 COMMIT_S = 60.0
 
 
 class Load:
-    """A producer for each topic, two members of a group and a reader on the first of them.
+    """A producer for each topic, and two members of a group and a reader on the first topic.
 
     *topics* are names and their partitions; the first has ack mode ``raft``.
     """
@@ -92,7 +92,7 @@ class Load:
                 for partition in self.topics[topic]:
                     self._send_one(producer, topic, partition, number)
                 number += 1
-                time.sleep(EVERY_S)  # the pace, not a wait
+                time.sleep(EVERY_S)  # this pause sets the pace of sending
             self._flush(producer)
 
     def _send_one(self, producer: pymq.Producer, topic: str, partition: str, number: int) -> None:
@@ -129,7 +129,7 @@ class Load:
         try:
             records = consumer.poll(timeout=0.25)
         except StoreFull:
-            return  # the disk of a new coordinator is full, so it could not save its members
+            return  # the new coordinator's disk is full, so it could not save its members
         at = time.monotonic()
         for r in records:
             part = (r.topic, r.partition)
@@ -142,17 +142,18 @@ class Load:
             consumer.ack(records)
             consumer.commit(timeout=COMMIT_S)
         except FencedMember:
-            # A new coordinator knows no members: they join again, and get all records again.
+            # A new coordinator knows no members: they join again, and get all unsettled records
+            # again.
             return
         except StoreFull:
             return  # The disk of the group's offsets is full; the commit is retried.
         at = time.monotonic()
-        # Acknowledgements of an expired lease or a removed member settle nothing.
+        # Acknowledgements of an expired lease, or by a removed member, have no effect.
         if consumer.status().unacknowledged_refused == refused:
             self.history.settled += [((r.topic, r.partition), r.offset, at) for r in records]
 
     def _is_worked(self, consumer: Consumer) -> bool:
-        """Return whether the load has ended, or the group has settled all records."""
+        """Return whether the load has ended or the group has settled all records."""
         if self._is_over.is_set() or self._ends is None:
             return self._is_over.is_set()
         committed = consumer.committed()

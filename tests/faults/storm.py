@@ -68,7 +68,7 @@ class Storm:
         self._stack.close()
 
     def round(self, cause: str, befall: Callable[[], str]) -> None:
-        """Run a fault; at its end it is healed, and some load follows."""
+        """Run a fault; at its end everything is healed, and the load continues for some time."""
         began = time.monotonic()
         befall()
         self.cluster.calm()
@@ -77,7 +77,7 @@ class Storm:
 
     def go_on(self, seconds: float) -> None:
         """Let the load run for a while."""
-        time.sleep(seconds)  # the duration of a fault, not a wait
+        time.sleep(seconds)  # the duration of the fault
 
     def pause_s(self, low: float, high: float) -> float:
         """Return a random duration."""
@@ -94,19 +94,24 @@ class Storm:
     # --- faults ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """kill -9 of a random node, which is restarted after a random time."""
+        """Kill a random node (kill -9), and restart it after a random time."""
         self.any_node().kill()
         self.go_on(self.pause_s(0.1, 3.0))
 
     def stop_in_the_middle(self) -> None:
-        """SIGSTOP of a random node, for shorter or longer than a session, then SIGCONT."""
+        """Pause a random node (SIGSTOP) for shorter or longer than a session, then continue it
+        (SIGCONT).
+        """
         node = self.any_node()
         node.pause()
         self.go_on(self.pause_s(0.3, 5.0))
         node.resume()
 
     def cut(self) -> None:
-        """Cut a broker off from another one or from all; or lose its messages to another one."""
+        """Cut a broker off from another one or from all others.
+
+        Or lose its messages to another one.
+        """
         assert self._wires is not None
         victim, other = self._dice.sample(self.cluster.brokers, 2)
         match self._dice.randrange(3):
@@ -130,7 +135,7 @@ class Storm:
         assert self.cluster.zookeeper is not None
         for server in self.cluster.zookeeper.servers:
             server.kill()
-        self.go_on(1.0)  # its own recovery is over
+        self.go_on(1.0)  # the recovery of the broker itself is over
         sent, given = self._answers(), len(self.load.history.delivered)
         self.go_on(3.0)
         self.cluster.wait_for(lambda: self._goes_on(sent), "every partition takes records")
@@ -154,7 +159,7 @@ class Storm:
             node.wait_ready()
 
     def wipe(self) -> None:
-        """kill -9 of a broker, which restarts with an empty folder."""
+        """Kill a broker (kill -9), and restart it with an empty folder."""
         self._wait_in_sync()
         node = self.any_broker()
         node.kill()
@@ -195,7 +200,10 @@ class Storm:
     # --- the end --------------------------------------------------------------------------------
 
     def check(self) -> str:
-        """End the load and compare all that the clients saw with the log; returns the report."""
+        """End the load, and compare everything that the clients saw with the log.
+
+        Return the report.
+        """
         self.load.finish()
         history = self.load.history
         log = whole_log(self.cluster.url, TOPICS)
@@ -208,7 +216,7 @@ class Storm:
         return report
 
     def _wait_whole(self) -> None:
-        """Wait until the parts of sealed blocks that a disk misses are copied from others."""
+        """Wait until a broker has copied the parts of sealed blocks that its disk lacks."""
         broken: list[str] = []
 
         def is_whole() -> bool:
@@ -222,7 +230,7 @@ class Storm:
             raise NodeFailed(f"{error}; {broken}") from None
 
     def _check_disks(self, log: dict[Part, list[pymq.Record]]) -> list[str]:
-        """Check for damage of any disk, and for offsets without a record or a batch of
+        """Check that no disk is damaged, and that each offset has a record or belongs to a batch of
         pymq's own.
         """
         found, control = [], {part: set[int]() for part in log}

@@ -31,7 +31,8 @@ pytestmark = [
 def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the path of a file.
 
-    Syncs of all processes started now fail below the folder it names.
+    All processes started inside the ``with`` fail their syncs of files below the folder in this
+    file.
     """
     shim, flag = tmp_path / "fail_sync.so", tmp_path / "fail_sync"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, str(SHIM), "-ldl"], check=True)
@@ -53,8 +54,8 @@ def round_of(
     """
     before = producer.send(topic, b"before").result(WAIT_S)
     with mq.consumer(topic, mode="psb", partition="0", offset=before.offset) as reader:
-        # Readers see records that all in-sync replicas have; with acks "leader" the leader may be
-        # alone.
+        # Readers see records that all in-sync replicas have; with acks "leader" that may be the
+        # leader alone.
         assert [bytes(record.value) for record in reader.poll(timeout=WAIT_S)] == [b"before"]
     failed = leader_of(mq, topic)
     assert failed is not None

@@ -1,4 +1,4 @@
-"""Processes are killed, stopped, cut off and starved under load; no acknowledged record is lost."""
+"""Processes are killed, paused, cut off and starved under load; no acknowledged record is lost."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_a_hundred_kills(tmp_path: Path, tell: Tell) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
 def test_everything_for_long(tmp_path: Path, tell: Tell) -> None:
-    """A cluster survives all faults but cuts and a full disk, with a killed ZooKeeper leader."""
+    """A cluster survives all faults except cuts and a full disk, including a killed ZooKeeper
+    leader.
+    """
     with Storm(tmp_path, seed=43, zookeepers=3) as storm:
         run(storm, ("kill_zookeeper_leader", 5), ("stop_in_the_middle", 20))
         run(storm, ("without_zookeeper", 3), ("wipe", 5), ("restart_everything", 5))
@@ -70,7 +72,9 @@ def test_everything_for_long(tmp_path: Path, tell: Tell) -> None:
 
 
 def test_the_judge_sees_what_is_wrong() -> None:
-    """The checker of histories finds each kind of mistake, and none in a correct history."""
+    """The checker of histories finds each kind of mistake, and reports none in a correct
+    history.
+    """
     part = ("t", "0")
     sent = [RecordedSend("p", part, n, 0.1 * n, 0.1 * n + 0.05, n) for n in range(3)]
     log = [Record("t", "0", each.offset, 0, None, each.payload, (), 1) for each in sent]

@@ -1,12 +1,12 @@
-"""Feeds damaged bytes to everything that reads bytes of others.
+"""Feeds damaged bytes to all decoders of bytes from others.
 
 ::
 
     python -m tests.fuzz --inputs 5000000               shared out among all targets
     python -m tests.fuzz --only packets --from 17 --inputs 1    one of them again
 
-Each input is made from its number, so a number is enough to reproduce a failure. A reader fails
-that does not return within a minute, with a traceback, or that makes the process grow.
+Each input is made from its number, so a number is enough to reproduce a failure. A reader fails if
+it does not return within a minute (with a traceback), or if it makes the process grow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tests.fuzz.entry import Entry
 from tests.fuzz.nodes import Nodes
 from tests.fuzz.targets import Batches, Packets, Runs, Target
 
-TARGETS: dict[str, tuple[type[Target], int]] = {  # with the share of each in percent
+# the class of each target, with its share of the inputs in percent
+TARGETS: dict[str, tuple[type[Target], int]] = {
     "packets": (Packets, 43),
     "batches": (Batches, 20),
     "runs": (Runs, 10),
@@ -35,7 +36,7 @@ TARGETS: dict[str, tuple[type[Target], int]] = {  # with the share of each in pe
 }
 HANG_S = 60.0
 GROWTH_MAX = 32 << 20
-WARM = 300  # inputs that fill caches, which is no growth
+WARM = 300  # inputs at the start that fill caches, whose memory does not count as growth
 WATCH_S = 5.0  # interval at which the alarm is set again
 
 

@@ -1,4 +1,4 @@
-"""Damage to bytes: by accident, and by an attacker who knows the format."""
+"""Damage to bytes: random damage, and damage by an attacker who knows the format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.transport import cbor
 
-# Lengths, counts and offsets at which bugs are frequent.
+# Lengths, counts and offsets that often reveal bugs.
 NUMBERS = (
     *(0, 1, 2, 15, 16, 23, 24, 127, 128, 255, 256, 2_048, 2_049, 4_096, 65_535, 65_536),
     *(1 << 20, (1 << 24) + 1, 1 << 26, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 53),
@@ -30,11 +30,11 @@ RAW = (
     Raw(b"\xd8\x1c\x81\xd8\x1d\x00"),  # a list that contains itself, ...
     Raw(b"\xd8\x23\x68(a+)+$ab"),  # a regular expression, ...
     Raw(b"\xd9\x01\x02\x81\x00"),  # a set, ...
-    Raw(b"\xd9\x01\x00\x81\x61a"),  # ... and references to texts
+    Raw(b"\xd9\x01\x00\x81\x61a"),  # ... and references to earlier texts
     Raw(b"\x9f\x01\xff"),  # indefinite lengths
     Raw(b"\x5f\x41a\xff"),
     Raw(b"\xbf\x61a\x01\xff"),
-    Raw(b"\xf9\x7e\x00"),  # not a number
+    Raw(b"\xf9\x7e\x00"),  # a float that is not a number
     Raw(b"\xfb\x7f\xf0" + bytes(6)),  # infinite
     Raw(b"\xf7"),  # undefined
     Raw(b"\xf8\xff"),  # an unknown simple value
@@ -44,8 +44,8 @@ RAW = (
     Raw(b"\x5b" + b"\x7f" + b"\xff" * 7),
     Raw(b"\xbb" + b"\x7f" + b"\xff" * 7),
     Raw(b"\x7a\xff\xff\xff\xff"),
-    Raw(b"\x1b" + bytes(7) + b"\x01"),  # not the shortest form
-    Raw(b"\x61\xff"),  # not UTF-8
+    Raw(b"\x1b" + bytes(7) + b"\x01"),  # an integer that is not in its shortest form
+    Raw(b"\x61\xff"),  # a string that is not UTF-8
     Raw(b"\xa2\x61a\x01\x61a\x02"),  # a repeated key
     Raw(b"\xa1\x80\x01"),  # a key that is a list
 )
@@ -92,7 +92,7 @@ def scramble(rng: Random, data: bytes, others: Sequence[bytes]) -> bytes:
                 number = rng.choice(NUMBERS) & ((1 << 8 * struct.calcsize(kind)) - 1)
                 lie = struct.pack(order + kind, number)
                 changed[at : at + len(lie)] = lie
-            case 7 if others:  # the rest is of another input
+            case 7 if others:  # the rest comes from another input
                 other = rng.choice(others)
                 changed[at:] = other[min(at, len(other)) if rng.random() < 0.5 else 0 :]
             case _:
@@ -117,7 +117,7 @@ def _distort(rng: Random, item: Any, others: Sequence[Any]) -> Any:
             case 1:
                 items.insert(at, _strange(rng, items[at], others))
             case 2:
-                # The damage itself must not take much memory.
+                # Creating the damage must not take much memory.
                 many = len(items) > 40 or any(type(part) is list for part in items)
                 items[at:] = items[at:] * rng.choice((2, 2 if many else 40))
             case 3:

@@ -144,7 +144,7 @@ class Notes:
             self.readers.append((nodes, _node_reader(cls)))
 
     def attempt(self, rng: Random) -> bool:
-        """Damage one of them, as bytes or as CBOR, and read it."""
+        """Damage one of the items, as bytes or as CBOR, and read it."""
         made, read = rng.choice(self.readers)
         data = rng.choice(made)
         try:

@@ -41,7 +41,7 @@ class Entry:
                     append(mq.questions, topic, {"0": self._batch(rng)}, 10.0)
                     taken += 1
                 except PymqError:
-                    pass  # refused for any reason
+                    pass  # the batch may be refused for any reason
                 mine = EncodedBatch.encode([b"mine %d" % number], timestamp_ms=WALL_MS)
                 told[append(mq.questions, topic, {"0": mine}, 10.0)["0"]] = b"mine %d" % number
             cluster.crash("broker-0")
@@ -53,12 +53,12 @@ class Entry:
         return taken > 0
 
     def _batch(self, rng: Random) -> EncodedBatch:
-        """Return a batch as a broker's decoder admits it: its header is sound, and has the body's
-        length.
+        """Return a batch that a broker's decoder accepts: its header is sound, and contains the
+        body's length.
         """
         batch = rng.choice(self.batches)
         header = batch.header._replace(producer_id=-1, base_sequence=-1)
-        batch = EncodedBatch._seal(header, batch.body)
+        batch = EncodedBatch.sealed(header, batch.body)
         data = bytes(batch.head) + bytes(batch.body)
         if rng.random() < 0.3:
             head, body = data[: len(batch.head)], scramble(rng, bytes(batch.body), ())

@@ -68,7 +68,7 @@ class Nodes:
         for _ in range(MESSAGES):
             message = self._message(rng)
             if CLUSTER_ACTION in requirements(message):
-                continue  # The guard has refused it.
+                continue  # The guard has refused the message.
             to = ZKSERVER if isinstance(message, get_args(msg.AdminMessage)) else BROKER
             node.tell(to if rng.random() < 0.97 else rng.choice((BROKER, ZKSERVER)), message)
         assert node.is_well()
@@ -90,7 +90,7 @@ class Nodes:
             count = rng.choice((0, 1, 1, 2, 5)) if args[-1] is Ellipsis else len(args)
             kinds = (args[0],) * count if args[-1] is Ellipsis else args
             return tuple(self._value(rng, kind, name) for kind in kinds)
-        if isinstance(hint, type) and issubclass(hint, tuple):  # a named tuple
+        if isinstance(hint, type) and issubclass(hint, tuple):  # the type is a named tuple
             return hint(*[self._value(rng, kind, f) for f, kind in get_type_hints(hint).items()])
         if hint is int:
             return rng.choice((0, 1, 2, 5, 10, 100, -1, -2, rng.choice(_INT64)))
@@ -120,7 +120,7 @@ class Nodes:
         except CorruptBatch:
             return batch
         if header.length != len(data):
-            return batch  # The decoder has refused it.
+            return batch  # The decoder has refused the batch.
         return EncodedBatch.parse(data)
 
 
@@ -145,7 +145,8 @@ class _Node:
             self._pass(100)  # the nodes find each other
         for topic, acks in (("t", AckMode.LEADER), ("u", AckMode.RAFT)):
             self.tell(ZKSERVER, msg.CreateTopic(1, topic, ("0", "1"), 1, acks, {}))
-        self.tell(ZKSERVER, msg.GetMetadata(1, OFFSETS_TOPIC))  # Now there are coordinators.
+        # From here on there are coordinators.
+        self.tell(ZKSERVER, msg.GetMetadata(1, OFFSETS_TOPIC))
         for _ in range(20):
             self._pass(100)
         join = msg.Join(2, "g", "m", "t", ("0", "1"), "sticky", 10_000, 10_000, 0, msg.BEGIN)
@@ -163,7 +164,7 @@ class _Node:
             self.heard.append(message)
 
     def tell(self, to: str, message: Message) -> None:
-        """Deliver a message to the node, and run all that follows."""
+        """Deliver a message to the node, and run everything that follows."""
         self.loop.take([(to, CLIENT, message)])
         self._pass(self._rng.choice((0, 1, 1, 20, 300)))
 
@@ -176,7 +177,7 @@ class _Node:
         raise AssertionError("the node does not come to rest")
 
     def is_well(self) -> bool:
-        """Return whether it still takes and serves records."""
+        """Return whether the broker still accepts and serves records."""
         self.tell(ZKSERVER, msg.Recommission(6, BROKER))
         self.tell(ZKSERVER, msg.CreateTopic(7, "after", ("0",), 1, AckMode.LEADER, {}))
         self._pass(300)

@@ -1,7 +1,7 @@
-"""Readers of foreign bytes, each with damaged input and a judgement of its result.
+"""Readers of foreign bytes, each with damaged input and a check of its result.
 
-Allowed results are the error that the caller expects, or sound data. Where the damage does not mend
-checksums, sound data is exactly the original.
+A reader may raise the error that its caller expects, or return sound data. If the damage does not
+correct the checksums, sound data must be exactly the original.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def as_bytes(batch: EncodedBatch) -> bytes:
 
 _HEADER_FIELDS = Header._fields
 _FIELDS = [name for name in _HEADER_FIELDS if name not in ("magic", "header_crc", "batch_crc")]
-_KINDS = dict(zip(_HEADER_FIELDS, HEADER.format[2:], strict=True))  # the first has four letters
+# the first format has four letters
+_KINDS = dict(zip(_HEADER_FIELDS, HEADER.format[2:], strict=True))
 
 
 def mended(head: bytes, body: bytes) -> bytes:

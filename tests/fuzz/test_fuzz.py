@@ -1,6 +1,6 @@
 """Any bytes give an error of the expected kind, or sound data.
 
-Most of the work is done by ``python -m tests.fuzz``, in ``make soak``.
+``python -m tests.fuzz`` does most of this work, in ``make soak``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_what_a_client_sends_takes_little_memory(rows: bytes) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], input=header, capture_output=True, check=True, cwd=ROOT
     )
-    assert int(done.stdout) <= 40 << 10  # KiB: 32 MiB, and the allocator's overhead
+    assert int(done.stdout) <= 40 << 10  # in KiB: 32 MiB, and the allocator's overhead
 
 
 @given(st.binary(max_size=300))
@@ -135,7 +135,7 @@ def test_a_header_with_a_sound_checksum_is_read_or_refused(
 
 
 def test_the_tools_do_what_they_say() -> None:
-    """Damage changes bytes, and raw bytes stay raw; a fuzzer without effect finds nothing."""
+    """Damage changes bytes, and raw bytes stay raw; otherwise the fuzzer would test nothing."""
     rng = Random(1)
     batch = as_bytes(sound_batches()[5])
     assert sum(scramble(rng, batch, [batch]) != batch for _ in range(200)) > 150

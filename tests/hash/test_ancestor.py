@@ -1,4 +1,4 @@
-"""The faults H1 to H6 of pymq's ancestor do not return."""
+"""The bugs H1 to H6 of pymq's ancestor do not return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ KEYS = [f"topic/{i}" for i in range(2_000)]
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8])
 def test_h1_every_key_finds_its_replicas(count: int) -> None:
-    """Every key finds its replicas (with exactly 3 brokers, 16 % of the names ran off the ring)."""
+    """Every key finds its replicas (in the ancestor, with exactly 3 brokers, 16 % of the names ran
+    off the ring).
+    """
     brokers = [f"broker{i}" for i in range(count)]
     assert all(len(set(place(key, brokers, 3))) == 3 for key in KEYS)
 
@@ -30,7 +32,7 @@ def test_h1_too_few_brokers_is_an_error_not_a_crash(count: int) -> None:
 
 
 def test_h2_no_replica_has_an_empty_name() -> None:
-    """Before, two unfilled slots stood for a broker with the name ""."""
+    """In the ancestor two unfilled slots stood for a broker with the name ""."""
     brokers = ["x", "y", "z"]
     assert {name for key in KEYS for name in place(key, brokers, 3)} == set(brokers)
     with pytest.raises(InvalidName):
@@ -38,7 +40,7 @@ def test_h2_no_replica_has_an_empty_name() -> None:
 
 
 def test_h3_the_successor_is_right_at_both_ends() -> None:
-    """The successor is right at both ends (the last slot gave the first, beyond it the last)."""
+    """The successor is right at both ends: the last slot has the first point as its successor."""
     ring = Ring(["x", "y", "z"])
     points = sorted((p, name) for name in "xyz" for p in member_points(name, 128))
     for key in KEYS:
@@ -61,7 +63,9 @@ def test_h3_a_key_on_a_point_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_h4_removing_a_broker_takes_nothing_from_the_others() -> None:
-    """Removing a broker moves only its own slots (18 instead of 10 moved, 8 of them of others)."""
+    """Removing a broker moves only its own slots (in the ancestor 18 slots moved instead of 10, 8
+    of them from others).
+    """
     four = Ring({"w": 1, "x": 2, "y": 1, "z": 1})
     three = four.without("x")
     assert three == Ring(["w", "y", "z"])
@@ -79,7 +83,7 @@ def test_h5_dead_brokers_get_nothing_and_new_ones_their_share() -> None:
     held).
     """
     placed = place_all(KEYS[:200], ["w", "x", "y"], 2)
-    placed |= rebalance(placed, ["x", "y", "z"])  # w died, z joined
+    placed |= rebalance(placed, ["x", "y", "z"])  # w has died, and z has joined
     hosting = Counter(name for chosen in placed.values() for name in chosen)
     assert set(hosting) == {"x", "y", "z"}
     assert max(hosting.values()) - min(hosting.values()) <= 1
@@ -98,12 +102,13 @@ def test_h5_movement_stays_within_the_budget() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_h6_every_consumer_gets_a_partition_and_keeps_it(name: str) -> None:
-    """Each consumer gets a partition (the second one of a partition was dropped, counters fell
-    below 0).
+    """Each consumer gets a partition (in the ancestor the second consumer of a partition was
+    dropped, and counters fell below 0).
     """
     partitions: list[Partition] = [("t", index) for index in range(3)]
     now: dict[str, tuple[Partition, ...]] = {}
-    sizes = [*range(1, 11), *range(9, 0, -1)]  # consumers join one by one and leave one by one
+    # number of consumers: they join one by one and leave one by one
+    sizes = [*range(1, 11), *range(9, 0, -1)]
     for size in sizes:
         members = [f"consumer{i}" for i in range(size)]
         now = assignor(name)(members, partitions, now)

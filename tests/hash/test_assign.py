@@ -103,7 +103,9 @@ def test_subscriptions_are_kept(
     previous: dict[str, list[Partition]],
     limits: dict[str, set[str]],
 ) -> None:
-    """No member gets more than it allows, all that is possible is assigned, and the rest share."""
+    """No member gets partitions of topics that it does not allow, all possible partitions are
+    assigned, and spare members share.
+    """
     result = assign(members, partitions, previous, subscriptions=limits)
     able = {p: [m for m in sorted(members) if p[0] in limits.get(m, p[0])] for p in partitions}
     shared = owners(result)
@@ -114,7 +116,7 @@ def test_subscriptions_are_kept(
     for p, q in product(shared, shared):
         if able[p] == able[q]:
             assert len(shared[p]) - len(shared[q]) <= 1
-    # A member shares a partition only if it would have none otherwise; each partition has one
+    # A member shares a partition only if it would otherwise have none; each partition has one
     # owner.
     for who in shared.values():
         assert sum(len(result[member]) > 1 for member in who) <= 1
@@ -134,7 +136,7 @@ def test_nothing_to_do(assign: Assignor) -> None:
 def test_members_of_few_topics_are_thought_of_first(assign: Assignor) -> None:
     """If members with different limits can be balanced, the assignor finds a way."""
     both = [("a", i) for i in range(20)] + [("z", i) for i in range(20)]
-    if assign is not assignor("range"):  # which treats one set of topics at a time
+    if assign is not assignor("range"):  # "range" assigns each set of topics separately
         result = assign(["m", "n"], both, {}, subscriptions={"m": ["a"]})
         assert {member: len(got) for member, got in result.items()} == {"m": 20, "n": 20}
     odd = [("s", 0), ("s", 1), ("s", 2), ("t", 0)]
@@ -147,7 +149,7 @@ def topic(count: int) -> list[Partition]:
 
 
 def moved(before: Mapping[str, Sequence[Partition]], after: Assignment) -> int:
-    """Return how many partitions some member gets that it did not have."""
+    """Return how many partitions a member gets that it did not have before."""
     return sum(len(set(got) - set(before.get(member, ()))) for member, got in after.items())
 
 
@@ -155,7 +157,8 @@ def moved(before: Mapping[str, Sequence[Partition]], after: Assignment) -> int:
 
 
 def least_moves(kept: Sequence[int], total: int) -> int:
-    """Return the fewest moves that distribute *total* items evenly over bins that hold *kept*.
+    """Return the smallest number of moves that distribute *total* items evenly over bins that hold
+    *kept*.
 
     If the items cannot be divided evenly, the fullest bins keep one more. Items above a bin's share
     must move, and unplaced items must be placed.
@@ -170,8 +173,8 @@ def least_moves(kept: Sequence[int], total: int) -> int:
     st.sets(st.integers(0, 5), min_size=1),
 )
 def test_sticky_moves_the_least_there_is(had: list[int], alive: set[int]) -> None:
-    """From any start, level or not, the fewest partitions move (partition i is with member
-    had[i]).
+    """From any start, even or not, the smallest number of partitions moves (partition i is with
+    member had[i]).
     """
     members = [f"m{i}" for i in sorted(alive)]
     before = {
@@ -188,7 +191,7 @@ def test_sticky_moves_the_least_there_is(had: list[int], alive: set[int]) -> Non
     st.integers(1, 6),
 )
 def test_sticky_sharers_move_the_least_there_is(sits: list[int], count: int) -> None:
-    """With more members than partitions as few as possible move (member i sits at partition
+    """With more members than partitions, as few members as possible move (member i is at partition
     sits[i], which may be gone).
     """
     before = {f"m{i:02}": [("t", seat)] for i, seat in enumerate(sits)}

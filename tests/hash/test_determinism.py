@@ -1,4 +1,6 @@
-"""The same answers in every process: two hash seeds, one digest; no impure import."""
+"""The results are the same in every process: two hash seeds give one digest, and there is no impure
+import.
+"""
 
 from __future__ import annotations
 

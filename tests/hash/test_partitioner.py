@@ -77,7 +77,7 @@ def test_sequential_keys_spread_like_random_ones(family: str, partitions: int) -
     mean = 2_000 / partitions
     chi_square = sum((count - mean) ** 2 / mean for count in counts)
     freedom = partitions - 1
-    assert (chi_square - freedom) / (2 * freedom) ** 0.5 < 5  # standard deviations
+    assert (chi_square - freedom) / (2 * freedom) ** 0.5 < 5  # normalized to standard deviations
 
 
 def test_keys_that_differ_in_few_bits_leave_no_partition_empty() -> None:

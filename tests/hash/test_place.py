@@ -28,7 +28,9 @@ def test_without_load_it_is_the_ring() -> None:
 
 @given(brokers, st.integers(1, 3), st.integers(1, 60))
 def test_shares_are_fair(names: list[str], replicas: int, count: int) -> None:
-    """With any number of brokers, they differ by one replica at most, and leaders are close."""
+    """With any number of brokers, the numbers of replicas differ by one at most, and the numbers of
+    leaders are close.
+    """
     placed = place_all(KEYS[:count], names, replicas)
     assert list(placed) == sorted(KEYS[:count])
     assert all(len(set(chosen)) == replicas for chosen in placed.values())
@@ -81,7 +83,9 @@ def test_too_few_brokers_is_a_clear_error() -> None:
 def test_rebalance_repairs_levels_and_stops(
     before: list[str], after: list[str], replicas: int, count: int, budget: int
 ) -> None:
-    """In small steps or in one: no dead broker stays, loads are level, then nothing moves."""
+    """In small steps or in one, the result has no dead broker and an even load, and a repetition
+    moves nothing.
+    """
     placed = place_all(KEYS[:count], before, replicas)
     step = rebalance(placed, after, budget=budget)
     moved = sum(len(set(step[key]) - set(placed[key])) for key in step)

@@ -25,7 +25,7 @@ GOLDEN_OWNERS = "cbcaacccbbbaaaacaaccaaaa"
 
 
 def twin_order(members: dict[str, float], key: str | bytes) -> list[str]:
-    """Return the order of members by visiting every point, twice round the circle."""
+    """Return the order of members by visiting every point, twice around the circle."""
     points = sorted(
         (point, name)
         for name, weight in members.items()
@@ -57,7 +57,7 @@ def test_collisions_go_to_the_smaller_name(members: dict[str, float], key: str) 
         )
         assert list(Ring(members).order(key)) == twin_order(members, key)
         assert list(Ring(dict(reversed(members.items()))).order(key)) == twin_order(members, key)
-        for name in members:  # Minimal movement survives collisions too.
+        for name in members:  # Minimal movement also holds with collisions.
             smaller = Ring(members).without(name)
             assert list(smaller.order(key)) == [m for m in Ring(members).order(key) if m != name]
 
@@ -116,7 +116,8 @@ def test_shares_are_even_and_follow_weights() -> None:
 
 def test_str_and_bytes_are_the_same_key() -> None:
     assert key_point("grün") == key_point("grün".encode())
-    assert key_point("\udc80") != key_point("\udc81")  # even for what UTF-8 cannot encode
+    # this works even for text that UTF-8 cannot encode
+    assert key_point("\udc80") != key_point("\udc81")
 
 
 def test_too_few_members_is_a_clear_error() -> None:
@@ -150,7 +151,7 @@ def test_bad_names_and_counts_are_refused() -> None:
     st.data(),
 )
 def test_racks_are_used_evenly(racks: dict[str, str | None], key: str, data: st.DataObject) -> None:
-    """No rack is used twice more than another with an unused member."""
+    """While a rack has an unused member, no other rack is used more than once more often."""
     n = data.draw(st.integers(1, len(racks)))
     ring = Ring(list(racks))
     picked = ring.pick(key, n, racks=racks)
@@ -159,7 +160,8 @@ def test_racks_are_used_evenly(racks: dict[str, str | None], key: str, data: st.
     used, size = Counter(racks[m] for m in picked), Counter(racks.values())
     for rack in size:
         assert used[rack] == size[rack] or used[rack] >= max(used.values()) - 1
-    assert ring.pick(key, n, racks={}) == ring.pick(key, n)  # all unknown: as without racks
+    # if all racks are unknown, the result is that without racks
+    assert ring.pick(key, n, racks={}) == ring.pick(key, n)
 
 
 def test_kept_members_count_for_racks_but_are_not_picked_again() -> None:
@@ -177,7 +179,7 @@ def test_cheaper_members_come_first() -> None:
 
 
 def test_golden_points() -> None:
-    """Placement does not change between releases; these numbers never do."""
+    """Placement does not change between releases, so these numbers never change."""
     assert key_point("orders/0") == GOLDEN_KEY
     assert member_points("broker-1", 9)[::8] == GOLDEN_POINTS
     assert "".join(Ring("abc").owner(key) for key in KEYS[:24]) == GOLDEN_OWNERS

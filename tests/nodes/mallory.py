@@ -22,7 +22,7 @@ SEED = 7
 def connect(
     context: zmq.Context[Any], endpoint: str, mallory: Pair, broker: str
 ) -> zmq.Socket[Any]:
-    """Open a connection of mallory that takes only one answer."""
+    """Open a connection of mallory that reads only one answer."""
     socket: zmq.Socket[Any] = context.socket(zmq.DEALER)
     socket.set(zmq.ROUTING_ID, b"client-evil/0123456789abcdef")
     socket.set(zmq.CURVE_PUBLICKEY, mallory.public.encode())
@@ -36,7 +36,7 @@ def connect(
 
 
 def packet(rng: Random, number: int) -> list[bytes]:
-    """Return a damaged packet, or one that asks for much and whose answer is never read."""
+    """Return a damaged packet, or one that requests much data whose answer is never read."""
     kind = rng.randrange(4)
     if kind == 0:
         return [rng.randbytes(rng.randrange(1, 200))]
@@ -62,11 +62,11 @@ def main(endpoint: str, public: str, secret: str, broker: str, count: str) -> No
     for number in range(int(count)):
         try:
             socket.send_multipart(packet(rng, number))
-        except zmq.Again:  # A client that takes nothing for 10 s is cut, and reconnects.
+        except zmq.Again:  # A client that reads nothing for 10 s is disconnected, and reconnects.
             socket.close(0)
             socket = connect(context, endpoint, mallory, broker)
             cuts += 1
-    time.sleep(1.0)  # messages in flight have to arrive
+    time.sleep(1.0)  # wait until the messages in flight have arrived
     context.destroy(linger=0)
     sys.stdout.write(f"{cuts}\n")
 

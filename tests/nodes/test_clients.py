@@ -37,8 +37,8 @@ def zkserver() -> Iterator[pymq.ZkServer]:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_is_told_to_open_its_own(zkserver: pymq.ZkServer) -> None:
-    """A forked child must open its own client: every inherited handle raises, and the parent
-    continues.
+    """A forked child must open its own client: every inherited handle raises, and the parent can
+    continue.
     """
     with (
         pymq.Broker("broker-0", zkservers=[zkserver.endpoint]).start(),
@@ -63,7 +63,7 @@ def _in_the_child(
             (
                 mq.topics,
                 lambda: producer.send("t", b"x").result(5),
-                # one record may be fetched already
+                # one record may have been fetched already
                 lambda: [consumer.poll(timeout=1) for _ in range(3)],
                 mq.close,
             )
@@ -124,7 +124,7 @@ def test_a_node_that_nobody_needs_any_more_is_asked_for_no_more() -> None:
 
 
 def test_brokers_find_each_other(zkserver: pymq.ZkServer) -> None:
-    """A broker gets only the names of the others, and finds their endpoints itself."""
+    """A broker gets only the names of the other brokers, and finds their endpoints itself."""
     url, servers = "zmq+" + zkserver.endpoint, [zkserver.endpoint]
     brokers = [pymq.Broker(f"dc1.rack.{i}", zkservers=servers).start() for i in range(3)]
     try:
@@ -142,7 +142,9 @@ def test_brokers_find_each_other(zkserver: pymq.ZkServer) -> None:
 
 
 def test_a_gate_refuses_for_the_broker(zkserver: pymq.ZkServer) -> None:
-    """A broker's gate refuses a request with a reason and without effect, and admits others."""
+    """A broker's gate refuses a request with a reason and without effect, and admits other
+    requests.
+    """
 
     def gate(principal: str, source: str, message: Message) -> Sequence[Message] | None:
         if isinstance(message, Produce) and message.topic == "secret":
@@ -224,8 +226,9 @@ def test_what_is_no_url(url: str) -> None:
 
 
 def test_a_brokers_identity(tmp_path: Path) -> None:
-    """A disk keeps its broker's name and raises the incarnation; another broker's or a damaged one
-    raises.
+    """A disk keeps its broker's name and raises the incarnation.
+
+    The identity of another broker, or a damaged one, raises.
     """
     first = next_identity(tmp_path, "broker-0")
     second = next_identity(tmp_path, "broker-0")

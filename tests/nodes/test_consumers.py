@@ -19,7 +19,7 @@ WAIT_S = 60.0
 
 
 class Seen:
-    """The records of one consumer; *is_all* is set once it has all of them."""
+    """The records of one consumer; *is_all* is set once the consumer has all of them."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -65,7 +65,7 @@ def push(mq: pymq.Client, seen: Seen, **options: Any) -> Callable[[], None]:
 
 @pytest.mark.timeout(240)
 def test_every_kind_of_consumer_goes_on_through_deaths_and_moves(tmp_path: Path) -> None:
-    """The leader dies and returns, the partition moves, and blocks are small all the while."""
+    """The leader dies and returns, the partition moves, and blocks are small all the time."""
     with processes(tmp_path, brokers=4) as cluster, ExitStack() as stack:
         mq = stack.enter_context(pymq.open(cluster.url))
         mq.create_topic("t", replicas=3, acks="raft", block_bytes=4096)

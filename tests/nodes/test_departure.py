@@ -1,4 +1,4 @@
-"""A controlled shutdown: other brokers lead a broker's partitions before it ends."""
+"""A controlled shutdown: other brokers lead a broker's partitions before that broker ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pymq
 from pymq.client.option_types import Acks
 from pymq.nodes.assembly import Broker, ZkServer
 
-SESSION_MS = 60_000  # Longer than the test, so that no timeout reveals the stop.
+SESSION_MS = 60_000  # This session is longer than the test, so that no timeout reveals the stop.
 
 
 @pytest.mark.parametrize("acks", ["raft", "leader"])

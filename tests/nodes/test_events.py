@@ -1,4 +1,4 @@
-"""Nodes log their events: a line of JSON each, with the documented fields."""
+"""Nodes log their events, one line of JSON for each, with the documented fields."""
 
 from __future__ import annotations
 

@@ -61,10 +61,12 @@ def local_cluster(folder: Path, *options: str) -> Iterator[list[str]]:
 
 @pytest.mark.zookeeper
 def test_a_local_cluster(tmp_path: Path) -> None:
-    """One command starts a cluster; two more send real data through raft and read all of it; it
-    stops.
+    """One command starts a cluster, and two more send real data through raft and read all of it.
 
-    Started again on the same folder it has its data, though its ZooKeeper has another port.
+    Then the cluster stops.
+
+    Started again on the same folder, the cluster has its data, although its ZooKeeper has another
+    port.
     """
     for life in range(2):
         with local_cluster(tmp_path) as zkservers:
@@ -103,7 +105,8 @@ def test_a_cluster_that_does_not_start_is_not_said_to_be_ready(tmp_path: Path) -
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1] - 10  # the first zkserver's; the brokers' follow 10 later
+        # the port of the first zkserver; the brokers' ports begin 10 above it
+        port = taken.getsockname()[1] - 10
         command = [sys.executable, str(ROOT / "examples" / "local_cluster.py"), "--brokers", "1"]
         command += ["--data", str(tmp_path / "cluster"), "--port", str(port)]
         command += ["--coordinator", f"sqlite:{tmp_path / 'zkserver.db'}"]

@@ -1,6 +1,6 @@
 """A client without pymq: docs/protocol.md, a socket, and a second reader and writer of CBOR.
 
-The test's code shares nothing with that of the nodes whose messages it decodes.
+The test shares no code with the nodes whose messages it decodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BODY = b"x" * 5_000
 
 
 class Foreign:
-    """One connection."""
+    """One raw connection to a node."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -49,13 +49,14 @@ class Foreign:
             row, frames = self.exchange([kind, "", "", self.number, *fields], *payload)
             number, to, source, request, *found = row
             assert (to, source, request) == ("", "", self.number)
-            # of an Answer, of a Fetched, otherwise the last field
+            # position of the error: last field but one of an Answer or a Fetched, otherwise the
+            # last field
             error = found[{75: 1, 15: 6}.get(number, -1)]
             if error is None:
                 return found, frames
             assert error[0] in ("NOT_CONTROLLER", "NOT_LEADER", "NO_BROKERS"), error
             assert time.monotonic() < until, error
-            time.sleep(0.05)  # a client has to wait: a retriable error names no time
+            time.sleep(0.05)  # the client has to wait, because a retriable error contains no time
 
 
 @pytest.fixture

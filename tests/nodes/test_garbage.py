@@ -1,4 +1,4 @@
-"""A garbage collection takes time for new objects only, not for all objects."""
+"""A garbage collection takes time only for new objects, not for all objects."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ print(max(looked))
 
 
 def test_a_collection_goes_through_what_is_new() -> None:
-    """A collection scans new objects only, not all each time their number has grown by a
-    quarter.
+    """A collection scans only new objects, instead of all objects each time their number has grown
+    by a quarter.
     """
     assert run(GROW, freezer="note") > 400_000
     assert run(GROW) < 150_000

@@ -91,7 +91,7 @@ def test_a_hostile_client_harms_nobody_who_behaves_well(tmp_path: Path, count: i
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attack:
                 while attack.poll() is None:
                     most = max(most, resident(process.pid))
-                    time.sleep(0.02)  # between two readings of the broker's memory
+                    time.sleep(0.02)  # time between two readings of the broker's memory
                 assert attack.stdout is not None
                 cuts = int(attack.stdout.read())
         finally:

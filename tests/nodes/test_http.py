@@ -1,4 +1,4 @@
-"""Nodes over HTTP: metrics of each node, the page of a zkserver, and the usual policy."""
+"""HTTP of nodes: the metrics of each node, the page of a zkserver, and the usual policy."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def test_every_metric_is_told_by_somebody(tmp_path: Path) -> None:
             return sum(each.get(name, 0) for each in found[:-1])
 
         assert total("pymq_messages_in_total") == 20
-        assert total("pymq_log_end_offset") >= 20  # a Raft leader may begin with its own entry
+        # a Raft leader may begin its term with an entry that has an offset
+        assert total("pymq_log_end_offset") >= 20
         assert total("pymq_active_controller") == 1
         assert total("pymq_group_members") == 1
         assert total("pymq_replication_bytes_out_total") > 0
@@ -214,7 +215,7 @@ def test_a_token_ends_with_the_key_of_its_principal(
     keys = tmp_path / "keys"
     assert ask(zkserver.http, "/api/state", token="the token of root").status == 200
     key = read_public(keys / "root.pub").key
-    # as an administrator copies it to a node
+    # an administrator copies the file to a node like this
     (keys / "root.revoked").write_text(f"public = ['{key}']\n")
     until = time.monotonic() + 60
     while ask(zkserver.http, "/api/state", token="the token of root").status != 401:
@@ -253,8 +254,8 @@ def test_it_speaks_tls(tmp_path: Path) -> None:
         with urllib.request.urlopen(url, context=trust, timeout=60) as answer:
             assert b"pymq_active_controller 1" in answer.read()
         with pytest.raises(ConnectionError):
-            ask(zkserver.http, "/metrics")  # unencrypted
-        # Silent connections do not keep other clients out either.
+            ask(zkserver.http, "/metrics")  # the node refuses unencrypted HTTP
+        # Silent connections do not keep other clients out.
         port = int(zkserver.http.rstrip("/").rpartition(":")[2])
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * CONNECTIONS_MAX)]
         try:

@@ -1,4 +1,6 @@
-"""A topic of very many partitions is created and deleted on real processes, beside others."""
+"""A topic of very many partitions is created and deleted on real processes, while other topics are
+used.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from pymq.testing.child import environment
 from tests.nodes.processes import processes
 from tests.simulator.processes import ProcessCluster
 
-# A separate process, since its work would delay the other threads here.
+# Run this in a separate process, because its work would delay the other threads of the test.
 LARGE = """
 import sys
 import pymq
@@ -83,7 +85,9 @@ class Others:
 def test_nobody_notices_that_very_many_partitions_are_made_and_deleted(
     count: int, tmp_path: Path
 ) -> None:
-    """Sends stay fast and brokers keep their sessions meanwhile; creating 20,000 once failed."""
+    """While a topic of 20,000 partitions is created, sends stay fast and brokers keep their
+    sessions.
+    """
     with processes(tmp_path) as cluster, pymq.open(cluster.url) as mq:
         mq.create_topic("small", replicas=3, acks="raft")
         with Others(cluster) as others:

@@ -45,7 +45,10 @@ def test_kill_9_in_the_middle_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_everything_is_there_after_an_orderly_end(tmp_path: Path) -> None:
-    """SIGTERM ends each process with status 0; restarted, they serve the same records."""
+    """SIGTERM ends each process with status 0.
+
+    After a restart the processes serve the same records.
+    """
     with processes(tmp_path, brokers=1) as cluster:
         with pymq.open(cluster.url) as mq:
             mq.create_topic("t")

@@ -141,7 +141,7 @@ def state(cluster: Secured) -> Any:
 
 
 def test_who_is_allowed_does_everything(tmp_path: Path) -> None:
-    """Administration, producing on a majority, a group and its commits work, all of them
+    """An authorized client can administrate, produce with raft, and consume in a group, all of it
     encrypted.
     """
     cluster = Secured(tmp_path, 3)
@@ -193,7 +193,9 @@ def steal(mq: pymq.Client, producer_id: int, epoch: int, grant: bytes) -> None:
 
 
 def test_nobody_writes_as_another_producer(tmp_path: Path) -> None:
-    """A principal cannot write as another producer, even with all that is in a batch's header."""
+    """A principal cannot write as another producer, even if it knows all fields of a batch's
+    header.
+    """
     allow = """
 [[rule]]
 principal = ["alice", "bob"]
@@ -230,7 +232,7 @@ resources = ["producer:teller"]
 
 @pytest.mark.parametrize("at", ["zkserver", "broker-0"])
 def test_who_has_no_rule_can_do_nothing(secured: Secured, at: str) -> None:
-    """Each message to the node, or to another machine there, is refused without effect."""
+    """Each message to the node, or to another machine on it, is refused without effect."""
     node = secured.zkserver if at == "zkserver" else secured.brokers[0]
     with secured.open("root") as mq:
         mq.create_topic("orders")
@@ -253,7 +255,7 @@ def test_who_has_no_rule_can_do_nothing(secured: Secured, at: str) -> None:
 
 @pytest.mark.parametrize("at", ["zkserver", "broker-0"])
 def test_who_is_not_known_can_do_nothing(secured: Secured, at: str, tmp_path: Path) -> None:
-    """Messages of a client with an unknown key, or none, are not even decoded."""
+    """Messages of a client with an unknown key, or without a key, are not even decoded."""
     node = secured.zkserver if at == "zkserver" else secured.brokers[0]
     make_keys(tmp_path / "own", "mallory")
     for path in secured.keys.glob("*.pub"):
@@ -384,7 +386,7 @@ def test_the_audit_log_is_for_nobody_else(tmp_path: Path) -> None:
 def test_a_policy_that_could_not_be_read_once_is_read_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A policy is read again after an error, although the file's times and size may be the same."""
+    """A policy is read again after an error, even if the file's times and size are the same."""
     path, now = tmp_path / "policy.toml", 0
     path.write_text('superusers = ["alice"]\n')
     door = NodeSecurity(path, clock=lambda: now)
@@ -448,7 +450,8 @@ def test_a_node_without_a_policy_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text("")
     with pytest.raises(ConfigError, match="there are those of broker-0, zkserver"):
         pymq.Broker("broker-1", zkservers=["tcp://127.0.0.1:1"], curve_dir=tmp_path)
-    (tmp_path / "zkserver.secret").unlink()  # as on the machine of a broker
+    # a broker's machine does not have the zkserver's secret
+    (tmp_path / "zkserver.secret").unlink()
     with pytest.raises(ConfigError, match=r"broker-1 at .* a key that is missing"):
         pymq.Broker("broker-1", zkservers=["tcp://127.0.0.1:1"], curve_dir=tmp_path)
 
@@ -481,7 +484,7 @@ def test_how_many_connections_an_address_may_have_is_said(tmp_path: Path) -> Non
                 assert time.monotonic() < until
                 second.tell(msg.ListTopics(2))
                 assert second.transport.poll() == []
-                time.sleep(0.05)  # The audit log is a file without a notification of growth.
+                time.sleep(0.05)  # The audit log is a file, and nothing signals that it has grown.
     finally:
         node.close()
 
@@ -546,12 +549,13 @@ def test_clients_wait_as_long_as_their_quota_says(tmp_path: Path) -> None:
             for _ in range(300):
                 producer.send("orders", bytes(1_000))
             producer.flush()
-            # The first 100 kB use saved budget, and the last batch is paid for later.
+            # The first 100 kB use saved budget, and the cost of the last batch delays only later
+            # requests.
             assert 1.5 < time.monotonic() - began < 20
             with mq.consumer("orders", mode="psb", offset="begin") as reader:
                 assert sum(1 for _ in reader.until_end()) == 300
             with mq.consumer("orders", group="orders-1") as consumer:
-                # The last read is paid for afterwards.
+                # The cost of the last read delays only later requests.
                 assert next(consumer.until_end()).offset == 0
         (line, *_) = [line for line in secured.audit("broker-0") if line["operation"] == "quota"]
         assert line["principal"] == "alice"
@@ -584,5 +588,5 @@ def test_a_group_is_described_without_what_one_may_not_see(tmp_path: Path) -> No
 
 
 def ask_leases(mq: pymq.Client, topic: str) -> None:
-    """Request the leases directly, without the earlier requests, which are refused too."""
+    """Request the leases directly, without the earlier requests, which would also be refused."""
     mq.questions.ask_group("orders", lambda r: msg.GetLeases(r, "orders", topic, "0"))

@@ -1,4 +1,6 @@
-"""zkservers as processes on a real ZooKeeper: one dies and another takes over, or all are away."""
+"""zkservers run as processes on a real ZooKeeper: one of them dies and another takes over, or all
+are stopped.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def test_the_active_zkserver_is_killed_in_the_middle_of_a_roll(cluster: ProcessC
             producer.send(topic, b"before").result(WAIT_S)
             before = leader(mq, topic)
             (after,) = [name for name in cluster.brokers if name != before]
-            cluster.nodes[before].pause()  # The block cannot be sealed yet.
+            # While this broker is paused, the block cannot be sealed.
+            cluster.nodes[before].pause()
             asked = threading.Thread(target=mq.reassign, args=(topic, 0, [after]))
             asked.start()
             victim = active(cluster, mq)
@@ -64,7 +67,7 @@ def test_the_active_zkserver_is_killed_in_the_middle_of_a_roll(cluster: ProcessC
 
 
 def test_records_go_on_without_zkservers_and_without_zookeeper(cluster: ProcessCluster) -> None:
-    """Existing partitions work without them: records are sent, delivered, acknowledged and
+    """Existing partitions work without zkservers: records are sent, delivered, acknowledged and
     committed.
     """
     with (

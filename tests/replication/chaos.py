@@ -1,9 +1,9 @@
 """A Raft cluster under random faults, in an order decided by a seed.
 
-Checked throughout: Raft's promises (one leader in a term, log matching, leader completeness,
-committed entries never change); the high watermark never decreases; no message leaves before its
-data is durable; reads see all earlier commits. At the end all faults are healed; then all replicas
-must agree, and become idle.
+The run checks at all times: Raft's promises (one leader in a term, log matching, leader
+completeness, committed entries never change); the high watermark never decreases; no message leaves
+before its data is durable; reads see all earlier commits. At the end all faults are healed; then
+all replicas must agree, and become idle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Violation(AssertionError):
 
 
 class Chaos:
-    """One run."""
+    """One random run of replicas under faults."""
 
     def __init__(self, seed: int, make_raft: MakeRaft = default_raft) -> None:
         rng = self.rng = random.Random(seed)
@@ -61,7 +61,7 @@ class Chaos:
             make_raft=make_raft,
         )
         self.cluster.on_post = self.posted
-        self.loss = rng.choice([0, 0, 10, 30])  # percent
+        self.loss = rng.choice([0, 0, 10, 30])  # loss of messages in percent
         self.copies = rng.choice([0, 0, 10, 40])
         self.reorder = rng.choice([True, True, False])
         weights = {
@@ -76,7 +76,7 @@ class Chaos:
             self.depose: [0, 2, 8, 15],
             self.hurry: [0, 3, 8],
         }
-        self.haste = rng.choice([10, 30, 60])  # how many steps between two faults
+        self.haste = rng.choice([10, 30, 60])  # number of steps between two faults
         self.acts = list(weights)
         self.weights = [rng.choice(chances) for chances in weights.values()]
         self.slow = rng.choice(["", *names])  # the node with a slow disk
@@ -128,7 +128,7 @@ class Chaos:
     def depose(self, node: Node) -> None:
         """Cut off a leader, alone or with a few, possibly just after it has taken a record.
 
-        The leader may go on for a while without noticing.
+        The leader may continue for some time without noticing the cut.
         """
         cluster, rng = self.cluster, self.rng
         if not cluster.leaders:
@@ -193,7 +193,7 @@ class Chaos:
                 each.raft.tick(cluster.now)
 
     def notice(self, node: Node) -> None:
-        """Tell a broker, truly or falsely, whether another one is alive."""
+        """Notify a broker that another one is alive or dead, which may be true or false."""
         cluster, rng = self.cluster, self.rng
         me, peer = node, rng.choice(list(cluster.nodes))
         if not me.is_up or peer == me.me:
@@ -217,7 +217,7 @@ class Chaos:
             node.crash(done)
             if node.me in self.learners and self.rng.randrange(2):
                 node.disk = Disk()
-                self.incarnations.clear()  # each broker will be notified
+                self.incarnations.clear()  # each broker will be notified again
         else:
             self.start(node)
 
@@ -228,10 +228,10 @@ class Chaos:
             return
         names = list(cluster.nodes)
         kind = rng.randrange(3)
-        if kind == 0:  # one link, one way
+        if kind == 0:  # cut one link in one direction
             a, b = rng.choice(names), rng.choice(names)
             cluster.cuts.add((a, b))
-        elif kind == 1:  # a single link
+        elif kind == 1:  # cut a single link
             a, b = rng.choice(names), rng.choice(names)
             cluster.cuts |= {(a, b), (b, a)}
         else:
@@ -259,7 +259,7 @@ class Chaos:
             node.log.compact(rng.choice(ends))
 
     def zkserver(self, node: Node) -> None:
-        """Give a replica the zkserver's state, which may name a leader elected since."""
+        """Give a replica the zkserver's state, which may name a leader that was elected since."""
         cluster = self.cluster
         terms = [term for term in sorted(self.leaders) if term > cluster.state.epoch]
         if terms:
@@ -302,7 +302,7 @@ class Chaos:
                 raise Violation(f"{node.me} leads term {term} without {b.end}/{b.epoch}")
 
     def check_committed(self, node: Node, since: int) -> None:
-        """Compare with the committed batches, and extend them."""
+        """Compare a replica's committed batches with the known ones, and extend these."""
         high_watermark = node.raft.high_watermark
         if high_watermark > node.disk.end:
             raise Violation(f"{node.me}: committed beyond the disk")

@@ -1,7 +1,7 @@
 """The verbs of tests/data/fetch/*.txt: a leader, followers that fetch, and a zkserver.
 
-A command prints the messages that it makes replicas send. ``settle`` runs everything that takes no
-time, and prints only the requests to the zkserver. Logs are written as in
+A command prints the messages that it makes replicas send. ``settle`` runs everything that needs no
+time to pass, and prints only the requests to the zkserver. Logs are written as in
 :mod:`tests.replication.raft_script`.
 """
 
@@ -49,7 +49,7 @@ class Replicas(NamedTuple):
 
 
 class FetchNode(Node):
-    """One replica of a fetch block."""
+    """One replica of a fetch block, in a script."""
 
     fetch: FetchReplicator
 
@@ -162,7 +162,7 @@ class FetchScript:
         cluster.on_post = self._note
 
     def do_state(self, version: str, *words: str) -> None:
-        """Send the in-sync set behind a slash to the nodes before it, as the zkserver.
+        """Send the in-sync set after a slash to the nodes before the slash, as the zkserver would.
 
         ``term=2`` sets the block's epoch from now on.
         """
@@ -182,7 +182,7 @@ class FetchScript:
     # --- disks, crashes and what brokers know of each other
 
     def do_disk(self, *names: str) -> None:
-        """Write and sync, if there is anything to write."""
+        """Write and sync the data of replicas' pending writes, if there are any."""
         for name in names:
             if self.nodes[name].has_work:
                 self.nodes[name].write()
@@ -220,14 +220,14 @@ class FetchScript:
     # --- messages
 
     def do_deliver(self, *routes: str) -> None:
-        """Deliver the oldest message of each route, or all present ones."""
+        """Deliver the oldest message of each route, or all of its messages."""
         for route in routes:
             self._deliver(self._oldest(route))
         for _ in range(0 if routes else len(self.cluster.bag)):
             self._deliver(0)
 
     def do_drop(self, *routes: str) -> None:
-        """Lose the oldest message of each route, or all present ones."""
+        """Drop the oldest message of each route, or all of its messages."""
         for route in routes:
             del self.cluster.bag[self._oldest(route)]
         if not routes:
@@ -276,7 +276,7 @@ class FetchScript:
             if self.cluster.sent == before and not self.cluster.bag:
                 break
         wishes = [letter for letter in self._posted if isinstance(letter.message, AlterIsr)]
-        self._posted = wishes  # requests to the zkserver take time
+        self._posted = wishes  # keep the requests back, because requests to the zkserver take time
 
     def do_pass(self, ms: str) -> None:
         """Let time pass; replicas with a due deadline act."""
@@ -310,7 +310,7 @@ class FetchScript:
 
 
 def batches(epochs: str, text: str) -> list[Batch]:
-    """Return a batch of one record for each of these epochs."""
+    """Return a batch of one record for each of the given epochs."""
     return [batch(base, int(epoch), text) for base, epoch in enumerate(epochs.split(","))]
 
 

@@ -1,4 +1,4 @@
-"""Replicas of one block on crashing disks, and a bag of messages between them.
+"""Replicas of one block on disks that may crash, and an unordered set of messages between them.
 
 Nothing happens automatically: each delivery, write and tick is a call of the test.
 """
@@ -137,7 +137,7 @@ class FakeLog:
         self.node = node
         self.start, self.start_epoch = node.disk.start, node.disk.epoch
         self.batches = list(node.disk.batches)
-        self.ops: list[Op] = []  # not yet handed to the disk
+        self.ops: list[Op] = []  # operations that are not yet handed to the disk
         self.resident = self.start  # batches before it are evicted from memory
 
     @property
@@ -150,7 +150,7 @@ class FakeLog:
 
     @property
     def stable_end(self) -> int:
-        """The end that log and disk have in common."""
+        """The end up to which the log is on disk."""
         end = self.start
         for mine, durable in zip(self.batches, self.node.disk.batches, strict=False):
             if mine is not durable:
@@ -223,7 +223,7 @@ class FakeLog:
         self.node.reads.append((peer, answer, offset, max_bytes))
 
     def evict(self, offset: int) -> None:
-        """Evict the batches before *offset*, which then need a read."""
+        """Evict the batches before *offset* from memory, so that they have to be read from disk."""
         self.resident = max([self.start, *(b.base for b in self.batches if b.base <= offset)])
         if offset >= self.end:
             self.resident = self.end
@@ -273,7 +273,7 @@ MakeRaft = Callable[[Replica, int, tuple[str, ...]], Raft]
 
 
 class Node:
-    """One replica: its broker, as far as the replicator sees it, its log and its disk."""
+    """A replica: its broker (as the replicator sees it), its log and its disk."""
 
     def __init__(self, name: str, cluster: Cluster) -> None:
         self.me = name
@@ -310,7 +310,7 @@ class Node:
         self.lowest = self.raft.high_watermark
 
     def crash(self, done: int = 0) -> None:
-        """Stop; of the write in progress, the first *done* parts survive."""
+        """Stop the replica; of the write in progress only the first *done* parts survive."""
         self.is_up = False
         if self.writing is not None:
             for op in self.writing.ops[:done]:
@@ -354,7 +354,7 @@ class Node:
         self.raft.appended(self.cluster.now)
 
     def hears(self, peer: str, is_alive: bool) -> None:
-        """Notify the broker of another one's state."""
+        """Notify the replica's broker whether another broker is alive."""
         (self.dead.discard if is_alive else self.dead.add)(peer)
         self.raft.peer_changed(peer, self.cluster.now)
 
@@ -431,7 +431,7 @@ class Cluster:
         raise AssertionError("it does not come to rest")
 
     def turn(self) -> bool:
-        """Let each disk and each message make one step; returns whether there was any."""
+        """Let each disk and each message make one step; returns whether any did."""
         did = False
         for node in self.nodes.values():
             if not node.is_up:

@@ -1,8 +1,8 @@
 """The verbs of tests/data/raft/*.txt.
 
-A command prints the messages that it makes replicas send; ``settle`` and ``run`` run everything
-that can happen. A batch is written ``end/epoch``, with ``x3`` behind it for three records. A log is
-shown as its batches, with a bar before those that are not durable.
+A command prints the messages that it makes replicas send; ``settle`` and ``run`` run all steps that
+are possible. A batch is written as ``end/epoch``, followed by ``x3`` if it has three records. A log
+is shown as its batches; a bar separates the durable ones from the others.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RaftScript:
         options = dict(word.split("=") for word in words if "=" in word)
         names_of = ("in_flight", "append_bytes", "tell_ms")
         settings = {key: int(options[key]) for key in names_of if key in options}
-        settings.setdefault("tell_ms", 0)  # Otherwise a pause would follow each step.
+        settings.setdefault("tell_ms", 0)  # Otherwise a pause would be needed after each step.
         self._cluster = Cluster(
             names,
             config=ReplicationConfig(**settings),
@@ -106,7 +106,7 @@ class RaftScript:
         self._posted.append(letter)
 
     def do_node(self, name: str, *words: str) -> None:
-        """Make one replica again with its old disk: it starts as after a crash."""
+        """Create one replica again with its old disk, as after a crash."""
         options = dict(word.split("=") for word in words)
         node = self.node(name)
         if node.is_up:
@@ -144,7 +144,7 @@ class RaftScript:
         self.node(name).sync()
 
     def do_disk(self, *names: str) -> None:
-        """Write and sync, if there is anything to write."""
+        """Write and sync the data of replicas' pending writes, if there are any."""
         for name in names:
             if self.node(name).has_work:
                 self.node(name).write()
@@ -185,7 +185,10 @@ class RaftScript:
             self._all_notice()
 
     def do_cut(self, *words: str) -> None:
-        """Cut the links between the replicas on the two sides of a slash; all notice it."""
+        """Cut the links between the replicas on the two sides of a slash.
+
+        The replicas on both sides notice the cut.
+        """
         slash = words.index("/")
         for a in words[:slash]:
             for b in words[slash + 1 :]:
@@ -207,7 +210,7 @@ class RaftScript:
                     node.hears(peer, is_alive)
 
     def do_suspect(self, name: str, *peers: str) -> None:
-        """Make a replica's broker believe that others are dead."""
+        """Make the broker of a replica believe that other brokers are dead."""
         for peer in peers:
             self.node(name).hears(peer, False)
 
@@ -222,7 +225,7 @@ class RaftScript:
         return "\n".join(map(show, self.cluster.bag))
 
     def do_deliver(self, *routes: str) -> None:
-        """Deliver the oldest message of each route, or all present ones."""
+        """Deliver the oldest message of each route, or all of its messages."""
         for route in routes:
             self.cluster.deliver(self._on(route)[0])
         for _ in range(0 if routes else len(self.cluster.bag)):
@@ -239,7 +242,7 @@ class RaftScript:
             self.cluster.deliver(self._on(route)[0], keep=True)
 
     def do_drop(self, *routes: str) -> None:
-        """Lose the oldest message of each route, or all present ones."""
+        """Drop the oldest message of each route, or all of its messages."""
         for route in routes:
             del self.cluster.bag[self._on(route)[0]]
         if not routes:
@@ -256,7 +259,7 @@ class RaftScript:
         return found
 
     def do_send(self, *words: str) -> None:
-        """Deliver a message to a replica, written as it is shown."""
+        """Deliver a message, given in the notation of the output, to a replica."""
         letter = parse(" ".join(words))
         message = letter.message
         node = self.node(letter.target)
@@ -362,7 +365,7 @@ def show_progress(progress: FollowerProgress) -> str:
 
 
 def parse(text: str) -> Letter:
-    """Parse a message as it is shown."""
+    """Parse a message in the notation of the output."""
     route, term, kind, *words = text.split()
     source, target = route.split(">")
     epoch = int(term.removeprefix("t"))

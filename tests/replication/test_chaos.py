@@ -10,7 +10,7 @@ from tests.replication.harness import Letter, show
 
 @pytest.mark.parametrize("batch", range(12))
 def test_promises_hold(batch: int) -> None:
-    """Seeds 0 to 299; each run checks itself, see :mod:`tests.replication.chaos`."""
+    """Run seeds 0 to 299; each run checks itself, see :mod:`tests.replication.chaos`."""
     committed = 0
     for seed in range(25 * batch, 25 * (batch + 1)):
         committed += len(chaos.run(seed).committed)

@@ -1,4 +1,4 @@
-"""The tests of other Raft implementations exist here, or the reason why not.
+"""For each test of other Raft implementations there is a test here, or a reason why there is none.
 
 The scenarios are those of etcd-io/raft (raft_test, raft_paper_test, raft_snap_test, rawnode_test,
 node_test and the tests of its tracker), additional ones of raft-rs, the labs of MIT 6.824, the
@@ -183,7 +183,7 @@ NAMES = [prefix + name for prefix, names in SCENARIOS.items() for name in names.
 
 
 def scripts_of(name: str) -> list[str]:
-    """Return the scripts of that name, perhaps with a suffix."""
+    """Return the scripts of that name, including those with a suffix."""
     return [stem for stem in STEMS if stem == name or stem.startswith(f"{name}-")]
 
 
@@ -207,7 +207,7 @@ def test_nothing_is_told_of_what_is_not_asked() -> None:
 
 
 def test_every_script_is_named_after_its_source() -> None:
-    """A script without a source begins with the project's name."""
+    """A script that has no source elsewhere begins with the name of this project."""
     known = {stem for name in NAMES for stem in scripts_of(name)}
     known |= {word for told in ELSEWHERE.values() for word in told.split()}
     own = {stem for stem in STEMS if stem.startswith("pymq-")}

@@ -1,4 +1,4 @@
-"""Followers that fetch: how a leader treats those that fall behind."""
+"""How a leader treats followers that fetch and fall behind."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ def leader(host: Host, log: FakeLog) -> FetchReplicator:
 
 
 def test_who_is_only_wanted_cannot_fall_back() -> None:
-    """A leader with an unanswered request for a larger in-sync set has no deadline in the past.
+    """If the leader waits for the answer to a request for a larger in-sync set, its deadline is not
+    in the past.
 
-    Before, each tick left the deadline where it was, so the broker never slept.
+    In an earlier version each tick left the deadline in the past, so the broker never slept.
     """
     host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
     fetch = leader(host, log)
@@ -86,7 +87,7 @@ def test_who_was_refused_does_not_hold_up_what_is_visible() -> None:
     fetch.stable(log.stable_end, 20)
     assert fetch.high_watermark == 0  # B may be in sync by now.
     fetch.adopt(state(version=0), 30)
-    assert fetch.high_watermark == 0  # This was known before.
+    assert fetch.high_watermark == 0  # This state was known before, so nothing changes.
     fetch.adopt(state(version=1), 40)
     assert fetch.high_watermark == log.stable_end
     host.said.clear()
@@ -99,7 +100,9 @@ def test_who_was_refused_does_not_hold_up_what_is_visible() -> None:
 
 
 def asks(id: int, offset: int, incarnation: int) -> ReplicaFetch:
-    """Return a fetch of a follower that has all before *offset*, the last of epoch 1."""
+    """Return a fetch of a follower that has all records before *offset*, the last one of epoch
+    1.
+    """
     return ReplicaFetch(id, BLOCK, offset, min(offset, 1), 1, 1 << 20, 500, incarnation)
 
 
@@ -109,7 +112,8 @@ def test_a_wish_names_the_lives_that_it_goes_by() -> None:
     """
     host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
     fetch = leader(host, log)
-    fetch.step("C", asks(1, 0, 0), 10)  # This version does not send it.
+    # In this version the follower does not send its incarnation.
+    fetch.step("C", asks(1, 0, 0), 10)
     fetch.step("B", asks(1, 0, 7), 20)
     fetch.step("B", asks(1, 0, 8), 20 + 5 * host.replication.retry_ms)
     wishes = [(m.in_sync, m.incarnations) for m in host.said if isinstance(m, AlterIsr)]
@@ -121,8 +125,8 @@ def test_a_wish_names_the_lives_that_it_goes_by() -> None:
 
 
 def test_what_a_follower_had_before_it_was_started_anew_counts_no_more() -> None:
-    """A late fetch from before a follower's restart does not count: it may have lost those
-    records.
+    """A late fetch from before a follower's restart does not count: the follower may have lost
+    those records.
     """
     host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
     fetch = leader(host, log)
@@ -145,8 +149,8 @@ def test_what_a_follower_had_before_it_was_started_anew_counts_no_more() -> None
 def test_a_wish_that_was_given_up_counts_until_it_cannot_be_granted() -> None:
     """KIP-497: between request and answer the leader counts all replicas that may be in sync.
 
-    B joins, and loses its tail in a crash before the answer comes. The leader withdraws the
-    request, but the zkserver may have granted it already.
+    B has joined, and loses its last records in a crash before the answer comes. The leader
+    withdraws the request, but the zkserver may have granted it already.
     """
     host, log = Host(), FakeLog(Node("A", Cluster(("A", "B", "C"))))
     fetch = leader(host, log)
@@ -163,8 +167,8 @@ def test_a_wish_that_was_given_up_counts_until_it_cannot_be_granted() -> None:
     wishes = [m for m in host.said if isinstance(m, AlterIsr)]
     assert [m.in_sync for m in wishes] == [("A", "B"), ("A",)]
     write("y", 40)
-    assert fetch.high_watermark == 1  # not more than B has had
-    fetch.adopt(state(version=0), 50)  # a state that it had already
+    assert fetch.high_watermark == 1  # the watermark is not above the records that B has
+    fetch.adopt(state(version=0), 50)  # the replica had this state already
     assert fetch.high_watermark == 1
     fetch.adopt(state(version=1), 60)
     assert fetch.high_watermark == 2

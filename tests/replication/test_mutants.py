@@ -19,14 +19,14 @@ SCRIPTS = Path(__file__).parents[1] / "data" / "raft"
 SEEDS = range(500)
 # Bugs that the study's uniform scheduler has not found in 9.6 million events.
 SUBTLE = ("B1", "B3", "B10")
-# each change of the code changes the random runs: B3 took more than 500 once
+# each change of the code changes the random runs: once B3 was found only after more than 500 seeds
 SUBTLE_SEEDS = range(5_000)
 
 Property = Callable[[str, object], None]
 
 
 class Uniform(Chaos):
-    """Every fault in every run, at one rate, without deliberate sequences."""
+    """A schedule with every fault in every run, at one rate, and without deliberate sequences."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -73,7 +73,9 @@ def test_script_finds(name: str, record_property: Property) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [name for name in MUTANTS if MUTANTS[name].script])
 def test_chance_may_find_what_a_script_finds(name: str, record_property: Property) -> None:
-    """For the table: random runs may find a bug too, though it is enough if a script finds it."""
+    """Measured for the table of bugs: random runs may find a bug, too, though it is enough if a
+    script finds it.
+    """
     with planted(name):
         found = killing_seed()
     seed, what = found or (SEEDS[-1], "nothing, by chance")
@@ -84,7 +86,9 @@ def test_chance_may_find_what_a_script_finds(name: str, record_property: Propert
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SUBTLE)
 def test_what_is_subtle_takes_variety(name: str, record_property: Property) -> None:
-    """Faults at a single rate find bugs that need a rare course of events later, or never."""
+    """With all faults at a single rate, bugs that need a rare sequence of events are found later or
+    never.
+    """
     with planted(name):
         swarm = killing_seed(seeds=SUBTLE_SEEDS)
         uniform = killing_seed(Uniform, SUBTLE_SEEDS)
@@ -97,7 +101,9 @@ def test_what_is_subtle_takes_variety(name: str, record_property: Property) -> N
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_whole_cluster_may_find_it_too(name: str, record_property: Property) -> None:
-    """For the table: with brokers, zkservers and clients some of these bugs seldom show."""
+    """Measured for the table of bugs: in runs with brokers, zkservers and clients some of these
+    bugs rarely have an effect.
+    """
     hunts = [(seed, which) for seed in range(7) for which in ("swarm-3", "crash-3", "network-3")]
     row = (len(hunts), "", "nothing")
     for runs, (seed, which) in enumerate(hunts, 1):

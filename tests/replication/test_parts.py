@@ -94,8 +94,8 @@ def test_progress_frees_what_is_answered() -> None:
 @pytest.mark.parametrize(
     ("mode", "end", "counts"),
     [
-        (Mode.PROBE, 5, True),  # the match of the probe
-        (Mode.PROBE, 8, True),  # the end of the probe
+        (Mode.PROBE, 5, True),  # the offset at which the probe matches
+        (Mode.PROBE, 8, True),  # the end offset of the probe
         (Mode.PROBE, 6, False),
         (Mode.REPLICATE, 3, False),
         (Mode.REPLICATE, 4, True),
@@ -186,7 +186,7 @@ def test_reads_share_rounds() -> None:
     assert not reads
 
 
-# --- the machine, where a script cannot say it
+# --- the machine itself, where a script cannot express the case
 
 
 def make(*names: str, seed: int = 0) -> Cluster:
@@ -216,7 +216,7 @@ def test_election_timeouts_are_random() -> None:
 
 @pytest.mark.parametrize("name", ["A", "B"])
 def test_what_could_not_be_saved_is_saved_before_anything_is_taken_in(name: str) -> None:
-    """The disk is full when the block begins, and the replica starts over.
+    """The disk is full when the block begins, and the replica starts again.
 
     A replica saves its term before it appends records; without a term, recovery would refuse the
     block. Simulated: --profile all --seconds 4 --seeds 7383.
@@ -230,7 +230,7 @@ def test_what_could_not_be_saved_is_saved_before_anything_is_taken_in(name: str)
     node.write()
     node.sync()
     assert node.disk.saved is not None
-    assert not node.raft.is_leader  # The fate of its earlier messages is unknown.
+    assert not node.raft.is_leader  # The replica does not know the fate of its earlier messages.
 
 
 def test_what_is_damaged_is_not_taken_in() -> None:
@@ -247,7 +247,7 @@ def test_what_is_damaged_is_not_taken_in() -> None:
 
 
 def test_damage_does_not_look_like_a_conflict() -> None:
-    """A failed comparison with a damaged append does not cut the log."""
+    """A damaged append that fails the comparison does not cut the log."""
     cluster = make("A", "B")
     node = cluster.nodes["B"]
     good = batch(0, 1).data
@@ -312,7 +312,7 @@ def test_an_invariant_says_what_it_found() -> None:
 
 
 def test_scripts_and_chance_come_by_every_mark() -> None:
-    """Scripts and random runs reach every mark: an unreached one is an untested branch."""
+    """Scripts and random runs reach every mark: an unreached mark is an untested branch."""
     source = Path(pymq.replication.__file__).parent
     marks = {
         name
@@ -325,6 +325,7 @@ def test_scripts_and_chance_come_by_every_mark() -> None:
     with counting() as met:
         for seed in range(100):
             chaos.run(seed)
-    assert marks - set(seen) <= {"raft.append.corrupt", "raft.snapshot.missing"}  # see above
+    # see the comment above
+    assert marks - set(seen) <= {"raft.append.corrupt", "raft.snapshot.missing"}
     assert len(marks) >= 50
     assert len(marks - set(met)) <= 16  # marks that random runs seldom reach

@@ -1,4 +1,4 @@
-"""Replicas, scenario by scenario; each file is named after the scenario's source."""
+"""Scripts of replicas, one for each scenario; each file is named after the scenario's source."""
 
 from __future__ import annotations
 

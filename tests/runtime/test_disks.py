@@ -40,7 +40,7 @@ class Brokers:
             out.write, out.after = [append(0)], [("client", ListTopics(2))]
 
     def lead(self) -> None:
-        """Take the first write, and send to the others meanwhile."""
+        """Take the first write; until it is done, send messages to the other brokers."""
         for name in ("b", "c"):
             self.machines[name].on_step = self.follow
         out = self.machines["a"].out
@@ -76,7 +76,7 @@ def test_a_leaders_disk_works_while_its_followers_do(brokers: Brokers) -> None:
 def test_a_disk_that_fails_is_its_own_brokers_affair(brokers: Brokers) -> None:
     """After a failed write the other brokers continue.
 
-    Of the failed one no later message leaves.
+    No later message of the failed broker leaves.
     """
     brokers.lead()
     brokers.machines["a"].out.write = [append(7)]  # a block that does not exist
@@ -104,7 +104,7 @@ def test_who_writes_is_not_asked_for_more(brokers: Brokers) -> None:
 
 
 def test_who_writes_is_given_nothing(brokers: Brokers) -> None:
-    """A machine may assume that no event comes between its write's start and its end."""
+    """A machine gets no event between the start and the end of its write."""
     machine = brokers.machines["a"]
     at_write: list[tuple[int, int, int]] = []
 
@@ -116,7 +116,7 @@ def test_who_writes_is_given_nothing(brokers: Brokers) -> None:
     brokers.stores["a"].__class__ = Noting
     brokers.lead()
     before = len(machine.heard), len(machine.events), len(machine.ticks)
-    brokers.loop.turn()  # its write waits for those of the followers
+    brokers.loop.turn()  # the leader's write waits for the writes of the followers
     assert not at_write
     brokers.now += 1
     machine.deadline = brokers.now

@@ -1,4 +1,4 @@
-"""Threads that turn the loop: callers that wait, the background thread, and none after close."""
+"""Threads that run the loop: waiting callers, the background thread, and no thread after close."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def close(driver: Driver) -> None:
 
 
 def test_leaving_turns_the_loop() -> None:
-    """A caller that leaves turns the loop itself, without a thread."""
+    """A caller that leaves ``with`` runs the loop itself, without another thread."""
     driver, _, machine = make()
     before = threading.active_count()
     with driver as loop:
@@ -82,7 +82,7 @@ def test_an_idle_thread_sleeps() -> None:
     driver.arm(machine.deadline)
     until = time.monotonic() + 10
     before = -1
-    while turns[0] != before:  # until the thread sleeps
+    while turns[0] != before:  # wait until the thread sleeps
         assert time.monotonic() < until
         before = turns[0]
         threading.Event().wait(0.05)
@@ -141,9 +141,9 @@ def broken() -> tuple[Driver, Scripted]:
 
 
 def test_an_exception_is_told_to_everybody() -> None:
-    """The turning thread gets an exception with its traceback.
+    """The thread that runs the loop gets an exception with its traceback.
 
-    Later callers get an error naming it.
+    Later callers get an error that names this exception.
     """
     driver, _ = broken()
     with pytest.raises(ZeroDivisionError) as caught, driver as loop:
@@ -166,7 +166,8 @@ def test_an_exception_in_the_background_wakes_who_waits() -> None:
     def wait() -> None:
         try:
             driver.wait(Done(), None)
-        except (PymqError, ZeroDivisionError) as error:  # the latter if this thread turned
+        except (PymqError, ZeroDivisionError) as error:
+            # ZeroDivisionError if this thread ran the loop
             errors.append(error)
 
     thread = threading.Thread(target=wait)
@@ -216,8 +217,8 @@ def test_the_background_thread_does_not_wait_for_the_lock() -> None:
 
 
 def test_an_errand_that_is_left_in_the_middle_of_a_turn_is_done_soon() -> None:
-    """An errand left during a turn is done soon, though the background thread has found the lock
-    taken.
+    """An errand that was not finished in a turn is done soon, although the background thread found
+    the lock taken.
     """
     driver, _, machine = make()
     driver.arm(NEVER)
@@ -231,7 +232,7 @@ def test_an_errand_that_is_left_in_the_middle_of_a_turn_is_done_soon() -> None:
 
 
 def test_closing() -> None:
-    """Closing sends the last messages, and none after them; closing twice is allowed."""
+    """Closing sends the last messages, and no message is sent later; closing twice is allowed."""
     driver, _, machine = make()
 
     def last(loop: Loop) -> None:
@@ -333,7 +334,8 @@ def test_one_busy_thread_does_not_keep_others_out() -> None:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt in the driver's code, at the *after*-th point where Python could.
+    """Raises KeyboardInterrupt in the driver's code, at the *after*-th point at which Python could
+    raise it.
 
     An interrupt can come at the start of a Python function, and at the return from a C function (as
     of Python 3.11).
@@ -342,16 +344,16 @@ class Interrupt:
     def __init__(self, after: int) -> None:
         self.left = after
         self.came = False
-        self._calls: dict[FrameType, bool] = {}  # by frame: whether a C call has just returned
+        self._calls: dict[FrameType, bool] = {}  # whether a C call has just returned, by frame
 
     def trace(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "call" and frame.f_back in self._calls:
-            self._calls[frame.f_back] = False  # it was a Python call
+            self._calls[frame.f_back] = False  # the call was a Python call
         if not frame.f_code.co_filename.endswith("pymq/runtime/driver.py"):
             return None
         if event == "call":
             frame.f_trace_opcodes = True
-            if frame.f_code.co_name != "__exit__":  # an exception in it cannot be caught
+            if frame.f_code.co_name != "__exit__":  # an exception in __exit__ cannot be caught
                 self.count()
         elif event == "opcode":
             if self._calls.get(frame):

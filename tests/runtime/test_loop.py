@@ -85,7 +85,7 @@ def test_what_was_promised_leaves_before_anything_is_made_of_the_write() -> None
 
 
 def test_writes_of_one_turn_are_one_call(loop: Loop) -> None:
-    """One call has the writes of all machines and partitions; the answers leave after it."""
+    """One call writes for all machines and partitions; the answers leave after it."""
     store, broker, other = CountingStore(), Scripted(), Scripted()
     loop.add_broker("broker", broker, store)
     loop.add("other", other)
@@ -122,7 +122,7 @@ def test_a_failed_write_is_told_and_nothing_follows_it(loop: Loop) -> None:
 
 
 def test_nothing_follows_a_second_write_of_the_turn_that_fails(loop: Loop) -> None:
-    """No message that waits for the second write of a turn leaves if that write fails."""
+    """If the second write of a turn fails, no message that waits for it leaves."""
     store, broker, other = CountingStore(), Scripted(), Scripted()
     loop.add_broker("broker", broker, store)
     loop.add("other", other)
@@ -158,7 +158,7 @@ def test_ticks(loop: Loop, clock: Clock) -> None:
 
 
 def test_enough(loop: Loop) -> None:
-    """A caller returns with its result, and leaves the rest of the work."""
+    """A caller returns as soon as its result is there, and leaves the rest of the work."""
     a, b = Scripted(), Scripted()
     loop.add("a", a)
     loop.add("b", b)
@@ -177,7 +177,7 @@ def test_enough(loop: Loop) -> None:
 def test_a_run_ends_after_a_while_though_there_is_work(loop: Loop, clock: Clock) -> None:
     """The loop reads heartbeats between slices.
 
-    A zkserver that made 20,000 partitions read none.
+    A zkserver that creates 20,000 partitions reads none of them.
     """
     a, b = Scripted(), Scripted()
     loop.add("a", a)

@@ -1,4 +1,4 @@
-"""Threads that share a client over a network: no thread sleeps while there is an answer for it."""
+"""Threads share a client over a network: no thread sleeps while an answer for it is there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Echo(Outbox):
 
 
 class Asker(Outbox):
-    """A machine that asks once, so a missed answer stays missed."""
+    """A machine that sends a single request, so that a missed answer stays missed."""
 
     def __init__(self, name: str, driver: NetworkDriver) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def client(kind: str) -> Iterator[NetworkDriver]:
 
 @pytest.mark.parametrize("kind", ["memory", "zmq"])
 def test_every_answer_is_noticed(kind: str) -> None:
-    """Threads notice answers while they wait for one or several, or when they come back."""
+    """Threads notice answers while they wait for one or several, or when they wait again later."""
     with client(kind) as driver:
         late: list[str] = []
 
@@ -105,7 +105,7 @@ def test_every_answer_is_noticed(kind: str) -> None:
             for turn in range(150):
                 asked = [asker.ask() for _ in range(rng.randrange(1, 4))]
                 if not rng.randrange(10):
-                    # The thread stays away, and nothing waits for that.
+                    # The thread does something else, and no other thread waits for its answer.
                     time.sleep(rng.random() / 50)
                 for what in asked:
                     if not driver.wait(what, WAIT_S):
@@ -122,7 +122,7 @@ def test_every_answer_is_noticed(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "zmq"])
 def test_an_answer_that_nobody_waits_for_is_noticed(kind: str) -> None:
-    """The background thread takes an answer soon that no other thread waits for."""
+    """The background thread soon receives an answer that no other thread waits for."""
     with client(kind) as driver:
         asker = Asker("client.a", driver)
         for _ in range(20):
@@ -152,7 +152,8 @@ def test_closing_wakes_who_waits() -> None:
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()
-        together.wait(WAIT_S)  # a thread that does not wait yet at the close raises at once
+        # a thread that has not begun to wait when the driver is closed raises at once
+        together.wait(WAIT_S)
         driver.close(lambda loop: None)
         for thread in threads:
             thread.join(WAIT_S)
@@ -163,7 +164,7 @@ def test_an_idle_client_sleeps() -> None:
     """An idle client uses no CPU, with and without a waiting thread."""
     with client("zmq") as driver:
         driver.wait(Asker("client.a", driver).ask(), WAIT_S)
-        driver.wait(Waitable(), 1.5)  # until all threads are idle
+        driver.wait(Waitable(), 1.5)  # wait until all threads are idle
         began = time.process_time()
         driver.wait(Waitable(), 1.0)
         assert time.process_time() - began < 0.1

@@ -82,7 +82,8 @@ def test_lag_is_what_is_left() -> None:
             assert metrics.value("pymq_group_members", group="g") == 1
             with mq.producer() as producer:
                 producer.send("orders", b"x").result()
-            # The member has not learned of that record; the leader is in this process and knows.
+            # The member has not learned of that record yet, but the leader in this process knows
+            # it.
             assert mq.metrics().value("pymq_group_lag", group="g") == 7
 
 
@@ -156,8 +157,8 @@ def test_what_happens_in_a_cluster_is_noted() -> None:
 
 
 def test_every_request_of_a_client_is_timed() -> None:
-    """A request that a policy allows with less than ClusterAction is a client's, and has
-    an answer.
+    """Every request that needs less than ClusterAction comes from a client, and its answer is
+    timed.
     """
     for cls in get_args(Message):
         fields = {field.name for field in attrs.fields(cls)}

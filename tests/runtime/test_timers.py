@@ -1,4 +1,4 @@
-"""Deadlines of many machines: none is missed, and a waiting machine costs nothing."""
+"""Deadlines of many machines: no deadline is missed, and a waiting machine costs nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Counted:
 
 
 def test_one_that_waits_is_not_asked() -> None:
-    """The timers read the deadlines of driven machines only."""
+    """The timers read only the deadlines of machines that were driven."""
     timers, machines = Timers(), [Counted(1_000 + n) for n in range(500)]
     for number, machine in enumerate(machines):
         timers.add(f"m{number}", machine, tells=True)
@@ -81,7 +81,7 @@ def test_who_is_removed_is_due_no_more() -> None:
 
 
 def test_a_machine_that_tells_is_ticked() -> None:
-    """A machine that tells is ticked after ``rearm``, and after it was driven."""
+    """A machine with *tells* is ticked after ``rearm``, and after it was driven."""
     now = [100]
     loop, machine = Loop(lambda: now[0]), Scripted()
     loop.add("m", machine, tells=True)
@@ -96,7 +96,7 @@ def test_a_machine_that_tells_is_ticked() -> None:
 
 
 def test_deadlines_are_exact_once_settled() -> None:
-    """Entries that are too early in the heap are corrected, and no deadline is lost."""
+    """Entries of the heap that are too early are corrected, and no deadline is lost."""
     dice, known = random.Random(7), TimerHeap[int]()
     wanted: dict[int, int] = {}
     for _ in range(5_000):
@@ -117,7 +117,9 @@ def test_deadlines_are_exact_once_settled() -> None:
 
 @pytest.mark.parametrize("seed", [2, 17])
 def test_consumers_tell_of_every_change(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever a simulated process reads it, the known deadline equals the machine's own."""
+    """Whenever a simulated process reads the known deadline of a machine, it equals the machine's
+    own.
+    """
     first, asked = vars(Timers)["first"].fget, 0
 
     def checked(timers: Timers) -> int:

@@ -1,4 +1,4 @@
-"""The registry's verdict on two schemas, compared with actual reading."""
+"""The registry's verdict on two schemas, compared with an actual read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def schema(kind: Any) -> Schema:
 
 
 def of(**fields: Any) -> Schema:
-    """The schema of a class of this name, with a default where a pair is given."""
+    """The schema of a class of this name; a field given as a pair has a default."""
     rows = [
         (name, kind[0], field(default=kind[1])) if isinstance(kind, tuple) else (name, kind)
         for name, kind in fields.items()
@@ -80,7 +80,9 @@ def test_the_directions() -> None:
 
 
 def test_all_earlier_schemas_count() -> None:
-    """A field that was dropped comes back with another type."""
+    """A field that was removed comes back with another type, which conflicts with the earlier
+    schema.
+    """
     assert problems(of(a=int, b=(str, "")), [of(a=int, b=int), of(a=int)], "backward") != []
 
 
@@ -139,7 +141,7 @@ VALUES: dict[str, Any] = {
 
 
 def example(kind: Any) -> Any:
-    """A value of a type that a reader of a smaller type could not take."""
+    """A value of a type that a reader of a smaller type could not read."""
     if isinstance(kind, dict):
         return [example(kind["items"])]
     if isinstance(kind, list):

@@ -1,4 +1,4 @@
-"""The values that JSON keeps, those that it refuses, and its errors."""
+"""Values that survive JSON, values that JSON refuses, and the errors."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_what_is_sent_must_fit_too(kind: Any, value: object) -> None:
 
 
 def test_fields_may_come_and_go() -> None:
-    """Unknown fields are ignored, and those with a default may be missing."""
+    """Unknown fields are ignored, and fields with a default may be missing."""
     codec = Json().codec(Point)
     assert codec.decode(b'{"x": 1, "z": 3}') == Point(1, 0)
 

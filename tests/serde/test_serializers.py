@@ -1,4 +1,4 @@
-"""Each serializer of another library, and a serializer of one's own."""
+"""Serializers of other libraries, and a serializer that a user has written."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def avro(*more: dict[str, Any], count: str = "int") -> serde.Avro:
 
 
 def message(*more: tuple[str, int, int], count: int = 5, number: int = 2) -> Any:
-    """A message class with ``item`` and ``count``, and more fields: name, number, type."""
+    """A message class with ``item`` and ``count``, and further fields, each given by name, number
+    and type.
+    """
     file = descriptor_pb2.FileDescriptorProto(name="order.proto", package="shop", syntax="proto3")
     found = file.message_type.add(name="Order")
     for name, place, kind in (("item", 1, 9), ("count", number, count), *more):
@@ -71,11 +73,11 @@ def message(*more: tuple[str, int, int], count: int = 5, number: int = 2) -> Any
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
 
 
-ANYTHING = Exception  # each library has its own errors
+ANYTHING = Exception  # each library raises its own errors
 Order, OrderNext = message(), message(("note", 3, 9))
 
-# the serializer and type of a codec, of a later version that reads it, and of one that does not;
-# then a value
+# for each codec: its serializer and type, a later version that can read its values, a version that
+# cannot, and a value
 KINDS: dict[str, tuple[Any, Any, Any, Any]] = {
     "msgspec": (
         (serde.Msgspec(), Struct),
@@ -122,7 +124,10 @@ def test_values_survive(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_later_schema_reads_what_an_earlier_one_wrote(name: str) -> None:
-    """And is compatible by the registry's rules; a third one is not."""
+    """A later schema reads the values of an earlier one and is compatible by the registry's rules.
+
+    A third schema is not.
+    """
     first, then, wrong, value = KINDS[name]
     old, new, bad = (serializer.codec(kind) for serializer, kind in (first, then, wrong))
     decode = new.decode if new.decoder_for is None else new.decoder_for(old.schema)
@@ -135,7 +140,7 @@ def test_a_later_schema_reads_what_an_earlier_one_wrote(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "protobuf"])
 def test_bytes_that_are_no_value_are_refused(name: str) -> None:
-    """Protobuf takes nearly any bytes for a message."""
+    """Protobuf accepts nearly any bytes as a message, so it needs special input."""
     (serializer, kind), *_ = KINDS[name]
     codec = serializer.codec(kind)
     for data in (b"", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", b'{"item": 1}'):

@@ -27,7 +27,7 @@ A point is a node, how many effects it has done, what is left of its disk, how m
 is down, and after how many more effects it dies again, if it does.
 """
 ROW = "{:40} {:>10} {:>8} {:>8} {:>7} {:>7}"
-CHUNK = 8  # runs that a worker is given at a time
+CHUNK = 8  # runs that a worker gets at a time
 
 
 @define
@@ -51,7 +51,7 @@ class Row:
 
 
 def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> int:
-    """Run; returns 1 if a script did not end healed and whole."""
+    """Run the scripts; returns 1 if a script's cluster was not whole at the end."""
     parser = argparse.ArgumentParser(
         "python -m tests.simulator.crashes",
         description=__doc__,

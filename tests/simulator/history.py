@@ -1,8 +1,8 @@
 """The history of a run (sent, answered, delivered, settled), and the check of it at the end.
 
-Threads write a history while things happen, with times of one monotonic clock in seconds; the check
-runs at the end, and compares it with the content of the log. A history knows nothing about how the
-cluster works, so it is used for processes, machines and simulated brokers alike.
+Threads write a history while the cluster runs, with times of one monotonic clock in seconds; the
+check runs at the end, and compares the history with the content of the log. A history knows nothing
+about how the cluster works, so it is used for processes as well as for simulated brokers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Part = tuple[str, str]  # topic and partition
-SHOWN = 5  # examples of a kind in a message
+SHOWN = 5  # number of examples of each kind in a message
 
 
 @define
@@ -36,7 +36,7 @@ class RecordedSend:
 
     producer: str
     part: Part
-    number: int  # counts the producer's records in this partition
+    number: int  # number of the record among the producer's records in this partition
     sent_at: float
     answered_at: float | None = None
     offset: int = -1
@@ -51,7 +51,7 @@ class RecordedSend:
 
 @value
 class Delivered:
-    """A record that a consumer was given by a poll, which began at *asked_at*."""
+    """A record that a poll returned to a consumer; the poll began at *asked_at*."""
 
     consumer: str
     part: Part
@@ -63,13 +63,13 @@ class Delivered:
 
 @define
 class RecordedHistory:
-    """Lists that threads append to, which needs no lock in Python."""
+    """Lists to which threads append; Python needs no lock for that."""
 
     sent: list[RecordedSend] = Factory(list)
     delivered: list[Delivered] = Factory(list)  # deliveries to members of the group
     settled: list[tuple[Part, int, float]] = Factory(
         list
-    )  # a commit of its acknowledgement is back
+    )  # a commit has confirmed the acknowledgement
     # records seen by a reader that followed the log
     read: dict[Part, list[tuple[int, bytes]]] = Factory(dict)
     errors: list[str] = Factory(list)  # errors of consumers, and of `send` itself
@@ -83,7 +83,7 @@ class RecordedHistory:
         beginning.
 
         In the topics *may_lose*, acknowledged records may be missing, as ack modes ``leader`` and
-        ``none`` allow; all other rules hold there too.
+        ``none`` allow; all other rules apply to these topics, too.
         """
         allowed = frozenset(may_lose)
         found: list[str] = []
@@ -102,7 +102,7 @@ class RecordedHistory:
     def lost(
         self, log: Mapping[Part, Sequence[Record]], leaving_out: Iterable[str] = ()
     ) -> list[str]:
-        """Records that were answered and are not at the offset that was answered."""
+        """Records that were acknowledged and are not at the offset in the acknowledgement."""
         at = {p: {r.offset: bytes(r.value) for r in records} for p, records in log.items()}
         without = frozenset(leaving_out)
         return [
@@ -140,13 +140,13 @@ class RecordedHistory:
         ]
 
     def redelivered(self) -> int:
-        """How many deliveries were not the first of their record."""
+        """How many deliveries were not the first one of their record."""
         return len(self.delivered) - len({(d.part, d.offset) for d in self.delivered})
 
 
 @value
 class Outage:
-    """The longest time between two answers of a partition while something befell the cluster."""
+    """The longest time between two answers of a partition during a fault of the cluster."""
 
     part: Part
     cause: str
@@ -156,10 +156,11 @@ class Outage:
 def outages(
     sent: Iterable[RecordedSend], rounds: Sequence[tuple[str, float, float]], parts: Iterable[Part]
 ) -> list[Outage]:
-    """Of each partition the longest pause in each of *rounds*: cause, beginning and end.
+    """For each partition, the longest pause in each of *rounds*, which have a cause, a beginning
+    and an end.
 
-    This requires that producers send all the time. A partition that answered nothing was away all
-    along.
+    This requires that producers send all the time. A partition without any answer counts as
+    unavailable for the whole round.
     """
     answers: dict[Part, list[float]] = defaultdict(list)
     for each in sent:
@@ -175,7 +176,10 @@ def outages(
 
 
 def percentile(numbers: Iterable[float], percent: float) -> float:
-    """The smallest of *numbers* that *percent* percent of them do not exceed; 0 without numbers."""
+    """The smallest of *numbers* that is not exceeded by *percent* percent of them.
+
+    0 if there are no numbers.
+    """
     ordered = sorted(numbers)
     if not ordered:
         return 0.0

@@ -1,9 +1,10 @@
 """Network namespaces of Linux: each node has a separate network card, and links can be cut.
 
-All of them hang on one bridge of this machine, where the test itself has an address, too. To cut a
-link, the sender gets a wrong hardware address of the receiver: the kernel goes on sending and
-repeating, nothing arrives, and no side is notified, as when a cable behind a switch is unplugged. A
-single direction can be cut as well. Needs root and iproute2; see :meth:`Namespaces.why_not`.
+All namespaces are connected to one bridge of this machine, where the test itself has an address,
+too. To cut a link, the sender gets a wrong hardware address for the receiver: the kernel continues
+to send, no packet arrives, and no side is notified, as when a cable behind a switch is unplugged.
+It is also possible to cut a single direction. Needs root and iproute2; see
+:meth:`Namespaces.why_not`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["HOST", "Namespaces"]
 
 HOST = "host"  # the namespace of the test, of its clients and of ZooKeeper
 NOBODY = "02:00:00:00:de:ad"
-SUBNETS = 200  # how many tests can do this at a time on one machine
+SUBNETS = 200  # number of tests that can do this at a time on one machine
 
 
 class Namespaces(Transient):
@@ -90,7 +91,9 @@ class Namespaces(Transient):
         return ["ip", "netns", "exec", self._space(name), *command]
 
     def cut(self, one: str, other: str, *, one_way: bool = False) -> None:
-        """Lose all that *one* sends to *other*, and the other way round unless *one_way*."""
+        """Drop all packets from *one* to *other*, and also in the other direction unless
+        *one_way*.
+        """
         for sender, receiver in ((one, other), (other, one))[: 1 if one_way else 2]:
             self._neighbour("replace", sender, receiver, "lladdr", NOBODY, "nud", "permanent")
             self._cuts.add((sender, receiver))

@@ -1,6 +1,8 @@
-"""A cluster of real processes on this machine, to be killed, stopped, cut off and filled up.
+"""A cluster of real processes on this machine.
 
-Each node is a script that is started as a user would start it; *scripts* is a folder that holds
+Tests can kill them, stop them, cut them off and fill their disks.
+
+Each node is a script, started as a user would start it; *scripts* is a folder that holds
 ``zkserver.py`` and ``broker.py``, such as pymq's ``examples``. The coordinator is a ZooKeeper of
 one or more servers, or a file. Linux only: signals, ``tmpfs`` and network namespaces are real.
 """
@@ -27,7 +29,7 @@ from tests.simulator.namespaces import Namespaces
 
 __all__ = ["Disk", "NodeFailed", "NodeProcess", "ProcessCluster"]
 
-START_S = 60.0  # start of one process, on a machine that is used otherwise, too
+START_S = 60.0  # time limit for the start of one process, on a machine with other load
 STOP_S = 30.0
 SESSION_MS = 1_500  # session of zkservers at ZooKeeper, after which another one takes over
 
@@ -39,7 +41,7 @@ class NodeFailed(PymqError):
 
 
 class NodeProcess(Child):
-    """One node; after a restart it has the same options."""
+    """One process of a node; after a restart it has the same options."""
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
         """Wait until the node's log says that it is ready.
@@ -109,7 +111,7 @@ class Disk:
         self._filler.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unmount the file system; nothing of it is left."""
+        """Unmount the file system and remove all of its files."""
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
 
 
@@ -215,7 +217,10 @@ class ProcessCluster(Transient):
     def wait_for(
         self, predicate: Callable[[], bool], what: str, timeout_s: float = START_S
     ) -> None:
-        """Wait until *predicate* comes true, looking often. Raises :class:`NodeFailed` if not."""
+        """Wait until *predicate* becomes true, checking it often.
+
+        Raises :class:`NodeFailed` if not.
+        """
         until = time.monotonic() + timeout_s
         while not predicate():
             if time.monotonic() > until:
@@ -227,7 +232,7 @@ class ProcessCluster(Transient):
         return self._folder / broker
 
     def wipe(self, broker: str) -> None:
-        """Take all that a broker has on its disk; it must not run."""
+        """Remove everything on a broker's disk; the broker must not run."""
         assert not self.nodes[broker].is_running
         shutil.rmtree(self.data(broker), ignore_errors=True)
 

@@ -16,8 +16,8 @@ Above ``----`` are commands, one per line; below it is all of their output, up t
 words of a command are split as a shell does it. To test a machine, pass :func:`check_script` a
 function that carries out one command and returns its output.
 
-The output need not be typed: *rewrite* puts the actual output into the file. Such output is an
-assertion like any other: read it before you keep it.
+The output need not be typed: *rewrite* puts the actual output into the file. The written output is
+an assertion like any other: read it before you keep it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class ScriptStep:
     """Some commands, and their common output."""
 
     line: int  # line of the first command
-    comments: list[str]  # the lines before it, unchanged
+    comments: list[str]  # the lines before the command, unchanged
     commands: list[str]
     expected: list[str]
 
 
 class ScriptError(AssertionError):
-    """The script cannot be read, or the output differs from it."""
+    """The script is invalid, or the output differs from it."""
 
 
 def parse_script(text: str, name: str = "script") -> list[ScriptStep]:

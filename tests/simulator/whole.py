@@ -1,4 +1,4 @@
-"""Whether a cluster is healed and whole: everything works, and everything that is kept is sound."""
+"""Checks that a cluster is whole: all services work, and all stored data is sound."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pymq.testing.cluster import Cluster
 from pymq.testing.simulation import probe
 from pymq.testing.simulation.world import Violation
 
-PROBE = b"is it whole?"  # the value, and the key, of the records that are written to find out
+PROBE = b"is it whole?"  # key and value of the records that the check writes
 BOUND_S = 30.0  # virtual time within which each condition must hold
 
 
 def check_whole(cluster: Cluster, *, seconds: float = BOUND_S) -> None:
-    """End all faults; then demand that everything works again, and look at every disk.
+    """End all faults; then check that all services work again, and check every disk.
 
     A zkserver is active and knows all brokers. Each partition takes a record (:data:`PROBE`) and
     returns it. The replicas of each open block become equal, and the copies of each sealed block
@@ -63,7 +63,7 @@ def _behind(cluster: Cluster, watch: StoreWatch) -> Iterator[str]:
 
 
 def _incomplete(cluster: Cluster) -> Iterator[BlockId]:
-    """Sealed blocks of which a copy is being completed."""
+    """Sealed blocks with a copy that is not complete yet."""
     for host in cluster.brokers.values():
         if host.broker is not None:
             yield from probe.incomplete(host.broker)
@@ -71,7 +71,7 @@ def _incomplete(cluster: Cluster) -> Iterator[BlockId]:
 
 def _verify(cluster: Cluster, name: str) -> None:
     known = known_blocks(cluster.ensemble.entries())
-    # Where nothing is unsynced both are the same.
+    # If nothing is unsynced, both states are the same.
     for keep in ("all", "none") if any(cluster.brokers[name].disk.unsynced()) else ("all",):
         disk = cluster.brokers[name].disk.fork()
         disk.crash(cluster.world.rng("verify", name), keep)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from pymq.core.batch.compression import codec_number
+from pymq.core.batch.kafka.batch import crc32c_function, serve, wrap
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.metadata.topic_config import TopicConfig
@@ -240,7 +241,7 @@ EQUAL = st.binary(min_size=3, max_size=3)
 
 @st.composite
 def batches(draw: st.DrawFn) -> EncodedBatch:
-    """Return any batch that can be in a log, also compacted and compressed."""
+    """Return any batch that can be in a log, also compacted, compressed and of a Kafka client."""
     count = draw(st.integers(1, 12))
 
     def column(items: st.SearchStrategy[Any]) -> Any:
@@ -257,6 +258,10 @@ def batches(draw: st.DrawFn) -> EncodedBatch:
         timestamps=column(st.integers(0, 1 << 40)),
         codec=draw(st.sampled_from([0, codec_number("lz4"), codec_number("zstd")])),
     ).stamp(draw(st.integers(0, 1000)), 1, 0)
+    if draw(st.booleans()):
+        crc32c = crc32c_function()
+        kafka = wrap(b"".join(serve(batch, crc32c)), crc32c, 0)
+        batch = kafka.stamp(batch.base_offset, 1, 0)
     if draw(st.booleans()):
         kept = draw(st.lists(st.integers(0, count - 1), unique=True).map(sorted))
         batch = batch.keep(kept)

@@ -19,8 +19,9 @@ BLOCK = BlockId("ab" * 16, 3, 7)
 def batch(
     offset: int, count: int = 3, *, epoch: int = 1, size: int = 20, durable: int | None = None
 ) -> EncodedBatch:
-    """Return *count* records with keys and times; all before them is durable unless given
-    otherwise.
+    """Return *count* records with keys and times.
+
+    All records before the batch are durable unless given otherwise.
     """
     numbers = range(offset, offset + count)
     made = EncodedBatch.encode(
@@ -68,7 +69,7 @@ class FaultyFiles(OsFiles):
 
     def __init__(self) -> None:
         super().__init__()
-        self.faults: dict[str, list[int]] = {}  # name of a method -> errors of its next calls
+        self.faults: dict[str, list[int]] = {}  # errors of the next calls, by method
         self.room: int | None = None  # bytes by which files may still grow
         self.calls: list[str] = []
 

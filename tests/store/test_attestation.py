@@ -38,7 +38,7 @@ def test_synced_appends_attest_each_other(tmp_path: Path) -> None:
 def test_without_syncs_nothing_is_attested(tmp_path: Path) -> None:
     found = produce(tmp_path, 5, fsync="os")
     assert [header.durable for header in found] == [0] * 5
-    # Data that recovery or a checkpoint found good is durable.
+    # Data that recovery or a checkpoint found valid is durable.
     assert [header.durable for header in produce(tmp_path, 2)[5:]] == [5, 5]
 
 

@@ -1,4 +1,4 @@
-"""Both stores keep the contract under any order of operations."""
+"""Both stores fulfil the contract under any order of operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Power fails at any disk operation: data that was confirmed as durable is there afterwards."""
+"""If power fails at any disk operation, data that was confirmed as durable survives."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ class Life:
         group: int = 2,
         faulty: float = 0.0,
     ) -> None:
-        self.faulty = faulty  # how often a disk operation fails
-        self.synced = synced  # how many of the appends request a sync
-        self.group = group  # at most so many batches in one write
+        self.faulty = faulty  # probability that a disk operation fails
+        self.synced = synced  # share of the appends that request a sync
+        self.group = group  # limit of the batches in one write
         self.dice = random.Random(seed)
         self.disk = SimDisk(holes=holes)
         self.safe: dict[BlockId, list[EncodedBatch]] = {block: [] for block in BLOCKS}
         self.seen: dict[BlockId, list[EncodedBatch]] = {block: [] for block in BLOCKS}
-        # The content of each block before a cut that may or may not be done when the power fails.
+        # The content of each block before a truncation that may be done or not when the power
+        # fails.
         self.uncut: dict[BlockId, list[EncodedBatch]] = {}
         self.states: dict[BlockId, bytes] = {}
         self.saving: dict[BlockId, bytes] = {}  # the states in the pending write
@@ -80,7 +81,7 @@ class Life:
         except PowerCut:
             pass
         if self.dice.random() < 0.2:
-            self.disk.kill()  # written data is there, and must be made durable
+            self.disk.kill()  # written data survives a killed process, and must be made durable
         else:
             self.disk.crash(self.dice)
 
@@ -109,7 +110,7 @@ class Life:
         after = len(batches) - len(found.headers)
         if found.snapshot is not None:
             assert found.snapshot == b"%d" % after, "the snapshot is not as of its place"
-        # Recovered data is durable: a leader counts it.
+        # Recovered data counts as durable, because a leader counts it.
         self.safe[block] = self.seen[block] = batches
         state = self.states.get(block)
         assert found.state in (state, self.saving.get(block, state)), "a state was lost or torn"
@@ -117,7 +118,7 @@ class Life:
             self.states[block] = found.state
 
     def break_something(self) -> None:
-        """Make operations fail for a block, for the states, or for either, once or repeatedly."""
+        """Make operations fail for a block, for the states, or for both, once or repeatedly."""
         if self.dice.random() < 0.3:
             self.disk.room = self.dice.randrange(1_000)
         for _ in range(self.dice.randrange(3)):
@@ -128,7 +129,7 @@ class Life:
     def fail(self, store: FileStore, failed: list[WriteFailed]) -> None:
         """Recover each block after a disk failure.
 
-        It may be as before or as after the operation.
+        The state may be that before or that after the operation.
         """
         self.failures += 1
         errors = {one.block: one for one in failed}
@@ -181,7 +182,8 @@ class Life:
                 del batches[self.dice.randrange(len(batches)) :]
                 end = batches[-1].end_offset if batches else 0
                 writes.append(Truncate(block, end))
-                # The cut may be done or not when the power fails: only the rest is promised.
+                # If the power fails now, the truncation may be done or not: only the batches before
+                # it are promised.
                 self.safe[block] = self.safe[block][: len(batches)]
                 safe[block] = list(batches)
             else:
@@ -216,7 +218,9 @@ class Life:
 
 @pytest.fixture(params=[False, True])
 def reserve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parametrize: zeros are written ahead of small blocks too, or only of large ones."""
+    """Parametrize the tests: zeros are written ahead of small blocks, too, or only of large
+    ones.
+    """
     if request.param:
         monkeypatch.setattr(appending, "RESERVE_FROM", 64)
     monkeypatch.setattr(states_module, "REWRITE_FROM", 2_000)
@@ -238,10 +242,10 @@ def test_sectors_may_be_written_in_any_order(seed: int) -> None:
 @pytest.mark.usefixtures("reserve")
 @pytest.mark.parametrize("seed", seeds(20, 100))
 def test_a_power_cut_amid_unsynced_groups_refuses_no_block(seed: int) -> None:
-    """The hardest case: long runs without a sync, their sectors written in any order.
+    """The hardest case: many batches without a sync, whose sectors are written in any order.
 
-    Synced data is always there. Each batch has the durable end of its time, so the rest never
-    counts as damage.
+    Synced data is always there. Each batch contains the durable end of its time, so unsynced
+    batches never count as damage.
     """
     Life(2_000 + seed, holes=True, synced=0.1, group=8).live(times=12)
 
@@ -257,7 +261,8 @@ FOLLOWER = BLOCKS[0]
 
 
 def follower(disk: SimDisk, dice: random.Random, *, is_stamped_anew: bool) -> FileStore | None:
-    """Recover a follower and feed it, without syncs, from a leader whose disk has everything.
+    """Recover a follower, and append to it, without syncs, the batches of a leader whose disk has
+    all data.
 
     Returns:
         None when recovery refuses the file.
@@ -345,7 +350,9 @@ def test_power_may_fail_at_every_operation(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def survives_being_killed(disk: SimDisk, seed: int) -> None:
-    """Check that the next process keeps through a power cut what the killed one had confirmed."""
+    """Check that data confirmed by the killed process survives a power cut during the next
+    process.
+    """
     store = FileStore("/data", files=disk)
     found = store.recover(BLOCKS[0], 0, True)
     assert isinstance(found, Recovered)
@@ -360,7 +367,9 @@ def survives_being_killed(disk: SimDisk, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(20, 60))
 def test_compaction_and_removal_survive_power_cuts(seed: int) -> None:
-    """A compacted block is there in its old or its new form, and a removed one never in half."""
+    """After a power cut a compacted block has its old or its new form, and a removed block exists
+    completely or not at all.
+    """
     dice = random.Random(seed)
     disk = SimDisk()
     first, second = BLOCKS[:2]

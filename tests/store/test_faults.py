@@ -49,7 +49,10 @@ def store(tmp_path: Path, files: FaultyFiles) -> Iterator[FileStore]:
 
 
 def test_a_full_disk(store: FileStore, files: FaultyFiles) -> None:
-    """The store undoes the write; the block stays usable, and other blocks continue."""
+    """The store undoes a write that does not fit.
+
+    The block stays usable, and other blocks continue.
+    """
     for room in (0, 1, 100, batch(3).size, 2 * batch(3).size - 1):
         files.room = room
         (failed,) = store.write([Append(BLOCK, [batch(3), batch(6)], sync=True)])
@@ -116,8 +119,8 @@ def test_a_write_that_cannot_be_undone_is_fatal(store: FileStore, files: FaultyF
 
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_a_failed_sync_is_fatal(store: FileStore, files: FaultyFiles, side_by_side: bool) -> None:
-    """After a failed sync the store never syncs again, since a second one would succeed and mean
-    nothing.
+    """After a failed sync the store never syncs again, because a second sync would succeed without
+    making the data durable.
     """
     files.faults["sync"] = [errno.EIO]
     writes = [Append(BLOCK, [batch(3)], True)]
@@ -163,7 +166,9 @@ def test_a_failed_sync_of_a_new_file_is_fatal(
 
 
 def test_a_failed_sync_when_a_file_is_closed_is_not_forgotten(tmp_path: Path) -> None:
-    """If a sync fails when another file needs the handle, the next write raises the error."""
+    """A file is closed because another one needs the handle: if its sync fails, its next write
+    raises the error.
+    """
     files = FaultyFiles()
     store = FileStore(str(tmp_path), files=files, handles_max=1)
     for block in (BLOCK, OTHER):
@@ -199,7 +204,7 @@ def test_an_unreadable_block(store: FileStore, files: FaultyFiles) -> None:
 def test_a_block_that_cannot_be_recovered_now(store: FileStore, files: FaultyFiles) -> None:
     """A block may recover on the next try; after a failed sync it needs a restart.
 
-    If an administrator must repair the files, the error says so.
+    If an administrator must repair the files, the error says that.
     """
     for fault, number, is_fatal in (
         ("pread", errno.EIO, False),
@@ -284,8 +289,9 @@ def test_a_folder_that_cannot_be_written(mount: Path) -> None:
 
 
 def test_a_folder_of_someone_else() -> None:
-    """Root may write anywhere, so root becomes the user nobody; other users may not write
-    anyway.
+    """Root may write anywhere, so the test becomes the user nobody.
+
+    Other users may not write anyway.
     """
     become = "os.setuid(65534); " if os.geteuid() == 0 else ""
     code = f"import os, sys; from pymq.store.file.file_store import FileStore; {become}"

@@ -1,4 +1,4 @@
-"""Work on many blocks at once costs one operation a block, not one for each of its files."""
+"""Work on many blocks at once needs one operation for each block, not one for each of its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Processes that die or meet, and the size of a store: kill -9, locks, ten thousand blocks."""
+"""A store whose process is killed, two processes on one store, and a store of ten thousand
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -136,9 +138,7 @@ sys.stdin.readline()
 
 @pytest.mark.parametrize("closes", [(), ("closes",)])
 def test_a_forked_child_does_not_keep_the_folder(closes: tuple[str, ...], tmp_path: Path) -> None:
-    """Child processes do not keep the folder from being reopened by this process or its
-    successor.
-    """
+    """Child processes do not prevent this process or its successor from reopening the folder."""
     with start(LEFT_BEHIND, tmp_path, *closes) as process:
         assert process.stdout
         assert process.stdout.readline() == "locked\n"
@@ -165,7 +165,7 @@ print("again", flush=True)
 
 
 def test_a_child_in_the_midst_of_its_fork_does_not_keep_the_folder(tmp_path: Path) -> None:
-    """A child between fork and exec has the lock, and does not keep it."""
+    """A child between fork and exec inherits the lock, but does not keep it."""
     with start(HALF_FORKED, tmp_path) as process:
         assert process.stdout
         assert process.stdout.read() == "again\n"
@@ -196,7 +196,7 @@ def test_a_dead_processes_children_do_not_keep_the_folder(tmp_path: Path) -> Non
         assert process.stdout.readline() == "open\n"
         process.kill()
         process.wait()
-        FileStore(str(tmp_path)).close()  # The child lives as long as its input is open.
+        FileStore(str(tmp_path)).close()  # The child runs as long as its input is open.
 
 
 FORKER = """
@@ -222,7 +222,7 @@ print("parent", flush=True)
 
 
 def test_syncing_side_by_side_survives_a_fork(tmp_path: Path) -> None:
-    """Parallel syncs survive a fork, though the child has none of the parent's threads."""
+    """Parallel syncs work after a fork, although the child has none of the parent's threads."""
     with start(FORKER, tmp_path) as process:
         assert process.stdout
         assert process.stdout.read() == "child\nparent\n"
@@ -246,7 +246,7 @@ def syncing() -> list[str]:
 
 
 def test_ten_thousand_idle_blocks(tmp_path: Path) -> None:
-    """Idle blocks take no file, and less than 1 KiB each."""
+    """An idle block needs no open file, and less than 1 KiB of memory."""
     store = FileStore(str(tmp_path))
     blocks = [BlockId("cd" * 16, i, 0) for i in range(10_000)]
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Zeros written ahead of small synced appends: never read as data, never an obstacle."""
+"""Zeros written ahead of small synced appends are never read as data, and never an obstacle."""
 
 from __future__ import annotations
 
@@ -178,7 +178,10 @@ def test_zeros_do_not_hide_what_a_checkpoint_knew(store: FileStore, tmp_path: Pa
 
 
 def test_what_is_behind_zeros_is_judged(store: FileStore, tmp_path: Path) -> None:
-    """A torn write into the zeros is cut; a batch that attests earlier data as durable is not."""
+    """A torn write into the zeros is truncated.
+
+    A batch that says earlier data was durable is not.
+    """
     for durable, end in ((9, 9), (10, None)):
         path = crashed(store, tmp_path / str(durable))
         data = bytearray(file_of(path).read_bytes())
@@ -234,7 +237,7 @@ def test_a_failed_append_into_the_zeros_is_undone(store: FileStore, files: Fault
 def test_a_seal_that_cannot_cut_off_the_zeros_may_be_asked_for_again(
     store: FileStore, files: FaultyFiles
 ) -> None:
-    """A seal that cannot cut the zeros may be retried, and loses nothing."""
+    """A seal that cannot remove the zeros may be retried, and loses nothing."""
     files.faults["truncate"] = [errno.EIO]
     (failed,) = store.write([SealBlock(BLOCK)])
     assert not failed.fatal

@@ -1,4 +1,4 @@
-"""A hostile folder, with files that no store has written."""
+"""A folder with files of an attacker that no store has written."""
 
 from __future__ import annotations
 
@@ -63,12 +63,14 @@ def test_what_is_beside_a_block_is_looked_at_with_care(
     path = file_of(tmp_path, suffix=suffix)
     path.write_bytes(b"x")
     change(path)
-    report = verify(str(tmp_path))  # ends, without a MemoryError
+    report = verify(str(tmp_path))  # verify() ends, and raises no MemoryError
     assert any(str(path) == problem.file for problem in report.problems)
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    """The store does not write its process id over the link's target."""
+    """If the lock file is a link, the store does not write its process id over the link's
+    target.
+    """
     fill(tmp_path / "data", 1)
     precious = tmp_path / "precious"
     precious.write_text("precious")
@@ -82,7 +84,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_verify_does_not_look_at_blocks_elsewhere(tmp_path: Path) -> None:
-    """verify() does not report "clean" for blocks outside the folder."""
+    """verify() does not check blocks outside the folder, nor report "clean" for them."""
     fill(tmp_path / "data", 1)
     blocks = tmp_path / "data" / "blocks"
     blocks.rename(tmp_path / "elsewhere")
@@ -129,6 +131,6 @@ def test_metadata_that_is_no_file_of_ours_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_block_is_where_its_store_puts_it(tmp_path: Path) -> None:
-    """The tests above use the right file."""
+    """The tests above use the file that the store uses."""
     fill(tmp_path, 1)
     assert str(file_of(tmp_path)) == Folder(str(tmp_path), OsFiles()).file(BLOCK)

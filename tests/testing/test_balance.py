@@ -1,4 +1,4 @@
-"""Leadership becomes evenly spread again, one partition at a time, and no send fails."""
+"""Leadership becomes evenly distributed again, one partition at a time, and no send fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def leads(mq: Client) -> list[int]:
 
 
 def is_even(mq: Client) -> bool:
-    """Whether all are within one of the ideal."""
+    """Whether the numbers of leaders of all brokers are within one of the ideal."""
     found = leads(mq)
     return max(found) - min(found) <= 1
 
@@ -79,7 +79,8 @@ def test_nothing_is_moved_while_a_broker_is_missing() -> None:
         mq.create_topic("t", partitions=12, replicas=3, acks="raft")
         cluster.run(20)
         cluster.crash("broker-3")
-        cluster.run(14)  # other brokers lead its partitions, and its replicas were replaced
+        # other brokers lead the dead broker's partitions, and its replicas were replaced
+        cluster.run(14)
         before = [part.leader for part in mq.describe_topic("t").partitions]
         cluster.run(60)
         assert [part.leader for part in mq.describe_topic("t").partitions] == before

@@ -1,4 +1,4 @@
-"""Wall clocks that are set by days while a producer is at work."""
+"""Wall clocks that jump by days while a producer sends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAYS_S = 3 * 24 * 3600
 def test_a_producer_whose_broker_is_set_ahead_goes_on_where_it_was(
     acks: Acks, brokers: int
 ) -> None:
-    """For a leader whose clock is set ahead, the producer has written just now, not days ago.
+    """If a leader's clock is set ahead, the producer counts as active just now, not days ago.
 
     Found by seed 984 of ``all`` (5 s): the roll forgot the producer, whose next batch began at 0.
     """
@@ -29,7 +29,7 @@ def test_a_producer_whose_broker_is_set_ahead_goes_on_where_it_was(
                 c.clock(name, skew_s=DAYS_S)
             mq.set_partition_state(
                 "t", "0", "leader" if acks == "raft" else "raft"
-            )  # which rolls the partition
+            )  # the jump of the clock makes the partition roll
             c.run(seconds=2)
             producer.send("t", b"10").result()
         c.run(seconds=1)

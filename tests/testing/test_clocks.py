@@ -1,7 +1,6 @@
-"""A clock that jumps forward, or a process that did not run for a while, makes no other node count
-as dead.
+"""A clock that jumps, or a process that was paused, must not make other nodes count as dead.
 
-A node that judges others by their silence must have listened meanwhile.
+A node that measures the silence of others must have received messages during that time.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ GROUP = "workers"
 
 
 class Work:
-    """A topic of each mode with a record every 50 ms, two members of a group, and who leads."""
+    """A topic of each mode that gets a record every 50 ms, two members of a group, and the
+    leaders.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -31,7 +32,7 @@ class Work:
         return self.cluster.client().consumer("leader", group=GROUP)
 
     def go_on(self, seconds: float) -> None:
-        """Let records be sent and worked on."""
+        """Let records be sent and processed for some time."""
         until = self.cluster.now + seconds
         while self.cluster.now < until:
             for topic in ("leader", "raft"):
@@ -59,13 +60,15 @@ NODES = ["zkserver-0", "broker-0", "broker-1", "broker-2"]
 
 
 def the_cluster(seed: int = 3) -> Cluster:
-    """A zkserver whose own session lives longer than its patience with brokers."""
+    """A zkserver whose session at the coordinator is longer than its timeout for brokers."""
     return Cluster(brokers=3, zkservers=1, seed=seed, coordinator_session_ms=20_000)
 
 
 @pytest.mark.parametrize("name", NODES)
 def test_a_clock_that_jumps_makes_nobody_dead(name: str) -> None:
-    """The active zkserver took all brokers for dead, whose blocks were then taken over."""
+    """In an earlier version the active zkserver declared all brokers dead, and their blocks were
+    taken over.
+    """
     with the_cluster() as cluster:
         work = Work(cluster)
         before = work.state()
@@ -80,7 +83,7 @@ def test_a_clock_that_jumps_makes_nobody_dead(name: str) -> None:
 def test_a_zkserver_that_did_not_run_listens_before_it_judges(is_cut: bool) -> None:
     """Messages to the paused zkserver may be lost.
 
-    In either case it only sees the past at first.
+    In either case the zkserver first receives only old messages.
     """
     with the_cluster() as cluster:
         work = Work(cluster)
@@ -97,7 +100,9 @@ def test_a_zkserver_that_did_not_run_listens_before_it_judges(is_cut: bool) -> N
 
 
 def test_who_is_dead_is_found_out_all_the_same() -> None:
-    """This also holds if the clock jumps repeatedly: only the time of listening counts."""
+    """Dead brokers are detected even if the clock jumps repeatedly: only the time in which the
+    zkserver listens counts.
+    """
     with the_cluster() as cluster:
         work = Work(cluster)
         leader = cluster.client().describe_topic("leader").partitions[0].leader

@@ -1,4 +1,6 @@
-"""A simulated cluster with the real client, on which each fault has the described effect."""
+"""A simulated cluster with the real client, in which each fault has the effect that its description
+gives.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from pymq.testing import Cluster, Faults, NotReached
 
 @contextmanager
 def raft(seed: int) -> Iterator[tuple[Cluster, pymq.Client]]:
-    """A broker, a client, and a topic ``t`` of which nothing is confirmed before it is synced."""
+    """A broker, a client, and a topic ``t`` in which records are confirmed only when they are
+    synced.
+    """
     with Cluster(brokers=1, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("t", acks="raft")
@@ -79,11 +83,13 @@ def test_what_was_not_synced_may_be_lost() -> None:
             cluster.crash("broker-0", disk)
             cluster.restart("broker-0")
             lost.append(len(read(mq)))
-    assert lost == [1, 2]  # The first write makes the file, and that is synced.
+    assert lost == [1, 2]  # The first write creates the file, and file creation is synced.
 
 
 def test_a_crash_at_every_boundary_of_a_write() -> None:
-    """Before the write, between write and sync, before the answer: answered means safe."""
+    """The power fails before the write, between write and sync, or before the answer: answered
+    records survive.
+    """
     for boundary in range(12):
         with Cluster(brokers=1, seed=3, restart_ms=100) as cluster:
             mq = cluster.client()
@@ -121,7 +127,7 @@ def test_what_is_cut_gets_nothing() -> None:
 
 
 def test_one_way_is_one_way() -> None:
-    """The record arrives, but not its answer; nevertheless it is written once."""
+    """The record arrives, but its answer does not; nevertheless it is written once."""
     with raft(5) as (cluster, mq):
         put(mq, b"a")
         cut = cluster.cut("broker-0", "client-0", one_way=True)
@@ -173,7 +179,9 @@ def test_a_failed_sync_stops_the_replica() -> None:
 
 
 def test_a_failed_sync_of_one_partition_unsettles_no_other() -> None:
-    """Before, all partitions that the broker led got another leader, as after a restart."""
+    """In an earlier version all partitions that the broker led got another leader, as after a
+    restart.
+    """
     count = 12
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
@@ -227,7 +235,7 @@ def test_names_that_are_not_there_are_told() -> None:
 
 
 def test_a_callback_cannot_wait() -> None:
-    """The wait would never end, because the loop does not turn during a callback."""
+    """A callback that waited would never end, because the loop does not run during a callback."""
     with Cluster(brokers=1, seed=12) as cluster:
         mq = cluster.client()
         mq.create_topic("t")
@@ -275,7 +283,9 @@ def test_what_happened_can_be_read() -> None:
 
 
 def test_everybody_hears_of_a_death() -> None:
-    """This includes listeners after one that stops listening at that moment, as a session does."""
+    """All listeners are notified of a death, even if one of them unregisters at that moment, as a
+    session does.
+    """
     with Cluster(brokers=1, seed=4) as cluster:
         died: list[str] = []
         cluster.host("zkserver-0").on_death.append(lambda process: died.append(process.name))
@@ -284,7 +294,7 @@ def test_everybody_hears_of_a_death() -> None:
 
 
 def test_a_topic_that_is_made_again_begins_anew() -> None:
-    """Acknowledgements in the earlier topic of that name do not count for the new one."""
+    """Acknowledgements in an earlier topic of the same name do not count for the new topic."""
     with Cluster(brokers=1, seed=4) as cluster:
         mq = cluster.client()
         for _ in range(2):

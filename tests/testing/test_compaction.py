@@ -11,8 +11,8 @@ from pymq.testing import Cluster
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 def test_every_replica_compacts(acks: Acks) -> None:
-    """Before, no follower did: its copy of the last sealed block was not complete when it
-    checked.
+    """In an earlier version no follower compacted: its copy of the last sealed block was not
+    complete when it checked.
     """
     with Cluster(brokers=3, seed=7) as cluster:
         mq = cluster.client()

@@ -1,4 +1,4 @@
-"""A node dies at each of its effects, in turn: all ends healed and whole."""
+"""A node dies at each of its effects in turn, and the cluster is healthy in the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulator.crashes import command, main
 from tests.testing.scripts import SCENARIOS
 
 MODULE = "tests.testing.scripts"
-SHARE = 80  # one in so many of all points, and at least one of each kind of effect
+SHARE = 80  # one of SHARE points is tested, and at least one of each kind of effect
 
 
 @pytest.mark.timeout(600)
@@ -32,7 +32,7 @@ SHARE = 80  # one in so many of all points, and at least one of each kind of eff
     ],
 )
 def test_a_crash_anywhere(name: str) -> None:
-    """A sample of all points, the same every time; ``make soak`` tries all of them."""
+    """A sample of all crash points, the same every time; ``make soak`` tries all of them."""
     scenario = SCENARIOS[name]
     found = Crashes()
     for point in sample(survey(scenario), SHARE):
@@ -42,7 +42,7 @@ def test_a_crash_anywhere(name: str) -> None:
 
 
 def test_the_sample_is_large_enough() -> None:
-    """Of every script and every kind of effect there is something in it."""
+    """The sample contains points of every script and every kind of effect."""
     runs = total = 0
     for scenario in SCENARIOS.values():
         boundaries = survey(scenario)
@@ -67,7 +67,7 @@ def test_the_samples_of_all_shifts_are_everything() -> None:
 @pytest.mark.parametrize(
     ("name", "point"),
     [
-        # At the end, copies of a sealed block that is not read were still being completed.
+        # In the end, unread copies of a sealed block were still being completed.
         ("none_to_raft", "broker-0:28:state-0:50"),
         ("three_replicas_none", "broker-0:44:state-0:50:16"),
     ],
@@ -112,7 +112,7 @@ def test_a_point_that_the_script_does_not_reach_is_told() -> None:
 
 
 def lying(cluster: Cluster) -> None:
-    """Sends with an ack mode that promises less than is asked of it afterwards."""
+    """A script that sends with a weaker ack mode than its check requires."""
     mq = cluster.client()
     mq.create_topic("t", acks="leader", fsync="os", exist_ok=True)
     cluster.notes["values"] = values = [b"a", b"b", b"c"]

@@ -1,4 +1,4 @@
-"""If a broker finds a damaged sealed copy when it starts, the rest of its partition goes on."""
+"""If a broker finds a damaged sealed copy when it starts, the rest of the partition works."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def begin(cluster: Cluster, replicas: int, acks: Acks) -> None:
 
 
 def damage(cluster: Cluster, name: str) -> str:
-    """Start a broker with a bad second block, which nothing marks as sealed."""
+    """Start a broker with a damaged second block that is not marked as sealed."""
     cluster.crash(name, "all")
     disk = cluster.brokers[name].disk
     topics = {block.split("/")[3] for block in disk.paths() if block.endswith("00000003.block")}
@@ -40,7 +40,9 @@ def damage(cluster: Cluster, name: str) -> str:
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 def test_the_only_copy_is_missed_by_its_readers_alone(acks: Acks) -> None:
-    """Before, the whole partition failed, or the records after the damage were truncated."""
+    """In an earlier version the whole partition failed, or the records after the damage were
+    truncated.
+    """
     with Cluster(brokers=1, seed=3) as cluster:
         begin(cluster, 1, acks)
         path = damage(cluster, "broker-0")

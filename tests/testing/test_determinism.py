@@ -1,4 +1,7 @@
-"""The same seed is the same run: in another process, under another hash seed; others differ."""
+"""The same seed gives the same run, in another process and under another hash seed.
+
+Other seeds give other runs.
+"""
 
 from __future__ import annotations
 

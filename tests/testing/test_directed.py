@@ -1,4 +1,7 @@
-"""Mistakes that take two things at once, made on purpose in a cluster and seen by its rules."""
+"""Bugs that need two events at once.
+
+Tests cause both events in a cluster, and a rule detects the bug.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def leader(mq: Client) -> str:
 
 
 def end(c: Cluster, name: str) -> int:
-    """How long a broker's copy of the open block is."""
+    """The end of a broker's copy of the open block."""
     broker = c.brokers[name].broker
     assert broker is not None
     (look,) = (probe.look(partition, None) for partition in probe.partitions(broker))
@@ -65,7 +68,7 @@ def test_what_a_commit_has_answered_survives_a_power_cut_of_all_brokers(brokers:
             records = [record for _ in range(10) for record in consumer.poll(max_records=10)][:10]
             for record in records:
                 consumer.ack(record)
-                consumer.commit()  # the first one has begun a file, which syncs all there is
+                consumer.commit()  # the first block has created a file, which syncs all blocks
             for name in c.brokers:
                 c.crash(name, "none")
             for name in c.brokers:
@@ -79,10 +82,10 @@ def test_what_a_commit_has_answered_survives_a_power_cut_of_all_brokers(brokers:
 
 @pytest.mark.parametrize("boundary", range(12))
 def test_who_takes_the_leadership_over_knows_its_term_after_a_crash(boundary: int) -> None:
-    """Otherwise the replica could lead the same term twice: only the old leader has what it sent
-    the first time.
+    """Otherwise the replica could lead the same term twice: only the old leader has the batches
+    that it sent the first time.
 
-    The old leader fails, and the third replica gets no message before.
+    The old leader fails, and the third replica has received no message before that.
     """
     with Cluster(brokers=3, zkservers=1, seed=4) as c:
         mq = c.client()
@@ -111,7 +114,9 @@ def test_who_takes_the_leadership_over_knows_its_term_after_a_crash(boundary: in
 
 
 def test_what_was_compared_with_one_leader_is_compared_with_the_next() -> None:
-    """A follower of a cut-off leader has batches at offsets where the next leader writes others."""
+    """A follower of a cut-off leader has batches at offsets where the next leader writes other
+    batches.
+    """
     with Cluster(brokers=5, zkservers=1, seed=3) as c:
         mq, other = c.client(), c.client("other")
         mq.create_topic("t", acks="raft", replicas=5)

@@ -1,4 +1,4 @@
-"""Two copies of a Raft block that are as long, and not the same."""
+"""Two copies of a Raft block have the same length, but different content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def leader(mq: Client) -> str | None:
 
 
 def ends(c: Cluster) -> dict[str, int]:
-    """How long each broker's copy of the open block is."""
+    """The end of each broker's copy of the open block."""
     found = {}
     for name, host in c.brokers.items():
         assert host.broker is not None
@@ -28,10 +28,12 @@ def ends(c: Cluster) -> dict[str, int]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_copy_of_a_leader_that_was_replaced_is_no_copy(seed: int) -> None:
-    """Half of the voters is lost with the disks; of the rest one has all, and one has not.
+    """Half of the voters is lost with their disks.
 
-    A leader that is cut off has appended records that no other replica has. The next one's log has
-    the same length by then, with a later epoch at its end, and that was committed.
+    Of the two others one has all records, and one does not.
+
+    A leader that is cut off has appended records that no other replica has. Meanwhile the next
+    leader's log has the same length, with a later epoch at its end, and that log was committed.
     """
     with Cluster(brokers=4, zkservers=1, seed=seed) as c:
         mq, other = c.client(), c.client("other")

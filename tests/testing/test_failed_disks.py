@@ -18,7 +18,7 @@ LIMITS: dict[Acks, float] = {
     "raft": 1.0,
     "leader": 3.0,
     "none": 3.0,
-}  # seconds until it can be written again
+}  # seconds until the disk can be written again
 MODES = sorted(LIMITS)
 
 
@@ -43,7 +43,7 @@ def led(cluster: Cluster, acks: Acks) -> tuple[Client, str]:
 @pytest.mark.parametrize("acks", MODES)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_write_that_fails_is_a_leader_that_hands_over(acks: Acks, what: str, seed: int) -> None:
-    """The broker is not restarted, and no send fails or is written twice."""
+    """The leader hands over, the broker is not restarted, and no send fails or is written twice."""
     with Cluster(brokers=3, zkservers=1, seed=seed) as cluster:
         mq, leader = led(cluster, acks)
         with mq.producer(linger_ms=1, acks="leader" if acks == "none" else acks) as producer:
@@ -155,7 +155,7 @@ def test_readers_and_groups_do_not_see_it(acks: Acks, what: str, times: int) -> 
 def test_readers_are_served_by_another_when_a_disk_cannot_read(
     acks: Acks, *, is_sealed: bool
 ) -> None:
-    """The open block gets another leader; of a sealed one any holder will do."""
+    """The open block gets another leader; for a sealed block any holder can serve the reader."""
     with Cluster(brokers=3, zkservers=1, seed=5) as cluster:
         mq, leader = led(cluster, acks)
         if is_sealed:

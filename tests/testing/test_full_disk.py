@@ -1,4 +1,4 @@
-"""After a leader's disk was full for a while, its partition goes on, on that broker or another
+"""If a leader's disk is full for a while, its partition continues, on that broker or on another
 one.
 """
 
@@ -38,7 +38,7 @@ def test_a_short_copy_on_a_full_disk_is_not_taken_for_all_there_is(has_led: bool
     """The leader dies, and of the other replicas the zkserver reaches only the one with the full
     disk.
 
-    The answered records had been on the third broker, too, for seconds.
+    The third broker had the acknowledged records, too, for seconds.
     """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
@@ -76,7 +76,7 @@ def test_a_short_copy_on_a_full_disk_is_not_taken_for_all_there_is(has_led: bool
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 def test_a_block_that_is_rolled_while_a_disk_is_full_becomes_whole_there(acks: Acks) -> None:
-    """The replica had failed to write, and was about to retry a moment later."""
+    """A write of the replica had failed, and the replica was about to retry a moment later."""
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks=acks)

@@ -24,7 +24,9 @@ def kept(cluster: Cluster) -> list[bool]:
 
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 def test_an_idle_partition_keeps_nothing_for_its_followers(acks: Acks) -> None:
-    """Megabytes stayed with each partition that ever had replicas and records."""
+    """In an earlier version, each partition that ever had replicas and records kept megabytes in
+    memory.
+    """
     with Cluster(brokers=3, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks=acks)

@@ -1,4 +1,4 @@
-"""A topic may take longer to make than a request may take."""
+"""Creating a topic may take longer than the timeout of a request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ REQUEST_S = 10.0
 
 @pytest.fixture
 def small() -> Iterator[None]:
-    """Slices so small that a topic of a few partitions is a very large one."""
+    """Make slices so small that a topic of a few partitions counts as a very large one."""
     with limited({"SLICE_OPS": 2, "TOLD_MAX": 5, "TURN_MAX": 2, "LOOKS_MAX": 3}):
         yield
 
 
 @pytest.mark.usefixtures("small")
 def test_a_topic_that_takes_half_a_minute_is_made_and_deleted() -> None:
-    """The client gave up after ten seconds: "no zkserver is active".
+    """In an earlier version the client gave up after ten seconds: "no zkserver is active".
 
     Nevertheless the topic was created.
     """

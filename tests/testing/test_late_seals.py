@@ -1,4 +1,6 @@
-"""A report of a block's end was sent to one zkserver, and arrives at the next."""
+"""A broker sent its report of a block's end to one zkserver, and the report arrives at the next
+one.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def given_up(c: Cluster, mq: Client, old: str) -> Told:
 
 
 def arrive(link: NetworkLink, source: str, message: Message, *_: object) -> None:
-    """Deliver a message that was held up."""
+    """Deliver a message that was delayed."""
     link.receive(ZKSERVER, source, message)
 
 
@@ -60,7 +62,7 @@ def bring_late(c: Cluster, told: Told) -> None:
 
 @pytest.mark.parametrize("is_takeover", [False, True])
 def test_what_was_told_to_the_zkserver_before_does_not_end_the_block(*, is_takeover: bool) -> None:
-    """Since then the leader has continued in the block, and has acknowledged records."""
+    """Since that report the leader has continued in the block, and has acknowledged records."""
     with slow_cluster(brokers=3) as c:
         mq = c.client()
         mq.create_topic("t", acks="leader", replicas=3)

@@ -18,7 +18,7 @@ RECORDS = [b"%050d" % number for number in range(40)]
 @pytest.mark.parametrize("fsync", ["os", "interval"])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_who_has_lost_records_meanwhile_does_not_join(fsync: Fsync, replicas: int) -> None:
-    """Before, that replica was elected without records that had been answered, and these were
+    """In an earlier version that replica was elected without acknowledged records, which were then
     lost.
     """
     with Cluster(brokers=replicas, seed=3, lag_max_ms=1_000) as cluster:
@@ -56,7 +56,7 @@ def test_who_has_lost_records_meanwhile_does_not_join(fsync: Fsync, replicas: in
         cluster.restart(follower)
         cluster.run(seconds=1.2)
         assert in_sync(mq) == {leader}
-        # So the follower cannot replace the leader either.
+        # So the follower cannot replace the leader.
         cluster.crash(leader, "all")
         cluster.run(seconds=5)
         cluster.heal()

@@ -1,4 +1,4 @@
-"""Once faults have ended everything must work again, and each of these rules can be broken."""
+"""Once faults have ended all services must work again; each of these rules can be broken."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BROKEN: dict[str, tuple[type, str, Any]] = {
 }
 
 
-# Another rule that finds the same, and does not wait for so long.
+# Another rule that finds the same problem earlier.
 SOONER = {"groups-reach-the-end": "idle-is-served"}
 
 

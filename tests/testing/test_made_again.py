@@ -1,4 +1,4 @@
-"""A topic that is deleted and created again while it is sent to and read."""
+"""A topic is deleted and created again while clients send to it and read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from pymq.testing import Cluster
 def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(
     count: int, reset: Reset
 ) -> None:
-    """Before, members reported the ends of the earlier topic, and the group began there."""
+    """In an earlier version members reported the ends of the earlier topic, and the group began
+    there.
+    """
     with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft", block_bytes=4096, retention_bytes=4096)
@@ -36,7 +38,7 @@ def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(
                         got.append(record.value)
                         member.ack(record)
                 except PymqError:
-                    cluster.run(seconds=0.3)  # the topic is being deleted, or was
+                    cluster.run(seconds=0.3)  # the topic is being deleted, or is already deleted
 
         for _ in range(3):
             poll()
@@ -58,7 +60,7 @@ def test_a_group_gets_what_comes_into_the_topic_that_was_made_again(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_group_of_a_topic_that_was_made_again_breaks_no_rule(seed: int) -> None:
-    """Before, acknowledgements in the earlier topic counted for the new one."""
+    """In an earlier version, acknowledgements in the earlier topic counted for the new one."""
 
     def consume(count: int) -> list[bytes]:
         with mq.producer() as producer:
@@ -82,8 +84,8 @@ def test_a_group_of_a_topic_that_was_made_again_breaks_no_rule(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_topic_that_was_made_again_is_not_waited_for(seed: int) -> None:
-    """Before, a request about the earlier topic kept its consumer from requesting for up to a
-    second.
+    """In an earlier version a request about the earlier topic kept the consumer from requesting
+    again for up to a second.
     """
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
@@ -113,8 +115,8 @@ def test_a_topic_that_was_made_again_is_not_waited_for(seed: int) -> None:
 
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_topic_that_is_made_again_while_its_groups_have_no_coordinator(*, stays: bool) -> None:
-    """A new coordinator does not learn of it: before, the group continued at its offset in the
-    earlier topic.
+    """A new coordinator does not learn of the deletion: in an earlier version the group continued
+    at its offset in the earlier topic.
     """
     with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
@@ -132,7 +134,7 @@ def test_a_topic_that_is_made_again_while_its_groups_have_no_coordinator(*, stay
                         got.append(record.value)
                         member.ack(record)
                 except PymqError:
-                    cluster.run(seconds=0.3)  # the topic is being deleted, or was
+                    cluster.run(seconds=0.3)  # the topic is being deleted, or is already deleted
                 if len(got) >= wanted:
                     return
 
@@ -165,8 +167,8 @@ def test_a_topic_that_is_made_again_while_its_groups_have_no_coordinator(*, stay
 
 
 def test_who_makes_a_topic_again_finds_its_leader() -> None:
-    """The new topic's epochs are lower: before, the old topic's leader was taken to lead the new
-    one.
+    """The new topic's epochs are lower: in an earlier version the client considered the old topic's
+    leader as the new one's.
     """
     with Cluster(brokers=2, seed=0) as cluster:
         mq = cluster.client()
@@ -187,7 +189,9 @@ def test_who_makes_a_topic_again_finds_its_leader() -> None:
 @pytest.mark.parametrize("count", [3, 5, 9])
 @pytest.mark.parametrize("is_own", [False, True])
 def test_a_reader_is_told_that_its_position_is_in_another_topic(count: int, is_own: bool) -> None:
-    """Before, the reader skipped as many records of the new topic as it had read of the old one."""
+    """In an earlier version the reader skipped as many records of the new topic as it had read of
+    the old one.
+    """
     with Cluster(brokers=3, seed=0) as cluster:
         mq = cluster.client()
         mq.create_topic("t", replicas=3, acks="raft")
@@ -203,7 +207,7 @@ def test_a_reader_is_told_that_its_position_is_in_another_topic(count: int, is_o
             sent = [b"new %d" % number for number in range(count)]
             for value in sent:
                 producer.send("t", value).result()
-        for _ in range(2):  # repeatedly, until it seeks
+        for _ in range(2):  # the error is raised repeatedly, until the reader seeks
             with pytest.raises(OffsetOutOfRange, match="deleted and created again"):
                 reader.poll(10, timeout=2)
         reader.seek("0", "begin")
@@ -216,8 +220,8 @@ def test_a_reader_is_told_that_its_position_is_in_another_topic(count: int, is_o
 
 @pytest.mark.parametrize("partition", [None, 0])
 def test_a_reader_hears_that_its_topic_is_there_again(partition: int | None) -> None:
-    """Before, a reader of one partition did not look for new ones, and never requested the topic
-    again.
+    """In an earlier version a reader of one partition never requested the metadata of the new
+    topic.
     """
     with Cluster(brokers=1, seed=0) as cluster:
         mq = cluster.client()
@@ -241,7 +245,9 @@ def test_a_reader_hears_that_its_topic_is_there_again(partition: int | None) -> 
 
 
 def test_a_named_producer_has_written_nothing_to_a_topic_that_was_made_again() -> None:
-    """Before, it got the count of the earlier topic, and left out as many records."""
+    """In an earlier version the producer got the count of the earlier topic, and skipped as many
+    records.
+    """
     with Cluster(brokers=1, seed=0) as cluster:
         mq = cluster.client()
         with mq.producer(linger_ms=0, producer_id="me") as producer:
@@ -256,8 +262,8 @@ def test_a_named_producer_has_written_nothing_to_a_topic_that_was_made_again() -
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (3, 2)])
 def test_a_producer_sends_to_the_partitions_that_there_are_now(before: int, after: int) -> None:
-    """Before, records failed if their keys belonged to a partition that the new topic does not
-    have.
+    """In an earlier version records failed if their keys belonged to a partition that the new topic
+    does not have.
     """
     with Cluster(brokers=1, seed=0) as cluster:
         mq = cluster.client()
@@ -287,8 +293,8 @@ def test_a_producer_is_told_at_once_what_partitions_are_called_now() -> None:
 
 @pytest.mark.parametrize("reset", ["begin", "end"])
 def test_a_group_does_not_take_the_topic_before_for_the_one_that_there_is(reset: Reset) -> None:
-    """Before, its leader had not learned of the new topic, and as many of its records as the old
-    one had were lost.
+    """In an earlier version, if the leader had not learned of the new topic, the group lost as many
+    records as the old topic had.
     """
     with Cluster(brokers=1, seed=0) as cluster:
         mq, client = cluster.client(), cluster.client()

@@ -30,7 +30,10 @@ def rows(said: str) -> list[tuple[str, ...]]:
 def test_what_is_printed_for_a_failure_repeats_it(
     how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """This holds for any arguments of the run; a changed plan is no longer the run of its seed."""
+    """The printed command repeats the failure, for any arguments of the run.
+
+    A changed plan is no longer the run of its seed.
+    """
     sizes = "--brokers 1 --zkservers 2 --profile calm --seconds 3.5".split()
     asked = [*sizes, "--seeds", "3", *(["--safety"] if how == "safety" else [])]
     if how == "plan":

@@ -14,7 +14,7 @@ from pymq.testing.faults.limits import LIMITS, limited
 from pymq.testing.simulation.network import LinkFaults
 from pymq.testing.simulation.process import Process
 
-BYTES = 1_500  # some four blocks
+BYTES = 1_500  # large enough for some four blocks
 COUNT = 150
 
 
@@ -29,7 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 @pytest.mark.parametrize("acks", ["leader", "raft"])
 def test_it_is_told_in_parts(acks: Acks, loss: float) -> None:
-    """Brokers that restart serve all of the blocks, and new ones adopt them.
+    """Restarted brokers serve all of the blocks, and brokers with new disks adopt them.
 
     Messages may be lost.
     """

@@ -55,9 +55,9 @@ def produce(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("acks", [pytest.param("leader", marks=pytest.mark.slow), "raft"])
 def test_a_partition_with_ten_thousand_producers_rolls(acks: Acks) -> None:
-    """Each producer continues, and repeated batches are recognised, also on replicas that are new.
+    """Each producer continues, and new replicas, too, recognise repeated batches.
 
-    Before, the table of some 6,500 producers made a node too large for ZooKeeper.
+    In an earlier version the table of some 6,500 producers made a node too large for ZooKeeper.
     """
     rng = Random(1)
     producers = [rng.getrandbits(62) for _ in range(PRODUCERS)]

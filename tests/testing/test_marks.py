@@ -1,7 +1,7 @@
-"""The simulator takes the machines to the places that are marked as easily missed.
+"""Runs of the simulator reach the code paths that are marked as rarely reached.
 
 Two simulations are counted: that of a cluster, and that of the replicas of one block, which also
-uses features that a cluster has no use for yet (snapshots of the log, reads by index, transfers of
+uses features that a cluster does not use yet (snapshots of the log, reads by index, transfers of
 leadership). Marks that need several events within microseconds are reached by scripts and tests,
 which are run here, too.
 """
@@ -59,8 +59,8 @@ from tests.testing import (
 )
 from tests.testing.test_run import PLANS
 
-# Seeds whose runs pass many marks; and the number of further runs for the rest, which changes with
-# the code.
+# Seeds whose runs pass many marks, and the number of further runs for the remaining marks, which
+# changes with the code.
 GOOD = """117 529 119 17 640 2022 18 549 74 92 2024 668 920 2000 540 46 330 140 38 57
 167 343 376 3038 4438 4460 4006""".split()
 KEPT = "repair-cannot-write wiped-213-6 wiped-18-6 more-ranges-than-are-written".split()
@@ -309,7 +309,7 @@ DIRECTED: dict[str, Callable[[], None]] = {
     "raft.snapshot.missing": test_parts.test_a_snapshot_that_is_not_at_hand_is_waited_for,
     "raft.append.corrupt": test_parts.test_what_is_damaged_is_not_taken_in,
 }
-# Marks that nothing here passes, with the reason.
+# Marks that no run or test here passes, with the reason.
 SELDOM: dict[str, str] = {
     "balance.given_up": "a leader that is to hand over, and answers nothing until it is late",
     "balance.target_gone": "the next leader dies between the decision and the request",
@@ -334,8 +334,8 @@ def plans() -> Iterator[Plan]:
 
 
 def told(known: dict[str, str], rest: list[str]) -> str:
-    """Report how many marks simulations and scripts have passed, and what is known of the
-    others.
+    """Report how many marks simulations and scripts have passed, and what is known of the other
+    marks.
     """
     lines = [
         f"{len(known) - len(rest)} of {len(known)} marks were passed by simulation; not these:"
@@ -351,7 +351,7 @@ def test_there_are_many_marks() -> None:
     marks = all_marks()
     assert len(marks) >= 100
     assert marks["raft.elected"] == "replication/raft/raft.py"
-    assert marks["leases.again"] == "core/group/leases.py"  # one of two in the same call
+    assert marks["leases.again"] == "core/group/leases.py"  # one of two marks in the same call
 
 
 @pytest.mark.parametrize("name", DIRECTED)
@@ -364,7 +364,10 @@ def test_a_directed_test_comes_by(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_of_them_are_passed(record_property: Callable[[str, object], None]) -> None:
-    """Each mark is passed, or there is a reason why not; pytest's summary names the rest."""
+    """Each mark is passed, or there is a reason why it is not.
+
+    Pytest's summary names the missing ones.
+    """
     with counting() as met:
         for path in SCRIPTS:
             check_script(path, RaftScript(), rewrite=False)

@@ -1,4 +1,6 @@
-"""If a broker has no descriptors when a block begins, the block begins once there are some."""
+"""If a broker has no free descriptors when a block is opened, the block is opened once there are
+some.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from pymq.testing import Cluster
 def test_a_partition_goes_on_after_its_next_block_could_not_be_begun(
     acks: Acks, times: int
 ) -> None:
-    """The store forgot about the block, and all that came later was refused until a restart."""
+    """In an earlier version the store forgot the block, and all later appends were refused until a
+    restart.
+    """
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", acks=acks, block_bytes=4096)

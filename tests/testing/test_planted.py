@@ -1,4 +1,4 @@
-"""Planted bugs are found: the measure of the simulator, of its faults and of its rules."""
+"""Planted bugs are found: this measures the quality of the simulator, its faults and its rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.testing.planted.bug import check_fit
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = 12  # seeds of each hunt
 SOAK = 400
-PARTS = 4  # the bugs that ordinary tests find are divided, so that workers share them
+PARTS = 4  # the bugs that ordinary tests find are divided into PARTS, so that workers share them
 BY_TEST = [name for name in BUGS if BUGS[name].test]
 AT_ONCE = [name for name in BY_TEST if not BUGS[name].is_slow]
 FOUND = [name for name in BUGS if BUGS[name].hunts]
@@ -108,7 +108,7 @@ def test_a_bug_is_gone_when_it_is_not_planted(name: str) -> None:
 
 
 def test_a_patch_takes_the_arguments_of_its_original() -> None:
-    """A patch that cannot be called would only ever trip, and no hunt would say so."""
+    """A patch that cannot be called would make every run fail, and no hunt would report that."""
 
     def original(self: object, batch: object, now: int, *, durable: bool) -> None: ...
 

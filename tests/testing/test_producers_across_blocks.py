@@ -1,7 +1,7 @@
 """A partition's producer table survives changes of blocks, replicas, leaders and disks.
 
-The test's producer sends raw batches, each one twice: a block that knows too little would write it
-again, and one with outdated entries would refuse it.
+The test's producer sends raw batches, each one twice: a block that knows too few batches would
+write it again, and a block with outdated entries would refuse it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MODES = pytest.mark.parametrize("acks", ["leader", "raft"])
 
 
 class Sender:
-    """Some producers, and where each of their batches of one record was written."""
+    """Some producers, and the offset of each of their batches of one record."""
 
     def __init__(self, mq: Client) -> None:
         self._mq = mq
         self._wall_ms = mq._wall_ms()  # a repeated batch has the same time
         self._offsets: dict[int, list[int]] = {}
-        self._last = -1  # the offset that was given last
+        self._last = -1  # the offset that the last answer contained
 
     def send(self, producer: int) -> None:
-        """The next batch of a producer is new."""
+        """Send the next batch of a producer, which must count as new."""
         offsets = self._offsets.setdefault(producer, [])
         answer = self._ask(producer, len(offsets))
         assert answer.error is None, answer.error
@@ -43,7 +43,9 @@ class Sender:
         offsets.append(answer.base_offset)
 
     def check(self, *producers: int) -> None:
-        """Check that their last batches are recognised, and that a batch after a gap is refused."""
+        """Check that the producers' last batches are recognised, and that a batch after a gap is
+        refused.
+        """
         for producer in producers:
             offsets = self._offsets[producer]
             again = self._ask(producer, len(offsets) - 1)
@@ -123,7 +125,9 @@ def test_blocks_without_records_forget_nobody(acks: Acks) -> None:
 
 @MODES
 def test_a_take_over_right_after_a_roll_knows_them(acks: Acks) -> None:
-    """The next leader has seen nothing of the earlier blocks, and perhaps little of this one."""
+    """The next leader has no records of the earlier blocks, and perhaps few of the present
+    block.
+    """
     with Cluster(brokers=6, seed=3, session_ms=1_000) as cluster:
         mq, sender = begin(cluster, acks)
         mq.reassign("t", 0, NEW)
@@ -144,7 +148,7 @@ def test_a_take_over_right_after_a_roll_knows_them(acks: Acks) -> None:
 
 @MODES
 def test_holders_of_the_block_before_may_be_gone_for_good(acks: Acks) -> None:
-    """The brokers that sealed the block lose their disks right after the roll."""
+    """The brokers that sealed the block lose their disks just after the roll."""
     with Cluster(brokers=6, seed=4, session_ms=1_000) as cluster:
         mq, sender = begin(cluster, acks)
         mq.reassign("t", 0, NEW)
@@ -159,9 +163,9 @@ def test_holders_of_the_block_before_may_be_gone_for_good(acks: Acks) -> None:
 
 @MODES
 def test_wiped_replicas_learn_them_again(acks: Acks) -> None:
-    """One replica after the other gets an empty disk.
+    """One replica after the other gets an empty disk and learns the producers again.
 
-    The last ones learn the table only from each other.
+    The last replicas learn the table only from other new replicas.
     """
     with Cluster(brokers=3, seed=5, session_ms=1_000) as cluster:
         _, sender = begin(cluster, acks)
@@ -194,7 +198,9 @@ def test_a_power_cut_after_a_roll_takes_none_of_them(acks: Acks, disk: str) -> N
 
 @MODES
 def test_they_outlive_the_blocks_that_they_wrote_to(acks: Acks) -> None:
-    """Retention takes the blocks before, and replicas that are new have only each other to ask."""
+    """Retention removes the earlier blocks, and new replicas can learn the table only from each
+    other.
+    """
     with Cluster(brokers=6, seed=7) as cluster:
         mq, sender = begin(cluster, acks)
         mq.reassign("t", 0, NEW)

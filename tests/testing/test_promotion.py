@@ -11,7 +11,9 @@ from pymq.testing import Cluster
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_offsets_topic_goes_to_raft_when_the_third_broker_comes(seed: int) -> None:
-    """Made while one broker was alive it stayed in mode leader, where a commit can be lost."""
+    """In an earlier version, a topic created while one broker was alive stayed in mode leader, in
+    which a commit can be lost.
+    """
     with Cluster(brokers=3, seed=seed) as cluster:
         cluster.crash("broker-1")
         cluster.crash("broker-2")
@@ -48,7 +50,7 @@ def test_two_brokers_keep_the_offsets_in_mode_leader() -> None:
 
 
 def consume(mq: pymq.Client, count: int) -> list[bytes]:
-    """The records that a group gets, committed one and all."""
+    """The records that a group gets; the group commits all of them."""
     with mq.consumer("t", group="g") as consumer:
         got: list[bytes] = []
         while len(got) < count:

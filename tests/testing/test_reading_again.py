@@ -37,7 +37,7 @@ def test_the_only_replica_serves_again(acks: Acks, times: int) -> None:
 def test_what_stays_unreadable_is_told_as_it_is() -> None:
     """Requests do not wait forever for a disk that an administrator has to check.
 
-    Once the disk is repaired, the broker needs no restart.
+    Once the disk is repaired, the broker continues without a restart.
     """
     with Cluster(brokers=1, seed=3) as cluster:
         mq = cluster.client()
@@ -80,7 +80,7 @@ def test_one_of_several_is_in_sync_again(acks: Acks, leads: bool) -> None:
             part = mq.describe_topic("t").partitions[0]
             assert part.problem is None
             assert set(part.in_sync) == set(cluster.brokers)
-            # Its records are enough to continue when another broker fails.
+            # This broker's records are enough to continue when another broker fails.
             other = next(broker for broker in cluster.brokers if broker != name)
             cluster.crash(other, "all")
             producer.send("t", b"end").result(30)

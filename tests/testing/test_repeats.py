@@ -1,4 +1,6 @@
-"""A record is sent again after its block was ended by a recovery from the remaining copies."""
+"""A producer sends a record again after a recovery from the remaining copies has ended its
+block.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from pymq.testing import Cluster
 
 
 def test_it_is_answered_once_a_majority_has_it() -> None:
-    """One of two disks was replaced: records on only one of them are copied before they are
-    answered.
+    """One of two disks was replaced: a record that is on only one of them is copied before the
+    broker answers.
     """
     with Cluster(brokers=2, seed=3) as cluster:
         mq = cluster.client()

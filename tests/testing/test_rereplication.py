@@ -37,13 +37,13 @@ def sealed(mq: Client, topic: str) -> list[BlockDescription]:
 
 
 def read(mq: Client, topic: str) -> list[bytes]:
-    """All that is in it."""
+    """All records of the topic."""
     with mq.consumer(topic, mode="psb", offset="begin") as consumer:
         return [record.value for record in consumer.until_end()]
 
 
 def begun(cluster: Cluster) -> list[str]:
-    """Hear of the moves that begin from now on: the paths of the blocks."""
+    """Record the moves that begin from now on, as the paths of their blocks."""
     found: list[str] = []
 
     def note(session: str, commit: object, plan: object) -> None:
@@ -92,7 +92,9 @@ def test_what_a_lost_broker_held_is_copied_and_not_before(acks: Acks) -> None:
 
 
 def test_no_data_moves_unless_somebody_asks() -> None:
-    """Not in an undisturbed hour, nor while a broker is away for less than it takes to be lost."""
+    """No data moves in an undisturbed hour, nor while a broker is away for less time than a lost
+    one.
+    """
     with Cluster(brokers=4, seed=3, replica_lost_ms=60_000) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=4, replicas=3, acks="leader", block_bytes=4096)
@@ -185,7 +187,8 @@ def test_a_reassignment_moves_the_sealed_blocks_if_it_is_to() -> None:
         controller = cluster.zkservers["zkserver-0"].controller
         assert controller is not None
         assert not controller.image.sealed_to
-        # And the blocks alone, for who had moved the open one before.
+        # A move of the sealed blocks alone, for an administrator who has moved the open block
+        # before.
         wanted = ["broker-1", "broker-2"]
         mq.reassign("t", "0", replicas=wanted)
         cluster.run(5)

@@ -1,4 +1,6 @@
-"""Runs of many seeds: nothing is broken, the same seed is the same run, and plans get small."""
+"""Runs of many seeds break no rule, the same seed gives the same run, and failing plans are
+shrunk.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from pymq.testing.simulation.world import Violation
 from pymq.testing.workload.liveness import Waived
 from tests.testing.planted import planted
 
-CHUNK, CHUNKS = 10, 8  # seeds in a test, so that workers share them; and such tests
+# number of seeds in a test, so that workers share them, and number of such tests
+CHUNK, CHUNKS = 10, 8
 SECONDS = 3.0  # seconds of faults in each run: some 5,000 events
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 
@@ -54,7 +57,7 @@ def test_nothing_is_broken(chunk: int, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in PLANS.glob("*.json")))
 def test_what_failed_once(name: str) -> None:
-    """Plans that have found something, which was mended since."""
+    """Plans that once found a bug, which was fixed since."""
     result = run_plan(Plan.from_json((PLANS / f"{name}.json").read_text(encoding="utf-8")))
     assert result.violation is None, result.message
 
@@ -70,7 +73,7 @@ def test_what_is_waived_is_told() -> None:
 
 
 def test_what_is_only_slow_is_waited_for() -> None:
-    """A group that takes one record at a time passes.
+    """A group that takes one record at a time is slow, but passes.
 
     Without progress a run fails as soon as before.
     """
@@ -106,9 +109,9 @@ def test_not_everything_is_restarted_when_the_faults_end() -> None:
 def test_brokers_whose_disk_failed_are_looked_after_before_everything_is_to_work(
     seed: int, seconds: float
 ) -> None:
-    """The faults end between a sync that fails, and a restart.
+    """The faults end between a failed sync and a restart.
 
-    In two of them a block could not be read, which needs no restart: it is read again.
+    In two of the plans a block could not be read; the broker reads it again without a restart.
     """
     plan = generate(
         seed, brokers=None, zkservers=None, profile="all", seconds=seconds, restart="none"
@@ -118,9 +121,10 @@ def test_brokers_whose_disk_failed_are_looked_after_before_everything_is_to_work
 
 
 def test_no_broker_beats_so_slowly_that_it_is_taken_for_dead() -> None:
-    """This holds however different the clocks are.
+    """However different the clocks are, no broker's heartbeats are so slow that it is declared
+    dead.
 
-    Once a broker was registered and declared dead in turn.
+    In an earlier version a broker was registered and declared dead in turn.
     """
     plans = [generate(101_812, brokers=None, zkservers=None, profile="all", seconds=4)]
     plans += [generate(seed, brokers=3, zkservers=2, profile="swarm") for seed in range(100)]
@@ -134,7 +138,7 @@ def test_no_broker_beats_so_slowly_that_it_is_taken_for_dead() -> None:
 
 
 def test_a_plan_is_data() -> None:
-    """The same seed gives the same plan; a plan that was kept is the same run."""
+    """The same seed gives the same plan; a stored plan gives the same run."""
     plan = generate(3, brokers=3, zkservers=2)
     assert plan == generate(3, brokers=3, zkservers=2) or plan.to_json() == (
         generate(3, brokers=3, zkservers=2).to_json()
@@ -145,10 +149,12 @@ def test_a_plan_is_data() -> None:
 
 
 def test_every_kind_of_fault_is_planned_for() -> None:
-    """Within a few seeds each kind is in, and each is left out."""
+    """Within a few seeds each kind of fault is drawn at least once, and is left out at least
+    once.
+    """
     plans = [generate(seed, brokers=3, profile="swarm") for seed in range(40)]
     kinds = [{str(step[1]) for step in plan.faults} | set(plan.link) for plan in plans]
-    # Some are carried out as cut, crash or isolate; others have a rate.
+    # Some kinds are carried out as cut, crash or isolate; others have a rate.
     known = set(FAULTS) - {"one_way", "crash_zk", "uncertain"}
     for kind in known:
         assert any(kind in found for found in kinds), kind
@@ -157,7 +163,10 @@ def test_every_kind_of_fault_is_planned_for() -> None:
 
 
 def run(hash_seed: int) -> list[list[str]]:
-    """Runs of several profiles and sizes; a single broker has no other to be ordered with."""
+    """Runs of several profiles and sizes.
+
+    A run with a single broker has no order of brokers to vary.
+    """
     command = "-m pymq.testing --seeds 0:10 --profile all --seconds 3".split()
     done = subprocess.run(
         [sys.executable, *command],
@@ -169,7 +178,7 @@ def run(hash_seed: int) -> list[list[str]]:
     )
     assert not done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[1:11]]
-    return [row[:3] + row[5:] for row in rows]  # without how fast they were
+    return [row[:3] + row[5:] for row in rows]  # the rows without their speeds
 
 
 @pytest.mark.timeout(600)
@@ -182,7 +191,7 @@ def test_the_hash_seed_changes_nothing() -> None:
 
 
 def test_a_failing_plan_gets_small(tmp_path: Path) -> None:
-    """Of dozens of operations a few are left, and the run fails for the same reason."""
+    """Shrinking leaves a few of dozens of operations, and the run fails for the same reason."""
     plans = (generate(seed, brokers=1, profile="network", seconds=6) for seed in range(30))
     with planted("repeats-written"):
         plan = next(p for p in plans if run_plan(p).violation == "written-once")
@@ -219,7 +228,7 @@ def test_sizes_are_drawn() -> None:
 
 
 def test_limits_are_put_back() -> None:
-    """Constants are small only during a run, and each name exists."""
+    """Constants have small values only during a run, and each name exists."""
     before = log.CHECKPOINT_BYTES, recent_batches.RECENT_BYTES
     with limited({name: choices[0] for name, (_, choices) in LIMITS.items()}):
         assert LIMITS["CHECKPOINT_BYTES"][1][0] == log.CHECKPOINT_BYTES
@@ -227,7 +236,10 @@ def test_limits_are_put_back() -> None:
 
 
 def test_few_runs_wait_half_a_minute_for_a_dead_member() -> None:
-    """Sessions of groups are short but for one run in twenty; each kind of plan is there."""
+    """Most groups' sessions are short, and one run in twenty keeps the long session.
+
+    Each kind of plan occurs.
+    """
     counts = Counter(generate(seed, seconds=1).limits.get("SESSION_MS") for seed in range(600))
     assert {*counts} == {600, 2_000, 4_000, None}
     assert 10 < counts[None] < 60

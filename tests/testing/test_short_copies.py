@@ -1,4 +1,4 @@
-"""A sealed copy that lost its end in a power cut, although it counts as whole."""
+"""A sealed copy lost its end in a power cut, although it counts as complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ BLOCK = paths.block("t", "0", 0)
 
 
 def sealed_without_a_sync(cluster: Cluster) -> tuple[str, str]:
-    """A follower loses all that was not synced, which its leader cannot know; returns the two."""
+    """A follower loses all unsynced records, which its leader cannot know.
+
+    Returns the leader and the follower.
+    """
     mq = cluster.client()
     mq.create_topic("t", replicas=2, acks="leader", fsync="os")
     with mq.producer() as producer:
@@ -50,8 +53,8 @@ def test_it_is_told_and_completed() -> None:
 
 
 def test_it_is_not_taken_for_whole_when_it_is_the_last_one() -> None:
-    """Before, such a copy counted as complete forever, and its records were reported as
-    available.
+    """In an earlier version such a copy counted as complete forever, and its records were reported
+    as available.
     """
     with Cluster(brokers=2, seed=3) as cluster:
         leader, follower = sealed_without_a_sync(cluster)

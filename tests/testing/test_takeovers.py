@@ -1,4 +1,4 @@
-"""A slow take-over of a fetch block: its leader is cut off from the zkserver, and goes on."""
+"""A slow take-over of a fetch block: the leader is cut off from the zkserver, and continues."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def leader(mq: Client) -> str | None:
 def test_a_replica_that_has_answered_follows_its_leader_no_more(
     restarts_after_s: float | None,
 ) -> None:
-    """Otherwise its leader would show records behind the end that was reported to the zkserver.
+    """Otherwise the leader would show records behind the end that the replica has reported to the
+    zkserver.
 
-    This also holds after a restart: the replica has forgotten its answer, and gets the request
+    This also holds after a restart: the replica has forgotten its answer, and gets the seal request
     again.
     """
     with slow_cluster(brokers=2) as c:

@@ -1,6 +1,6 @@
 """A stranger with write permission sends batches whose content differs from their headers.
 
-The promise is to other clients: their acknowledged records stay and can be read.
+The promise to other clients: their acknowledged records stay, and can be read.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> Enco
     """Give a batch valid CRCs, whatever its content."""
     body = batch.body if raw is None else raw
     header = batch.header._replace(length=HEADER_SIZE + len(body), raw_length=len(body), **fields)
-    return strange(EncodedBatch._seal(header, body))
+    return strange(EncodedBatch.sealed(header, body))
 
 
 def strange(batch: EncodedBatch) -> EncodedBatch:
-    """Return the batch as it comes from the network, unchecked."""
+    """Parse the batch as if it came from the network, so that it was not validated."""
     return EncodedBatch(bytes(batch.head), bytes(batch.body), batch.header)
 
 
@@ -48,7 +48,7 @@ def wrong_beside_sound_codec() -> EncodedBatch:
     packed = compression.compress(compression.ZSTD, bytes(1000))
     found = EncodedBatch.encode([b"x"], timestamp_ms=WALL_MS)
     header = found.header._replace(length=HEADER_SIZE + len(packed), raw_length=1001, attributes=2)
-    return strange(EncodedBatch._seal(header, packed))
+    return strange(EncodedBatch.sealed(header, packed))
 
 
 UNSOUND: dict[str, tuple[Callable[[], EncodedBatch], type[PymqError]]] = {
@@ -112,7 +112,9 @@ def test_a_topic_says_how_far_ahead_a_time_may_be() -> None:
 
 
 def test_a_wall_clock_that_is_set_right_is_believed_at_once() -> None:
-    """Also by a broker that runs: its machine was suspended, or had a wrong time at the start."""
+    """A running broker also gets rid of a wrong time: its machine was suspended, or had a wrong
+    time at the start.
+    """
     with Cluster(brokers=1, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("t")

@@ -32,7 +32,7 @@ def batch(*values: bytes) -> EncodedBatch:
 
 def count_lie() -> EncodedBatch:
     one = batch(b"x")
-    made = EncodedBatch._seal(one.header._replace(count=5, span=5), one.body)
+    made = EncodedBatch.sealed(one.header._replace(count=5, span=5), one.body)
     return EncodedBatch(bytes(made.head), bytes(made.body), made.header)
 
 
@@ -42,7 +42,7 @@ def wrong_body() -> EncodedBatch:
 
 
 def wrong_times() -> EncodedBatch:
-    """The CRC is valid, but there are three records and only one time."""
+    """A batch whose CRC is valid, with three records and only one time."""
     encoded = {VALUES: encode_bytes([b"x"] * 3), TIMESTAMPS: encode_numbers([0])}
     return EncodedBatch.of_columns(3, encoded, WALL_MS + 5_000, WALL_MS + 5_000)
 
@@ -54,7 +54,7 @@ def put(mq: pymq.Client, *batches: EncodedBatch, partition: str = "0") -> None:
 
 @pytest.fixture(params=[count_lie, wrong_body])
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Offsets 2 to 6 of partition 0 are such a batch."""
+    """Offsets 2 to 6 of partition 0 are a batch that consumers cannot decode."""
     with Cluster(brokers=1, seed=5) as made:
         mq = made.client()
         mq.create_topic("t", partitions=2)
@@ -182,7 +182,9 @@ def test_what_names_no_place_cannot_be_gone_past(cluster: Cluster) -> None:
 def test_a_time_inside_a_batch_that_came_so_is_no_disk_error(
     brokers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch is named, no replica is taken offline, and other times and partitions are found."""
+    """The error names the batch, no replica is taken offline, and searches in other partitions and
+    for other times succeed.
+    """
     with Cluster(brokers=brokers, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=2, replicas=brokers, acks="raft")
@@ -211,7 +213,7 @@ def test_a_time_inside_a_batch_that_came_so_is_no_disk_error(
 
 
 def restamped(data: bytes, durable: int) -> list[EncodedBatch]:
-    """As a follower did that looked at headers only."""
+    """Stamp the batch as a follower did that checked only headers."""
     return [each.stamp(each.base_offset, each.header.leader_epoch, 0) for each in split(data)]
 
 
@@ -219,7 +221,7 @@ def restamped(data: bytes, durable: int) -> list[EncodedBatch]:
 def test_what_every_copy_has_wrong_was_so_when_it_came(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No disk is at fault, and looking for another copy is useless."""
+    """If every copy has the same bytes, no disk is at fault, and another copy does not help."""
     with Cluster(brokers=3, seed=5) as cluster:
         mq = cluster.client()
         mq.create_topic("t", partitions=1, replicas=3, acks="raft")

@@ -1,4 +1,4 @@
-"""The final check of a cluster accepts a sound one, and finds what is wrong with others."""
+"""The final check of a cluster accepts a sound cluster, and finds the problems of unsound ones."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def test_a_replica_that_does_not_come_along_is_found() -> None:
             for name in cluster.brokers
             if name != cluster.client().describe_topic("t").partitions[0].leader
         )
-        cluster.network.join(follower, lambda peer, source, message: None)  # deaf, but it breathes
+        # the follower is deaf, but its pings arrive
+        cluster.network.join(follower, lambda peer, source, message: None)
         with pytest.raises(NotReached):
             check_whole(cluster, seconds=5.0)

@@ -1,4 +1,6 @@
-"""A second CBOR reader, straight from RFC 8949, to prove that pymq's bytes need no cbor2."""
+"""A second CBOR reader, written from RFC 8949, to prove that pymq's bytes can be read without
+cbor2.
+"""
 
 from __future__ import annotations
 

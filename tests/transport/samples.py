@@ -1,4 +1,4 @@
-"""One sample of every message, made from the types of its fields."""
+"""A sample of every message, made from the types of its fields."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ _MAKERS: dict[Any, Any] = {
 
 
 def plain(item: Any) -> Any:
-    """Return an item in a form in which equal ones compare equal, which batches and errors do
-    not.
-    """
+    """Convert an item into a form in which equal items compare equal, unlike batches and errors."""
     if isinstance(item, EncodedBatch):
         return bytes(item.head), bytes(item.body), item.header
     if isinstance(item, PymqError):

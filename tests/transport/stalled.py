@@ -30,7 +30,7 @@ def main(endpoint: str | None = None) -> None:
     sys.stdin.read()
     for _ in range(10):
         node.poll()
-        time.sleep(0.01)  # for libzmq's thread, which works while its queue is drained
+        time.sleep(0.01)  # give libzmq's thread time to work while its queue is drained
     say("lives")
     node.close()
 

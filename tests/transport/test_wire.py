@@ -1,4 +1,4 @@
-"""Packets: the decoder takes every message, and nothing else."""
+"""The decoder of packets accepts every message, and nothing else."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_another_reader_of_cbor_finds_the_same(cls: type) -> None:
 
 
 def test_fields_that_are_gone_keep_their_place() -> None:
-    """A removed field keeps its place: a broker that still sends it is understood."""
+    """A removed field keeps its place: nodes understand a broker that still sends it."""
     block = BlockId("0" * 32, 1, 2)
     append = RaftAppend(block, 3, 4, 5, 6, b"data")
     row = [143, "", "", ["0" * 32, 1, 2], 3, 4, 5, 6, b"data", 0, None]
@@ -87,7 +87,7 @@ def test_fields_that_are_gone_keep_their_place() -> None:
 
 
 def test_no_broker_takes_a_message_of_a_quorum() -> None:
-    """ReadIndex and snapshots have no numbers; that of a snapshot is reserved."""
+    """ReadIndex and snapshots have no numbers; the number of a snapshot is reserved."""
     block = BlockId("0" * 32, 1, 2)
     snapshot = [148, "", "", ["0" * 32, 1, 2], 3, 4, 5, b"state"]
     assert wire.decode(codec.dumps([1, snapshot]), []) == []

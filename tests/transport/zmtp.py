@@ -1,4 +1,4 @@
-"""A peer that speaks ZMTP 3.0 without libzmq, to send what libzmq would not send."""
+"""A peer that speaks ZMTP 3.0 without libzmq, to send bytes that libzmq would not send."""
 
 from __future__ import annotations
 

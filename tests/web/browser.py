@@ -1,4 +1,4 @@
-"""A real Chromium without a window, controlled over a pipe by its own protocol (CDP).
+"""A real Chromium without a window, controlled over a pipe by its protocol (CDP).
 
 This needs no driver and no port: messages are JSON, each followed by a zero byte.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from pymq.client.base import Handle
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
-WAIT_S = 60.0  # for any wait, on a machine that is used otherwise, too
+WAIT_S = 60.0  # limit of any wait, on a machine with other load
 
 
 def find() -> str | None:
@@ -31,7 +31,7 @@ def find() -> str | None:
 
 
 class Browser(Handle):
-    """One browser with any number of pages."""
+    """One browser process with any number of pages."""
 
     def __init__(self, program: str, folder: Path) -> None:
         commands, self._write = os.pipe()
@@ -42,7 +42,7 @@ class Browser(Handle):
             *("--disable-component-update", "--disable-sync", "--hide-scrollbars"),
             *("--remote-debugging-pipe", f"--user-data-dir={folder}", "about:blank"),
         ]
-        # It reads from descriptor 3 and writes to 4, which may be in use in this process.
+        # The browser reads from descriptor 3 and writes to 4, which may be in use in this process.
         start = (
             "import os, sys; r, w = os.dup(int(sys.argv[1])), os.dup(int(sys.argv[2])); "
             "r, w = os.dup(r), os.dup(w); os.dup2(r, 3); os.dup2(w, 4); "
@@ -128,7 +128,7 @@ class Browser(Handle):
 
 
 class Page:
-    """One page of a browser."""
+    """One page in the browser."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
@@ -153,12 +153,12 @@ class Page:
         )
 
     def dark(self, is_dark: bool = True) -> None:
-        """Prefer dark colours, or light ones."""
+        """Let the browser prefer dark colours, or light ones."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def run(self, script: str) -> Any:
-        """Return the value of an expression; of a promise, its result."""
+        """Return the value of an expression; if it is a promise, its result."""
         answer = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -192,7 +192,7 @@ class Page:
             )
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
-        """Write a picture of it as PNG."""
+        """Write a picture of the page as PNG."""
         given: dict[str, Any] = {"captureBeyondViewport": True} if whole else {}
         if whole:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]

@@ -1,4 +1,4 @@
-"""HTTP requests as of a browser or a scraper, and an embedded queue with content."""
+"""HTTP requests like those of a browser or a scraper, and an embedded queue with content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Authentication over HTTP: who is admitted, for how long, and with bounded memory."""
+"""Authentication over HTTP: who is admitted and for how long.
+
+The memory that it needs is bounded.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,9 @@ class Many:
 
 
 def test_so_many_cookies_are_remembered_of_each_token() -> None:
-    """A token has a bounded number of cookies, so its owner cannot sign out all others."""
+    """The number of cookies of a token is bounded separately, so its owner cannot sign out other
+    users.
+    """
     gate = Authentication(Many())
     others = [gate.sign_in(f"t{n}") for n in range(40)]
     cookies = [gate.sign_in("t-evil") for _ in range(SESSIONS_MAX + 10)]
@@ -98,15 +103,16 @@ def test_guesses_are_slowed_more_with_each_and_written_down() -> None:
     assert tried <= FREE + 10
     assert len(told) == 60_000
     with pytest.raises(QuotaExceeded):
-        gate.sign_in(TOKEN, "10.0.0.1")  # the token is not even checked ...
-    assert gate.principal(TOKEN, None, "10.0.0.2") == "alice"  # ... but elsewhere it is.
+        gate.sign_in(TOKEN, "10.0.0.1")  # from this address the token is not even checked ...
+    # ... but from another address it is accepted.
+    assert gate.principal(TOKEN, None, "10.0.0.2") == "alice"
     clock.now += 900 + 300
     assert gate.sign_in(TOKEN, "10.0.0.1") is not None
 
 
 def test_guesses_from_many_addresses_are_slowed_together() -> None:
-    """Guesses from many addresses do not keep out a client that was admitted before, at its
-    address.
+    """Wrong tokens from many addresses do not keep out a client that was admitted before, at its
+    own address.
     """
     clock = Clock()
     gate = Authentication(OneToken(TOKEN, "alice"), clock)

@@ -1,4 +1,4 @@
-"""The answers of the HTTP server, to which clients, and its refusals."""
+"""The HTTP server's answers and refusals to several kinds of clients."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def test_whoever_has_no_token_learns_nothing(server: web.Server) -> None:
     for token in (None, "", "x", TOKEN + "x", TOKEN[:-1], "\u00fc"):
         for path in ("/api/state", "/api/topic?name=orders", "/metrics"):
             answer = ask(server, path, token=token)
-            assert answer.status == 401 or (answer.status == 429 and token)  # too many tries
+            # 429: too many wrong tokens
+            assert answer.status == 401 or (answer.status == 429 and token)
             assert "orders" not in answer.text
     assert TOKEN not in server.address
     assert server.url.endswith(f"#token={TOKEN}")
@@ -147,7 +148,9 @@ def test_every_answer_keeps_a_browser_from_being_talked_into_things(server: web.
 
 
 def test_other_sites_cannot_speak_for_the_user(server: web.Server) -> None:
-    """Other sites get in neither by a host name of theirs that leads here, nor by their forms."""
+    """A page of another site cannot send requests in the user's name, neither by a host name that
+    resolves to this server nor by forms.
+    """
     for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1.evil.example", ""):
         assert ask(server, "/api/state", headers={"Host": host}).status == 421
     for host in ("localhost", f"LOCALHOST:{server.port}", "[::1]:1"):
@@ -215,7 +218,7 @@ def test_connections_are_bounded_and_end_with_the_server(mq: pymq.Client) -> Non
             try:
                 assert ask(server, "/health").status == 200
                 break
-            except (ConnectionError, OSError):  # until the server's thread notices the end
+            except (ConnectionError, OSError):  # until the server notices that a client has left
                 assert time.monotonic() < until
         server.close()
         server.close()
@@ -256,7 +259,9 @@ def test_the_network_is_not_listened_to_by_chance(mq: pymq.Client, server: web.S
 
 
 def test_the_page_needs_nothing_from_outside() -> None:
-    """The page uses no other host, no markup from text, and no exception from its policy."""
+    """The page loads nothing from other hosts, creates no markup from text, and its policy has no
+    exception.
+    """
     for path in sorted(PAGE.iterdir()):
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|//[a-z]+\.", text), path
@@ -281,7 +286,9 @@ def raw(server: web.Server, data: bytes) -> bytes:
 
 
 def test_what_is_no_text_is_no_token_and_no_record(mq: pymq.Client) -> None:
-    """Half a character in JSON is an error of the client, without a traceback in the log."""
+    """Half of a surrogate pair in JSON is an error of the client, without a traceback in the
+    log.
+    """
     with web.serve(mq, token=TOKEN, writable=True) as server:
         assert ask(server, "/login", "POST", token=None, body={"token": "\ud800"}).status == 401
         for record in ({"value": "\ud800"}, {"value": "x", "key": "\udfff"}):
@@ -308,7 +315,10 @@ def test_cookies_of_others_on_this_host_do_not_hide_ours(server: web.Server) -> 
     ],
 )
 def test_a_body_has_one_plain_length(server: web.Server, lengths: str) -> None:
-    """A request has one plain length; otherwise two servers may disagree on its end."""
+    """A request must have exactly one plain length.
+
+    Otherwise two servers may disagree on its end.
+    """
     head = f"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lengths}"
     found = raw(server, head.encode() + b"\r\n\r\n{}GET /health HTTP/1.1\r\n\r\n")
     assert found.count(b"HTTP/1.1 ") == found.count(b"HTTP/1.1 413 ") == 1
@@ -324,8 +334,8 @@ def test_the_body_of_a_request_without_one_is_no_request(server: web.Server) -> 
 def test_who_says_a_byte_now_and_then_is_let_go(
     mq: pymq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that sends a byte now and then is closed: some dozen would keep all
-    others out.
+    """A connection that sends a byte from time to time is closed: some dozen of these would keep
+    all other clients out.
     """
     monkeypatch.setattr("pymq.web.server.REQUEST_S", 0.5)
     with web.serve(mq, token=TOKEN) as server:
@@ -389,7 +399,7 @@ def test_a_large_batch_is_not_decoded_for_a_few_records(
 
 
 def test_brokers_are_shown_when_nobody_coordinates_groups() -> None:
-    """The page shows the present brokers, which an operator needs exactly then."""
+    """Without an active zkserver the page shows the brokers, which an operator needs just then."""
     with Cluster(brokers=3, seed=3) as cluster:
         mq = cluster.client()
         mq.create_topic("orders", replicas=3, acks="raft")
@@ -445,7 +455,9 @@ def test_headers_are_bounded_together(server: web.Server) -> None:
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.0.0.2:0", "localhost:0"])
 def test_what_is_listened_to_here_is_answered_by_its_own_name(mq: pymq.Client, listen: str) -> None:
-    """A server on 127.0.0.2 accepts that name, and does not refuse it as a name of the network."""
+    """A server that listens on 127.0.0.2 accepts requests to that address, and does not refuse them
+    as requests to a foreign host name.
+    """
     with web.serve(mq, listen, token=TOKEN) as server:
         assert ask(server, "/health").status == 200
         for name in ("127.0.0.2.example", "127.1", "0.0.0.0", "192.0.2.1", "[::]", ""):
@@ -455,7 +467,7 @@ def test_what_is_listened_to_here_is_answered_by_its_own_name(mq: pymq.Client, l
 def test_the_end_waits_for_all_requests_together(
     mq: pymq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing waits for all requests together, not the full time for each."""
+    """Closing waits once for all requests together, not the full time for each."""
     monkeypatch.setattr("pymq.web.server.CLOSE_S", 2.0)
     release, arrived = threading.Event(), threading.Semaphore(0)
 
@@ -532,7 +544,7 @@ def test_a_forked_child_does_not_keep_the_port(mq: pymq.Client) -> None:
         child = os.fork()
         if child == 0:
             os.close(writing)
-            os.read(reading, 1)  # until the parent has closed its end
+            os.read(reading, 1)  # read until the parent has closed its end of the pipe
             os._exit(0)
     try:
         with pytest.raises(ConnectionRefusedError):

@@ -1,4 +1,6 @@
-"""Dead letters over HTTP: which are shown, counted and sent back, and who may do it."""
+"""Dead letters over HTTP: which letters are shown, counted and sent back, and who may send them
+back.
+"""
 
 from __future__ import annotations
 

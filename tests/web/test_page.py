@@ -80,7 +80,7 @@ def test_it_shows_what_there_is(page: Page) -> None:
     go(page, "#/topic/orders", "Partition 1")
     kinds = page.run("[...document.querySelectorAll('.copy')].map((e) => e.getAttribute('class'))")
     in_timeline = [kind for kind in kinds if kind in ("copy leader whole", "copy raft whole open")]
-    assert in_timeline.count("copy raft whole open") == 2  # one of the legend
+    assert in_timeline.count("copy raft whole open") == 2  # one of them is in the legend
     go(page, "#/records/orders/0/95", "Records 95 to 100")
     assert '{"n": 99}' in page.text()
     assert "00 ff" in page.text()
@@ -91,7 +91,9 @@ def test_it_shows_what_there_is(page: Page) -> None:
 
 @pytest.mark.slow
 def test_it_says_what_its_sums_cover(browser: Browser) -> None:
-    """Above 200 topics: how many the sums cover so far, until they cover all."""
+    """With more than 200 topics the page says how many topics the sums cover, until they cover
+    all.
+    """
     with pymq.open("memory:") as mq:
         for number in range(450):
             mq.create_topic(f"t{number:03}")
@@ -110,7 +112,7 @@ def test_it_says_what_its_sums_cover(browser: Browser) -> None:
 
 @pytest.mark.slow
 def test_it_lives(page: Page, mq: pymq.Client) -> None:
-    """Changes appear without a reload, and the focus stays."""
+    """Changes appear without a reload, and the focused element keeps the focus."""
     page.run("window.mark = document.querySelector('input[type=search]'); mark.focus()")
     mq.create_topic("appeared")
     page.wait("document.body.innerText.includes('appeared')")
@@ -134,7 +136,7 @@ def test_a_timeline_is_read_with_the_keyboard(page: Page) -> None:
     page.wait(f"{said}.includes('offsets 0 to 100') && {said}.includes('led by broker-0')")
     label = page.run("document.activeElement.getAttribute('aria-label')")
     assert label == page.run(said)
-    page.press("ArrowLeft")  # There is no block before it.
+    page.press("ArrowLeft")  # The first block has no previous one.
     assert page.run("document.activeElement.getAttribute('aria-label')") == label
 
 
@@ -175,7 +177,7 @@ def test_a_way_through_a_group_and_its_records(page: Page, mq: pymq.Client) -> N
     press("Newer", "Records 50 to 99")
     press("First", "Records 0 to 49")
     press("Last", "Records 51 to 100")
-    with mq.producer() as producer:  # The last page grows while it is shown.
+    with mq.producer() as producer:  # The last page of records grows while it is shown.
         producer.send("orders", b"while you look", partition=0).result()
     page.wait("document.querySelector('.records').innerText.includes('while you look')")
     assert page.complaints() == []
@@ -205,7 +207,7 @@ def test_names_and_roles_are_there_for_those_who_do_not_see(page: Page) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_dark", [False, True])
 def test_all_text_stands_out(page: Page, is_dark: bool) -> None:
-    """All text has a contrast of at least 4.5 to 1 (WCAG 2.1), in either scheme."""
+    """All text has a contrast of at least 4.5 to 1 (WCAG 2.1), in both colour schemes."""
     page.dark(is_dark)
     for where, until in (("#/", "Throughput"), ("#/topic/orders", "Partition 1")):
         go(page, where, until)
@@ -242,7 +244,7 @@ CONTRAST = """(() => {
 
 @pytest.mark.slow
 def test_nothing_sticks_out_of_a_phone(page: Page) -> None:
-    """The page is as wide as the screen; wider parts scroll in their own place."""
+    """On a phone the page is as wide as the screen; wider elements scroll separately."""
     page.resize(360, 740, is_phone=True)
     for where, until in (
         ("#/", "Throughput"),
@@ -307,7 +309,7 @@ def test_dead_letters_are_sent_back(
     page: Page, mq: pymq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user finds a topic's letters, chooses by error, counts them and sends them back."""
-    monkeypatch.setattr(letters, "STEP", 2)  # so that it takes several requests
+    monkeypatch.setattr(letters, "STEP", 2)  # the page needs several requests
     errors = {b"%d" % n: f"no {'price' if n % 3 else 'stock'} <b>{n}</b>" for n in range(9)}
     bury(mq, errors)
 
@@ -403,7 +405,9 @@ def without_holders(topic: TopicDescription) -> TopicDescription:
 
 @pytest.mark.slow
 def test_what_nobody_can_read_is_told(browser: Browser, mq: pymq.Client) -> None:
-    """The page reports lost records of a partition that is led, in sync and writable."""
+    """The page reports lost records even if their partition has a leader, is in sync and is
+    writable.
+    """
     app = WebApp(Authentication(None), mq.metrics, desks=OneDesk(HolderlessDesk(mq)))
     with web.Server("127.0.0.1:0", app) as server:
         page = browser.page(server.address)
@@ -423,7 +427,7 @@ EVIL = (
 
 
 class EvilDesk(ClusterSnapshot):
-    """Every text from the server is an attack."""
+    """A cluster whose names, keys and values all contain attacks."""
 
     def state(self) -> dict[str, Any]:
         return poisoned(super().state())

@@ -1,4 +1,6 @@
-"""How often the page's snapshots are taken, for how many users, and how much is kept."""
+"""How often the page's snapshots are taken, for how many users, and how much they keep in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_a_large_cluster_is_looked_at_less_often(mq: pymq.Client) -> None:
 
 
 def test_a_look_that_waited_for_what_fails_is_soon_followed_by_another(mq: pymq.Client) -> None:
-    """A failed look is repeated soon, so that the page is not oldest just after a failure."""
+    """A failed snapshot is repeated soon, so that the page does not show old data just after a
+    failure.
+    """
     clock = Clock()
     desk = ClusterSnapshot(mq, clock)
     desk.state()
@@ -83,7 +87,7 @@ def test_what_is_gone_is_forgotten(mq: pymq.Client) -> None:
 
 
 def test_who_was_not_here_for_long_is_let_go() -> None:
-    """A principal's client, with its threads and sockets, is closed when unused."""
+    """An unused client of a principal is closed, with its threads and sockets."""
     opened: dict[str, pymq.Client] = {}
 
     def open_client(principal: str) -> pymq.Client:

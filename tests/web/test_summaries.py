@@ -84,7 +84,7 @@ def test_records_sent_to_a_topic_that_is_not_shown_count(many: pymq.Client) -> N
     with many.producer() as producer:
         producer.send_many("t449", [b"x"] * 1_000).wait()
     rates = [look(desk, clock)["rates"][-1][1] for _ in range(4)]
-    # It is described every 25 s, about in each third snapshot; until then the rate stays.
+    # Each topic is described every 25 s, about in each third snapshot; until then its rate stays.
     assert {0.0, max(rates)} >= set(rates)
     assert 1_000 / 50 <= max(rates) <= 1_000 / 20
 
@@ -107,7 +107,7 @@ def test_what_is_deleted_or_old_is_forgotten(many: pymq.Client) -> None:
 
 
 def test_a_visit_is_short(many: pymq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where descriptions are slow, a snapshot visits one of the others."""
+    """If descriptions are slow, a snapshot describes one of the other topics."""
     monkeypatch.setattr(snapshots, "VISIT_S", -1.0)
     clock = Clock()
     desk = ClusterSnapshot(many, clock)

@@ -162,7 +162,8 @@ class HostedPartitions:
         """Seal the open block of a partition."""
         partition = self.by_name.get((m.topic, m.partition))
         if partition is None or m.topic_id not in ("", partition.state.topic_id):
-            return  # It concerns another topic of that name, or a partition that was removed.
+            # The request concerns another topic of that name, or a partition that was removed.
+            return
         if m.controller_epoch >= self._registration.epoch:
             partition.seal(m, now)
             self._schedule.touch(partition)

@@ -1,7 +1,7 @@
 """``pymq bench``: measures throughput and latency on a topic that it creates and deletes.
 
-It uses one producer and one consumer in one process; ``make bench`` compares pymq with other
-systems under equal settings.
+The command uses one producer and one consumer in one process; ``make bench`` compares pymq with
+other systems under equal settings.
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ State = Literal["ok", "warn", "fail"]
 
 @value
 class Finding:
-    """One check: what was checked, its state, and the next step if something is wrong."""
+    """The result of a check: what was checked, its state, and the next step if something is
+    wrong.
+    """
 
     name: str
     state: State

@@ -265,9 +265,9 @@ class Admin(Handle):
     def unsubscribe(self, group: str, topics: str | Iterable[str] | None = None) -> list[str]:
         """End a group's consumption of some topics, or of all that it consumes.
 
-        Its consumers of these topics get no more records: ``poll``, ``commit`` and iterating raise
-        ``NotSubscribed``. Offsets stay: a consumer that is opened later subscribes the group again
-        and continues from there, with the records that were not acknowledged.
+        The group's consumers of these topics get no more records: ``poll``, ``commit`` and
+        iterating raise ``NotSubscribed``. Offsets stay: a consumer that is opened later subscribes
+        the group again and continues from there, with the records that were not acknowledged.
         :meth:`delete_group` removes the offsets.
 
         Args:

@@ -1,4 +1,4 @@
-"""Checks in the application's thread that leases hold, and waits for acknowledgements.
+"""Checks, in the application's thread, that leases are valid, and waits for acknowledgements.
 
 The machine (:mod:`pymq.client.group.group_member`) sends the requests to the group's coordinator;
 the application's thread waits here for their answers.

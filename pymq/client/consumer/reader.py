@@ -302,21 +302,27 @@ class Reader(ConsumerMachine):
         elif is_damage:
             self.fail(located(error, self.topic, cursor.partition, cursor.position))
         else:
+            if isinstance(error, OffsetOutOfRange):
+                error.details |= self._place(cursor)
             self.fail(error)
+
+    def _place(self, cursor: Cursor) -> dict[str, object]:
+        return {"topic": self.topic, "partition": cursor.partition, "offset": cursor.position}
 
     def _refused(
         self, cursor: Cursor, m: Fetched, error: PymqError, now: int, *, is_leader: bool
     ) -> None:
         if self._is_made_again(cursor, error):
             why = f"{self.topic}/{cursor.partition}: the topic was deleted and created again"
-            self.fail(OffsetOutOfRange(f"{why}, offset {cursor.position} is of the one before"))
+            why = f"{why}, offset {cursor.position} is of the one before"
+            self.fail(OffsetOutOfRange(why, **self._place(cursor)))
             return
         cursor.damage.heard(cursor.route.asked, error)
         pause = cursor.route.refused(self._router, error)
         is_short = isinstance(error, OffsetOutOfRange) and is_leader and cursor.is_reached
         if is_short and m.log_start <= cursor.position and cursor.route.tries < CONFIRMED:
-            # The broker says that the log never reached this position. It may be a former leader
-            # that does not know its successor.
+            # The broker says that the log never reached this position. That broker may be a former
+            # leader that does not know its successor.
             self._router.refresh(self.topic)
             pause = cursor.route.patience_ms // 2
         if pause is not None:

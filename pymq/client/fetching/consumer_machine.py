@@ -1,7 +1,7 @@
 """The base class of the machines behind consumers.
 
-A machine prefetches batches while the application works. It does not decode records: the consumer
-does that, in the application's thread.
+A machine prefetches batches while the application works. The machine does not decode records: the
+consumer does that, in the application's thread.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ class ConsumerMachine(Outbox, ABC):
 
     def stuck(self) -> dict[str, RecordBatch]:
         """The unreadable views by partition, whose error was raised and which were not skipped."""
-        if self._told:
-            chunks = self.chunks.copy()
-            self._told = [view for view in self._told if view in chunks]
+        if not self._told:
+            return {}  # the usual case
+        chunks = self.chunks.copy()
+        self._told = [view for view in self._told if view in chunks]
         return {view.partition: view for view in self._told}
 
     def arrival(self) -> Waitable:
@@ -97,8 +98,8 @@ class ConsumerMachine(Outbox, ABC):
         """Take out fetched views for the application, or raise the error of an unreadable one.
 
         Returns at most *max_records*, for which the last view is cut, and about *max_bytes*. An
-        unreadable view stays. Its error is raised when its turn comes, and it holds back the later
-        views of its own partition only (:meth:`stuck`).
+        unreadable view stays. The error of such a view is raised when its turn comes, and the view
+        holds back only the later views of its own partition (:meth:`stuck`).
         """
         if not self.chunks and (problem := self.take_problem()) is not None:
             raise problem

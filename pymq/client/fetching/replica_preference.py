@@ -7,8 +7,8 @@
 | anything, by a reader that names its rack | a follower in that rack, if the leader is in another |
 | all else | the leader |
 
-A follower serves what it knows to be committed (KIP-392). It may lag, so after a fetch without
-records the leader is asked before a follower again.
+A follower serves what it knows to be committed (KIP-392). A follower may lag, so after a fetch
+without records the leader is asked before a follower again.
 """
 
 from __future__ import annotations

@@ -213,8 +213,8 @@ class LeasePace:
     """How many records a member leases at a time: about 20 ms of its application's work.
 
     Delivered records cannot be taken back. So a slow application gets few at a time, and other
-    members get the rest. A fast one gets many, since each lease costs a request. The speed of the
-    application is measured on the records before.
+    members get the rest. A fast application gets many records at a time, since each lease costs a
+    request. The speed of the application is measured on the records before.
     """
 
     def __init__(self, prefetch: int | None = None) -> None:

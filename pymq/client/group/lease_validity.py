@@ -1,8 +1,8 @@
 """Whether a member's leases still hold.
 
-A coordinator that was replaced may not know that. Its successor knows no leases and may give the
-same records to other members. So leases hold for certain only for a while after an answer of the
-coordinator. Later the member asks the coordinator before it delivers records.
+A coordinator that was replaced may not know that. The coordinator's successor knows no leases and
+may give the same records to other members. So leases hold for certain only for a while after an
+answer of the coordinator. Later the member asks the coordinator before it delivers records.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SURE_MS = 250
 class LeaseValidity:
     """Whether one member's leases hold.
 
-    A proof is a request to the coordinator. It is done once there is an answer of any kind, or all
-    leases are dropped.
+    A proof is a request to the coordinator. The proof is done once there is an answer of any kind,
+    or all leases are dropped.
     """
 
     def __init__(self, membership: Membership, driver: ClientDriver) -> None:
@@ -42,7 +42,8 @@ class LeaseValidity:
     def sure_ms(self) -> int:
         """Return for how many milliseconds the leases hold for certain; any thread may call this.
 
-        After that a successor may have replaced the coordinator and given the records away.
+        After that time a successor may have replaced the coordinator and leased the records to
+        others.
         """
         return SURE_MS - (self._driver.loop.clock() - self._heard_at)
 

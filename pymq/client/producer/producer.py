@@ -46,7 +46,7 @@ TIME_MAX = 1 << 62  # milliseconds; differences of two times still have 64 bits
 
 
 class Producer(Handle):
-    """Sends records; made by :meth:`pymq.Client.producer`. Any thread may use it.
+    """Sends records; made by :meth:`pymq.Client.producer`. Any thread may use a producer.
 
     A record with a key goes to the partition that the key hashes to. Records without a key fill one
     batch after the other, each for another partition; a burst smaller than a batch is spread over
@@ -115,7 +115,7 @@ class Producer(Handle):
             BufferFull: the buffer stayed full for ``delivery_timeout_s``.
             Closed: the producer was closed.
 
-        If it raises, the record was not sent and will not be sent.
+        If ``send`` raises, the record was not sent and will not be sent.
         """
         if type(value) is not bytes:
             value = _bytes(value, "value")

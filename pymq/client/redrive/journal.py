@@ -1,7 +1,8 @@
 """The journal of a dead-letter topic: which of its letters were sent back.
 
-It is a compacted topic of one partition, with a record for each partition of the dead-letter topic.
-A redrive takes the journal over by its producer name, so that the brokers refuse an earlier one.
+The journal is a compacted topic of one partition, with a record for each partition of the
+dead-letter topic. A redrive takes the journal over by its producer name, so that the brokers refuse
+an earlier one.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class JournalEntry:
 
     @classmethod
     def decode(cls, data: bytes, topic_id: str) -> JournalEntry:
-        """Decode an entry; that of an earlier topic of the same name counts for nothing.
+        """Decode an entry; an entry of an earlier topic of the same name counts as empty.
 
         Raises:
             CorruptMetadata: *data* is no entry, or a newer pymq wrote it.

@@ -12,6 +12,9 @@ After a crash between these steps the next redrive asks the partitions for the n
 producer name: this tells how many letters of the round were written, and it sends the others. Two
 redrives of a topic cannot both send: the second takes over the producer name, and the brokers
 refuse the first (Spark's sink uses the same protocol).
+
+A topic may refuse a letter, for example as too large. Then the redrive fails, and its round ends:
+the journal has the letters that were sent, and the next redrive or purge chooses anew.
 """
 
 from __future__ import annotations
@@ -27,11 +30,15 @@ from pymq.client.redrive.journal import Journal, JournalEntry, Round
 from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import Record
 from pymq.core.metadata.descriptions import TopicMetadata
+from pymq.core.types import check_name, is_internal
 from pymq.core.values import value
 from pymq.errors import (
+    ConfigError,
     DuplicateSequence,
+    InvalidName,
     OutOfOrderSequence,
     ProducerFenced,
+    PymqError,
     RecordTooLarge,
     UnknownTopic,
 )
@@ -68,6 +75,12 @@ class Redrive:
         limit: int | None = None,
     ) -> None:
         check_callback("where", where)
+        if to is not None:
+            check_name(to, "topic")
+            if is_internal(to):
+                raise ConfigError(f"to={to!r} is a topic of pymq's own")
+        if to == topic:
+            raise ConfigError(f"to={to!r} is the dead-letter topic itself")
         if rate is not None:
             check_rate("rate", rate)
         if limit is not None:
@@ -91,8 +104,7 @@ class Redrive:
         self.journal.claim()
         count = skipped = 0
         for name, entry in self.journal.entries.items():
-            if entry.round is not None:
-                count += self._finish(name, entry, {})
+            count += self._resume(name, entry)
             for chosen, passed in self._rounds(name, entry):
                 skipped += passed
                 for to in dict.fromkeys(self._target(letter) for letter in chosen):
@@ -117,8 +129,7 @@ class Redrive:
         self.journal.claim()
         count = 0
         for name, entry in self.journal.entries.items():
-            if entry.round is not None:
-                self._finish(name, entry, {})
+            self._resume(name, entry)
             for chosen, _ in self._rounds(name, entry, needs_target=False):
                 entry.add(letter.offset for letter in chosen)
                 count += len(chosen)
@@ -169,13 +180,15 @@ class Redrive:
         if "pymq.end_offset" in headers:
             return None  # The letter stands for records that cannot be read.
         to = self._to or headers.get("pymq.topic", b"").decode(errors="replace")
-        return to if to and self._metadata(to) is not None else None
+        if not to or to == self._topic.topic or is_internal(to):
+            return None
+        return to if self._metadata(to) is not None else None
 
     def _metadata(self, to: str) -> TopicMetadata | None:
         if to not in self._targets:
             try:
                 self._targets[to] = self._questions.topic_metadata(to)
-            except UnknownTopic:
+            except (UnknownTopic, InvalidName):
                 if to == self._to:
                     raise
                 self._targets[to] = None
@@ -209,6 +222,20 @@ class Redrive:
             self._questions.pause(count / self._rate)
         return count
 
+    def _resume(self, partition: str, entry: JournalEntry) -> int:
+        """Finish the round that an earlier redrive has begun; returns how many letters were sent.
+
+        If their topic refuses them, these letters are chosen anew.
+        """
+        if entry.round is None:
+            return 0
+        try:
+            return self._finish(partition, entry, {})
+        except PymqError as error:
+            if _may_pass(error):
+                raise
+            return 0
+
     def _finish(self, partition: str, entry: JournalEntry, letters: dict[int, Record]) -> int:
         """Send the letters of a round that are not there yet; returns how many these were."""
         sent, entry.round = entry.round, None
@@ -230,7 +257,34 @@ class Redrive:
                 entry.add(sorted(there))
                 # Retention has removed letters of the round. The remaining ones are chosen again.
                 return 0
-            self._append(sent, left, letters)
+            try:
+                self._append(sent, left, letters)
+            except PymqError as error:
+                if not _may_pass(error):
+                    self._give_up(partition, entry, sent, letters)
+                raise
+
+    def _give_up(
+        self, partition: str, entry: JournalEntry, sent: Round, letters: dict[int, Record]
+    ) -> None:
+        """End a round if one of its target partitions refuses letters.
+
+        The other partitions get their letters.
+
+        Else no redrive could do anything until the refused letters are accepted.
+        """
+        left = self._left(sent) or {}
+        for name, offsets in left.items():
+            try:
+                self._append(sent, {name: offsets}, letters)
+            except PymqError as error:
+                if _may_pass(error):
+                    raise
+        still = self._left(sent)
+        if still is not None:
+            missing = {offset for offsets in still.values() for offset in offsets}
+            entry.add(sorted(set(sent.offsets) - missing))
+        self.journal.write(partition)
 
     def _left(self, sent: Round) -> dict[str, list[int]] | None:
         """The letters of a round that are not written yet; None if their topic was deleted."""
@@ -293,6 +347,11 @@ class Redrive:
                 if len(found) == len(wanted):
                     break
         return found
+
+
+def _may_pass(error: PymqError) -> bool:
+    """Whether the letters may still be accepted, or be another redrive's."""
+    return error.retriable or isinstance(error, ProducerFenced)
 
 
 def _headers(letter: Record) -> Headers:

@@ -20,7 +20,7 @@ Typed = TypedRecord[T] | Iterable[TypedRecord[T]]
 class TypedConsumer(Handle, Generic[T]):
     """Gets records with decoded values; made by :meth:`TypedTopic.consumer`.
 
-    Its attribute ``consumer`` is the :class:`pymq.Consumer` underneath, with everything that does
+    The attribute ``consumer`` is the :class:`pymq.Consumer` underneath, with everything that does
     not concern values: positions, lag, pause, status.
     """
 

@@ -61,7 +61,7 @@ class BrokerRegistry:
     def end(self) -> None:
         """Stop: this zkserver is no longer active.
 
-        Queue the held requests, which are then refused.
+        Queue the held requests; this zkserver then refuses them.
         """
         self._commits.queues.redo_held()
         self._registering.clear()

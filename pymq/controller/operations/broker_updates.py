@@ -1,7 +1,7 @@
 """Sends partition states and removals to brokers until they confirm.
 
 - After each change of a partition, the zkserver sends the new state to the live brokers concerned.
-  It repeats the latest state until the broker answers without an error.
+  The zkserver repeats the latest state until the broker answers without an error.
 - A broker that registers gets the states of all its partitions and the replicas to remove.
 - A broker has one thread: heartbeats and elections wait while it handles a message. So a message
   has few states. If many states changed at once, the next message is sent when the previous one is
@@ -255,7 +255,7 @@ class BrokerUpdates:
                     self._send_part(broker, box, key, states, full=False)
                     sent.append(key)
                     key, states, size = self.next_id(), [], 0
-                box.owed[name] = key  # id of the message with its last part
+                box.owed[name] = key  # id of the message with the last part of the state
                 states.append(state)
                 size += taken
         if states or full:

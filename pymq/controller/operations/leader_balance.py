@@ -2,9 +2,9 @@
 
 After a failure, leaders stay on the brokers where they were elected. When the brokers have not
 changed for a while, the zkserver carries out the plan of
-:mod:`~pymq.controller.transitions.leader_leveling`. It asks the leader of a Raft block to transfer
-its leadership. It rolls any other block, so that another in-sync replica leads the next one. The
-plan is kept in memory only: a new zkserver plans again.
+:mod:`~pymq.controller.transitions.leader_leveling`. The zkserver asks the leader of a Raft block to
+transfer its leadership. The zkserver rolls any other block, so that another in-sync replica leads
+the next one. The plan is kept in memory only: a new zkserver plans again.
 """
 
 from __future__ import annotations

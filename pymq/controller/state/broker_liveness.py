@@ -2,8 +2,8 @@
 
 - A broker is alive from its registration until it is silent for a session. The time in which this
   zkserver itself paused does not count (:mod:`~pymq.core.time.pausable_clock`).
-- A zkserver that takes over knows no live broker yet. It waits for one session for brokers to
-  register before it considers any of them dead.
+- A zkserver that takes over knows no live broker yet. The new zkserver waits for one session for
+  brokers to register before it considers any of them dead.
 - A broker that stays dead for *replace_ms*, measured in the same way, is given up: the zkserver
   replaces it.
 """
@@ -82,7 +82,7 @@ class BrokerLiveness:
     def listened(self, now: int) -> int:
         """The pausable clock: for how long this zkserver has been listening.
 
-        All timeouts of other nodes are measured with it.
+        All timeouts of other nodes are measured with this clock.
         """
         return self._attention.look(now) if self._session_ms else now
 
@@ -136,7 +136,7 @@ class BrokerLiveness:
     def end(self, broker: str, incarnation: int) -> None:
         """Note that a broker restarts as *incarnation*; drop messages of its earlier one.
 
-        It counts as alive until its session ends, so that it is not replaced meanwhile.
+        The broker counts as alive until its session ends, so that it is not replaced meanwhile.
         """
         live = self.live.get(broker)
         if live is not None and live.incarnation != incarnation:

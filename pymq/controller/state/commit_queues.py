@@ -119,8 +119,8 @@ class CommitQueues:
 class OpenRequests:
     """The requests that have no answer yet.
 
-    If a client repeats such a request, it is not queued. Otherwise it would add load just when the
-    zkserver is slow.
+    If a client repeats such a request, it is not queued. A repeated request would add load just
+    when the zkserver is slow.
     """
 
     def __init__(self) -> None:

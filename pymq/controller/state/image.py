@@ -1,8 +1,8 @@
 """The zkserver's image of the metadata tree, and drafts of atomic changes to it.
 
 The image changes in two ways only: it is loaded, or it adopts a :class:`Draft` that the coordinator
-has committed. So it always equals the tree at one point in time. It has indexes, for example of
-partitions by broker, so that no request has to scan all partitions.
+has committed. So an image always equals the tree at one point in time. An image has indexes, for
+example of partitions by broker, so that no request has to scan all partitions.
 """
 
 from __future__ import annotations

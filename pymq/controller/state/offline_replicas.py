@@ -1,8 +1,8 @@
 """The offline replicas, as brokers report them to the active zkserver.
 
 An offline replica's broker is alive, but its disk failed. The broker of an offline replica is
-alive, but its disk failed. If it stays offline for *replace_ms*, the zkserver replaces it like a
-replica on a dead broker.
+alive, but its disk failed. If a replica stays offline for *replace_ms*, the zkserver replaces it
+like a replica on a dead broker.
 """
 
 from __future__ import annotations

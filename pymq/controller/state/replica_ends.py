@@ -1,4 +1,7 @@
-"""Log ends of the replicas of open blocks, as brokers report them. They are kept in memory only."""
+"""Log ends of the replicas of open blocks, as brokers report them.
+
+The ends are stored in memory only.
+"""
 
 from __future__ import annotations
 

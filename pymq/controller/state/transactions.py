@@ -2,7 +2,7 @@
 
 1. A task has a plan, a function that fills a :class:`~pymq.controller.state.image.Draft`.
 2. One commit is in flight at a time. Tasks that arrive meanwhile share the next commit if they
-   concern different partitions. They wait in :mod:`~pymq.controller.state.commit_queues`.
+   concern different partitions. Waiting tasks are in :mod:`~pymq.controller.state.commit_queues`.
 3. When the coordinator backend has committed, the image adopts the drafts. If the commit loses a
    race, the tasks are planned again on the new tree.
 
@@ -159,9 +159,9 @@ class Transactions:
         """Begin as the active zkserver, with *image*."""
         epoch = paths.controller_epoch()
         self.image = image
-        # The second check protects the time until another zkserver takes over. It guarantees that a
-        # zkserver that found no active one and then read the tree does not miss a later commit of
-        # this one.
+        # The second check protects the time until another zkserver takes over. This check
+        # guarantees that a zkserver that found no active one and then read the tree does not miss a
+        # later commit of this one.
         self._fence = (Check(epoch, image.versions[epoch]), Check(paths.controller(), 0))
         self._is_open, self._is_reading = True, False
 
@@ -210,7 +210,7 @@ class Transactions:
                 if not task.is_read and (task.scope is None or None in scopes):
                     break
                 # The skipped task runs after this commit. Later tasks of other scopes need not wait
-                # for it.
+                # for the skipped task.
                 passed.append(tasks.popleft())
                 continue
             tasks.popleft()

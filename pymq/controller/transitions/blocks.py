@@ -1,8 +1,8 @@
 """Drafts the changes of a partition and its blocks; pure functions over the image.
 
-Each function writes into a :class:`~pymq.controller.state.image.Draft`. If it raises, nothing is
-changed, and the error is the caller's answer. All changes that brokers must know go through
-:func:`change`, which raises the partition's version.
+Each function writes into a :class:`~pymq.controller.state.image.Draft`. If a function raises,
+nothing is changed, and the error is the caller's answer. All changes that brokers must know go
+through :func:`change`, which raises the partition's version.
 """
 
 from __future__ import annotations

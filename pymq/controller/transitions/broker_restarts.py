@@ -22,7 +22,7 @@ def register(draft: Draft, node: BrokerNode, sweep: Sweep, heard_ms: int, wall_m
     """Draft the next part of a broker's registration; returns whether it is the last one.
 
     After a restart the broker may have lost unsynced records; with a new disk it has lost all
-    records. It sent its last message before the restart at *heard_ms* or earlier.
+    records. The broker sent its last message before the restart at *heard_ms* or earlier.
 
     The last part writes the broker's new node. If a zkserver stops before that, the broker
     registers again. The committed parts remain correct: the broker has lost its unsynced records.
@@ -103,7 +103,7 @@ def _interrupted(
     if not in_sync and not is_wiped:
         in_sync = block.in_sync  # its remaining records are still the best copy of the block
     interrupted = block.interrupted
-    if is_wiped:  # otherwise its entry stays valid: records from before that restart were synced
+    if is_wiped:  # otherwise the entry stays valid: records from before that restart were synced
         interrupted = tuple(entry for entry in interrupted if entry.broker != broker)
     if block.leader == broker:
         # A leader continues without a replica only after the zkserver has confirmed that.

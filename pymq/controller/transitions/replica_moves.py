@@ -1,7 +1,7 @@
 """Moves a replica of a sealed block to another broker, in two commits.
 
-1. The first commit adds an empty replica. Its broker completes the copy, as after a roll or with a
-   new disk (:mod:`~pymq.core.repair.block_repair`).
+1. The first commit adds an empty replica. The broker of the new replica completes the copy, as
+   after a roll or with a new disk (:mod:`~pymq.core.repair.block_repair`).
 2. When the broker reports that its copy is complete and durable, the second commit counts the new
    replica and removes the old one.
 

@@ -1,7 +1,7 @@
 """Drafts requests about topics, subscriptions and producers; pure functions over the image.
 
-Each function writes into a :class:`~pymq.controller.state.image.Draft`. If it raises, nothing is
-changed, and the error is the client's answer.
+Each function writes into a :class:`~pymq.controller.state.image.Draft`. If a function raises,
+nothing is changed, and the error is the client's answer.
 """
 
 from __future__ import annotations
@@ -286,8 +286,9 @@ def offsets_topic(
 
     *brokers* is the number of live brokers.
 
-    Its ack mode is ``raft`` if a majority survives the loss of one broker. With two replicas,
-    either must be able to continue alone, so the mode is ``leader``, with its in-sync set.
+    The topic's ack mode is ``raft`` if a majority survives the loss of one broker. With two
+    replicas, either must be able to continue alone, so the mode is ``leader``, with its in-sync
+    set.
     """
     names = tuple(str(index) for index in range(partitions))
     acks = AckMode.RAFT if min(replicas, brokers) > 2 else AckMode.LEADER

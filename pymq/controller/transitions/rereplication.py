@@ -131,7 +131,7 @@ def is_void(image: Image, live: Collection[str], lost: Collection[str], place: P
 def is_stuck(image: Image, live: Collection[str], place: Place) -> bool:
     """Whether a move waits for brokers that are away.
 
-    Then it does not count as being in progress.
+    A move that waits does not count as being in progress.
     """
     block = image.partition(*place[0]).blocks[place[1]]
     return block.move is not None and (block.move.adding not in live or not _alive(block, live))

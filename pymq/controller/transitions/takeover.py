@@ -10,8 +10,9 @@
 A fetch block cannot elect a leader. In a Raft block, every committed record is on a majority.
 
 If all in-sync disks of a fetch block were replaced, the replicas that were in sync until their
-restart count instead, provided that the leader cannot have committed without them since. Together
-they have all committed records, except those that they had not synced by then.
+restart count instead, provided that the leader cannot have committed without them since. All
+interrupted replicas together have all committed records, except those that they had not synced by
+then.
 
 A Raft replica with a replaced disk never votes again, because its earlier votes are lost. During a
 take-over of a Raft block no leader can be elected: it would need the vote of a replica that has
@@ -115,8 +116,8 @@ def seal_targets(
         return None
     hopes = left
     if block.acks is not AckMode.RAFT:
-        # Fetch: a broker that is silent for a session is given up. Raft: it is given up only
-        # together with its disk.
+        # Fetch: a broker that is silent for a session is given up. Raft: such a broker is given up
+        # only together with its disk.
         hopes = tuple(b for b in left if members.may_live(b))
     if is_enough(block, hopes) or (left and not live):
         return None
@@ -135,7 +136,7 @@ def rank(m: Sealed) -> tuple[int, int]:
 def problem(image: Image, members: BrokerLiveness, name: TopicPartition) -> str | None:
     """The reason why a partition cannot be written to, as text for administrators.
 
-    None if it can.
+    None if the block can have a leader.
     """
     found = image.partition(*name)
     block = found.open_block

@@ -5,9 +5,9 @@ answer. :class:`pymq.coord.zookeeper.session.ZookeeperLink` stores what kazoo's 
 until the loop's thread takes it. Without a connection, requests are kept and sent later.
 
 A commit is one multi-op transaction, conditional on versions, so it is atomic. If the connection is
-lost before its answer, the commit is ``Uncertain``. Its outcome does not change later: when a
-session has moved to a new connection, ZooKeeper refuses its requests from the old one.
-:mod:`pymq.coord.zookeeper.tree_loader` carries out loads.
+lost before its answer, the commit is ``Uncertain``. The outcome of such a commit does not change
+later: when a session has moved to a new connection, ZooKeeper refuses its requests from the old
+one. :mod:`pymq.coord.zookeeper.tree_loader` carries out loads.
 """
 
 from __future__ import annotations

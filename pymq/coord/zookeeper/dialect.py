@@ -1,4 +1,4 @@
-"""Translates requests into ZooKeeper's and ZooKeeper's answers into events. Pure.
+"""Translates requests into requests of ZooKeeper, and ZooKeeper's answers into events. Pure.
 
 The tree is below a node of the ensemble; paths in the tree omit the part above it.
 """
@@ -73,7 +73,7 @@ NoNodeError: type[Exception] = zk.NoNodeError
 class Dialect:
     """Requests and answers for the tree below *root*.
 
-    With *is_owned* only our user may access its nodes.
+    If the tree *is_owned*, only the configured user may access its nodes.
     """
 
     def __init__(self, root: str, *, is_owned: bool, max_request_bytes: int) -> None:

@@ -1,8 +1,9 @@
 """A session with a ZooKeeper ensemble, through kazoo: events and answers as values, in wire order.
 
-kazoo's connection thread makes no decisions here. It turns all that it reads into :data:`Arrival`
-values, in the order in which ZooKeeper sent them, and the owner takes them later. Loads rely on
-this order: ZooKeeper sends the event of a change before any answer that reflects the change.
+kazoo's connection thread makes no decisions here. The thread turns all that it reads into
+:data:`Arrival` values, in the order in which ZooKeeper sent them, and the owner takes them later.
+Loads rely on this order: ZooKeeper sends the event of a change before any answer that reflects the
+change.
 
 This module adds to kazoo, by overriding some methods outside its public API:
 
@@ -245,7 +246,7 @@ class ZookeeperLink:
             self._arrived(Lost())
         elif self._client.client_state == KeeperState.AUTH_FAILED:
             self._is_denied = True
-        # If not, the server has reported that the session expired, and a new one follows.
+        # Otherwise the server has reported that the session expired, and a new session follows.
 
     def _ended(self) -> None:
         self._arrived(Ended(self._is_denied))

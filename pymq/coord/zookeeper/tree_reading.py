@@ -1,6 +1,6 @@
 """Reads a tree node by node; the result is a consistent snapshot. Pure.
 
-ZooKeeper has no request for a whole tree, and the tree may change while it is read. But its root is
+ZooKeeper has no request for a whole tree, and the tree may change while it is read. But the root is
 watched, and ZooKeeper sends the event of a change before any answer that reflects the change. So
 this module reads a changed node again. When no reads are left, no node has changed since it was
 read.

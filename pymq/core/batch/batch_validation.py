@@ -10,18 +10,20 @@ header as damage. So the leader checks a body once, before the batch gets its of
 :func:`check_produced`  a producer may send this: no marks of the log, times within bounds
 ======================  ========================================================================
 
-The cost is by batch: one CRC, and for byte strings of one length some comparisons of slices. Byte
-strings of different lengths are decoded by cbor2, in pieces, and dropped (docs/decisions/0117).
+The check costs little for each batch: one CRC and, if all byte strings have the same length, some
+comparisons of slices. Byte strings of different lengths are decoded by cbor2, in pieces, and
+dropped (docs/decisions/0117).
 """
 
 from __future__ import annotations
 
 from pymq.core.batch import columns
-from pymq.core.batch.header import HEADER_SIZE, PRODUCED, ROUTED, Header
+from pymq.core.batch.header import HEADER_SIZE, KAFKA_FORMAT, PRODUCED, ROUTED, Header
 from pymq.core.batch.record import EncodedBatch, check_times
 from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp
 
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
+KAFKA_SLACK = 12  # Kafka's default for its largest batch is 1 MiB and these bytes
 ROUTE_BYTES = 300  # bytes of the route header, which the producer adds to the sent record
 # milliseconds; times in a batch may be so much before its first one (32-bit deltas)
 _BACK = 1 << 31
@@ -76,7 +78,12 @@ def check_form(batch: EncodedBatch) -> None:
 
 
 def is_too_large(header: Header, limit: int) -> bool:
-    """Whether a batch is too large for a topic with *limit* as ``max_record_bytes``."""
+    """Whether a batch is too large for a topic with *limit* as ``max_record_bytes``.
+
+    The limit of a Kafka batch is about the batch as it came, as Kafka's ``max.message.bytes``.
+    """
+    if header.body_format == KAFKA_FORMAT:
+        return header.raw_length > limit + KAFKA_SLACK
     # The unpacked size counts too: a few bytes can unpack to very many.
     return max(header.length, header.raw_length) > limit + BATCH_SLACK or (
         header.count == 1

@@ -1,7 +1,7 @@
 """Body format 1 of a record batch: one column for each field, each a CBOR item of known length.
 
-The header of the batch says which columns are present (a bit each). The body has them in the order
-of their bits, each as ``u32 length`` (little-endian) and one CBOR item:
+The header of the batch says which columns are present (a bit each). The body has the columns in the
+order of their bits, each as ``u32 length`` (little-endian) and one CBOR item:
 
 ==========  =====================================================================================
 values      array of byte strings, one for each record
@@ -24,9 +24,9 @@ a column with cbor2             55      46
 byte strings of one length      11      14
 ==============================  ======  ======
 
-In most streams all byte strings have the same length. Their array is ``head + prefix +
-prefix.join(values)``, and one struct format reads it back. The bytes are the same CBOR, so a reader
-in any language needs no special case.
+In most streams all byte strings have the same length. The array of such strings is ``head + prefix
++ prefix.join(values)``, and one struct format reads it back. The bytes are the same CBOR, so a
+reader in any language needs no special case.
 """
 
 from __future__ import annotations

@@ -49,20 +49,29 @@ def decompress(codec: int, data: bytes | memoryview, size: int) -> bytes:
         CorruptBatch: the result has another size, or *data* cannot be decompressed.
         MissingExtra: the codec's package is not installed.
     """
-    if codec == LZ4:
-        unpacker: Any = _lz4().LZ4FrameDecompressor()
-    elif codec == ZSTD:
-        unpacker = _zstd().ZstdDecompressor()
-    else:
-        raise CorruptBatch(f"compression {codec} is unknown; a newer pymq wrote this batch")
+    unpacking = unpacker(codec)
     try:
         # Allow one byte more, to detect data that unpacks to more than the declared size.
-        unpacked: bytes = unpacker.decompress(bytes(data), max_length=size + 1)
+        unpacked: bytes = unpacking.decompress(bytes(data), max_length=size + 1)
     except Exception as error:  # each codec has its own exception class
         raise CorruptBatch(f"the body cannot be unpacked: {error}") from None
-    if len(unpacked) != size or not unpacker.eof or unpacker.unused_data:
+    if len(unpacked) != size or not unpacking.eof or unpacking.unused_data:
         raise CorruptBatch(f"the body does not unpack to the {size} bytes that its header declares")
     return unpacked
+
+
+def unpacker(codec: int) -> Any:
+    """Return a decompressor, whose ``decompress`` takes a ``max_length``.
+
+    Raises:
+        CorruptBatch: the codec is unknown.
+        MissingExtra: the codec's package is not installed.
+    """
+    if codec == LZ4:
+        return _lz4().LZ4FrameDecompressor()
+    if codec == ZSTD:
+        return _zstd().ZstdDecompressor()
+    raise CorruptBatch(f"compression {codec} is unknown; a newer pymq wrote this batch")
 
 
 def _lz4() -> Any:

@@ -38,9 +38,9 @@ so that brokers can stamp them. The stamping broker computes the header CRC. A g
 bad body is damage of known extent. A bad header is damage, or a torn write.
 
 *Durable* distinguishes these two after a power cut. Bytes before the largest *durable* of the block
-were on the disk: if they are bad now, the disk has lost them. Bytes at or after it may belong to an
-unfinished write, since a disk writes sectors in any order. It is the block's start if nothing is
-known, and at most the base offset.
+were on the disk: if they are bad now, the disk has lost them. Bytes at or after that offset may
+belong to an unfinished write, since a disk writes sectors in any order. *Durable* is the block's
+start if nothing is known, and at most the base offset.
 """
 
 from __future__ import annotations
@@ -178,8 +178,9 @@ def parse_header(data: Buffer, position: int = 0) -> Header:
     if (
         not HEADER_SIZE <= header.length <= BATCH_BYTES_MAX
         or header.raw_length > BATCH_BYTES_MAX
-        # each record takes at least one byte
-        or header.count > min(header.span, COUNT_MAX, header.raw_length)
+        or header.count > min(header.span, COUNT_MAX)
+        # A record takes a byte, but Kafka's may be packed within the body.
+        or (header.count > header.raw_length and header.body_format != KAFKA_FORMAT)
         or (
             not header.attributes & COMPRESSION_MASK
             and header.raw_length != header.length - HEADER_SIZE

@@ -1,7 +1,7 @@
 """The sparse index of a block: positions in its file by offset and by time.
 
-An entry covers a group of batches of at least ``GAP`` bytes. It takes 24 bytes, so less than 1 MB
-for a block of 1 GB. Within a group a reader walks the headers.
+An entry covers a group of batches of at least ``GAP`` bytes. An entry takes 24 bytes, so an index
+takes less than 1 MB for a block of 1 GB. Within a group a reader walks the headers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Index:
     def __init__(self) -> None:
         self.offsets = array("q")  # offset of each group's first record
         self.positions = array("q")  # position in the file of each group's first byte
-        # The latest time of any record up to the group's end. It never falls, so a binary search
-        # works, and the first group that reaches a time holds the first batch that does.
+        # The latest time of any record up to the group's end. The time never falls from one entry
+        # to the next, so a binary search works, and the first group that reaches a time holds the
+        # first batch that does.
         self.times = array("q")
         self._next = 0  # a batch at or beyond this position starts a group
 

@@ -25,6 +25,7 @@ from pymq.core.batch.header import (
     HEADER,
     HEADER_CRC,
     HEADER_SIZE,
+    KAFKA_FORMAT,
     MAGIC,
     NO_PRODUCER,
     REST,
@@ -46,7 +47,7 @@ _UNSTAMPED_CRC = crc32(_UNSTAMPED)
 
 
 class Record(NamedTuple):
-    """One record, as delivered to a consumer."""
+    """A record, as delivered to a consumer."""
 
     topic: str
     partition: str
@@ -178,7 +179,7 @@ class EncodedBatch:
             len(raw),
             producer_epoch >> EPOCH_HALF,
         )
-        # Like ``_seal``, but each field is packed once, because this runs for every request.
+        # Like ``sealed``, but each field is packed once, because this runs for every request.
         packed = SIGNED_PART.pack(*signed)
         batch_crc = crc32(body, crc32(packed))
         rest = CRC.pack(batch_crc) + packed
@@ -221,7 +222,7 @@ class EncodedBatch:
             len(raw),
             0,
         )
-        return cls._seal(header, raw)
+        return cls.sealed(header, raw)
 
     @classmethod
     def control(cls, payload: bytes, *, timestamp_ms: int, kind: int = 0) -> Self:
@@ -234,7 +235,7 @@ class EncodedBatch:
     def gap(cls, base_offset: int, span: int, leader_epoch: int) -> Self:
         """Make a batch without records that covers *span* offsets; for compaction."""
         raw = columns.pack([columns.encode_bytes([])])
-        return cls._seal(
+        return cls.sealed(
             Header(
                 MAGIC,
                 leader_epoch,
@@ -262,7 +263,7 @@ class EncodedBatch:
         )
 
     @classmethod
-    def _seal(cls, header: Header, body: Buffer) -> Self:
+    def sealed(cls, header: Header, body: Buffer) -> Self:
         """Compute both CRCs over *header*, whose own CRC fields are ignored, and *body*."""
         packed = HEADER.pack(*header)
         signed = packed[SIGNED:]
@@ -302,26 +303,27 @@ class EncodedBatch:
             epoch_high=producer_epoch >> EPOCH_HALF,
             base_sequence=base_sequence,
         )
-        sealed = EncodedBatch._seal(header, self.body)
+        sealed = EncodedBatch.sealed(header, self.body)
         sealed.is_sound = self.is_sound
         return sealed
 
     def keep(self, chosen: Sequence[int]) -> EncodedBatch:
         """Return the batch with only the records at the rising indexes *chosen*; for compaction.
 
-        The result covers the same offsets, so the log has no gap.
+        The result covers the same offsets, so the log has no gap. It has body format 1, also if the
+        batch has format 2.
         """
         offsets, values = self.offsets, self.values  # each access decodes the column
         parts, present = [columns.encode_bytes([values[i] for i in chosen])], columns.VALUES
-        if self.header.columns & columns.KEYS:
+        if self.column(columns.KEYS) is not None:
             keys = self.keys
             parts.append(columns.encode_bytes([keys[i] for i in chosen]))
             present |= columns.KEYS
-        if self.header.columns & columns.TIMESTAMPS and chosen:
+        if self.column(columns.TIMESTAMPS) is not None and chosen:
             first, times = self.header.first_timestamp, self.timestamps
             parts.append(columns.encode_numbers([times[i] - first for i in chosen]))
             present |= columns.TIMESTAMPS
-        if self.header.columns & columns.HEADERS:
+        if self.column(columns.HEADERS) is not None:
             headers = self.headers
             parts.append(columns.encode_headers([headers[i] for i in chosen]))
             present |= columns.HEADERS
@@ -334,12 +336,13 @@ class EncodedBatch:
         body = compression.compress(codec, raw) if codec else raw
         header = self.header._replace(
             length=HEADER_SIZE + len(body),
+            body_format=COLUMNS_FORMAT,
             attributes=self.header.attributes | COMPACTED,
             count=len(chosen),
             columns=present,
             raw_length=len(raw),
         )
-        kept = EncodedBatch._seal(header, body)
+        kept = EncodedBatch.sealed(header, body)
         return EncodedBatch(kept.head, body, kept.header, self.topic, self.partition)
 
     # --- decoding -------------------------------------------------------------------------------
@@ -398,6 +401,11 @@ class EncodedBatch:
         """Return an encoded column (:mod:`pymq.core.batch.columns`); None if it is absent."""
         if self._columns is None:
             header, body = self.header, self.body
+            if header.body_format == KAFKA_FORMAT:
+                from pymq.core.batch.kafka.batch import encoded_columns  # lazy: few queues need it
+
+                self._columns = encoded_columns(header, body)
+                return self._columns.get(bit)
             if header.body_format != COLUMNS_FORMAT:
                 raise CorruptBatch(
                     f"body format {header.body_format} cannot be read by this version"

@@ -1,1 +1,3 @@
-"""One block: its log, idempotence, recovery, sealing, and the contract of a replicator."""
+"""The parts of one block: its log, idempotence, recovery, sealing, and the contract of a
+replicator.
+"""

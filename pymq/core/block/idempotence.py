@@ -3,16 +3,20 @@
 A producer numbers its records in each partition, from 0 on. Its next batch must begin where the
 last one ended. A batch that begins earlier is a duplicate; the answer names the offset of the first
 copy. A batch that begins later shows that an earlier one was lost on the way. A higher producer
-epoch fences lower ones and continues their numbers (in Kafka it begins at 0; here the number also
-tells a restarted producer how far it got).
+epoch fences lower ones and continues their numbers: the number also tells a restarted producer how
+far it got.
+
+Producers of Kafka's protocol, whose batches have body format 2, follow Kafka's rules. Their numbers
+begin at 0 with each epoch and after 2^31 - 1, and a producer that is unknown here may begin with
+any number.
 
 The table is part of the log's state: replaying headers rebuilds it, and checkpoints hold a
 snapshot.
 
-A roll hands the table on to the next block. It leaves out producers that were silent for too long
-(Kafka's ``producer.id.expiration.ms``), unless they have a name, and those that were silent longest
-if the table is too large for a roll. The replica that seals the block decides that by its own
-clock, and all replicas of the next block begin with the same table. Wall clocks may be set, and
+A roll hands the table on to the next block. The roll leaves out producers that were silent for too
+long (Kafka's ``producer.id.expiration.ms``), unless they have a name, and those that were silent
+longest if the table is too large for a roll. The replica that seals the block decides that by its
+own clock, and all replicas of the next block begin with the same table. Wall clocks may be set, and
 those of brokers differ. So silence is summed up between two readings of the clock, and each step
 counts for a minute at most.
 """
@@ -23,7 +27,7 @@ import zlib
 from typing import NamedTuple
 
 from pymq.core import cbor
-from pymq.core.batch.header import DELAYED, EPOCH_HALF, NO_PRODUCER, Header
+from pymq.core.batch.header import DELAYED, EPOCH_HALF, KAFKA_FORMAT, NO_PRODUCER, Header
 from pymq.core.observe.coverage import mark
 from pymq.errors import (
     CorruptMetadata,
@@ -35,6 +39,7 @@ from pymq.errors import (
 
 NAMED = 1 << 62  # this bit marks the id of a named producer
 DELAYS = (1 << 63) - 1  # the producer id in the leader's notes about delayed records
+KAFKA_SEQUENCES = 1 << 31  # the numbers of a Kafka producer, which begin anew after the last one
 REMEMBERED = 5  # batches remembered for each producer; as many may be in flight
 UNKNOWN_TIME = -1
 # longest silence counted between two readings of a clock, which may have been set
@@ -50,7 +55,10 @@ PRODUCERS_MAX = 10_000  # producers of a partition; beyond that the longest sile
 
 
 class ProducerState(NamedTuple):
-    """One producer's state in one partition; a named tuple, since each batch makes a new one."""
+    """The state of one producer in one partition.
+
+    A named tuple, since each batch makes a new one.
+    """
 
     epoch: int
     next_sequence: int
@@ -79,6 +87,58 @@ def _is_named(producer_id: int, producer: ProducerState) -> bool:
 def _keeping(each: tuple[int, ProducerState]) -> tuple[bool, bool]:
     """Sort key of producers: those that sort last are kept longest."""
     return each[0] == DELAYS, _is_named(*each)
+
+
+def _repeat(header: Header, known: ProducerState) -> int | PymqError | None:
+    """Return the offset of the batch if it is among the last ones, else None.
+
+    An error says that another batch has its sequence. The same sequence under another epoch is
+    another batch: the producer gave up the first.
+    """
+    wanted = (header.producer_epoch, header.base_sequence, header.count)
+    for epoch, sequence, count, offset, crc in known.batches:
+        if (epoch, sequence, count) == wanted:
+            if crc not in (header.batch_crc, UNKNOWN_CRC):
+                mark("producers.other_batch")
+                return DuplicateSequence(
+                    f"sequence {sequence} of producer {header.producer_id} belongs to another "
+                    "batch: another producer uses the same id"
+                )
+            mark("producers.repeat")
+            return offset
+    return None
+
+
+def _check_kafka(header: Header, known: ProducerState | None) -> int | PymqError | None:
+    """Check a batch of a Kafka producer, as Kafka's ``ProducerAppendInfo`` does."""
+    if known is None:
+        return None
+    epoch, sequence = header.producer_epoch, header.base_sequence
+    if epoch > known.epoch:
+        if sequence == 0:
+            return None
+        mark("producers.kafka.epoch_not_at_0")
+        return OutOfOrderSequence(
+            f"epoch {epoch} must begin at sequence 0, not at {sequence}", expected=0
+        )
+    if epoch < known.epoch:
+        mark("producers.kafka.fenced")
+        return ProducerFenced(f"producer epoch {epoch} was replaced by {known.epoch}")
+    if sequence == known.next_sequence:
+        return None
+    if (repeat := _repeat(header, known)) is not None:
+        return repeat
+    behind = (known.next_sequence - sequence) % KAFKA_SEQUENCES
+    if behind < KAFKA_SEQUENCES >> 1:
+        mark("producers.kafka.old_repeat")
+        return DuplicateSequence(
+            f"sequence {sequence} was written before the last {REMEMBERED} batches"
+        )
+    mark("producers.kafka.gap")
+    return OutOfOrderSequence(
+        f"sequence {sequence} came, {known.next_sequence} was expected",
+        expected=known.next_sequence,
+    )
 
 
 def _plainly(snapshot: bytes) -> bytes:
@@ -110,7 +170,8 @@ class ProducerTable:
         self._seen: dict[int, int] = {}
         self._time = UNKNOWN_TIME  # wall clock of the write in progress
         self._told = UNKNOWN_TIME  # the last reading of the wall clock
-        self._writing: dict[int, ProducerState] = {}  # producers as after the write in progress ...
+        # the producers' state after the write in progress ...
+        self._writing: dict[int, ProducerState] = {}
         self._proposed: dict[int, ProducerState] = {}  # ... and after the next one
 
     def __len__(self) -> int:
@@ -127,6 +188,8 @@ class ProducerTable:
             or self._writing.get(producer_id)
             or self._producers.get(producer_id)
         )
+        if header.body_format == KAFKA_FORMAT:
+            return _check_kafka(header, known)
         if known is None:
             if header.base_sequence == 0:
                 return None
@@ -139,19 +202,8 @@ class ProducerTable:
         producer_epoch = header.epoch_high << EPOCH_HALF | header.epoch_low
         if header.base_sequence == known.next_sequence and producer_epoch >= known.epoch:
             return None
-        # Under another epoch the same sequence means another batch: the producer gave up the first
-        # one.
-        wanted = (producer_epoch, header.base_sequence, header.count)
-        for epoch, sequence, count, offset, crc in known.batches:
-            if (epoch, sequence, count) == wanted:
-                if crc not in (header.batch_crc, UNKNOWN_CRC):
-                    mark("producers.other_batch")
-                    return DuplicateSequence(
-                        f"sequence {sequence} of producer {header.producer_id} belongs to another "
-                        "batch: another producer uses the same id"
-                    )
-                mark("producers.repeat")
-                return offset
+        if (repeat := _repeat(header, known)) is not None:
+            return repeat
         if producer_epoch < known.epoch:
             mark("producers.fenced")
             return ProducerFenced(f"producer epoch {producer_epoch} was replaced by {known.epoch}")
@@ -197,7 +249,10 @@ class ProducerTable:
         sequence, count = header.base_sequence, header.count
         batch = (epoch, sequence, count, header.base_offset, header.batch_crc)
         batches = (*known.batches[-REMEMBERED + 1 :], batch) if known is not None else (batch,)
-        self._proposed[producer_id] = ProducerState(epoch, sequence + count, batches)
+        following = sequence + count
+        if header.body_format == KAFKA_FORMAT:
+            following %= KAFKA_SEQUENCES
+        self._proposed[producer_id] = ProducerState(epoch, following, batches)
 
     def write(self, now_ms: int = UNKNOWN_TIME) -> None:
         """The proposed batches are being written; *now_ms* is the wall clock."""

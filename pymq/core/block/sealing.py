@@ -2,10 +2,10 @@
 
 The leader seals in three steps:
 
-1. It appends no more records. In a Raft block it also appends a seal batch, after which no later
-   leader appends records either.
-2. It waits until its whole log is committed.
-3. It syncs the log and its index to disk.
+1. The leader appends no more records. In a Raft block the leader also appends a seal batch, after
+   which no later leader appends records either.
+2. The leader waits until its whole log is committed.
+3. The leader syncs the log and its index to disk.
 
 If the leader has failed, the controller takes over: a follower stops following and reports where
 its own copy ends. The follower is then fenced: it ignores its leader until the roll, or until

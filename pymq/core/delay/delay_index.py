@@ -1,8 +1,8 @@
 """The undelivered delayed records of one partition, by the time when they are due.
 
 The index is derived from the log: from batches with delayed records, from the copies that the
-leader appends when they are due, and from the leader's notes. A new leader reads these, beginning
-at the offset in the last note (``pymq.pending_from``).
+leader appends when they are due, and from the leader's notes. A new leader reads copies and notes,
+beginning at the offset in the last note (``pymq.pending_from``).
 
 ======================================  ======================================================
 batch                                   effect
@@ -166,7 +166,7 @@ class DelayIndex:
     def take_due(self, wall_ms: int, most: int) -> list[tuple[int, int]]:
         """Take out the earliest due records; returns offset and id of each, by offset.
 
-        They count as pending until :meth:`take_in` gets their copies.
+        The records count as pending until :meth:`take_in` gets their copies.
         """
         heap, taken = self._heap, list[tuple[int, int]]()
         while heap and heap[0] >> ID_BITS <= wall_ms and len(taken) < most:

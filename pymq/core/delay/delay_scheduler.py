@@ -1,9 +1,9 @@
 """Delivers the delayed records of one partition when they are due; runs on its leader.
 
-A delayed record stays where it was sent. When it is due, the scheduler appends a copy to the
-partition; groups get the copy like any other record. So leases, offsets, retries and dead letters
-work without knowing about delays. The copies in the log show what was delivered: a new leader reads
-them (:mod:`pymq.core.delay.delay_index`), so each record is delivered once.
+A delayed record stays where it was sent. When a delayed record is due, the scheduler appends a copy
+to the partition; groups get the copy like any other record. So leases, offsets, retries and dead
+letters work without knowing about delays. The copies in the log show what was delivered: a new
+leader reads them (:mod:`pymq.core.delay.delay_index`), so each record is delivered once.
 
 Each job of the scheduler reads some records and appends at most one batch:
 
@@ -164,7 +164,7 @@ class DelayScheduler:
         """Handle an answer or a committed batch; returns whether to :meth:`restart`."""
         if isinstance(m, DelayedAppended):
             if m.batch is None:
-                return True  # It is unknown whether the batch will be committed.
+                return True  # The scheduler does not know whether the batch will be committed.
             if self._job in (Job.FIND, Job.LOAD):
                 self._target = max(self._target, m.batch.end_offset)
             elif m.batch.base_offset >= self._known_to:

@@ -1,7 +1,7 @@
 """The times from which on and until which groups may get a record.
 
-They are headers, in milliseconds since 1970. A batch with such a record has a bit for it in its
-header, so other batches cost nothing:
+These times are headers, in milliseconds since 1970. A batch with such a record has a bit for it in
+its header, so other batches cost nothing:
 
 ====================  =================  ===========================================================
 header of a record    bit of its batch   groups

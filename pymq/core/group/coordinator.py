@@ -2,14 +2,14 @@
 
 One coordinator serves the groups that hash to one partition of the internal topic
 ``__consumer_offsets``, and runs on the broker that leads that partition. Committed offsets must
-outlive the coordinator: they are records of that partition. A new coordinator reads them, and the
-newest record of each key counts. Membership and leases are not stored: members join a new
+outlive the coordinator: they are records of that partition. A new coordinator reads these records,
+and the newest record of each key counts. Membership and leases are not stored: members join a new
 coordinator again, and records that were leased are delivered again.
 
-A member may hold leases on any records of its partitions. It loses them when it settles them, when
-its session or the lease runs out, or when it leaves. When a partition is assigned to another
-member, that member gets none of its records before the former member's leases have ended. So two
-consumers never work on records of one key at the same time.
+A member may hold leases on any records of its partitions. A member loses leases when it settles
+them, when its session or the lease runs out, or when it leaves. When a partition is assigned to
+another member, that member gets none of its records before the former member's leases have ended.
+So two consumers never work on records of one key at the same time.
 
 The numbers of members, groups and offsets are bounded (:mod:`pymq.core.group.group_limits`), and so
 is the time that assignments take
@@ -22,6 +22,8 @@ before anything expires.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pymq.core.counts import plural
 from pymq.core.group.consumer_group import Assignors, ConsumerGroup
 from pymq.core.group.group_limits import GroupLimits
@@ -29,7 +31,7 @@ from pymq.core.group.lease_manager import GroupContext, LeaseManager
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import GroupHost, OffsetLog
-from pymq.core.group.request_validation import GroupRequest, check, refusal
+from pymq.core.group.request_validation import ClassicRequest, GroupRequest, check, refusal
 from pymq.core.message import (
     Acquire,
     CommitOffset,
@@ -52,6 +54,9 @@ from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
 from pymq.errors import InvalidRequest, PymqError, ReplicaNotAvailable, UnknownGroup
+
+if TYPE_CHECKING:
+    from pymq.core.group.classic.coordinator import ClassicCoordinator
 
 LOOK_MS = 250  # interval of checks of sessions and leases
 
@@ -81,6 +86,8 @@ class GroupCoordinator:
         )
         self._leases = LeaseManager(context)
         self._membership = MembershipManager(context, self._leases, assignors)
+        self._context = context
+        self._classic: ClassicCoordinator | None = None  # made for the first Kafka client
         # requests and deleted topics that wait until the offsets are loaded
         self._parked: list[tuple[str, GroupRequest]] = []
         self._deleted: list[tuple[str, str]] = []
@@ -106,9 +113,11 @@ class GroupCoordinator:
     def resign(self, error: PymqError, now: int) -> None:
         """Answer all waiting requests with *error*: another broker takes over (emigration)."""
         self._membership.resign(error, now)
+        if self._classic is not None:
+            self._classic.resign(error, now)
         # The outcome of the write in progress is unknown; the new coordinator will learn it.
         for source, answer in self.offsets.waiting():
-            self._host.reply(source, Settled(answer.id, error=error), now)
+            self._host.reply(source, type(answer)(answer.id, error=error), now)
         for source, request in self._parked:
             self._host.reply(source, refusal(request, error), now)
 
@@ -147,6 +156,7 @@ class GroupCoordinator:
         elif isinstance(m, Heartbeat):
             self._membership.heartbeat(*self._membership.find(source, m), m, now)
         elif isinstance(m, Join):
+            self._check_free(m.group)
             self._membership.join(source, m, now)
         elif isinstance(m, Leave):
             self._membership.leave(source, *self._membership.find(source, m), m, now)
@@ -157,9 +167,36 @@ class GroupCoordinator:
         elif isinstance(m, GetGroup | GetLeases):
             self._describe(source, m, now)
         elif isinstance(m, Unsubscribe):
+            self._check_free(m.name)
             self._membership.unsubscribe(source, m, now)
+        elif isinstance(m, ClassicRequest):
+            self._classics().step(source, m, now)
         else:
-            self._host.reply(source, GroupNames(m.id, tuple(sorted(self.groups))), now)
+            names = {*self.groups, *(name for name, _, _ in self.kinds())}
+            self._host.reply(source, GroupNames(m.id, tuple(sorted(names))), now)
+
+    # --- groups of Kafka's clients --------------------------------------------------------------
+
+    def _classics(self) -> ClassicCoordinator:
+        if self._classic is None:
+            # lazy: most queues have no Kafka clients
+            from pymq.core.group.classic.coordinator import ClassicCoordinator
+
+            self._classic = ClassicCoordinator(self._context)
+        return self._classic
+
+    def kinds(self) -> tuple[tuple[str, str, str], ...]:
+        """The groups that Kafka's clients have joined: name, protocol type and state."""
+        return self._classic.kinds() if self._classic is not None else ()
+
+    def _check_free(self, group: str) -> None:
+        """Check that a group has no Kafka clients as members.
+
+        Raises:
+            InvalidRequest: it has.
+        """
+        if self._classic is not None:
+            self._classic.check_free(group)
 
     # --- offsets of groups without members ------------------------------------------------------
 
@@ -169,6 +206,7 @@ class GroupCoordinator:
             self._limits.check_groups(len(self.groups))
         elif (m.topic, m.partition) not in there.offsets.leases:
             self._limits.check_offsets(m.group, len(there.offsets.leases) + 1)
+        self._check_free(m.group)
         group = self.groups.setdefault(m.group, ConsumerGroup(m.group))
         _check_closed(group)
         group.offsets.set_offset(m.topic, m.partition, Leases(m.offset))
@@ -179,6 +217,7 @@ class GroupCoordinator:
         self.offsets.answer(source, Settled(m.id), durable=True)
 
     def _delete(self, source: str, m: DeleteGroup) -> None:
+        self._check_free(m.group)
         group = self.groups.get(m.group)
         error: PymqError | None = None
         if group is None:
@@ -191,6 +230,8 @@ class GroupCoordinator:
                 # As the group is gone, each offset becomes a tombstone.
                 self.offsets.changed(m.group, *name)
             del self.groups[m.group]
+            if self._classic is not None:
+                self._classic.settle(m.group)
         self.offsets.answer(source, Settled(m.id, error=error), durable=True)
 
     def _describe(self, source: str, m: GetGroup | GetLeases, now: int) -> None:
@@ -221,6 +262,8 @@ class GroupCoordinator:
             )
             if group.is_empty:
                 self.groups.pop(group.name, None)
+                if self._classic is not None:
+                    self._classic.settle(group.name)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -237,6 +280,8 @@ class GroupCoordinator:
                 self._membership.tick(group, now)
                 self._leases.tick(group, now)
                 self._rearm(name)
+        if self._classic is not None:
+            self._classic.tick(now)
         self._arm()
 
     def _rearm(self, name: str) -> None:
@@ -253,7 +298,10 @@ class GroupCoordinator:
             self._timers.drop(name)
 
     def _arm(self) -> None:
-        self.deadline = min(self.offsets.retry_at, self.clock.when(self._timers.due))
+        due = self._timers.due
+        if self._classic is not None:
+            due = min(due, self._classic.timers.due)
+        self.deadline = min(self.offsets.retry_at, self.clock.when(due))
         if self._parked:
             self.deadline = min(self.deadline, self.offsets.patience_until)
 

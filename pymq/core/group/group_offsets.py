@@ -25,6 +25,7 @@ class GroupOffsets:
 
     leases: dict[Name, Leases] = Factory(dict)
     topics: dict[str, TopicState] = Factory(dict)
+    notes: dict[Name, str] = Factory(dict)  # what Kafka's clients have committed with an offset
 
     # --- topics ---------------------------------------------------------------------------------
 
@@ -55,6 +56,7 @@ class GroupOffsets:
         forgotten = [name for name in names if is_gone(consumed.id_of(name[1]))]
         for name in forgotten:
             del self.leases[name]
+            self.notes.pop(name, None)
         consumed.forget(is_gone)
         self._drop_if_blank(topic)
         return forgotten
@@ -65,13 +67,19 @@ class GroupOffsets:
 
     # --- offsets --------------------------------------------------------------------------------
 
-    def set_offset(self, topic: str, partition: str, leases: Leases, topic_id: str = "") -> None:
+    def set_offset(
+        self, topic: str, partition: str, leases: Leases, topic_id: str = "", note: str = ""
+    ) -> None:
         """Set a partition's offset; *topic_id* is the topic that it belongs to, if known."""
         self.leases[topic, partition] = leases
+        self.notes.pop((topic, partition), None)
+        if note:
+            self.notes[topic, partition] = note
         self.topic(topic).begin_anew(partition, topic_id)
 
     def drop_offset(self, topic: str, partition: str) -> None:
         """Remove a partition's offset."""
+        self.notes.pop((topic, partition), None)
         if self.leases.pop((topic, partition), None) is not None:
             self.topic(topic).begin_anew(partition, "")
             self._drop_if_blank(topic)
@@ -216,6 +224,7 @@ class GroupOffsets:
                 leases.spans.waiting,
                 leases.spans.holders,
                 leases.is_full,
+                self.notes.get((topic, partition), ""),
             )
             for (topic, partition), leases in sorted(self.leases.items())
         )

@@ -157,7 +157,8 @@ class MembershipManager:
     def _fence(self, group: ConsumerGroup, member: Member, now: int, *, is_deleted: bool) -> None:
         """Remove a live member.
 
-        If it has a pending request, this is answered with the error, otherwise its next request.
+        If the member has a pending request, this is answered with the error, otherwise its next
+        request.
         """
         self._fenced.add(member, is_deleted=is_deleted)
         self._refuse(member, self._fenced.reason(group.name, member.id), now)

@@ -1,8 +1,8 @@
 """The offsets of groups, as records of one partition of the internal topic ``__consumer_offsets``.
 
 A new coordinator loads them once, from the brokers that hold them: a roll moves no data, so older
-blocks may be on other brokers. From then on it writes all changes of a turn in one batch. The
-newest record of a key counts, so compaction keeps the log short.
+blocks may be on other brokers. From then on the coordinator writes all changes of a turn in one
+batch. The newest record of a key counts, so compaction keeps the log short.
 
 Offsets that were loaded from another broker are written again, and the earlier blocks are retired:
 groups must not depend on a broker that no longer hosts the partition.
@@ -21,7 +21,16 @@ from pymq.core.batch.columns import Headers
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.leases import Leases
-from pymq.core.message import BEGIN, Fetch, Fetched, Message, Produce, Produced, Settled
+from pymq.core.message import (
+    BEGIN,
+    ClassicDone,
+    Fetch,
+    Fetched,
+    Message,
+    Produce,
+    Produced,
+    Settled,
+)
 from pymq.core.observe.coverage import mark
 from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
@@ -32,6 +41,7 @@ TOMBSTONE = ("pymq.tombstone", b"")  # marks a deletion for compaction
 DELIVERIES = "pymq.deliveries"  # a header: delivery counts of unacknowledged ranges
 # a header: the errors with which members last returned unacknowledged ranges
 ERRORS = "pymq.errors"
+NOTE = "pymq.note"  # a header: the text that a Kafka client has committed with the offset
 DELAYS = "pymq.delays"  # a header: the times from which on returned ranges may be delivered again
 RANGES_MAX = 512  # acknowledged ranges above the committed offset that are kept at most
 ERRORS_MAX = 20  # different errors that are kept; each commit writes them again
@@ -41,6 +51,7 @@ ASK_MS = 1_000  # timeout of a fetch from another broker
 PATIENCE_MS = 1_000  # requests wait so long for the offsets to be loaded before they are refused
 
 Name = tuple[str, str, str]  # group, topic, partition
+Stored = Settled | ClassicDone  # answers that wait for a write
 
 
 class GroupHost(Protocol):
@@ -92,8 +103,8 @@ class OffsetLog:
         self._groups = groups
         self._clock = clock  # the clock of leases
         self._changed: dict[Name, None] = {}  # offsets to be written, in order
-        self._unanswered: list[tuple[str, Settled]] = []
-        self._writing: list[tuple[str, Settled]] | None = None
+        self._unanswered: list[tuple[str, Stored]] = []
+        self._writing: list[tuple[str, Stored]] | None = None
         self._written: dict[Name, None] = {}
         self._must_sync = False  # a member waits for a durable commit
         self._is_syncing = False
@@ -113,7 +124,8 @@ class OffsetLog:
     def begin(self, now: int) -> None:
         """Begin to load the partition, up to the end of its log.
 
-        All of the log may be committed, which a new leader does not know yet (Raft, section 8).
+        Perhaps all of the log is committed, but a new leader does not know that yet (Raft, section
+        8).
         """
         self._target = self._host.offsets_end(self._index)
         self.patience_until = now + PATIENCE_MS
@@ -204,7 +216,9 @@ class OffsetLog:
                     [(a, b, error) for error, spans in failed for a, b in spans],
                     [(a, b, due + ahead) for a, b, due in delayed],
                 )
-                group.offsets.set_offset(topic, partition, leases, *topic_id)
+                note = str(known.get(NOTE, b""), "utf-8")
+                belongs_to = topic_id[0] if topic_id else ""
+                group.offsets.set_offset(topic, partition, leases, belongs_to, note)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -220,12 +234,12 @@ class OffsetLog:
                 leases.has_counted = False
                 self.changed(group.name, *name)
 
-    def answer(self, source: str, answer: Settled, *, durable: bool) -> None:
+    def answer(self, source: str, answer: Stored, *, durable: bool) -> None:
         """Queue an answer until all changes so far are written."""
         self._unanswered.append((source, answer))
         self._must_sync = self._must_sync or durable
 
-    def waiting(self) -> list[tuple[str, Settled]]:
+    def waiting(self) -> list[tuple[str, Stored]]:
         """The answers that wait for a write."""
         return [*(self._writing or ()), *self._unanswered]
 
@@ -287,7 +301,11 @@ class OffsetLog:
                 headers.append((TOMBSTONE,))
                 continue
             delays = [[a, b, due - ahead] for a, b, due in leases.spans.delays(time)]
-            headers.append(_unacknowledged(leases, delays))
+            found = _unacknowledged(leases, delays)
+            assert group is not None
+            if note := group.offsets.notes.get((topic, partition)):
+                found += ((NOTE, note.encode()),)
+            headers.append(found)
         return EncodedBatch.encode(
             values, timestamp_ms=self._host.wall_ms(now), keys=keys, headers=headers
         )

@@ -17,8 +17,13 @@ from pymq.core.message import (
     Acquired,
     Answer,
     Assigned,
+    BeatClassic,
+    ClassicDone,
+    ClassicState,
+    CommitClassic,
     CommitOffset,
     DeleteGroup,
+    DescribeClassic,
     GetGroup,
     GetLeases,
     GroupLeases,
@@ -26,12 +31,17 @@ from pymq.core.message import (
     GroupState,
     Heartbeat,
     Join,
+    JoinClassic,
+    JoinedClassic,
     Leave,
+    LeaveClassic,
     ListGroups,
     Message,
     Range,
     Settle,
     Settled,
+    SyncClassic,
+    SyncedClassic,
     Unsubscribe,
 )
 from pymq.core.types import check_name
@@ -42,8 +52,13 @@ TIME_MAX = 1 << 52  # milliseconds; sums of a few of them stay below 64 bits
 OFFSET_MAX = 1 << 61
 RECORDS_MAX = 1 << 31  # in one request
 ID_MAX = 32  # hex digits of a topic's id
+SUBSCRIPTION_MAX = 1 << 20  # bytes that a member of a classic group may say about itself ...
+ASSIGNMENTS_MAX = 16 << 20  # ... and that its leader may assign to all
 HEX = frozenset("0123456789abcdef")
 
+ClassicRequest = (
+    JoinClassic | SyncClassic | BeatClassic | LeaveClassic | CommitClassic | DescribeClassic
+)
 GroupRequest = (
     Join
     | Heartbeat
@@ -56,6 +71,7 @@ GroupRequest = (
     | GetLeases
     | ListGroups
     | Unsubscribe
+    | ClassicRequest
 )
 R = TypeVar("R", bound=GroupRequest)
 
@@ -109,6 +125,18 @@ def check(m: R) -> R:
             check_name(m.topic, "topic name")
             check_name(m.partition, "partition name")
             _number("the offset", m.offset, 0, OFFSET_MAX)
+        case JoinClassic():
+            check_name(m.group, "group name")
+            _number("the size of subscriptions", _size(m.protocols), 0, SUBSCRIPTION_MAX)
+            _number("rebalance_ms", m.rebalance_ms, 0, TIME_MAX)
+        case SyncClassic():
+            _number("the size of assignments", _size(m.assignments), 0, ASSIGNMENTS_MAX)
+        case CommitClassic():
+            check_name(m.group, "group name")
+            for each in m.offsets:
+                check_name(each.topic, "topic name")
+                check_name(each.partition, "partition name")
+                _number("the offset", each.offset, 0, OFFSET_MAX)
         case Unsubscribe():
             if m.group != m.name:
                 # The guard has checked access only to the group that the request names.
@@ -133,6 +161,14 @@ def refusal(m: GroupRequest, error: PymqError) -> Message:
             return GroupNames(m.id, error=error)
         case Join() | Heartbeat():
             return Assigned(m.id, error=error)
+        case JoinClassic():
+            return JoinedClassic(m.id, error=error)
+        case SyncClassic():
+            return SyncedClassic(m.id, error=error)
+        case BeatClassic() | LeaveClassic() | CommitClassic():
+            return ClassicDone(m.id, error=error)
+        case DescribeClassic():
+            return ClassicState(m.id, error=error)
         case Unsubscribe():
             return Answer(m.id, error=error)
         case _:
@@ -155,3 +191,7 @@ def _ranges(ranges: Iterable[Range]) -> None:
     for start, end in ranges:
         if not 0 <= start <= end <= OFFSET_MAX:
             raise InvalidRequest(f"[{start}, {end}) is no range of offsets")
+
+
+def _size(pairs: Iterable[tuple[str, bytes]]) -> int:
+    return sum(len(name) + len(data) for name, data in pairs)

@@ -36,6 +36,21 @@ from pymq.core.message.admin import (
     UnderWay,
     Unsubscribe,
 )
+from pymq.core.message.classic_groups import (
+    BeatClassic,
+    ClassicDone,
+    ClassicMember,
+    ClassicMessage,
+    ClassicOffset,
+    ClassicState,
+    CommitClassic,
+    DescribeClassic,
+    JoinClassic,
+    JoinedClassic,
+    LeaveClassic,
+    SyncClassic,
+    SyncedClassic,
+)
 from pymq.core.message.control import (
     AlterIsr,
     BecomeLeader,
@@ -117,7 +132,9 @@ from pymq.core.message.replicas import (
     Replication,
 )
 
-Message = RecordMessage | GroupMessage | AdminMessage | ControlMessage | ReplicaMessage
+Message = (
+    RecordMessage | GroupMessage | ClassicMessage | AdminMessage | ControlMessage | ReplicaMessage
+)
 
 __all__ = [
     "BEGIN",
@@ -131,11 +148,18 @@ __all__ = [
     "Answer",
     "Assigned",
     "BalanceLeaders",
+    "BeatClassic",
     "BecomeLeader",
     "BlockSizes",
     "BrokerHeartbeat",
     "CancelDelayed",
     "Cancelled",
+    "ClassicDone",
+    "ClassicMember",
+    "ClassicMessage",
+    "ClassicOffset",
+    "ClassicState",
+    "CommitClassic",
     "CommitOffset",
     "ControlMessage",
     "ControlledShutdown",
@@ -146,6 +170,7 @@ __all__ = [
     "Decommission",
     "DeleteGroup",
     "DeleteTopic",
+    "DescribeClassic",
     "DescribeCluster",
     "DescribePartitions",
     "DescribeTopic",
@@ -165,11 +190,14 @@ __all__ = [
     "Heartbeat",
     "InitProducer",
     "Join",
+    "JoinClassic",
+    "JoinedClassic",
     "LeaderAndIsr",
     "LeaderAndIsrAnswer",
     "Lease",
     "LeaseSpan",
     "Leave",
+    "LeaveClassic",
     "ListGroups",
     "ListTopics",
     "Locate",
@@ -213,6 +241,8 @@ __all__ = [
     "StopReplica",
     "Stopped",
     "Subscribe",
+    "SyncClassic",
+    "SyncedClassic",
     "TransferLeader",
     "UnderWay",
     "Unsubscribe",

@@ -124,8 +124,8 @@ class Settle:
     renewals: tuple[tuple[str, Range], ...] = ()
     unread: tuple[tuple[str, Range], ...] = ()  # returned as if they had not been delivered
     durable: bool = False  # answer only when this and everything before it survives a power cut
-    # the error texts of *nacks*, in the same order; a missing entry or "" means no text. Each has
-    # at most ERROR_MAX bytes of UTF-8
+    # the error texts of *nacks*, in the same order; a missing entry or "" means no text. Each text
+    # has at most ERROR_MAX bytes of UTF-8
     errors: tuple[str, ...] = ()
 
 
@@ -209,6 +209,7 @@ class GroupOffset:
     waiting: int = 0  # returned records that wait for redelivery
     holders: tuple[str, ...] = ()  # the members that lease records in flight
     is_full: bool = False  # too many records are unacknowledged to lease new ones
+    note: str = ""  # what a Kafka client has committed with the offset
 
 
 @value
@@ -275,6 +276,8 @@ class GroupNames:
     id: int
     groups: tuple[str, ...] = ()
     error: PymqError | None = None
+    # of the groups that Kafka's clients have joined: name, protocol type and state
+    classic: tuple[tuple[str, str, str], ...] = ()
 
 
 GroupMessage = (

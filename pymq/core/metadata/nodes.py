@@ -64,7 +64,7 @@ class ControllerEpoch:
 
 @value
 class TopicNode:
-    """A topic. If it is deleted and created again, it gets a new id."""
+    """A topic. A topic that is deleted and created again gets a new id."""
 
     name: str
     id: str
@@ -177,7 +177,7 @@ class BlockNode:
 
 @value
 class ReplicaNode:
-    """One broker's copy of a block, as last reported."""
+    """The copy of a block on one broker, as last reported."""
 
     broker: str
     start: int

@@ -1,1 +1,1 @@
-"""One broker's part in a partition: produce, fetch, roll, maintenance."""
+"""The part of one broker in a partition: produce, fetch, roll, maintenance."""

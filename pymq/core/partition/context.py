@@ -85,8 +85,9 @@ class PartitionContext:
     def unable(self) -> BlockId | None:
         """The open block if this broker is a replica of it but cannot act for it; else None.
 
-        Its disk has failed, or is not the disk on which the block was created. Its pings report
-        that to the other replicas, which would otherwise wait forever for a broker that is alive.
+        The broker cannot act if its disk has failed, or is not the disk on which the block was
+        created. The broker's pings report that to the other replicas, which would otherwise wait
+        forever for a broker that is alive.
         """
         block = self.opened.node
         if self.me not in block.replicas or (self.problem is None and self.blocks.holds(block)):

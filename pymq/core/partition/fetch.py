@@ -218,7 +218,7 @@ class FetchHandler:
     def _wait(self, source: str, m: Fetch, now: int) -> None:
         """Keep a fetch waiting.
 
-        If its connection has too many, the oldest one is answered without records.
+        If the connection has too many waiting fetches, the oldest one is answered without records.
 
         The fetch is refused if too many fetches of its account, or of all clients, wait in all
         partitions.
@@ -306,7 +306,7 @@ class FetchHandler:
     def find(self, source: str, m: FindOffset, now: int, token: int) -> bool:
         """Search an offset by time; returns whether the store searches.
 
-        Its answer then goes to :meth:`found`.
+        The store's answer then goes to :meth:`found`.
         """
         return self._search(source, m, now, token, -1)
 

@@ -68,13 +68,14 @@ class LocalBlocks:
     ) -> ProducerTable | None:
         """Close the *last* open block: drop it if empty, otherwise bring it to its end in *state*.
 
-        *is_resting*: its *log* is not recovered, and no answer of the store about it is awaited.
-        Returns its producer table, if that is complete.
+        *is_resting*: the block's *log* is not recovered, and no answer of the store about it is
+        awaited. Returns the producer table of the block, if that is complete.
         """
         sealed = next((b for b in state.blocks if b.number == last.number), None)
         if sealed is None:
             mark("partition.empty_block")
-            # The block was empty and has been removed. Unless it was recovered, it has no table.
+            # The block was empty and has been removed. Unless the block was recovered, it has no
+            # table.
             return None if log.is_recovering else log.producers
         is_whole = log.end == sealed.end == log.stable_end and not log.is_recovering
         if len(sealed.replicas) > 1 or not is_whole:

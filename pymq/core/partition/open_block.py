@@ -1,4 +1,4 @@
-"""One broker's replica of the open block: its log, its replicator and its seal.
+"""The replica of the open block on one broker: its log, its replicator and its seal.
 
 A roll replaces it with the replica of the next block. The partition passes it messages and writes,
 and reads its role and high watermark afterwards.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pymq.core.batch.batch_validation import check, check_produced, is_too_large
-from pymq.core.batch.header import CONTROL, DELAYED, DELAYED_COPY, NOTE
+from pymq.core.batch.header import CONTROL, DELAYED, DELAYED_COPY, KAFKA_FORMAT, NOTE
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import GetSequence, Produce, Produced, Sequence
 from pymq.core.observe.coverage import mark
@@ -147,7 +147,8 @@ class ProduceHandler:
         if delays is not None and delays.is_full and header.attributes & NOTE == DELAYED:
             return DelayLimitReached(f"{name} has as many delayed records as it may")
         limit = state.config.max_record_bytes
-        if is_too_large(header, limit) and not header.attributes & DELAYED_COPY:
+        is_large = max(header.length, header.raw_length) > limit  # rarely, so look closer only then
+        if is_large and is_too_large(header, limit) and not header.attributes & DELAYED_COPY:
             return RecordTooLarge(
                 f"a batch of {header.length} bytes is too large for {state.topic!r}, whose "
                 f"max_record_bytes is {limit}"
@@ -162,7 +163,10 @@ class ProduceHandler:
         try:
             if not batch.is_sound:
                 check(batch)
-            check_produced(batch, None if after is None else self._host.wall_ms(now) + after)
+            latest = None if after is None else now + self._host.wall_offset_ms + after
+            check_produced(batch, latest)
+            if batch.header.body_format == KAFKA_FORMAT:
+                self._check_keys(batch)
         except CorruptBatch as error:
             mark("partition.unsound")
             return CorruptBatch(f"{name} was sent a batch that is not sound: {error.message}")
@@ -170,6 +174,17 @@ class ProduceHandler:
             mark("partition.invalid")
             return type(error)(f"{name}: {error.message}")
         return None
+
+    def _check_keys(self, batch: EncodedBatch) -> None:
+        """Check a Kafka batch for a compacted topic: like Kafka, refuse records without a key.
+
+        Raises:
+            CorruptBatch, MissingExtra: its records cannot be read.
+            InvalidRequest: a record has no key.
+        """
+        if self._partition.state.config.cleanup_policy == "compact" and None in batch.keys:
+            mark("partition.kafka_without_key")
+            raise InvalidRequest("a record of a compacted topic has no key")
 
     def _lacks(self) -> int:
         """Return the ``min_in_sync`` that acks="all" requires but has not.

@@ -1,4 +1,4 @@
-"""One broker's part in a roll: seal the open block, open the next one.
+"""The part of one broker in a roll: seal the open block, open the next one.
 
 1. The controller sends ``Seal``. From now on batches of producers are parked.
 2. When all of the block is durable, the replica answers ``Sealed`` with the block's end.

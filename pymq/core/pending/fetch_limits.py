@@ -21,8 +21,8 @@ connection's oldest fetch is first. A connection that cannot be served yet is sk
 at most :data:`LOOKS` of them. The :class:`FetchOutbox` always reports the bytes that are on their
 way, so this module keeps no counter that could go wrong.
 
-Waiting fetches take memory as well. Their number is limited for each connection and for the node,
-with the same rule for accounts.
+Waiting fetches take memory as well. The number of waiting fetches is limited for each connection
+and for the node, with the same rule for accounts.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ class Fetches:
         """
         account, connection = self._outbox.owner(source)
         # Fetches of one account are served in order. Waiting fetches of other accounts do not delay
-        # it. But a reader that sends its next fetch at once would then always pass waiting fetches
-        # of others, so half of the bytes is reserved for those.
+        # the new fetch. But a reader that sends its next fetch at once would then always pass
+        # waiting fetches of others, so half of the bytes is reserved for those.
         self._look(now)
         reserved = self.limits.turn_bytes // 2 if self._line else 0
         is_first = account not in self._line and self._left > reserved
@@ -241,8 +241,8 @@ class Fetches:
     def next(self, now: int) -> tuple[str, Fetch, int] | None:
         """Return the next waiting fetch to serve: client, request and bytes to read.
 
-        0 bytes mean that it has timed out and gets an empty answer. None means that the turn has
-        ended.
+        0 bytes mean that the fetch has timed out and gets an empty answer. None means that the turn
+        has ended.
         """
         self._look(now)
         while self._line and self._looks < LOOKS and self._passed < len(self._line):

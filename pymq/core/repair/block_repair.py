@@ -1,9 +1,9 @@
 """Repairs one sealed block: completes this broker's copy from brokers that hold all of it.
 
 A block is sealed when its end is committed, which may be before every replica has it. A replica
-whose copy differs then truncates what is not in the sealed log, and fetches what it lacks. It
-truncates nothing before the end is committed. :mod:`~pymq.core.repair.repair_scheduler` limits how
-many repairs fetch at the same time.
+whose copy differs then truncates what is not in the sealed log, and fetches what it lacks. A
+replica truncates nothing before the end is committed. :mod:`~pymq.core.repair.repair_scheduler`
+limits how many repairs fetch at the same time.
 
 A damaged copy is kept until another broker has sent the first part of a sound one, which replaces
 it. Until then reads of the block on this broker return the error. All other blocks stay readable.

@@ -53,7 +53,10 @@ class PartitionRepairs:
         return number in self._repairs
 
     def start(self, state: PartitionState, block: BlockNode, log: BlockLog | None) -> None:
-        """Start to repair *block*, from *log* if it was open here until now."""
+        """Start to repair *block*.
+
+        *log* is its log if the block was open on this broker until now.
+        """
         fresh = log is None
         if log is None:
             name = state.block_id(block)
@@ -95,8 +98,8 @@ class PartitionRepairs:
     ) -> list[tuple[str, str, int, int]]:
         """Return the ends of copies to report: (topic, partition, block number, end).
 
-        These are the copies with *numbers*, or all copies whose end differs from the controller's
-        metadata.
+        This concerns the copies with *numbers*, or all copies whose end differs from the
+        controller's metadata.
         """
         if numbers is None:
             numbers = (*self._whole, *self._overrated)

@@ -31,8 +31,8 @@ class Assignor(Protocol):
 
     An assignor is pure: the same arguments give the same answer in any process, in any order of
     members and partitions. Every member is in the answer. Every partition that a member may take
-    has an owner. It has exactly one, unless a member that may take partitions would get none: such
-    members are spare, and share partitions evenly.
+    has an owner. A partition has exactly one owner, unless a member that may take partitions would
+    get none: such members are spare, and share partitions evenly.
     """
 
     def __call__(

@@ -19,8 +19,8 @@ def assign(
 ) -> Assignment:
     """Assign contiguous runs over all topics together; the first members get the remainder.
 
-    It ignores *previous*: a new member shifts most runs. Choose it if neighbouring partitions
-    belong together, or for an assignment that is easy to read.
+    The assignor ignores *previous*: a new member shifts most runs. Choose it if neighbouring
+    partitions belong together, or for an assignment that is easy to read.
 
     >>> assign(["b", "a"], [("t", 0), ("t", 1), ("t", 2)])
     {'a': (('t', 0), ('t', 1)), 'b': (('t', 2),)}

@@ -21,9 +21,9 @@ def assign(
 ) -> Assignment:
     """Assign each partition to the first member on the ring below its fair share.
 
-    It ignores *previous*, so a new coordinator gives the same answer. In exchange, a joining member
-    moves more partitions than necessary. The table shows the average multiple of the minimum
-    (single cases: up to twice that), by members before and partitions per member:
+    The assignor ignores *previous*, so a new coordinator gives the same answer. In exchange, a
+    joining member moves more partitions than necessary. The table shows the average multiple of the
+    minimum (single cases: up to twice that), by members before and partitions per member:
 
     ==========  ============  ============  ============  ============
     members     2 partitions  4             10            50

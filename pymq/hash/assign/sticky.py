@@ -1,4 +1,4 @@
-"""Assignor ``sticky``: level, and members keep their partitions."""
+"""Assignor ``sticky``: even numbers of partitions, and members keep theirs as far as possible."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class CommitIndex:
         self._term = term
         self._followers = followers
         self.committed = committed
-        self.durable = durable  # up to where the leader's own log is durable
+        self.durable = durable  # the offset up to which the leader's own log is durable
         # whether an entry of this term is committed, or the log was empty
         self.is_opened = is_opened
 

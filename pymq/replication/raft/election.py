@@ -16,7 +16,8 @@ class RaftRole(Enum):
     """The role of a replica of a Raft block."""
 
     FOLLOWER = "follower"
-    PRECANDIDATE = "precandidate"  # sends pre-votes: asks whether it would be elected (thesis 9.6)
+    # sends pre-votes: asks whether the others would vote for it (thesis 9.6)
+    PRECANDIDATE = "precandidate"
     CANDIDATE = "candidate"
     LEADER = "leader"
 
@@ -215,7 +216,7 @@ class RaftElection:
                 return ElectionResult.WON
         elif self._ballot.is_lost:
             mark("raft.election.lost")
-            self.role = RaftRole.FOLLOWER  # it waits for its next timeout
+            self.role = RaftRole.FOLLOWER  # the member waits for its next timeout
         return None
 
     # --- voting ---------------------------------------------------------------------------------

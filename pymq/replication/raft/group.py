@@ -15,8 +15,8 @@ class RaftGroup:
     block: BlockId
     log: ReplicatedLog
     host: ReplicaHost
-    members: tuple[str, ...]  # all of them
-    voters: frozenset[str]  # all members except learners, which neither vote nor count
+    members: tuple[str, ...]  # all members of the group
+    voters: frozenset[str]  # all members except learners, which do not vote or count
 
     @property
     def me(self) -> str:
@@ -25,7 +25,7 @@ class RaftGroup:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """All members but this one."""
+        """All members except this one."""
         return tuple([name for name in self.members if name != self.host.me])
 
     def has_quorum(self) -> bool:

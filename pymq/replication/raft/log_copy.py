@@ -21,11 +21,13 @@ class LogCopy:
     def __init__(self, block: BlockId, log: ReplicatedLog) -> None:
         self._block = block
         self._log = log
-        # as far as this member knows; the entries may not be durable on its disk yet
+        # the commit index that this member knows; the entries may not be durable on its disk yet
         self.committed = log.start
         self.durable = log.stable_end
-        self._counts_to = NEVER  # up to where the write in progress counts; a truncation lowers it
-        self._verified = log.start  # up to here the log matches the log of this term's leader
+        # the offset up to which the write in progress counts; a truncation lowers it
+        self._counts_to = NEVER
+        # up to this offset the log matches the log of this term's leader
+        self._verified = log.start
         # latest round of this term's leader, if the leader confirms reads (quorum_features)
         self._round = 0
         self._has_answer = False
@@ -81,7 +83,7 @@ class LogCopy:
         try:
             self._take(m)
         except CorruptBatch:
-            mark("raft.append.corrupt")  # The leader will resend it.
+            mark("raft.append.corrupt")  # The leader will send the batches again.
         # Only up to where this log is known to match the leader's.
         self.committed = max(self.committed, min(m.commit, self._verified))
         self._has_answer = True

@@ -21,7 +21,7 @@ _FIELD = struct.Struct("<I")
 def conflict(log: ReplicatedLog, prev: int, prev_epoch: int) -> tuple[int, int] | None:
     """Return the pair (epoch, end) from which the leader continues its search.
 
-    None if *log* matches.
+    None if *log* matches the leader's log.
 
     The pair names the follower's last batch that the leader may have: before *prev*, the leader's
     log has no epoch later than *prev_epoch*.

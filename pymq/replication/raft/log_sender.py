@@ -18,8 +18,8 @@ from pymq.replication.raft.quorum_features.snapshots import send_snapshot
 class LogSender:
     """Decides what each follower is sent, and when it is sent again; :class:`Mode` says how.
 
-    When the commit index advances, it waits ``tell_ms`` for data to travel with. Then it is sent
-    alone.
+    When the commit index advances, it waits ``tell_ms`` for data to travel with. After that time
+    the commit index is sent alone.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LogSender:
         self._followers = followers
         self._commit = commit
         self._reads = reads
-        self.tell_at = NEVER  # when the commit index is sent without data
+        self.tell_at = NEVER  # the time when the commit index is sent without data
         self._tell_end = 0  # the commit index when *tell_at* was set
 
     def feed_all(self, now: int) -> None:
@@ -135,7 +135,7 @@ class LogSender:
             is_idle = progress.mode is Mode.REPLICATE and not progress.in_flight
             if is_idle and progress.told_commit < end and self._host.is_alive(progress.peer):
                 self._tell(progress, now)
-        self.feed_all(now)  # a later commit index waits again
+        self.feed_all(now)  # after this, a later commit index waits for data again
 
     def _tell(self, progress: FollowerProgress, now: int) -> None:
         mark("raft.commit.told_alone")

@@ -46,7 +46,8 @@ class PersistentState:
     def __init__(self, group: RaftGroup, hard: HardState, is_saved: bool) -> None:
         self._group = group
         self.hard = hard
-        self.is_saved = is_saved  # whether the disk has it, or the write in progress saves it
+        # whether the state is on disk, or is saved by the write in progress
+        self.is_saved = is_saved
         self._saving: HardState | None = None  # the state that the write in progress saves
         self.held: list[Envelope] = []  # messages that leave once the hard state is durable
 
@@ -86,6 +87,6 @@ class PersistentState:
         self.held = []
 
     def stable(self) -> HardState | None:
-        """The write is durable; returns the hard state that it saved, if any."""
+        """Note that the write is durable; returns the hard state that it saved, if any."""
         saved, self._saving = self._saving, None
         return saved

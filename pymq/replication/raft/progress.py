@@ -35,7 +35,7 @@ class FollowerProgress:
     sent: int = 0  # end of the last message
     told_commit: int = 0  # commit index in the last message
     in_flight: deque[int] = Factory(deque)  # ends of the messages sent in REPLICATE, in order
-    retry_at: int = NEVER  # when messages in flight count as lost; NEVER if none are
+    retry_at: int = NEVER  # the time when messages in flight count as lost; NEVER if there are none
 
     @property
     def is_waiting(self) -> bool:

@@ -1,6 +1,7 @@
 """Raft for one open block, whose log is the block itself.
 
-It follows Ongaro, "Consensus: bridging theory and practice", with these differences:
+The implementation follows Ongaro, "Consensus: bridging theory and practice", with these
+differences:
 
 * The members of a block never change: if the replicas change, a new block begins. So there are no
   configuration entries. The roll that creates the block names the first leader, which leads without
@@ -48,11 +49,12 @@ RaftMessage = RaftAppend | RaftAppended | RaftVote | RaftVoted | RaftTimeout | R
 
 
 class Raft:
-    """One member of a block's replicas.
+    """One member of a block's replicas, as leader or follower.
 
-    *learners* are members whose disk is not the one on which the block was created. Their votes and
-    entries are lost, so they neither vote nor count, while a majority is still a majority of all
-    members. No broker has learners: see :mod:`pymq.replication.raft.quorum_features`.
+    *learners* are members whose disk is not the one on which the block was created. The votes and
+    entries of learners are lost, so learners neither vote nor count, while a majority is still a
+    majority of all members. No broker has learners: see
+    :mod:`pymq.replication.raft.quorum_features`.
     """
 
     def __init__(self, replica: Replica, now: int, learners: Collection[str] = ()) -> None:
@@ -68,7 +70,7 @@ class Raft:
         leader = state.leader if is_new and state.leader != host.me else None
         is_appointed = initial_state.is_appointed(replica)
         self.election = RaftElection(self._group, self.state, leader, is_appointed, now)
-        self._leading: Leadership | None = None  # set exactly while its role is LEADER
+        self._leading: Leadership | None = None  # set exactly while the member's role is LEADER
         make_copy = SnapshotCopy if isinstance(log, SnapshotLog) else LogCopy
         self._copy = make_copy(replica.block, log)
         self.reads = ReadIndex(self._group)
@@ -225,7 +227,7 @@ class Raft:
     def read_index(self, token: int, now: int) -> bool:
         """Begin to confirm that this member may answer a read (ReadIndex).
 
-        False if it is not the leader.
+        False if this member is not the leader.
 
         ``reads.take`` returns the outcome.
         """

@@ -21,7 +21,7 @@ class LeadershipTransfer:
         self._term = term
         self._followers = followers
         self.target: str | None = None  # the member that will take over
-        self.until = NEVER  # when the leader gives the transfer up
+        self.until = NEVER  # the time when the leader abandons the transfer
         self._is_told = False
 
     def begin(self, peer: str, now: int) -> bool:

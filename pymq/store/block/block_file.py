@@ -138,15 +138,16 @@ class Known:
     block: BlockId
     start: int
     end: int  # the offset after the last record before position
-    position: int  # 0 if there was no file yet
+    position: int  # 0 if the file did not exist yet
     epoch: int  # epoch of the last batch
     last: int  # position of the last batch; -1 if there is none
-    last_crc: int  # CRC of that batch's header: proves that this belongs to that file
+    # CRC of that batch's header: it proves that this index or checkpoint belongs to the block file
+    last_crc: int
     index: Index
     snapshot: bytes | None
 
     def to_bytes(self) -> bytes:
-        """Encode this for a ``.ckpt`` or ``.index`` file."""
+        """Encode the mark as the content of a ``.ckpt`` or ``.index`` file."""
         return frame(
             KNOWN_MAGIC,
             [
@@ -305,7 +306,7 @@ def is_whole(head: memoryview) -> bool:
 
 @define
 class Behind:
-    """What follows the fault of a walk."""
+    """The bytes that follow the fault of a walk."""
 
     is_misplaced: bool = False  # whether a whole header at the fault does not belong there
     # position of a later batch whose *durable* covers the offset at the fault
@@ -317,8 +318,8 @@ class Behind:
 def look_behind(window: Window, found: Walk) -> Behind:
     """Search behind the fault of *found* for signs that it is damage or a torn write.
 
-    The search ends at the first batch whose *durable* covers the offset at the fault. It reads each
-    byte once, and the bodies until a whole batch is found.
+    The search ends at the first batch whose *durable* covers the offset at the fault. The search
+    reads each byte once, and the bodies until a whole batch is found.
     """
     behind, position = Behind(), found.position
     if is_whole(window.piece(position, HEADER_SIZE, HEADER_SIZE)):
@@ -326,10 +327,12 @@ def look_behind(window: Window, found: Walk) -> Behind:
             header = window.header(position)
             check_chain(header, found.end, found.epoch)
         except CorruptBatch:
-            # This is no torn write, but a batch of a newer version, or a misplaced one.
+            # The search has found no torn write, but a batch of a newer version, or a misplaced
+            # one.
             behind.is_misplaced = True
             return behind
-        # Only the body is bad. Skip it, because a batch inside it would be the payload of a record.
+        # Only the body is damaged. Skip the body, because a batch inside it would be the payload of
+        # a record.
         position = behind.end = min(position + header.length, window.size)
     else:
         position += 1
@@ -342,7 +345,7 @@ def look_behind(window: Window, found: Walk) -> Behind:
             position += 1
             continue
         if header.base_offset <= found.end or header.leader_epoch < found.epoch:
-            position += 1  # out of order, so it is part of the payload of a record
+            position += 1  # the batch is out of order, so it is part of the payload of a record
         elif header.durable > found.end:
             behind.attested = position
             return behind

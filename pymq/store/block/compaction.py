@@ -1,7 +1,7 @@
 """Key compaction: keeps only the last record of each key.
 
-* A tombstone is a record with the header ``("pymq.tombstone", b"")``; it deletes its key. It is
-  kept for some time, so that all consumers see it, and then removed, too.
+* A tombstone is a record with the header ``("pymq.tombstone", b"")``; it deletes its key. A
+  tombstone is kept for some time, so that all consumers see it, and then removed, too.
 * Records without a key and control batches are kept.
 * Offsets never change: a batch still covers the offsets of its removed records.
 """
@@ -22,8 +22,8 @@ _SPAN_MAX = (1 << 32) - 1
 def is_due(clean: int, dirty: int, min_dirty: float) -> bool:
     """Whether the *dirty* bytes since the last compaction are enough for another one.
 
-    *clean* is the size in bytes after the last one. Compacting after each new block would make the
-    total cost quadratic; waiting for a share of the whole keeps it linear (Kafka,
+    *clean* is the size in bytes after the last compaction. Compacting after each new block would
+    make the total cost quadratic; waiting for a share of the whole keeps it linear (Kafka,
     min.cleanable.dirty.ratio).
     """
     return min_dirty <= 0 or (dirty > 0 and dirty >= min_dirty * (clean + dirty))
@@ -76,7 +76,7 @@ def _keep(
         for at, (offset, key) in enumerate(zip(batch.offsets, batch.keys, strict=True))
         if key is None or last.get(_digest(key), offset) <= offset
     ]
-    if batch.header.columns & HEADERS:
+    if batch.column(HEADERS) is not None:
         headers, times = batch.headers, batch.timestamps
         chosen = [
             at for at in chosen if TOMBSTONE not in headers[at] or times[at] >= tombstones_before_ms

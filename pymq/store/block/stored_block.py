@@ -31,7 +31,7 @@ assert _HEAD.size == HEADER_SIZE
 
 
 class StoredBlock:
-    """One block: its offsets, and the positions of its batches in its file.
+    """A block: its offsets, and the positions of its batches in its file.
 
     Ten thousand idle blocks must fit in memory: unused parts are None, and paths are not stored.
     """
@@ -77,7 +77,8 @@ class StoredBlock:
         self.is_sealed = False
         self.is_passive = False  # loaded only for reads, not recovered
         self.ckpt_end = self.index_end = -1  # end offsets that .ckpt and .index attest
-        self.failed: StoreError | None = None  # set after a failed sync: each call raises it
+        # the error of a failed sync; each further call raises it
+        self.failed: StoreError | None = None
         self.hint = (-1, 0)  # (offset, position) of the last read's end, for sequential reads
 
     @property
@@ -312,8 +313,8 @@ def head_at(
 ) -> tuple[int, int, int, int]:
     """Check the batch header in *data* and return (base offset, length, span, max timestamp).
 
-    It checks like :func:`pymq.core.batch.header.parse_header`, but makes no object: a read of 1 MiB
-    may walk over thousands of headers.
+    This function makes the same checks as :func:`pymq.core.batch.header.parse_header`, but creates
+    no object: a read of 1 MiB may walk over thousands of headers.
 
     Raises:
         CorruptBlock: it is damaged.

@@ -1,8 +1,8 @@
 """Records which blocks of a partition the last compaction covered, and their size after it.
 
 This note is a small file beside the last of these blocks. ``00000007.clean`` means: in the blocks
-up to 7, only the last record of each key is left. It only decides when the next compaction is due,
-so losing it costs one needless compaction.
+up to 7, only the last record of each key is left. The note only decides when the next compaction is
+due, so losing it costs one needless compaction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Cleaned:
     """The note that the blocks up to *block* are clean."""
 
     block: BlockId
-    size: int  # bytes of their batches
+    size: int  # bytes of the batches of all blocks up to this one
 
     def to_bytes(self) -> bytes:
         """Encode the note as the content of its file."""
@@ -29,7 +29,7 @@ class Cleaned:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Cleaned:
-        """Decode the content of its file.
+        """Decode the content of a ``.clean`` file.
 
         Raises:
             CorruptMetadata: it is damaged; the caller does without it.

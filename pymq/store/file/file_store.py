@@ -70,8 +70,8 @@ class FileStore:
         self._blocks: dict[BlockId, StoredBlock] = {}
         self._handles = Handles(self._folder, handles_max)
         self._appending = Appending(self._folder, self._handles)
-        # Compaction may run in its own thread. It holds this lock only while it opens or swaps a
-        # file, so that another thread's handle stays valid from its lookup to its use.
+        # Compaction may run in its own thread. Compaction holds this lock only while it opens or
+        # swaps a file, so that another thread's handle stays valid from its lookup to its use.
         self._lock = threading.RLock()
         self._closed = False
         self._folder.open()
@@ -225,7 +225,7 @@ class FileStore:
                 f"block {write.block} exists and begins at {block.start}, not at {write.start}"
             )
         elif block.size == 0:
-            block.head = head  # the block was recovered without a file, so it had no names
+            block.head = head  # the block was recovered without a file, so its head had no names
 
     def _truncate(self, block: StoredBlock, end: int) -> None:
         if end < block.start:
@@ -237,7 +237,7 @@ class FileStore:
         path = self._folder.file(block.id)
         block.cut(end, self._handles.reader(block), path)
         try:
-            # Remove the checkpoint and the index first: they attest a longer file, so after a
+            # Remove the checkpoint and the index first: they describe a longer file, so after a
             # crash the shorter file would look damaged.
             if block.ckpt_end > end:
                 self._folder.remove(block.id, CKPT)
@@ -293,7 +293,7 @@ class FileStore:
     # --- recovery -------------------------------------------------------------------------------
 
     def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
-        """Recover *block* and return its end. An open block without a file is empty."""
+        """Recover *block* and return its end. If an open block has no file, it is empty."""
         if self._closed:
             raise Closed(f"the store {self.path} was closed")
         with self._lock:
@@ -410,7 +410,7 @@ class FileStore:
         return sorted({*self._folder.blocks(), *self._blocks, *self._states.blocks()})
 
     def unsealed(self) -> list[BlockId]:
-        """List those of :meth:`blocks` that this store does not know as sealed; cheap."""
+        """List the blocks that this store does not know as sealed; cheap."""
         sealed = self._folder.blocks()
         known = self._blocks.items()
         sealed.update({id: block.is_sealed for id, block in known if not block.is_passive})
@@ -426,7 +426,7 @@ class FileStore:
             self._sync([id for id, block in self._blocks.items() if not block.failed], errors)
             for block in list(self._blocks.values()):
                 if block.failed is None:
-                    with contextlib.suppress(OSError):  # recovery would trim it, too
+                    with contextlib.suppress(OSError):  # if this fails, recovery truncates the file
                         self._appending.trim(block)
         finally:
             self._handles.close()

@@ -66,7 +66,7 @@ class Folder:
             else:
                 self._replace(marker, FORMAT)
             with explained("open", self._root):
-                self._make(self._root)  # this syncs the folder, so the other names in it, too
+                self._make(self._root)  # this also syncs the folder with all other names in it
         except BaseException:
             self.close()
             raise
@@ -90,7 +90,8 @@ class Folder:
         if len(path) > len(self.path) and above not in self._durable:
             # Sync each level inside the store, and those levels above it that were created here.
             self._make(above)
-        # Also if it exists: the process that created it may have died before its sync.
+        # Sync the folder even if it exists: the process that created it may have died before its
+        # sync.
         with contextlib.suppress(PermissionError):  # for folders above the store's own folder
             self.files.sync_dir(above)
         self._durable.add(path)
@@ -257,7 +258,7 @@ class Folder:
 
     def prune(self, block: BlockId) -> None:
         """Remove the folders of the block's partition and topic if they are empty."""
-        with contextlib.suppress(OSError):  # usually because they are not empty
+        with contextlib.suppress(OSError):  # usually because the folders are not empty
             for path in (self.of(block), os.path.dirname(self.of(block))):
                 self.files.rmdir(path)
                 self._durable.discard(path)

@@ -44,7 +44,8 @@ class Handles:
         while len(self._open) >= self._most:
             handle, block = next(iter(self._open.items()))
             del self._open[handle]
-            # It was used since the last look: move it to the end of the queue (second chance).
+            # The block was used since the last check: move it to the end of the queue (second
+            # chance).
             if block.used:
                 block.used = False
                 self._open[handle] = block

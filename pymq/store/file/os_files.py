@@ -1,8 +1,8 @@
 """File operations: the stores call the operating system only through :class:`Files`.
 
-The simulator implements it with a disk that loses unsynced data, tears writes, flips bits, fills up
-or fails to sync. Methods raise plain :class:`OSError`; the store turns them into errors for users
-with :func:`store_error`.
+The simulator implements these operations with a disk that loses unsynced data, tears writes, flips
+bits, fills up or fails to sync. Methods raise plain :class:`OSError`; the store turns them into
+errors for users with :func:`store_error`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _JOIN_MAX = (
 )
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # on macOS: also syncs the drive
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# Reading a file bypasses the access policy, so only the owner and the group may do it.
+# Reading a file bypasses the access policy, so only the owner and the group may read files.
 FILE_MODE, FOLDER_MODE = 0o640, 0o750
 # bytes; compression by a file system does not reach this ratio
 _SPARSE_MIN, _SPARSE_RATIO = 1 << 30, 64
@@ -226,7 +226,7 @@ class OsFiles:
         with self._making:
             pool = self._pool
             if pool is None or self._pid != os.getpid():  # threads do not survive a fork
-                # lazily: many stores never need it
+                # on demand: many stores never need it
                 from concurrent.futures import ThreadPoolExecutor
 
                 pool = self._pool = ThreadPoolExecutor(self._sync_threads, "pymq-sync")

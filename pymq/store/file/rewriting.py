@@ -21,9 +21,9 @@ _REWRITE_BYTES = 1 << 20  # bytes in each write
 
 
 class Rewriting:
-    """One compaction.
+    """A compaction of one partition.
 
-    It may run at the same time as all other calls, because sealed blocks do not change.
+    A compaction may run at the same time as all other calls, because sealed blocks do not change.
 
     Args:
         folder: where the blocks are.

@@ -16,7 +16,7 @@ one sync.
               the state is null when the block was removed
         u8   255: a group that lacks it was not written to its end
 
-Only the last entry of a block counts. When most of the file is stale, the store rewrites it.
+Only the last entry of a block is valid. When most of the file is stale, the store rewrites it.
 
 The file gets its name once it has its first group, and each group is durable before the next is
 written. So a bad group means:
@@ -73,7 +73,7 @@ class States:
         self._states: dict[BlockId, bytes] = {}
         self._handle = -1  # -1 until a state is saved
         self._size = 0
-        self._live = 0  # its approximate size after a rewrite
+        self._live = 0  # the file's approximate size after a rewrite
 
     # --- reading --------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ def verify(
     last batches may look torn because they are being written; the report says so.
 
     Other files of a broker, such as its metadata, are not checked. *known* checks the metadata: it
-    returns the blocks there, or raises a :class:`StoreError` that is reported as damage. It is
+    returns the blocks there, or raises a :class:`StoreError` that is reported as damage. *known* is
     called only if the verifier holds the store's lock.
 
     *on_read* is called after each block file with its size in bytes.
@@ -64,7 +64,8 @@ class _Verifier:
         self.report = Report(path)
         self._blocks = BlockVerifier(files, self.report, on_read)
         self._ask_known = known
-        self._found: list[tuple[BlockId, list[str]]] = []  # all blocks, with all of their files
+        # all blocks, with the names of all their files
+        self._found: list[tuple[BlockId, list[str]]] = []
 
     def run(self) -> Report:
         path = self.report.path
@@ -87,7 +88,7 @@ class _Verifier:
                 self.files.close(lock)
         unknown = {found.block for found in self.report.unknown}
         for block, file in self._blocks.missing:
-            if block not in unknown:  # otherwise a crash interrupted its removal
+            if block not in unknown:  # otherwise a crash interrupted the removal of the block
                 self.report.problem(file, None, None, "the block file is missing", RESTORE)
         return self.report
 

@@ -106,7 +106,7 @@ class BlockVerifier:
                 header = window.header(position)
             except CorruptBatch as error:
                 if may_be_torn and data_end(window.pread, position, size) == position:
-                    size = position  # the rest is zeros, written ahead of appends
+                    size = position  # the rest of the file is zeros, written ahead of appends
                     break
                 is_foreign = is_whole(window.piece(position, HEADER_SIZE, HEADER_SIZE))
                 following = resync(window, position + 1)

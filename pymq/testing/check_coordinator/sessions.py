@@ -16,13 +16,14 @@ from pymq.testing.check_coordinator.suite import CoordinatorSuite
 
 
 def check_watches(suite: CoordinatorSuite) -> None:
-    """A session gets the changes of what it has loaded, and no others."""
+    """A session is notified of changes of the nodes that it has loaded, and of no other changes."""
     with suite.clients("watches", 3) as (writer, reader, stranger):
         writer.must(Create("/a", b""), Create("/ab", b""), Create("/b", b""))
         for root in ("/a", "/later", "/a"):  # loading the same root twice must be harmless
             reader.load(root)
         stranger.load("/b")
-        # If these were reported, then before all events for which the check waits below.
+        # If changes outside the roots were reported, they would come before the events for which
+        # the check waits below.
         writer.must(Create("/ab/x", b""), Put("/b", b"", 0), Check("/a", 0))
         steps: list[tuple[Op, ...]] = [
             (Create("/a/x", b""),),

@@ -105,7 +105,7 @@ def check_refuses_what_does_not_follow(suite: StoreSuite) -> None:
 
 
 def check_failures_stay_alone(suite: StoreSuite) -> None:
-    """If a write fails for one block, the writes for others are done."""
+    """If a write fails for one block, the writes for other blocks are still done."""
     good, bad = suite.block(), suite.block()
     failed = suite.store.write(
         [

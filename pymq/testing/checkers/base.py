@@ -1,7 +1,7 @@
 """What the checkers see of a cluster, and their base class.
 
-A checker holds a family of named rules. It checks a rule at each event that may break it, in about
-constant time, and reports a :class:`Violation` with the rule's name.
+A checker holds a family of named rules. A checker checks a rule at each event that may break it, in
+about constant time, and reports a :class:`Violation` with the rule's name.
 """
 
 from __future__ import annotations

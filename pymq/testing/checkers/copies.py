@@ -32,7 +32,8 @@ class CopyRules(Checker):
         self._silences: dict[
             tuple[str, str], list[tuple[int, int]]
         ] = {}  # silences that were long and have ended
-        self._planned_us: dict[tuple[Op, ...], int] = {}  # when each commit in progress was planned
+        # the time when each commit in progress was planned
+        self._planned_us: dict[tuple[Op, ...], int] = {}
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:
         if isinstance(message, BrokerHeartbeat) and isinstance(process, ZkserverHost):

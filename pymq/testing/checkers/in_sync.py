@@ -118,8 +118,8 @@ class InSyncRules(Checker):
         """Whether a broker that joins the in-sync set lacks records before *end*, and this is
                 known.
 
-        It may have lost them in a crash after its leader's request. The zkserver knows of the crash
-        once the broker has registered again.
+        The replica may have lost these records in a crash after its leader's request. The zkserver
+        knows of the crash once the broker has registered again.
         """
         ledger, cluster = self.watch.ledger, self.watch.cluster
         log, host = ledger.log(name, block), cluster.brokers[name]
@@ -170,8 +170,8 @@ class InSyncRules(Checker):
 
         A leader commits its whole log before it reports its end. While a majority still has the
         disks on which the block was created, the zkserver asks no other replica, unless an
-        administrator requests it. Then the last records may have a single copy. They were neither
-        acknowledged nor visible (``durable-before-acked``, ``durable-before-visible``).
+        administrator requests it. Then the last records may have a single copy. Such records were
+        neither acknowledged nor visible (``durable-before-acked``, ``durable-before-visible``).
         """
         if node.acks is not AckMode.RAFT or node.end is None:
             return

@@ -44,7 +44,7 @@ def chain(before: int, header: Header) -> int:
 
 @define
 class ReplicaLog:
-    """One broker's copy of one block."""
+    """The copy of a block on one broker, as a log."""
 
     node: str
     block: BlockId
@@ -52,7 +52,7 @@ class ReplicaLog:
     ends: list[int] = Factory(list)  # end of each batch
     chains: list[int] = Factory(list)  # chain hash after each batch
     headers: list[Header] = Factory(list)
-    synced_end: int = 0  # records before it survive a crash
+    synced_end: int = 0  # records before this offset survive a crash
     maybe: list[Header] = Factory(list)  # batches of a write that has not returned, or has failed
     # the possible end of the log after a truncation that has not returned
     cutting: int | None = None
@@ -103,7 +103,7 @@ class Ledger:
         self.logs: dict[tuple[str, BlockId], ReplicaLog] = {}
         self.on_append: list[Callable[[ReplicaLog, Header], None]] = []
         self.on_truncate: list[Callable[[ReplicaLog, int], None]] = []  # (log, the end to be)
-        # (log, its new end), called after a crash
+        # functions that are called with (log, its new end) after a crash
         self.on_loss: list[Callable[[ReplicaLog, int], None]] = []
         self.damaged: dict[str, None] = {}  # brokers whose disk has lost synced records
         self.states: dict[tuple[str, BlockId], bytes] = {}  # the saved state of each block
@@ -117,7 +117,7 @@ class Ledger:
         self.fail = fail
 
     def log(self, node: str, block: BlockId) -> ReplicaLog | None:
-        """One replica's log."""
+        """The log of one replica."""
         return self.logs.get((node, block))
 
     def holding(self, node: str, topic_id: str, partition: int, offset: int) -> ReplicaLog | None:
@@ -137,7 +137,7 @@ class Ledger:
         """Return the brokers that have synced a block up to *end*, with the chain hash *chain*.
 
         A broker counts even if its disk has been replaced since: its report was true, and may still
-        be on its way. The copy on its new disk is another replica and does not count a second time.
+        be on its way. The copy on the new disk is another replica and does not count a second time.
         """
         logs = [*self.replicas(block), *self._replaced.get(block, ())]
         found = (log.node for log in logs if log.synced_end >= end and log.chain_at(end) == chain)
@@ -189,7 +189,10 @@ class Ledger:
         return found
 
     def done(self, node: str, writes: Sequence[Write], failed: Sequence[WriteFailed]) -> None:
-        """Note that a write has returned; a failed one may be on the disk or not."""
+        """Note that a write has returned.
+
+        After a failed write the data may be on the disk or not.
+        """
         bad = {failure.block for failure in failed}
         synced: dict[BlockId, None] = {}
         for write in writes:
@@ -286,7 +289,7 @@ class Ledger:
                 f"{node} has {found.block} up to {found.end}, where no batch ends",
             )
         log.maybe.clear()
-        log.synced_end = log.end  # recovery has synced the records that it kept
+        log.synced_end = log.end  # recovery has synced the records that the log still has
 
     def _check_state(self, node: str, found: Recovered) -> None:
         """Check that the saved term and vote, or later ones, are still there."""

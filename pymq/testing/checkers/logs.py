@@ -48,7 +48,8 @@ class Watermark(Checker):
 
     def on_look(self, host: BrokerHost, found: probe.Look, last: probe.Look | None) -> None:
         high, block = found.high_watermark, found.block
-        # In a mode without syncs a disk may lose visible records. Its log is read again.
+        # In a mode without syncs a disk may lose visible records. The checker then reads the log
+        # again.
         is_carried = last is not None and last.block == block and high <= last.high_watermark
         if high > found.end and (found.is_strict or not is_carried):
             self.fail("hw-bounded", f"{host.name} shows {block} up to {high}, ends at {found.end}")

@@ -161,7 +161,7 @@ class AnswerRules(Checker):
             batch = self._batches[asked.header.batch_crc]
             self._placed[asked.topic, asked.partition, message.base_offset] = batch
         if asked is None or message.error is not None or asked.acks is not AckMode.RAFT:
-            return  # records that only the leader has may be lost with it
+            return  # records that are only on the leader may be lost with it
         history = self.watch.history_of(asked.topic, asked.partition)
         if history is None:
             return

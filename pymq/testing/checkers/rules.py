@@ -45,12 +45,13 @@ def watch(cluster: Cluster) -> StoreWatch:
     immutable = Immutable(found)
     for checker in (
         LogMatching(found),
-        OneLeader(found),  # before the checkers that rely on it to forget records that may be lost
+        # must run before the checkers that rely on it to forget records that may be lost
+        OneLeader(found),
         Watermark(found),
         immutable,
         AnswerRules(found, immutable),
         ReadRules(found),
-        InSyncRules(found),  # after the checkers that find a sealed block's log
+        InSyncRules(found),  # must run after the checkers that find a sealed block's log
         OrderRules(found),
         LeaseRules(found),
         OffsetRules(found),

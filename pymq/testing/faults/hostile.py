@@ -2,9 +2,9 @@
 
 Brokers must refuse all its batches: some have a sound header and a bad body, some a false header,
 and some the id and sequences of another producer, read from the log. The client also requests more
-than it receives, fills a group with members, and settles records of other members. It knows only
-what any client can know, and where a log ends. It has its own random numbers, so runs without it
-stay the same.
+than it receives, fills a group with members, and settles records of other members. The hostile
+client knows only what any client can know, and where a log ends. The hostile client has its own
+random numbers, so runs without it stay the same.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Hostile:
     def _lie(self, rng: Random, topic: str, place: str, peer: str) -> None:
         what = rng.choice([*LIES])
         batch = self._batch(rng)
-        sealed = EncodedBatch._seal(LIES[what](batch.header), batch.body)
+        sealed = EncodedBatch.sealed(LIES[what](batch.header), batch.body)
         self._produce(topic, place, peer, sealed, f"a batch that lies: {what}")
 
     def _numbers(self, rng: Random, topic: str, place: str, peer: str) -> None:

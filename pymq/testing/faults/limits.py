@@ -51,7 +51,7 @@ DELAY: Knobs = {
     "NOTE_OFFSETS": ("pymq.core.delay.", (1, 20)),
     "MOVE_OFFSETS": ("pymq.core.delay.", (1, 20)),
 }
-# The value in most runs that draw none of the above; one run in so many has the usual value.
+# The value in most of the runs that draw none of the above; a few runs have the usual value.
 MOSTLY = {"SESSION_MS": 4_000}
 USUAL_SHARE = 20
 

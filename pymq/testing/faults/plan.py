@@ -1,7 +1,7 @@
 """The plan of a run: data that is generated from a seed and then executed.
 
 So a plan can be stored, sent to another person, and shrunk. Times are in microseconds. An operation
-is ``[time, kind, ...]``, and so is a fault; :mod:`pymq.testing.workload.applications` and
+or a fault is ``[time, kind, ...]``; :mod:`pymq.testing.workload.applications` and
 :mod:`pymq.testing.faults.nemesis` carry them out.
 """
 
@@ -38,7 +38,7 @@ SCRATCH = "scratch"  # a topic that is created, deleted and created again
 
 @define
 class Plan:
-    """One run."""
+    """The plan of one run."""
 
     seed: int
     brokers: int = 3
@@ -49,7 +49,7 @@ class Plan:
     limits: dict[str, int] = Factory(dict)  # constants with unusual values
     link: dict[str, Any] = Factory(dict)  # fields of LinkFaults
     uncertain: float = 0.0  # share of commits with an unknown outcome
-    restart: str = "all"  # what restarts when the faults end: all, apps or none
+    restart: str = "all"  # which processes restart when the faults end: all, apps or none
     operator: bool = True  # whether an operator restarts brokers whose disk has failed
     topics: list[dict[str, Any]] = Factory(list)
     apps: list[dict[str, Any]] = Factory(list)
@@ -329,11 +329,13 @@ class Planner:
             "delivery_timeout_ms": rng.choice([2_000, 20_000, 20_000]),
             "readers": [name for name in topics if rng.random() < 0.5],
             "groups": [[name, rng.choice("ggh")] for name in topics if rng.random() < 0.6],
-            "want": rng.choice([1, 10, 100, 100]),  # number of records that it requests at a time
+            # number of records that the consumer requests at a time
+            "want": rng.choice([1, 10, 100, 100]),
             "ack_wait_ms": rng.choice([500, 2_000, 30_000]),
             "max_deliver": rng.choice([0, 0, 1, 3]),
             "nack": rng.choice([0.0, 0.0, 0.1]),
-            "forget": rng.choice([0.0, 0.0, 0.05]),  # share of records that it never settles
+            # share of records that the consumer never settles
+            "forget": rng.choice([0.0, 0.0, 0.05]),
             "work_us": round(log_uniform(rng, 100, 100_000)),
         }
 

@@ -65,7 +65,7 @@ class Ensemble:
         self.request_bytes = REQUEST_BYTES
         self.on_submit: list[OnSubmit] = []
         self.on_commit: list[OnCommit] = []
-        self.uncertain = 0.0  # share of answers that are lost together with their connection
+        self.uncertain = 0.0  # probability that an answer is lost together with its connection
         self.sessions: dict[str, CoordinatorSession] = {}  # live sessions, by name
         self.connections: list[
             CoordinatorSession
@@ -145,7 +145,7 @@ class Ensemble:
 
 
 class CoordinatorSession:
-    """One zkserver's connection; a :class:`pymq.coord.base.Coordinator`."""
+    """The connection of one zkserver; a :class:`pymq.coord.base.Coordinator`."""
 
     def __init__(self, ensemble: Ensemble, process: Process) -> None:
         self.process = process
@@ -375,7 +375,7 @@ class CoordinatorSession:
         self._world.after(self._ensemble.session_timeout_us, lambda *_: end(self._session))
 
     def unanswered(self) -> list[Commit]:
-        """Commits on their way: when the client dies, any number of the first of them is done."""
+        """Commits in flight: when the client dies, any number of the first of them is done."""
         return [
             request
             for number, request in self._under_way.items()

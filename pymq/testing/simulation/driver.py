@@ -120,7 +120,7 @@ class SimDriver:
             raise RuntimeError("a callback of the loop cannot wait: nothing would go on meanwhile")
         world = self._world
         seconds = self._patience_s if timeout is None else max(0.0, timeout)
-        until = world.now + math.ceil(seconds * SECOND)  # at least one: time must pass
+        until = world.now + math.ceil(seconds * SECOND)  # at least 1, because time must pass
         is_over = world.run_until(lambda: is_done() or self._host.loop is None, until)
         if not is_over and timeout is None:
             raise Violation(

@@ -37,8 +37,8 @@ class LinkFaults:
     tail: float = 0.0  # that the delay is up to a thousand times as long
     loss: float = 0.0
     duplicate: float = 0.0  # that the message arrives twice
-    late: float = 0.0  # that it arrives again after up to 10 seconds
-    reorder: float = 0.0  # that it overtakes earlier messages
+    late: float = 0.0  # ... that the message arrives again after up to 10 seconds
+    reorder: float = 0.0  # ... that the message overtakes earlier messages
 
 
 class NetworkLink:
@@ -69,9 +69,9 @@ class NetworkLink:
         self.rng = rng
         self.cuts: dict[int, None] = {}  # the cuts that affect this link
         self.generation = 0  # rises when the connection breaks
-        self.last_at = 0  # when the last in-order message arrives
+        self.last_at = 0  # the time when the last in-order message arrives
         self.clogged_until = 0
-        self.slow = 1  # factor for all its delays
+        self.slow = 1  # factor for all delays of this link
         self.sent = self.lost = 0
 
 
@@ -80,7 +80,7 @@ class Network:
 
     def __init__(self, world: World, faults: LinkFaults | None = None) -> None:
         self.world = world
-        # for links without their own faults
+        # the faults of links without faults of their own
         self.faults = faults if faults is not None else LinkFaults()
         self.on_change: list[Callable[[], None]] = []  # called after each cut or heal
         self._links: dict[tuple[str, str], NetworkLink] = {}
@@ -132,7 +132,7 @@ class Network:
         if at < link.clogged_until:
             at = link.clogged_until
         if not faults.reorder or bits >> 43 & 0xFFFF >= faults.reorder * _ONE:
-            # In order: a late message delays those behind it.
+            # Keep the order: a late message delays the messages behind it.
             if at < link.last_at:
                 at = link.last_at
             link.last_at = at
@@ -141,7 +141,7 @@ class Network:
         if faults.duplicate and bits >> 59 & 0xFFF < faults.duplicate * (1 << 12):
             world.at(at + faults.delay_us, self._arrive, link, packet)
         if faults.late and bits >> 71 & 0xFFF < faults.late * (1 << 12):
-            # Even over another connection, as if the message had been recorded.
+            # The message may arrive over another connection, as if an attacker had recorded it.
             late = (-1, peer, source, message)
             world.at(at + (bits >> 83 & 0x1FFF) * 1221, self._arrive, link, late)
 

@@ -33,27 +33,27 @@ class Knobs:
 
     heartbeat_ms: int = 300  # interval of brokers' heartbeats to the zkserver
     session_ms: int = 1_500  # a broker that is silent for longer counts as dead
-    coordinator_session_ms: int = 1_500  # the same for a zkserver and the coordinator backend
+    coordinator_session_ms: int = 1_500  # the session of a zkserver at the coordinator backend
     offsets_partitions: int = 1
     offsets_replicas: int = 0  # 0: three, or as many as there are brokers
-    store: str = "disk"  # or "memory": no write is lost, and none fails
+    store: str = "disk"  # or "memory": no write is lost, and no write fails
     holes: bool = False  # whether disks write sectors in any order
     delay_us: int = 200  # delay of the network
     jitter_us: int = 100
     ping_ms: int = 50  # interval of pings between each pair of brokers
-    election_ms: int = 150  # after so long a silence other brokers consider a broker dead
+    election_ms: int = 150  # after this much silence other brokers consider a broker dead
     append_bytes: int = 1 << 20  # bytes that a leader sends a follower at once
     in_flight: int = 8  # messages to a follower without an answer
     fetch_wait_ms: int = 500  # how long a follower's fetch waits
     lag_max_ms: int = 10_000  # time until a lagging follower leaves the in-sync set
     replace_ms: int = 10_000  # time until the blocks of a dead broker are given to others
-    replica_lost_ms: int = 600_000  # time until its sealed blocks are copied to others
+    replica_lost_ms: int = 600_000  # time until sealed blocks of a dead broker are copied
     copies_at_once: int = 8  # sealed blocks that are copied at a time
     leader_balance_ms: int = 300_000  # interval at which leaders are balanced
     handles: int = 64  # files that a broker keeps open
     coordinator_us: int = 500  # latency to the coordinator backend
     rates: Mapping[str, float] = Factory(dict)  # rates of clocks, by the name of the process
-    restart_ms: int | None = None  # time until a dead process restarts; None: it does not
+    restart_ms: int | None = None  # time until a dead process restarts; None: it does not restart
     check: bool = True  # whether safety is checked all the time
     patience_s: float = 600.0  # a call without a timeout that waits for longer counts as stuck
 
@@ -62,10 +62,11 @@ class SimulatedHost(Process):
     """A process with a wall clock."""
 
     wall_skew_ms = 0
-    was_skewed = False  # whether its wall clock was wrong at any time so far
+    was_skewed = False  # whether the broker's wall clock was wrong at any time so far
     keep_dice = 0  # number of the random stream for surviving writes
-    crash_again: int | None = None  # if set, die after so many effects of the next start, too
-    crash_loop: Sequence[int] = ()  # the same for the starts after that
+    # if set, the process dies after so many effects of its next start, too
+    crash_again: int | None = None
+    crash_loop: Sequence[int] = ()  # the same numbers for the starts after that
 
     def wall_ms(self) -> int:
         """The time of day, as this machine knows it."""
@@ -100,13 +101,14 @@ class BrokerHost(SimulatedHost):
         super().__init__(world, network, name, number)
         self.knobs = knobs
         self.zkservers = zkservers
-        self.disks = 0  # number of disks that it has had
+        self.disks = 0  # number of disks that the broker has had
         self.storage_id = ""  # the name of the present disk
         self.disk = SimDisk()
         self.memory: MemoryStore | None = None
         self.store: BlockStore | None = None
         self.broker: BrokerMachine | None = None
-        self.looks: dict[TopicPartition, Look] = {}  # the checkers' knowledge of its partitions
+        # the checkers' knowledge of the broker's partitions
+        self.looks: dict[TopicPartition, Look] = {}
         self.signs: dict[Partition, tuple[object, ...]] = {}  # the inputs of those looks
         # wraps the store for the checkers
         self.wrapped: Callable[[BlockStore], BlockStore] | None = None

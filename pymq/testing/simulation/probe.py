@@ -29,8 +29,8 @@ class Look(NamedTuple):
     end: int  # end of the log, written or not
     high_watermark: int
     epoch: int
-    is_leader: bool  # whether it leads and appends records; not after a seal
-    is_strict: bool  # whether each write is synced before it counts
+    is_leader: bool  # whether the replica leads and appends records; not after a seal
+    is_strict: bool  # whether each write must be synced before it counts
     majority: int  # number of replicas that must have all visible records
     told: tuple[int, int]  # epoch and version of the zkserver's last state
     made_on: str  # disk on which this replica of the open block was created; "" if unknown
@@ -228,7 +228,7 @@ def leases(
 
 
 def all_leases(broker: BrokerMachine) -> Iterator[tuple[GroupCoordinator, str, str, str, Leases]]:
-    """The same for all groups: (coordinator, group, topic, partition, leases)."""
+    """Return the leases of all groups: (coordinator, group, topic, partition, leases)."""
     for coordinator in broker._coordinators.values():
         for group in coordinator.groups.values():
             for (topic, partition), found in group.offsets.leases.items():

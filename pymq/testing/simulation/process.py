@@ -1,8 +1,8 @@
 """A simulated process: machines, a loop, perhaps a disk, and its own clock; it can die anywhere.
 
-The real :class:`~pymq.runtime.loop.Loop` turns it. Each effect of the loop passes a *boundary*: a
-message that is sent, an operation of the disk, a request to the coordinator backend. The process
-can be made to die at any of them: earlier effects are done, and later ones are not.
+The process runs the real :class:`~pymq.runtime.loop.Loop`. Each effect of the loop passes a
+*boundary*: a message that is sent, an operation of the disk, a request to the coordinator backend.
+The process can be made to die at any of them: earlier effects are done, and later ones are not.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Process(ABC):
         self.name = name
         self.number = number  # number of the process in the digest
         self.clock = Clock(world)
-        self.loop: Loop | None = None  # None while it is down
+        self.loop: Loop | None = None  # None while the process is down
         self.incarnation = 0
         self.is_paused = False
         self.pauses = 0  # number of pauses so far
@@ -85,7 +85,8 @@ class Process(ABC):
         self.is_dying = False
         self.keep = "random"  # which unsynced writes a crash keeps
         self.on_turn: list[Watcher] = []
-        self.on_send: dict[type, list[Tap]] = {}  # by class of message
+        # functions to call for sent messages, by class of message
+        self.on_send: dict[type, list[Tap]] = {}
         self.on_receive: dict[type, list[Tap]] = {}
         self.on_death: list[Watcher] = []
         self.on_broken: Callable[[Process, BaseException], None] | None = None
@@ -149,7 +150,7 @@ class Process(ABC):
             raise Crash(what)
 
     def crash_in(self, boundaries: int) -> None:
-        """Die at a boundary, after a number of others."""
+        """Die at a boundary, after a number of other boundaries."""
         self.crash_at = self.boundaries + 1 + boundaries
 
     def pause(self) -> None:

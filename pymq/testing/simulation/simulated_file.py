@@ -24,7 +24,7 @@ class SimFile:
     def __init__(self, path: str, data: bytearray) -> None:
         self.path = path  # the file's last path, to find it
         self.data = data  # the content as programs see it
-        # shared with the file of another disk, so it must be copied before a change
+        # whether another disk's file shares the data, which must then be copied before a change
         self.is_shared = False
         self.kept = _FAR  # bytes before this position have not changed since the last sync
         # Steps back to the last synced content, from the last one to the first: (position, former

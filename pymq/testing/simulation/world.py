@@ -59,7 +59,7 @@ def mix(seed: int, *names: object) -> int:
 
 
 class World:
-    """One simulation: its time, its events and its random numbers."""
+    """A simulation: its time, its events and its random numbers."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

@@ -1,7 +1,7 @@
 """Simulated applications: they send, consume, administrate, and record the outcomes.
 
-They use the machines of the real client, not its handles, because code inside the simulation must
-not wait. Each sent value is unique, and its number can be read from it.
+The applications use the machines of the real client, not its handles, because code inside the
+simulation must not wait. Each sent value is unique, and its number can be read from it.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Sent:
     offset: int = -1
     error: PymqError | None = None
     due_ms: int = 0  # time from which on groups may get the record; 0: at once
-    expires_ms: int = 0  # time until which groups may get it; 0: no limit
+    expires_ms: int = 0  # time until which groups may get the record; 0: no limit
 
     @property
     def is_acked(self) -> bool:
-        """Whether its application got an acknowledgement with the offset."""
+        """Whether the application got an acknowledgement with the offset."""
         return self.offset >= 0
 
 

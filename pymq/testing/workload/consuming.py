@@ -59,7 +59,7 @@ class ConsumingApp(ABC):
 
     @property
     def is_up(self) -> bool:
-        """Whether its process still runs."""
+        """Whether the application's process still runs."""
         return self.app.is_up and self.intake.name in self.app.loop.machines
 
     def _wait(self) -> None:

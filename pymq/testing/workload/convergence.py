@@ -109,7 +109,7 @@ class Convergence:
             for log in self._watch.ledger.replicas(BlockId(*key, number)):
                 host = self._cluster.brokers[log.node]
                 if log.node == left:
-                    continue  # its disk fails until the end of the run
+                    continue  # this broker's disk fails until the end of the run
                 if log.chain_at(history.end()) is None and host.hosts(key):
                     return False
         return True

@@ -158,7 +158,7 @@ class FinalChecks:
     def _is_safe(self, sent: Sent) -> bool:
         """Whether the acknowledgement promised more than a copy on the leader."""
         if sent.topic in self._compacted:
-            return False  # compaction removes it once its key has a later record
+            return False  # compaction removes the record once its key has a later record
         if self._plan.brokers == 1 or sent.acks is not None:
             return self._plan.brokers == 1 or sent.acks is AckMode.RAFT
         return sent.topic in self._raft_for_ever

@@ -2,8 +2,8 @@
 
 * ``NAME.pub``: the public key, for all nodes. TOML.
 * ``NAME.secret``: the secret key, only for NAME itself. TOML.
-* ``NAME.revoked``: the keys that were revoked under that name. It takes precedence over any
-  ``.pub``. An additional file is easier to copy to all nodes than a deletion.
+* ``NAME.revoked``: the keys that were revoked under that name. A ``.revoked`` file takes precedence
+  over any ``.pub``. An additional file is easier to copy to all nodes than a deletion.
 
 A name is a principal: a person, an application, or a node whose key has the node's name.
 """
@@ -89,7 +89,7 @@ def write_pair(folder: Path, pair: Pair, public: Public) -> None:
     try:
         _write(folder / f"{pair.name}{PUBLIC}", lines, 0o644)
     except BaseException:
-        path.unlink()  # with only one of both files the next try would fail
+        path.unlink()  # with only one of the two files the next try would fail
         raise
 
 

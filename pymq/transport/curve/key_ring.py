@@ -25,9 +25,9 @@ Seen = tuple[str, int, int, int]  # name, inode, size and time of change of a fi
 class KeyRing:
     """The key pair of this node and the public keys of all principals, from a folder.
 
-    The node's own pair is that of *principal*. Without *principal* it is the pair of the principal
-    whose key file names *endpoint*, or that of *default* if its secret is in the folder, or the
-    only pair in the folder.
+    The node's own pair is that of *principal*. Without *principal* the node's own pair is that of
+    the principal whose key file names *endpoint*, or that of *default* if its secret is in the
+    folder, or the only pair in the folder.
 
     Raises:
         ConfigError: there is no such pair, or a file in the folder is invalid.
@@ -45,7 +45,7 @@ class KeyRing:
         self.version = 0  # rises each time the keys are read
         self._looked_at = 0.0
         self._complaint = ""  # the last error logged
-        self._publics: dict[str, Public] = {}  # by name
+        self._publics: dict[str, Public] = {}  # public keys, by name
         self._principals: dict[str, str] = {}  # names of principals, by key
         self._endpoints: dict[str, Public] = {}
         try:
@@ -86,8 +86,8 @@ class KeyRing:
     def at(self, node: str, endpoint: str) -> Public | None:
         """Return the public key expected of *node* at *endpoint*; None if there is none.
 
-        This is the key with the node's name. If the node is named by its endpoint, it is the key
-        whose file names that endpoint, or else the key of ``zkserver``.
+        This is the key with the node's name, or ... If the node is named by its endpoint, it is the
+        key whose file names that endpoint, or else the key of ``zkserver``.
         """
         if "://" not in node:
             return self._publics.get(node)
@@ -134,7 +134,7 @@ class KeyRing:
                 if seen == self._seen:
                     return
                 # After an error the node retries each second, because a revocation must not wait
-                # for another change. It logs the error once.
+                # for another change. The node logs the error once.
                 self._load(seen)
         except (ConfigError, OSError) as error:
             if str(error) != self._complaint:

@@ -67,7 +67,7 @@ class ClientOutbox:
     def cut_stalled(self, now: float) -> list[Peer]:
         """End the connections of clients that have not read any of their packets for too long.
 
-        It searches at most once a second, and returns those clients.
+        This method searches at most once a second, and returns those clients.
         """
         if now - self._looked_at <= LOOK_S:
             return []

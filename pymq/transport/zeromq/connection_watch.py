@@ -23,7 +23,7 @@ class ConnectionWatch:
     """Follows the state of a connection; made before its socket connects."""
 
     def __init__(self, socket: Socket, endpoint: str) -> None:
-        self.is_over = False  # it has failed, and libzmq will not retry
+        self.is_over = False  # whether the connection has failed, and libzmq will not retry
         self.is_up = False
         self._endpoint = endpoint
         self._watched = socket

@@ -1,10 +1,10 @@
 """Counts and limits the connections to a node, by address and by principal.
 
 libzmq has no limit of its own, and identifies a connection only by its descriptor. This module
-looks a descriptor up when libzmq reports it. By then it may belong to another connection, so a
-count may be wrong by one for a moment. If a peer replaces its connection by a new one with the same
-routing id, and then sends more on the old one, libzmq 4.3.5 never closes the old one: it counts
-until the node ends, because its descriptor stays open until then.
+looks a descriptor up when libzmq reports it. By then the descriptor may belong to another
+connection, so a count may be wrong by one for a moment. If a peer replaces its connection by a new
+one with the same routing id, and then sends more on the old one, libzmq 4.3.5 never closes the old
+one: it counts until the node ends, because its descriptor stays open until then.
 
 | a connection | when | then |
 |---|---|---|
@@ -18,8 +18,8 @@ Limits:
   limit is exceeded, the oldest new connection is closed. By then a proper client has sent a packet,
   and a client that connects again and again only replaces its own connections.
 * Silent connections count for no principal, because libzmq does not report to whom they belong.
-  They may use half of the total. If the total is used up and they have more than half, the one that
-  was silent for longest is closed; its client may connect again.
+  Silent connections may use half of the total. If the total is used up and they have more than
+  half, the one that was silent for longest is closed; its client may connect again.
 * The known connections of one principal may use at most half of the total.
 """
 
@@ -66,14 +66,15 @@ class Connections:
         self._limit = limit
         self._clock = clock
         self._settled_s = handshake_ms / 1000 + SETTLED_S
-        self._addresses: dict[int, str] = {}  # by descriptor
+        self._addresses: dict[int, str] = {}  # addresses of connections, by descriptor
         self._counts: Counter[str] = Counter()
         self._new: dict[int, tuple[Origin, float]] = {}  # (connection, time), oldest first
         self._silent: dict[int, Origin] = {}  # handshake completed, no packet yet, oldest first
         self._going: set[int] = set()  # closed by this node, but not yet by libzmq
         self._known: dict[int, str] = {}  # principals of connections that have sent a packet
         self._principals: Counter[str] = Counter()
-        # Not pyzmq's own monitor socket: if its event queue were full, libzmq's thread would block.
+        # Do not use pyzmq's monitor socket: if its event queue were full, libzmq's thread would
+        # block.
         address = f"inproc://monitor-{id(self)}"
         router.monitor(address, _EVENTS)
         self.socket = router.context.socket(zmq.PAIR)
@@ -139,7 +140,7 @@ class Connections:
         """
         if descriptor in self._known:
             return True
-        self.note()  # its event may be pending
+        self.note()  # the connection's event may not have been read yet
         found = self._new.pop(descriptor, None)
         self._silent.pop(descriptor, None)
         if principal:  # without keys there are no principals
@@ -161,8 +162,8 @@ class Connections:
                 del self._new[descriptor]
                 self._silent[descriptor] = origin
                 continue
-            # libzmq closes a connection some time after it was cut. Until then leave it out of the
-            # count, or another connection would be closed in its place.
+            # libzmq closes a connection some time after it was cut. Until then leave the connection
+            # out of the count, or another connection would be closed in its place.
             count = len(self._addresses) - len(self._going)
             if len(self._new) <= min(NEW_MAX, most // 2) and count <= most:
                 return
@@ -248,7 +249,7 @@ def address_of(descriptor: int) -> str:
 def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
     """The socket of a descriptor, which stays libzmq's; None if there is none.
 
-    It needs no new descriptor, because there may be none left.
+    The function needs no new descriptor, because perhaps no descriptor is free.
     """
     try:
         found = socket.socket(fileno=descriptor)

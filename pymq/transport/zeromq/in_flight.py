@@ -1,6 +1,6 @@
 """Counts the bytes of packets that libzmq holds for a peer.
 
-libzmq limits the number of these packets but not their bytes, and reports neither. But it sends
+libzmq limits the number of these packets but not their bytes, and reports neither. But libzmq sends
 packets in order, and reports when it has released a part that is shared instead of copied. So the
 transport divides the packets into runs of TRACK_BYTES and shares the last part of each run. When
 libzmq releases that part, the whole run has left the process.

@@ -57,12 +57,13 @@ class Peer:
     heard_at: float = 0.0
     greeted_at: float = float("-inf")
     principal: str = ANONYMOUS
-    key: str = ""  # the key that its connection has proved
-    refused_until: float = 0.0  # no new try before this time
-    header_max: int = wire.HEADER_BYTES_MAX  # limit of its packets' headers
-    is_client: bool = False  # neither a broker nor a zkserver
+    key: str = ""  # the key that the peer's connection has proved
+    refused_until: float = 0.0  # until this time the node does not connect again
+    header_max: int = wire.HEADER_BYTES_MAX  # limit of the headers of the peer's packets
+    # whether the peer is a client, which is neither a broker nor a zkserver
+    is_client: bool = False
     flight: InFlight = Factory(InFlight)  # packets in libzmq, if the peer is a client
-    came_from: Origin = NOWHERE  # the connection of its last packet, if the peer is a client
+    came_from: Origin = NOWHERE  # the connection of the peer's last packet, if the peer is a client
 
     def expire(self, since: float) -> int:
         """Drop packets from before *since*, because their senders have retried by now.

@@ -67,9 +67,9 @@ def make_context() -> Context:
 def _keep_memory() -> None:
     """Make malloc keep the freed memory of frames and batches instead of returning it.
 
-    Getting it again costs a page fault for each 4 KiB. glibc adapts to the largest block that was
-    ever freed: it takes smaller blocks from its heap and keeps twice as much free memory there.
-    With another malloc, or with options set for it, this has no effect.
+    Getting returned memory again costs a page fault for each 4 KiB. glibc adapts to the largest
+    block that was ever freed: it takes smaller blocks from its heap and keeps twice as much free
+    memory there. With another malloc, or with options set for it, this has no effect.
     """
     bytes(KEPT_BYTES)  # this memory is never touched, so it is not really used
 
@@ -152,7 +152,7 @@ def _set(socket: Socket, endpoint: str, tuning: Tuning) -> None:
     socket.set(zmq.TCP_KEEPALIVE_CNT, max(1, tuning.silence_ms // 1_000))
     socket.set(zmq.TCP_MAXRT, tuning.silence_ms)
     socket.set(zmq.HANDSHAKE_IVL, tuning.handshake_ms)
-    # Otherwise libzmq reports IPv4 addresses in the form of IPv6.
+    # Without this, libzmq reports IPv4 addresses in the form of IPv6.
     socket.set(zmq.IPV6, int("[" in endpoint))
 
 

@@ -1,8 +1,8 @@
 """The transport between processes over ZeroMQ: one bound ROUTER, and a DEALER for each peer.
 
-It starts no thread and never waits: the thread that turns the node's loop polls. All messages for a
-peer between two flushes share a packet. Payload goes from the file, or from the producer's batch,
-to the socket without a copy.
+The transport starts no thread and never waits: the thread that turns the node's loop polls. All
+messages for a peer between two flushes share a packet. Payload goes from the file, or from the
+producer's batch, to the socket without a copy.
 
 ========================================  ==========================================================
 a peer that has connected to this node    is answered over that connection
@@ -58,7 +58,7 @@ SHARE_MESSAGES = 4_096  # ... and messages, since a machine needs some 20 us for
 _HEADER_WEIGHT = SHARE_BYTES // SHARE_HEADER_BYTES
 SILENT_S = 60.0  # after a peer's silence of so long, check whether its connection still exists
 HELLO = wire.Hello(software="pymq")
-GREET_S = 1.0  # a Hello is not answered within this time after this node's own
+GREET_S = 1.0  # after this node has sent its own Hello, it answers none of the peer for this time
 
 
 class ZmqTransport:
@@ -309,7 +309,7 @@ class ZmqTransport:
             else:
                 news.append(key.data)
         for tell in news:
-            tell()  # this may close a link; _take_in skips closed ones
+            tell()  # this call may close a link; _take_in skips closed links
         arrivals: list[Arrival] = []
         self._take_in_some(arrivals)
         now = time.monotonic()
@@ -404,7 +404,7 @@ class ZmqTransport:
             self._add(peer, "", "", wire.Refused(error))
             return
         me, name, gate = self.node, peer.name, self._gate
-        says_hello = is_new  # its Hello may have gone to an earlier process of this node
+        says_hello = is_new  # the peer's Hello may have gone to an earlier process of this node
         peer.heard_at = time.monotonic()
         for to, source, message in items:
             if isinstance(message, (wire.Hello, wire.Refused, wire.Alive)):
@@ -437,7 +437,8 @@ class ZmqTransport:
         for peer in list(self._peers.by_name.values()):
             self._dialer.check(peer)
             if peer.route is not None and keys.principal(peer.key) != peer.principal:
-                # Not fenced: while key files are copied, a key may be missing for a moment.
+                # Do not fence the peer: while key files are copied, a key may be missing for a
+                # moment.
                 self.dropped += self._peers.forget_route(peer)
 
     def _sender(self, identity: bytes, part: zmq.Frame) -> Peer | None:

@@ -149,7 +149,7 @@ def self_test(context: Context, authenticator: Authenticator, keys: KeyRing, bou
         bound = bound.replace(everywhere, here)
     stranger = key_files.make_pair("stranger")
     refused, on_refused = authenticator.refused, authenticator._on_refused
-    authenticator._on_refused = None  # do not report this try
+    authenticator._on_refused = None  # do not report this failed connection as an event
     socket = context.socket(zmq.DEALER)
     watch: ConnectionWatch | None = None
     try:

@@ -76,7 +76,7 @@ def test_a_broker_is_taken_out_and_back(remote: Queue, topic: str) -> None:
 
 
 def test_when_a_broker_may_be_stopped(remote: Queue, topic: str) -> None:
-    """The command waits until the broker is empty; older records have been copied by then."""
+    """The command waits until the broker is empty; by then older records have been copied."""
     remote.run("topic", "create", topic)
     (leader,) = remote.json("topic", "describe", topic)["partitions"][0]["replicas"]
     remote.put(topic, range(3))
@@ -150,10 +150,10 @@ def test_what_a_recovery_loses(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nobody_answers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names the nodes that were asked, and a command that finds out more."""
+    """The error names the nodes that did not answer, and a command that finds out more."""
     defaults = Requests.ask.__kwdefaults__
     assert defaults is not None
-    monkeypatch.setitem(defaults, "timeout", 0.2)  # instead of ten seconds
+    monkeypatch.setitem(defaults, "timeout", 0.2)  # a shorter timeout instead of ten seconds
     queue = Queue("zmq+tcp://127.0.0.1:1", capsys)
     error = queue.fails("cluster", "status")
     assert error["code"] == "REQUEST_TIMEOUT"

@@ -30,11 +30,11 @@ from tests.cli.conftest import Queue
 from tests.client.helpers import polled, wait_until
 from tests.transport.keys import make_keys
 
-WAIT_S = 60  # how long anything may take
+WAIT_S = 60  # time limit of any wait
 
 
 def checks(queue: Queue, *argv: str, code: int = 0) -> dict[str, Finding]:
-    """Return the findings, the worst one for each name."""
+    """Return the findings, with the worst one for each name."""
     told = queue.json("doctor", *argv, code=code)
     found: dict[str, Finding] = {}
     for row in told["checks"]:
@@ -63,7 +63,7 @@ def test_all_is_well(queue: Queue, topic: str) -> None:
 
 
 def test_of_a_group_that_is_asked_for(queue: Queue, topic: str) -> None:
-    """If the group has no consumer, that is the finding."""
+    """If the requested group has no consumer, the doctor reports that."""
     queue.run("topic", "create", topic)
     queue.put(topic, range(3))
     group = f"{topic}.g"
@@ -121,7 +121,7 @@ def test_partitions_in_trouble() -> None:
 
 @pytest.mark.parametrize("is_wiped", [True, False], ids=["disk replaced", "dead"])
 def test_sealed_blocks_that_nobody_can_be_read_from(is_wiped: bool) -> None:
-    """The partition continues on other brokers, led and in sync.
+    """The partition continues on other brokers, with a leader and in sync.
 
     Readers wait for the older records.
     """
@@ -130,7 +130,7 @@ def test_sealed_blocks_that_nobody_can_be_read_from(is_wiped: bool) -> None:
         mq.create_topic("t", replicas=1, acks="leader")
         first = ""
         with mq.producer() as producer:
-            for _ in range(3):  # the first and the last block are the first broker's
+            for _ in range(3):  # the first broker has the first and the last block
                 first = mq.describe_topic("t").partitions[0].replicas[0]
                 producer.send("t", b"a record").result()
                 mq.reassign("t", "0", ["broker-0" if first == "broker-1" else "broker-1"])
@@ -281,7 +281,7 @@ def test_answers_of_zkservers() -> None:
 
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[pymq.ZkServer]:
-    """A zkserver with keys, where root may do anything and bob may connect."""
+    """A zkserver with keys and a policy: root may do anything, and bob may connect."""
     keys = tmp_path / "keys"
     make_keys(keys, "root", "bob", nodes=("zkserver",))
     (keys / "policy.toml").write_text('superusers = ["root"]\n')
@@ -321,7 +321,7 @@ def test_a_key_that_nobody_knows(
     (other / "zkserver.pub").write_bytes((tmp_path / "keys" / "zkserver.pub").read_bytes())
     found = first_failure(capsys, url, "--curve-dir", str(other))
     assert "refuses our key" in found.found
-    # An ordinary client gets the problem as an error as well.
+    # An ordinary client gets the problem as an error.
     with pymq.open(url, curve_dir=other) as mq:
         wait_until(lambda: "does not know our key" in _refusal(mq), WAIT_S)
 
@@ -356,7 +356,8 @@ def test_records_that_are_held(remote: Queue, topic: str) -> None:
         consumer.ack(records)
         consumer.commit()
         assert checks(remote, "--group", group)[f"group {group}"].found == "1 consumer, lag 0"
-        # The group was described while the records were held, and its leases when they were not.
+        # The group was described while the consumer held the records; its leases were described
+        # afterwards.
         assert before.in_flight[topic, "0"] == 3
         assert delayed(mq, before, topic, "0") is None
 
@@ -413,7 +414,7 @@ def test_one_record_that_comes_again(remote: Queue, topic: str) -> None:
 
 
 def test_a_broker_that_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
-    """The doctor names the dead broker and the partitions that it affects."""
+    """The doctor names the dead broker and the affected partitions."""
     with pymq.ZkServer(offsets_partitions=1, offsets_replicas=1).start() as zkserver:
         first = pymq.Broker("broker-0", zkservers=[zkserver.endpoint])
         second = pymq.Broker("broker-1", zkservers=[zkserver.endpoint])

@@ -21,7 +21,7 @@ def group(topic: str) -> str:
 
 @pytest.fixture
 def used(queue: Queue, topic: str, group: str) -> Queue:
-    """A group that has done 4 of 10 records of one partition, and nothing of the other."""
+    """A group that has acknowledged 4 of 10 records of one partition, and none of the other."""
     queue.run("topic", "create", topic, "--partitions", 2)
     queue.put(topic, range(10))
     queue.run("consume", topic, "--group", group, "--max", 4)
@@ -30,7 +30,7 @@ def used(queue: Queue, topic: str, group: str) -> Queue:
 
 @contextmanager
 def consuming(queue: Queue, topic: str, group: str, count: int) -> Iterator[pymq.Consumer]:
-    """A consumer that holds so many records."""
+    """A consumer that holds leases of a given number of records."""
     with queue.open() as mq, mq.consumer(topic, group=group) as consumer:
         polled(consumer, count)
         yield consumer
@@ -145,7 +145,8 @@ def test_what_cannot_be_reset(used: Queue, topic: str, group: str) -> None:
     assert used.fails("group", "reset", group, f"{topic}x", "--to", "latest")["code"] == (
         "UNKNOWN_TOPIC"
     )
-    assert used.call(*argv).code == 2  # Where to is not left to guessing.
+    # The command requires the target offset, and does not guess it.
+    assert used.call(*argv).code == 2
     told = used.call(*argv, "--to", "1", "--execute", "--dry-run")
     assert (told.code, "not allowed with" in told.err) == (2, True)
 

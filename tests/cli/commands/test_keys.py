@@ -45,7 +45,7 @@ def test_keys_are_listed_and_revoked(tmp_path: Path, capsys: Capture) -> None:
     assert [(row["name"], row["node"]) for row in made] == [("zkserver", True), ("broker-0", True)]
     assert main(["keys", "make", folder, "zk-1", "--at", "tcp://10.0.0.1:7878"]) == 0
     assert main(["keys", "make", folder, "alice"]) == 0
-    # the secret key belongs to alice, and is on another machine
+    # only alice has the secret key, on another machine
     (tmp_path / "alice.secret").unlink()
     capsys.readouterr()
     assert main(["keys", "list", "--json", folder]) == 0
@@ -78,7 +78,7 @@ def test_keys_are_listed_and_revoked(tmp_path: Path, capsys: Capture) -> None:
         ["alice", "revoked"],
         ["alice", "revoked"],
     ]
-    # The .pub of before, copied back by accident, is of no use.
+    # If the old .pub file is copied back by accident, it is not valid.
     key = rows["alice"]["public"]
     (tmp_path / "alice.pub").write_text(f"public = '{key}'\n")
     assert KeyRing(tmp_path, "broker-0").principal(str(key)) is None
@@ -146,7 +146,9 @@ def test_tokens_are_for_their_owner_alone(
 
 
 def test_a_secret_without_its_public_key_says_what_to_do(tmp_path: Path, capsys: Capture) -> None:
-    """Before, the hint said to revoke the key first, but there was none to revoke."""
+    """In an earlier version the hint said to revoke the key first, but there was no key to
+    revoke.
+    """
     assert main(["keys", "make", str(tmp_path), "alice"]) == 0
     (tmp_path / "alice.pub").unlink()
     assert main(["keys", "make", str(tmp_path), "alice"]) == 2

@@ -79,7 +79,7 @@ def test_a_zkserver_and_a_broker(tmp_path: Path) -> None:
 
 
 def test_a_cluster_of_one_command(tmp_path: Path) -> None:
-    """Started again on the same folder, it has its records."""
+    """A cluster that is started again on the same folder has its records."""
     port = free_ports(1)[0] % 20_000 + 10_000
     for _ in range(2):
         with command(tmp_path, "cluster", "start", "all", "--port", port) as process:

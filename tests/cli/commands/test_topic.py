@@ -116,8 +116,8 @@ def test_a_topic_is_described(queue: Queue, topic: str) -> None:
 
 
 def test_trouble_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Problems that a healthy queue does not have: missing replicas, possible losses, uncommitted
-    records.
+    """Problems that a healthy queue does not have are shown: missing replicas, possible losses,
+    uncommitted records.
     """
     part = PartitionDescription(
         *("0", 0, pymq.AckMode.RAFT, None, 3, ("a", "b"), ("a",), 0, 9, 7, ()),
@@ -226,7 +226,9 @@ def test_states_in_a_few_words() -> None:
 def test_what_nobody_can_be_read_from_is_no_ok(
     holders: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The partition is led and in sync on other brokers, but readers wait for the older records."""
+    """The partition has a leader and is in sync on other brokers, but readers wait for the older
+    records.
+    """
     mode = pymq.AckMode.LEADER
     blocks = (
         BlockDescription("b0", 0, 5, 1, mode, "b", ("b",), 100, in_sync=holders),

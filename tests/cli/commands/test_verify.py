@@ -1,4 +1,4 @@
-"""``pymq verify`` shows what is damaged, where, and what to do."""
+"""``pymq verify`` shows the damage, its place, and the next step."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def blocks(folder: Path) -> dict[Path, bytes]:
 
 @pytest.fixture
 def left(folder: Path) -> list[Path]:
-    """Files of a topic that is deleted, as a backup of the blocks alone would bring them back."""
+    """Files of a deleted topic, as a restored backup of the blocks alone would contain them."""
     before = blocks(folder)
     with pymq.open(folder) as mq:
         mq.create_topic("gone", partitions=2)
@@ -193,7 +193,9 @@ def test_files_of_a_deleted_topic_are_a_note(
 def test_files_of_a_deleted_topic_are_removed(
     folder: Path, left: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only those files, only with --yes, and only while no process has the folder open."""
+    """The command removes only those files, only with --yes, and only while no process has the
+    folder open.
+    """
     before = blocks(folder)
     with pymq.open(folder):
         assert main(["verify", "--remove-unknown", "--yes", str(folder)]) == 0
@@ -212,11 +214,11 @@ def test_files_of_a_deleted_topic_are_removed(
 
 
 def test_a_block_beyond_its_retention(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A block that its existing topic no longer has."""
+    """A block of an existing topic that its metadata no longer contains."""
     (first, *_) = sorted(p for p in blocks(folder) if p.suffix == ".block")
     stray = first.with_name("00000007.ckpt")
     stray.write_bytes(b"whatever it holds")
-    assert main(["verify", "--json", str(folder)]) == 1  # it is damaged as well
+    assert main(["verify", "--json", str(folder)]) == 1  # the folder is also damaged
     assert json.loads(capsys.readouterr().out)["unknown"] == [str(stray)]
 
 
@@ -251,7 +253,7 @@ def test_metadata_that_cannot_be_read(folder: Path, capsys: pytest.CaptureFixtur
 def test_a_removal_that_was_cut_short_is_no_damage(
     folder: Path, left: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The block's file is removed, but other files of the block remain; they are not reported."""
+    """The block's file is removed, but other files of the block remain; these are not reported."""
     for path in left:
         if path.suffix == ".block":
             path.unlink()
@@ -273,7 +275,10 @@ def test_what_the_metadata_have_come_to_know_is_not_removed(folder: Path) -> Non
 
 
 def test_a_folder_of_several_brokers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has its own report; one that is damaged makes all of it so."""
+    """Each broker has its own report.
+
+    If one broker is damaged, the whole folder counts as damaged.
+    """
     with pymq.open(tmp_path, brokers=2) as mq:
         mq.create_topic("t", replicas=2, acks="raft")
         with mq.producer() as producer:

@@ -33,7 +33,7 @@ def numbers(records: Iterator[pymq.Record] | list[pymq.Record]) -> list[int]:
 
 
 def test_what_is_acknowledged_is_done(mq: pymq.Client) -> None:
-    """An acknowledged record is not delivered again, to any consumer.
+    """No consumer gets an acknowledged record again.
 
     Unacknowledged records are.
     """
@@ -74,7 +74,9 @@ def test_offsets_outlive_a_restart(tmp_path: Path) -> None:
 
 
 def test_nack_comes_again_and_ends_as_a_dead_letter(mq: pymq.Client) -> None:
-    """After max_deliver deliveries the record is a dead letter; its headers name its origin."""
+    """After max_deliver deliveries the record becomes a dead letter, and its headers contain its
+    origin.
+    """
     mq.create_topic("jobs")
     fill(mq, 3, "jobs")
     seen: Counter[int] = Counter()
@@ -100,7 +102,10 @@ def test_nack_comes_again_and_ends_as_a_dead_letter(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("limit", [1_000, 1 << 20, 2 << 20])
 def test_the_largest_record_can_be_a_dead_letter(mq: pymq.Client, limit: int) -> None:
-    """The headers with its origin make a dead letter larger; its topic accepts it nevertheless."""
+    """The headers with its origin make a dead letter larger than the record.
+
+    The dead-letter topic still accepts such a letter.
+    """
     mq.create_topic("jobs", max_record_bytes=limit)
     with mq.producer() as producer:
         producer.send("jobs", bytes(limit))
@@ -115,7 +120,9 @@ def test_the_largest_record_can_be_a_dead_letter(mq: pymq.Client, limit: int) ->
 
 
 def test_a_lease_that_runs_out_is_delivered_again(mq: pymq.Client) -> None:
-    """The record may go to another consumer, and the late acknowledgement is refused."""
+    """If a lease expires, another consumer may get the record, and the late acknowledgement is
+    refused.
+    """
     mq.create_topic("jobs")
     fill(mq, 1, "jobs")
     with mq.consumer("jobs", group="g", ack_wait_s=0.05) as slow:
@@ -126,7 +133,7 @@ def test_a_lease_that_runs_out_is_delivered_again(mq: pymq.Client) -> None:
 
 
 def test_a_delay_is_kept(mq: pymq.Client) -> None:
-    """A record that was given back with a delay is not delivered before the delay has passed."""
+    """A record that was returned with a delay is not delivered before the delay has passed."""
     mq.create_topic("jobs")
     fill(mq, 1, "jobs")
     with mq.consumer("jobs", group="g") as consumer:
@@ -138,7 +145,7 @@ def test_a_delay_is_kept(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("workers", [2, 4, 7])
 def test_a_group_shares_a_topic(mq: pymq.Client, workers: int) -> None:
-    """Every record is delivered once, with more partitions than consumers and the reverse."""
+    """Every record is delivered once, with more partitions than consumers and vice versa."""
     fill(mq, 2_000)
     found: list[list[int]] = [[] for _ in range(workers)]
     consumers = [mq.consumer("t", group="g") for _ in range(workers)]
@@ -171,7 +178,7 @@ def test_a_group_shares_a_topic(mq: pymq.Client, workers: int) -> None:
 def test_partitions_go_over_when_a_consumer_leaves(mq: pymq.Client) -> None:
     """Both consumers are notified.
 
-    The other one gets the records that the first had not settled.
+    The second consumer gets the records that the first had not settled.
     """
     fill(mq, 40)
     gained: list[tuple[str, ...]] = []
@@ -199,8 +206,8 @@ def test_auto_ack_acknowledges_by_going_on(mq: pymq.Client) -> None:
 
 
 def test_going_on_does_not_acknowledge_what_was_given_back(mq: pymq.Client) -> None:
-    """With auto_ack a poll acknowledges the records of the last poll, except those that were
-    returned by nack.
+    """With auto_ack a poll acknowledges the records of the last poll, except those that nack has
+    returned.
     """
     mq.create_topic("jobs")
     fill(mq, 3, "jobs")
@@ -226,7 +233,7 @@ def test_what_was_given_back_in_an_iteration_is_not_acknowledged_in_vain(mq: pym
 
 
 def test_push_gives_back_what_the_application_fails_on(mq: pymq.Client) -> None:
-    """on_record is called for each record, and again for the record on which it raised."""
+    """on_record is called for each record, and again for a record on which it has raised."""
     mq.create_topic("jobs")
     seen: list[tuple[int, int]] = []
     done, bound = threading.Event(), threading.Event()

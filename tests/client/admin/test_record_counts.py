@@ -33,7 +33,7 @@ def cluster() -> Cluster:
 
 
 def lead_anew(cluster: Cluster, mq: pymq.Client) -> None:
-    """Make another broker the leader, which takes one offset."""
+    """Make another broker the leader; its first batch takes one offset."""
     before, was = leader(mq), end(mq)
     cluster.crash(before)
     cluster.run_until(lambda: end(mq) > was)
@@ -42,8 +42,8 @@ def lead_anew(cluster: Cluster, mq: pymq.Client) -> None:
 
 
 def test_nothing_waits_in_an_idle_partition_whose_leader_has_changed(cluster: Cluster) -> None:
-    """``doctor`` reports no lag in a partition whose records are all read, after a change of
-    leader.
+    """After a change of leader, ``doctor`` reports no lag in a partition whose records were all
+    read.
     """
     mq = cluster.client()
     mq.create_topic("t", replicas=3, acks="raft")
@@ -81,7 +81,7 @@ def test_what_lies_between_records_is_not_counted(
     assert records_of(mq.questions, topic) == 2
     assert mq.describe_group("g").lag == {("t", "0"): 2}
     put(mq, record_counts.FEW)
-    # Among so many records pymq's few offsets do not matter, so all offsets are counted.
+    # With so many records pymq's few offsets do not matter, so the lag counts all offsets.
     topic = mq.describe_topic("t")
     assert records_of(mq.questions, topic) == topic.partitions[0].high_watermark
     cluster.check()

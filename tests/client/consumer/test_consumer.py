@@ -1,4 +1,4 @@
-"""Consumers of a group: each record to one of them, until it is acknowledged."""
+"""Consumers of a group: each record is leased to one of them, until it is acknowledged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.client.helpers import places, polled, produce, values, wait_until
 
 @pytest.fixture
 def t(mq: pymq.Client) -> pymq.Client:
-    """A queue with a topic ``t`` of one partition that holds 0 to 9."""
+    """A queue with a topic ``t``, whose only partition holds the records 0 to 9."""
     mq.create_topic("t")
     produce(mq, "t", range(10))
     return mq
@@ -65,7 +65,7 @@ def test_what_is_acknowledged_is_done(t: pymq.Client, how: str) -> None:
 def test_a_list_may_have_gaps_and_partitions_and_batches(mq: pymq.Client) -> None:
     mq.create_topic("t", partitions=2)
     for number in range(20):
-        produce(mq, "t", [number], partition=number % 2)  # each is a separate batch
+        produce(mq, "t", [number], partition=number % 2)  # each record is a separate batch
     with mq.consumer("t", group="g") as consumer:
         views = consumer.poll_batches()
         while sum(map(len, views)) < 20:
@@ -92,7 +92,7 @@ def test_the_offset_moves_after_processing_and_never_before(t: pymq.Client) -> N
         assert consumer.committed() == {"0": 0}
         consumer.ack([records[1], records[2]])
         consumer.commit()
-        assert consumer.committed() == {"0": 0}  # the lowest one is still being worked on
+        assert consumer.committed() == {"0": 0}  # the first record is still being processed
         consumer.ack(records[0])
         consumer.commit()
         assert consumer.committed() == {"0": 3}
@@ -211,7 +211,7 @@ def test_a_record_that_was_given_back_comes_again(t: pymq.Client) -> None:
 
 
 def test_what_is_leased_in_pieces_comes_in_order(mq: pymq.Client) -> None:
-    """Several leases of a partition are fetched at a time, and end where blocks end."""
+    """Several leases of a partition are fetched at a time, and a lease ends where a block ends."""
     mq.create_topic("t", block_bytes=4096)
     with mq.producer(linger_ms=0) as producer:
         for _ in range(20):
@@ -224,7 +224,7 @@ def test_what_is_leased_in_pieces_comes_in_order(mq: pymq.Client) -> None:
 
 
 def test_a_list_that_was_given_back_comes_again_as_one(mq: pymq.Client) -> None:
-    """The cost of giving back is by run of offsets, not by record."""
+    """The cost of returning records depends on the number of runs of offsets, not of records."""
     mq.create_topic("t")
     with mq.producer() as producer:
         producer.send_many("t", [b"%d" % number for number in range(500)]).wait()
@@ -265,8 +265,8 @@ def test_what_is_not_acknowledged_in_time_comes_again(t: pymq.Client) -> None:
 
 
 def test_an_iteration_keeps_the_leases_of_what_it_has_not_shown_yet(t: pymq.Client) -> None:
-    """Buffered records do not mean that the consumer is abandoned, even if a single record takes
-    long.
+    """While records are buffered the consumer does not count as abandoned, even if a single record
+    takes long.
     """
     with t.consumer("t", group="g", ack_wait_s=600) as consumer:
         records = iter(consumer)
@@ -274,7 +274,7 @@ def test_an_iteration_keeps_the_leases_of_what_it_has_not_shown_yet(t: pymq.Clie
         worker = consumer._worker
         assert worker is not None
         with t.driver as loop:
-            worker.tick(loop.clock() + 300_000)  # after half of the time
+            worker.tick(loop.clock() + 300_000)  # half of the time has passed
             ready = worker.ready(loop.clock())
         assert ready is not None
         found = [m.renewals for _, m in ready.send if isinstance(m, Settle) and m.renewals]
@@ -301,7 +301,7 @@ def test_what_was_delivered_too_often_goes_to_the_dead_letters(t: pymq.Client) -
             consumer.nack(records[0])
             consumer.ack(records[1:])
         while "t.dlq" not in t.topics():
-            assert consumer.poll(timeout=0.05) == []  # it is moved by a poll
+            assert consumer.poll(timeout=0.05) == []  # the call of poll renews the time
         consumer.commit()
         assert consumer.committed() == {"0": 10}
     with t.consumer("t.dlq", mode="psb") as letters:
@@ -320,7 +320,7 @@ def test_what_was_delivered_too_often_goes_to_the_dead_letters(t: pymq.Client) -
 
 
 def test_dead_letters_are_moved_though_there_is_always_more_to_read(mq: pymq.Client) -> None:
-    """A full buffer must not keep them from being moved until their lease runs out."""
+    """If the buffer is full, dead letters must still be moved before their lease expires."""
     mq.create_topic("t")
     produce(mq, "t", range(10))
     with mq.consumer("t", group="g", max_deliver=1, dead_letter="letters") as consumer:
@@ -349,7 +349,8 @@ def test_without_a_limit_nothing_dies(t: pymq.Client) -> None:
 def test_a_consumer_that_closes_gives_back_what_it_has(t: pymq.Client) -> None:
     with t.consumer("t", group="g") as consumer:
         records = iter(consumer)
-        assert next(records).offset == 0  # nine more are in its buffer, and were never shown
+        # nine more records are in the buffer, and were never shown
+        assert next(records).offset == 0
     with t.consumer("t", group="g") as consumer:
         again = polled(consumer, 10)
     assert [record.delivery_count for record in again] == [2] + [1] * 9
@@ -385,7 +386,7 @@ def test_until_end_ends_and_leaves_what_came_later(t: pymq.Client) -> None:
 
 
 def test_until_end_with_auto_ack_loses_nothing_that_came_later(mq: pymq.Client) -> None:
-    """Records that were not shown must not be acknowledged."""
+    """Records that the iteration has not shown must not be acknowledged."""
     mq.create_topic("t")
     produce(mq, "t", range(600))
     seen = []
@@ -497,7 +498,7 @@ def test_closing_twice_is_allowed_and_using_it_afterwards_is_not(t: pymq.Client)
 
 
 def test_a_new_group_begins_where_it_was_told_to(t: pymq.Client) -> None:
-    """With "end" it is the end of the log when the consumer was created."""
+    """With "end" the group begins at the end that the log had when the consumer was created."""
     with (
         t.consumer("t", group="old") as old,
         t.consumer("t", group="new", auto_offset_reset="end") as new,
@@ -543,7 +544,8 @@ def test_a_paused_partition_gives_nothing_until_it_is_resumed(mq: pymq.Client) -
         consumer.pause("0")
         records = polled(consumer, 20)
         assert {record.partition for record in records} == {"1"}
-        produce(mq, "t", [20], partition="0")  # neither does news of it
+        # The consumer does not get new records of a paused partition.
+        produce(mq, "t", [20], partition="0")
         assert consumer.poll(timeout=0.05) == []
         assert mq.describe_group("g").in_flight["t", "1"] == 20
         consumer.resume("0")
@@ -629,7 +631,7 @@ def test_pushed_records_are_acknowledged_when_handled(t: pymq.Client) -> None:
 def test_a_handler_that_fails_gets_the_record_again_and_then_it_dies(
     t: pymq.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With and without auto_ack: a record on which a handler fails is not acknowledged."""
+    """With and without auto_ack: if a handler fails on a record, the record is not acknowledged."""
     seen: list[tuple[int, int]] = []
 
     def handle(record: pymq.Record) -> None:
@@ -661,7 +663,7 @@ def test_a_push_consumer_can_be_closed_by_its_own_handler(t: pymq.Client) -> Non
 
     made.append(t.consumer("t", group="g", delivery="push", on_record=handle, credit=5))
     assert closed.wait(5)
-    # The consumer got five records and showed one; the rest was never delivered.
+    # The consumer got five records and showed one; the other four were never delivered.
     with t.consumer("t", group="g") as consumer:
         counts = [record.delivery_count for record in polled(consumer, 10)]
     assert counts == [2] + [1] * 9
@@ -731,7 +733,7 @@ def test_a_new_partition_is_consumed_from_its_first_record(
 
 
 def test_partitions_are_added_while_producing_and_consuming_with_keys(mq: pymq.Client) -> None:
-    """Nothing is lost; from one partition to the next the order of a key is the producer's."""
+    """No record is lost; over all partitions the records of a key keep the producer's order."""
     mq.create_topic("t", partitions=2)
     total, keys = 600, [b"%d" % key for key in range(20)]
     with mq.consumer("t", group="g") as consumer:
@@ -754,7 +756,7 @@ def test_partitions_are_added_while_producing_and_consuming_with_keys(mq: pymq.C
 
 
 def test_a_group_skips_what_retention_took(mq: pymq.Client) -> None:
-    """This includes leased records: removed records cannot be processed."""
+    """Removed records are skipped even if they are leased, because they cannot be processed."""
     mq.create_topic("t", block_bytes=4096)
     produce(mq, "t", [b"x" * 1000] * 8)
     with mq.consumer("t", group="g", ack_wait_s=60) as consumer:

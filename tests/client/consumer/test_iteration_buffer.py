@@ -1,5 +1,6 @@
-"""Records that an iteration has fetched and not shown: each is shown once, and a reader's position
-is before them.
+"""An iteration shows each fetched record once.
+
+A reader's position is before the records that were not shown.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def standing(intake: Reader) -> dict[str, int]:
 
 
 def test_all_is_shown_once_and_in_order_and_the_reader_stands_before_the_rest() -> None:
-    """This includes records that iterations up to an end have set aside."""
+    """This also holds for records that iterations up to an end have set aside."""
     dice = random.Random(1)
     intake = reader("a", "b")
     unread, ends = IterationBuffer(intake), {"a": 0, "b": 0}

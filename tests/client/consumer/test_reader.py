@@ -1,4 +1,4 @@
-"""Tests when a reader with its own positions fetches, by its messages."""
+"""When a reader fetches with its own positions, tested by its messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tests.client.helpers import router_to
 
 
 class Bench:
-    """A reader of one partition that knows where the log begins, and is asked for records."""
+    """A reader of one partition that knows where the log begins.
+
+    The application polls for records.
+    """
 
     def __init__(self) -> None:
         router = router_to("broker")
@@ -47,7 +50,9 @@ def test_more_is_asked_for_before_what_came_is_handed_out() -> None:
 
 
 def test_at_the_end_of_the_log_what_came_is_handed_out_first() -> None:
-    """Before, the application had to wait until a fetch at the end of the log was answered."""
+    """In an earlier version the application had to wait until a fetch at the end of the log was
+    answered.
+    """
     bench = Bench()
     assert bench.fetch is not None
     assert bench.answer(bench.fetch, end=3, count=3) is None

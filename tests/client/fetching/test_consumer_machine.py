@@ -21,11 +21,11 @@ from pymq.core.batch.view import RecordBatch
 from pymq.core.delay.record_times import EXPIRES_AT
 
 MAX_POLL_MS = 1_000
-BARRED_S = 0.2  # how long the other thread may take to interrupt, if it can
+BARRED_S = 0.2  # how long the other thread may take to interrupt this one, if it can
 
 
 class Interrupted(RecordBatch):
-    """Ten records; another thread runs while they are cut."""
+    """Ten records; while they are cut, another thread runs."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         batch = EncodedBatch.encode([b"x"] * 10, timestamp_ms=0)
@@ -78,7 +78,7 @@ def take_three(member: GroupConsumer) -> list[bytes]:
 def test_what_expires_while_it_waits_is_acknowledged_and_not_delivered() -> None:
     times = iter([99, 100])
     member = worker(lambda: next(times))
-    member.settler.due = 0  # A timer will send the acknowledgement.
+    member.settler.due = 0  # A timer will send the acknowledgement later.
     assert take_three(member) == [b"a", b"b", b"c"]
     assert take_three(member) == [b"b", b"c"]
     assert list(member.settler.acks["0"]) == [(0, 1)]
@@ -86,7 +86,9 @@ def test_what_expires_while_it_waits_is_acknowledged_and_not_delivered() -> None
 
 
 def test_what_expires_while_it_waits_is_not_acknowledged_with_its_batch() -> None:
-    """Such a record will become a dead letter, and is acknowledged once that is written."""
+    """An expired record will become a dead letter, and is acknowledged once that letter is
+    written.
+    """
     member = worker(lambda: 100)
     member.config.buries_expired = True
     assert take_three(member) == [b"b", b"c"]
@@ -110,8 +112,8 @@ def test_what_a_member_lost_while_it_was_taken_is_not_put_back(
 
 
 def test_what_was_taken_when_all_was_lost_is_not_held_for_handed_out() -> None:
-    """Taken records that were then lost are not counted as handed out: an acknowledgement would
-    cover a later lease.
+    """If taken records are lost, they do not count as handed out: otherwise an acknowledgement
+    would cover a later lease.
     """
     member = worker()
     take_one(member, lambda: lapse(member))
@@ -132,7 +134,7 @@ def test_more_may_come_while_the_next_view_is_looked_for() -> None:
     intake = worker()
 
     class Watched(str):
-        """The partition of an arriving view; another view arrives while it is compared."""
+        """The partition of an arriving view; while it is compared, another view arrives."""
 
         __slots__ = ()
 

@@ -1,4 +1,6 @@
-"""Delivered records that are not settled: ranges behave like a set of offsets."""
+"""Delivered records that are not settled are stored as ranges, which behave like a set of
+offsets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How long an application has not asked for records, by a flag that is looked at now and then."""
+"""The time since an application last asked for records, measured by a flag that is checked from
+time to time.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from pymq.core.types import NEVER
 
 
 def over_at(timer: PollTimer, now: int) -> int:
-    """Call look at the times that it requests, until the poll is late; returns that time."""
+    """Call look at the times that it requests, until the poll is late; return that time."""
     while not timer.look(now, is_awaited=False):
         now = timer.look_at
     return now

@@ -83,7 +83,9 @@ def test_what_was_not_answered_may_have_been_written_whatever_comes_then() -> No
 
 
 def test_a_refusal_that_comes_late_counts() -> None:
-    """After a refusal of the first batch all are sent again, before the others are answered."""
+    """After a refusal of the first batch all batches are sent again, before the others are
+    answered.
+    """
     bench = Waiting()
     sent = bench.send(b"1", 0) + bench.send(b"2", 0)
     error = not_written(NotLeader("t/0 has no leader now"))

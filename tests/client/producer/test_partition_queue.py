@@ -57,7 +57,9 @@ def log(batches: list[EncodedBatch]) -> ProducerTable:
 def test_what_follows_a_failure_is_asked_for_by_its_old_numbers() -> None:
     """Both the failed batch and the next one were written.
 
-    The producer finds the latter by its sequence.
+    The producer finds this out by their old sequences.
+
+    The producer finds the batch that was refused by its sequence.
     """
     queue, (first, second, third), encoded = sent(3)
     table = log(encoded[:2])
@@ -72,8 +74,8 @@ def test_what_follows_a_failure_is_asked_for_by_its_old_numbers() -> None:
 
 
 def test_numbers_that_were_refused_are_kept() -> None:
-    """A batch may be at the new leader under its refused sequence, so it is sent again under that
-    one.
+    """A batch that was refused may have reached the new leader, so it is sent again under the same
+    sequence.
     """
     queue, (first, *_), encoded = sent(3)
     table, stale = log(encoded[:2]), log([])
@@ -84,7 +86,7 @@ def test_numbers_that_were_refused_are_kept() -> None:
 
 
 def test_a_callback_of_a_record_that_comes_while_sealing_waits_for_the_next_seal() -> None:
-    """Sealing must not wait for that record, which is added to the queue only after sealing."""
+    """Sealing must not wait for a record that is added to the queue only after sealing."""
     queue, _, _ = sent(0)
     called: list[str] = []
     before, later = Delivery(), Delivery()
@@ -95,7 +97,7 @@ def test_a_callback_of_a_record_that_comes_while_sealing_waits_for_the_next_seal
         (before, lambda: called.append("before")),
     ]
     queue.seal(0, 0)
-    later.owner.items.append(later.row)  # as a late thread does
+    later.owner.items.append(later.row)  # another thread appends a row late
     queue.late.append(later.owner)
     queue.seal(0, 0)
     for batch in queue.sealed:

@@ -83,7 +83,7 @@ def test_keys_choose_partitions(mq: pymq.Client) -> None:
 
 
 def test_many_and_single_sends_agree(mq: pymq.Client) -> None:
-    """A key goes to the same partition by ``send`` and by ``send_many``."""
+    """``send`` and ``send_many`` choose the same partition for a key."""
     keys = [b"key %d" % number for number in range(100)]
     with mq.producer() as producer:
         singly = [producer.send("t", b"", key=key) for key in keys]
@@ -92,7 +92,9 @@ def test_many_and_single_sends_agree(mq: pymq.Client) -> None:
 
 
 def test_records_without_a_key_stick_for_a_batch(mq: pymq.Client) -> None:
-    """One partition gets records until a batch is full, then the next partition does."""
+    """Records without a key go to one partition until a batch is full, then to the next
+    partition.
+    """
     with mq.producer(batch_bytes=1_000, linger_ms=LONG_MS) as producer:
         deliveries = [producer.send("t", bytes(100)) for _ in range(80)]
         producer.flush()
@@ -126,7 +128,7 @@ def test_an_unset_partition_says_so(mq: pymq.Client) -> None:
 
 
 def test_linger_makes_batches(mq: pymq.Client) -> None:
-    """Records sent within one linger time share a batch, which leaves without a call."""
+    """Records that are sent within one linger time share a batch, which leaves without a call."""
     with mq.producer(linger_ms=20) as producer:
         started = time.monotonic()
         for _ in range(10):
@@ -137,7 +139,7 @@ def test_linger_makes_batches(mq: pymq.Client) -> None:
 
 
 def poll_until(condition: Callable[[], bool]) -> None:
-    """Poll until a condition without an event is true.
+    """Poll until a condition becomes true that no event signals.
 
     Waiting for a delivery would seal its batch at once, and these tests must not do that. The
     result does not depend on the length of the pause.
@@ -168,7 +170,7 @@ def test_batch_bytes(mq: pymq.Client) -> None:
 
 
 def test_a_bulk_send_while_another_thread_turns_the_loop(mq: pymq.Client) -> None:
-    """The result of a bulk send waits for the whole call."""
+    """The result of a bulk send waits until all records of the call are sent."""
     turning, enough = threading.Event(), threading.Event()
 
     def turn() -> None:
@@ -203,7 +205,7 @@ def test_bulk_sends_are_cut_into_batches(mq: pymq.Client) -> None:
 
 
 class Overtaken(list[Any]):
-    """A gathering buffer whose queue is sealed just before the first record is appended to it."""
+    """A buffer whose queue is sealed just before the first record is appended to it."""
 
     def __init__(self, producer: pymq.Producer) -> None:
         super().__init__()
@@ -218,7 +220,9 @@ class Overtaken(list[Any]):
 
 @pytest.mark.parametrize("is_bulk", [False, True])
 def test_a_thread_that_is_overtaken_by_a_seal(mq: pymq.Client, is_bulk: bool) -> None:
-    """The record of the overtaken thread goes into the next batch, in order, and has its offset."""
+    """The record of the overtaken thread is written in the next batch, in order, and gets its
+    offset.
+    """
     with mq.producer(linger_ms=LONG_MS) as producer:
         sent = [producer.send("one", b"0")]
         gathering = producer._topics["one"].sticky.gathering
@@ -237,7 +241,7 @@ def test_a_thread_that_is_overtaken_by_a_seal(mq: pymq.Client, is_bulk: bool) ->
 
 
 def test_records_that_wait_are_nothing_for_the_garbage_collector(mq: pymq.Client) -> None:
-    """Waiting records do not trigger collections, which would scan all objects of the
+    """Waiting records do not trigger garbage collections, which would scan all objects of the
     application.
     """
     with mq.producer(linger_ms=LONG_MS) as producer:
@@ -255,7 +259,7 @@ def test_a_list_may_be_changed_once_it_was_sent(mq: pymq.Client) -> None:
     """A ``clear()`` after the call neither loses unsealed records nor sends later ones twice."""
     rows, keys = [b"1", b"2"], [b"k", None]
     with mq.producer(linger_ms=LONG_MS) as producer:
-        producer.send("one", b"0")  # so that the producer knows the topic
+        producer.send("one", b"0")  # the producer now knows the topic
 
         def send() -> None:
             producer.send_many("one", rows)
@@ -263,7 +267,7 @@ def test_a_list_may_be_changed_once_it_was_sent(mq: pymq.Client) -> None:
             rows.clear()
             keys.clear()
 
-        with mq.driver:  # No other thread can turn the loop.
+        with mq.driver:  # While this thread holds the driver, no other thread can run the loop.
             thread = threading.Thread(target=send)
             thread.start()
             thread.join()
@@ -320,7 +324,9 @@ def test_eight_threads(mq: pymq.Client, way: str) -> None:
 
 
 def test_the_first_sends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that send first to a topic at the same moment share the producer's state of it."""
+    """Threads that send to a new topic at the same moment share the producer's state of that
+    topic.
+    """
     threads = 4
     with pymq.open("memory:") as mq, mq.producer(linger_ms=1) as producer:
         mq.create_topic("t")
@@ -350,7 +356,7 @@ def test_the_first_sends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 5_000])
 def test_metadata_is_in_the_order_of_the_call(mq: pymq.Client, count: int) -> None:
-    """Row i of the metadata is that of value i, for any keys."""
+    """Row i of the metadata belongs to value i, for any keys."""
     rows = [b"%d" % number for number in range(count)]
     keys = [b"%d" % (number % 7) if number % 3 else None for number in range(count)]
     with mq.producer(batch_bytes=700) as producer:
@@ -385,7 +391,7 @@ def test_deliveries_of_a_bulk_send(mq: pymq.Client) -> None:
 
 
 class Deaf:
-    """A connection between a client and its broker that drops the chosen messages."""
+    """A connection between a client and its broker that drops chosen messages."""
 
     def __init__(self, mq: pymq.Client) -> None:
         machines = mq.driver.loop.machines  # type: ignore[attr-defined] # a node's loop
@@ -404,7 +410,7 @@ def drops_produce(message: Message) -> bool:
 
 
 def test_flush_with_a_timeout(mq: pymq.Client) -> None:
-    """flush raises a timeout; the records are sent nevertheless."""
+    """If flush times out, it raises; the records are sent nevertheless."""
     deaf = Deaf(mq)
     with mq.producer(linger_ms=LONG_MS) as producer:
         producer.send("one", b"0").result()
@@ -420,7 +426,7 @@ def test_flush_with_a_timeout(mq: pymq.Client) -> None:
             producer.send_many("one", [b"2"]).result(timeout=0.01)
         assert not delivery.done()
         deaf.drops = lambda _: False
-        # The client repeats an unanswered request after a while; do not wait for that.
+        # The client repeats an unanswered request after some time; this step makes that time pass.
         later(mq, 20_000)
         assert delivery.result(timeout=10).offset == 1
     assert values(mq, "one") == [b"0", b"1", b"2"]
@@ -435,7 +441,7 @@ def later(mq: pymq.Client, milliseconds: int) -> None:
 
 
 def test_delivery_timeout(mq: pymq.Client) -> None:
-    """A record that no broker acknowledges in time fails, and is reported once."""
+    """A record that no broker acknowledges in time fails, and the failure is reported once."""
     deaf = Deaf(mq)
     producer = mq.producer(linger_ms=0, delivery_timeout_s=0.05)
     producer.send("one", b"fine").result()
@@ -464,7 +470,8 @@ def test_unseen_failures_are_raised_by_flush(mq: pymq.Client) -> None:
         assert caught.value.code == "DELIVERY_FAILED"
         (failed,) = caught.value.records
         assert failed == unseen
-        assert {failed: True}.get(unseen)  # so an application finds its own entry for it
+        # so an application finds its own data for the failed record
+        assert {failed: True}.get(unseen)
         assert isinstance(failed, Delivery)
         assert (failed.topic, failed.partition) == ("one", "0")
         assert (failed.value, failed.key) == (b"unseen", b"k")
@@ -474,7 +481,7 @@ def test_unseen_failures_are_raised_by_flush(mq: pymq.Client) -> None:
 
 
 def test_failures_that_nobody_looks_at_are_not_kept_without_end(mq: pymq.Client) -> None:
-    """A producer whose results are never read must not run out of memory while a broker is away."""
+    """A producer whose results are never read must not use up the memory while a broker is away."""
     Deaf(mq).drops = drops_produce
     with mq.producer(delivery_timeout_s=0.03, buffer_bytes=10_000) as producer:
         for _ in range(6):
@@ -532,7 +539,7 @@ def test_a_failed_bulk_send_that_was_looked_at(mq: pymq.Client) -> None:
 
 
 def test_a_topic_that_is_deleted(mq: pymq.Client) -> None:
-    """Records for a deleted topic fail soon, with the reason."""
+    """Records for a deleted topic fail soon, and the error gives the reason."""
     with mq.producer(linger_ms=0) as producer:
         producer.send("one", b"").result()
         mq.delete_topic("one")
@@ -647,8 +654,8 @@ def test_the_buffer_is_bounded_over_all_partitions(mq: pymq.Client) -> None:
 
 
 def test_callbacks(mq: pymq.Client) -> None:
-    """Each callback gets its delivery once, in order, whether it was added before or after
-    the end.
+    """Each callback gets its delivery once, in order, whether the callback was added before or
+    after the end.
     """
     called: list[tuple[int, int]] = []
 
@@ -667,7 +674,7 @@ def test_callbacks(mq: pymq.Client) -> None:
 
 
 def test_a_callback_learns_of_a_failure(mq: pymq.Client) -> None:
-    """A failure that a callback has read is not reported again."""
+    """If a callback has read a failure, flush does not report it again."""
     Deaf(mq).drops = drops_produce
     errors: list[PymqError | None] = []
     with mq.producer(delivery_timeout_s=0.03) as producer:
@@ -692,7 +699,7 @@ def test_no_acks(mq: pymq.Client, where: str) -> None:
 
 
 def test_more_acks_than_the_partition_gives(mq: pymq.Client) -> None:
-    """A producer may request fewer acks than the partition gives, or as many."""
+    """A producer may request the acks that the partition gives, or fewer, but not more."""
     for acks in ("leader", "raft", 1, pymq.AckMode.RAFT):
         with mq.producer(acks=acks) as producer:
             assert producer.send("one", b"").result(timeout=10).offset >= 0
@@ -735,8 +742,8 @@ class Stranger(Outbox):
 
 
 def test_a_repeat_is_written_once(mq: pymq.Client) -> None:
-    """The broker answers any of the last five batches as before, and refuses a gap or an older
-    batch.
+    """The broker answers a repetition of any of the last five batches as before, and refuses a gap
+    or an older batch.
     """
     stranger = Stranger(mq)
     for batch in range(7):
@@ -771,10 +778,10 @@ def test_an_older_epoch_is_fenced(mq: pymq.Client) -> None:
 
 
 def test_a_reused_number_is_no_repeat(mq: pymq.Client) -> None:
-    """A producer gave a batch up, raised its epoch and used the sequence for other records.
+    """A producer abandons a batch, raises its epoch and uses the sequence for other records.
 
-    The given-up batch had arrived after all. An answer that takes the new batch for its duplicate
-    would lose it.
+    The abandoned batch had been written after all. If the answer took the new batch for a duplicate
+    of the old one, the new batch would be lost.
     """
     stranger = Stranger(mq)
     assert stranger.produce(1, 0, epoch=0).base_offset == 0
@@ -783,7 +790,7 @@ def test_a_reused_number_is_no_repeat(mq: pymq.Client) -> None:
 
 
 def test_a_late_answer_loses_nothing(mq: pymq.Client) -> None:
-    """A batch is written and its answer comes too late; the next batch must be written as well."""
+    """A batch is written, but its answer comes too late; the next batch must still be written."""
     broker: Any = Deaf(mq).broker._environment
     producer = mq.producer(linger_ms=0, delivery_timeout_s=0.05)
     replies, kept = broker.reply, []
@@ -805,7 +812,7 @@ def test_a_late_answer_loses_nothing(mq: pymq.Client) -> None:
 
 
 def test_a_named_producer_goes_on_where_it_stood(tmp_path: Path) -> None:
-    """A named producer resumes after a restart of the process, in every partition."""
+    """A named producer resumes in every partition after its process was restarted."""
     for life in range(3):
         with pymq.open(tmp_path) as mq:
             mq.create_topic("t", partitions=2, exist_ok=True)
@@ -868,10 +875,12 @@ def test_a_name_is_opened_for_ever(tmp_path: Path, opened: int) -> None:
 
 
 def test_a_producer_that_lost_much_is_fenced_too(mq: pymq.Client) -> None:
-    """Each given-up batch raises its producer's own epoch, but never to the next producer's."""
+    """Each abandoned batch raises the producer's own half of the epoch, but never reaches the next
+    producer's epoch.
+    """
     older = mq.producer(producer_id="me", linger_ms=0)
     older.send("one", b"1").result()
-    # As if the producer had given up so many batches.
+    # As if the producer had abandoned so many batches.
     older._topics["one"].queues[0].epoch += 100_000
     older.send("one", b"2").result()
     newer = mq.producer(producer_id="me", linger_ms=0)
@@ -909,7 +918,7 @@ def test_a_refused_batch_does_not_stop_the_next(mq: pymq.Client) -> None:
     ],
 )
 def test_ack_modes_change_under_load(tmp_path: Path, place: str, idempotent: bool) -> None:
-    """Every transition under load loses, doubles and reorders no record."""
+    """No transition of the ack mode under load loses, duplicates or reorders a record."""
     with pymq.open("memory:" if place == "memory" else tmp_path) as mq:
         mq.create_topic("t", partitions=2)
         stop = threading.Event()
@@ -943,7 +952,7 @@ def test_ack_modes_change_under_load(tmp_path: Path, place: str, idempotent: boo
             numbers = [int(record.value) for record in found[str(index)]]
             assert numbers == list(range(sent[index]))
         blocks = mq.describe_topic("t").partitions[0].blocks
-        assert len(blocks) >= 10  # of 24; an empty block is removed
+        assert len(blocks) >= 10  # the limit is 24 blocks; empty blocks are removed
         assert [block.start_offset for block in blocks[1:]] == [b.end_offset for b in blocks[:-1]]
 
 
@@ -966,7 +975,7 @@ def test_rolls_under_load(tmp_path: Path, config: Any) -> None:
 
 
 def test_an_old_block_is_rolled_without_traffic(mq: pymq.Client) -> None:
-    """The block is rolled by its age, some time after its last record."""
+    """The block is rolled because of its age, some time after its last record."""
     mq.create_topic("aging", block_ms=30)
     with mq.producer(linger_ms=0) as producer:
         producer.send("aging", b"").result()
@@ -980,15 +989,15 @@ def test_an_old_block_is_rolled_without_traffic(mq: pymq.Client) -> None:
 def test_many_topics(tmp_path: Path, topics: int) -> None:
     """Thousands of partitions take little memory each, and no work while idle."""
     partitions = 5 * topics
-    if topics == 100:  # only in the small run, since it slows everything down
+    if topics == 100:  # measure only in the small run, since this slows everything down
         tracemalloc.start()
     with pymq.open(tmp_path) as mq:
-        mq.create_topic("first")  # loads the modules that topics need
+        mq.create_topic("first")  # this call loads the modules that topics need
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         for number in range(topics):
             mq.create_topic(f"topic-{number}", partitions=5)
-        gc.collect()  # In a large process Python puts its own full collections off.
+        gc.collect()  # In a large process Python delays its own full collections.
         assert (tracemalloc.get_traced_memory()[0] - before) / partitions < 8_000
         with mq.producer(linger_ms=LONG_MS) as producer:
             for number in range(0, topics, 10):
@@ -1000,9 +1009,10 @@ def test_many_topics(tmp_path: Path, topics: int) -> None:
             (records,) = contents(mq, f"topic-{number}").values()
             assert [record.value for record in records] == [b"%d" % number]
         turns = count_turns(mq)
-        for _ in range(10):  # Work that is due soon after the start ends; then the client is idle.
+        # Let the work end that is due soon after the start; then the client is idle.
+        for _ in range(10):
             before, began = turns(), time.process_time()
-            threading.Event().wait(0.3)  # the measured time
+            threading.Event().wait(0.3)  # the measured period
             used, turned = time.process_time() - began, turns() - before
             if turned < 20 and used < 0.1:
                 break
@@ -1010,7 +1020,7 @@ def test_many_topics(tmp_path: Path, topics: int) -> None:
 
 
 def count_turns(mq: pymq.Client) -> Callable[[], int]:
-    """Count how often the loop of a client turns from now on."""
+    """Count how often the loop of a client runs from now on."""
     loop: Any = mq.driver.loop
     turn, count = loop.turn, [0]
 

@@ -1,4 +1,4 @@
-"""When a producer's machine seals and sends, seen by its messages."""
+"""When a producer's machine seals and sends batches, tested by its messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Bench:
         self.queue.is_sure = True  # The queue need not wait for its first answer.
 
     def learn(self, topic_id: str) -> None:
-        """Give the sender the topic's metadata, as from the zkserver."""
+        """Give the sender the topic's metadata, as a zkserver would."""
         self.router.refresh("t")
         ready = self.router.ready(0)
         assert ready is not None
@@ -58,8 +58,9 @@ class Bench:
         self.router.step("zk", Answer(asked.id, found), 0)
 
     def send(self, value: bytes, now: int) -> list[Produce]:
-        """Send a record without linger, as a producer's thread does; returns the messages of this
-        turn.
+        """Send a record without linger, as a producer's thread does.
+
+        Returns the messages of this turn.
         """
         self.queue.add((value,))
         if not self.queue.is_armed and self.queue.held_at != now:
@@ -92,7 +93,7 @@ def values(produced: list[Produce]) -> list[list[bytes]]:
 
 
 def test_what_cannot_leave_gathers() -> None:
-    """Without linger, records that wait for answers share a batch instead of one batch each."""
+    """Without linger, records that are sent while answers are pending share a batch."""
     bench = Bench()
     first, second = bench.send(b"1", 0), bench.send(b"2", 0)
     assert values(first + second) == [[b"1"], [b"2"]]
@@ -103,7 +104,9 @@ def test_what_cannot_leave_gathers() -> None:
 
 
 def test_what_gathers_is_sealed_when_nobody_answers() -> None:
-    """Sealing starts their timeout, so they fail no later than records that were sent."""
+    """Sealing starts the timeout of these records, so they fail no later than records that were
+    sent.
+    """
     bench = Bench()
     sent = bench.send(b"1", 0) + bench.send(b"2", 0)
     assert bench.send(b"3", 1) == []
@@ -116,7 +119,7 @@ def test_what_gathers_is_sealed_when_nobody_answers() -> None:
 
 
 def test_flush_waits_for_what_gathers() -> None:
-    """flush waits also for batches that have not left yet."""
+    """flush also waits for batches that have not been sent yet."""
     bench = Bench()
     first, second = bench.send(b"1", 0), bench.send(b"2", 0)
     assert bench.send(b"3", 0) == []
@@ -167,8 +170,8 @@ def test_bulk_sends_with_and_without_keys_stay_apart() -> None:
 
 
 def test_what_comes_into_a_topic_that_was_made_again_is_no_repeat() -> None:
-    """The new topic's first batch gets new sequences, so a late duplicate for the old one cannot
-    pass.
+    """The new topic's first batch gets new sequences, so a late duplicate for the old topic cannot
+    be accepted.
     """
     bench = Bench()
     (old,) = bench.send(b"1", 0)

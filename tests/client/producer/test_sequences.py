@@ -1,4 +1,4 @@
-"""A producer's next sequence: one request at a time, repeated to each new leader."""
+"""A producer requests its next sequence: one request at a time, repeated to each new leader."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_it_is_asked_once_and_again_when_nobody_answers() -> None:
     assert bench.asked(ANSWER_MS - 1) == []
     (second,) = bench.asked(ANSWER_MS)
     bench.answer(first, ANSWER_MS, next_sequence=3)
-    assert bench.queue.next_sequence == -1  # The sender ignores the answer of the old leader.
+    assert bench.queue.next_sequence == -1  # The sender ignores the answer of the former leader.
     bench.answer(second, ANSWER_MS, next_sequence=5)
     assert bench.queue.known.is_done
     assert bench.queue.next_sequence == 5

@@ -18,15 +18,23 @@ from pymq.client.redrive import redrive as module
 from pymq.client.redrive.journal import JournalEntry
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.metadata.descriptions import TopicMetadata
-from pymq.errors import ConfigError, CorruptMetadata, ProducerFenced, RecordTooLarge, UnknownTopic
+from pymq.errors import (
+    ConfigError,
+    CorruptMetadata,
+    InvalidName,
+    ProducerFenced,
+    RecordTooLarge,
+    UnknownTopic,
+)
 from pymq.testing import Cluster
 from tests.client.helpers import produce
 
 LETTERS = "t.dlq"
+LARGE = 5_000
 
 
 def bury(mq: pymq.Client, numbers: range, partitions: int = 2, source: str = "t") -> None:
-    """Make letters of a topic; the key decides the partition, as for the records."""
+    """Make letters of a topic; the key decides the partition of a letter, as for the records."""
     mq.create_topic(source, partitions, exist_ok=True)
     mq.create_topic(LETTERS, partitions, exist_ok=True)
     with mq.producer() as producer:
@@ -67,7 +75,7 @@ def test_letters_go_back_to_where_they_came_from(mq: pymq.Client) -> None:
         assert record.key == b"k%d" % number
         assert record.headers == (("mine", b"%d" % number), ("pymq.redriven", b"1"))
     of_each = [[int(r.value) for r in found if r.partition == name] for name in "01"]
-    assert of_each == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]  # in the order of the letters
+    assert of_each == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]  # offsets in the order of the letters
 
 
 def test_so_many_go_back_at_a_time(mq: pymq.Client) -> None:
@@ -81,7 +89,8 @@ def test_so_many_go_back_at_a_time(mq: pymq.Client) -> None:
     of_each = [[int(r.value) for r in found if r.partition == name] for name in "01"]
     assert of_each == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
     bury(mq, range(10, 16))
-    # Of the letters 10, 12 and 14 it reads only the first; 12 is the first that it may send.
+    # Of the letters 10, 12 and 14 the redrive reads only the first; 12 is the first that it may
+    # send.
     chosen = mq.redrive(LETTERS, where=lambda letter: letter.value != b"10", limit=1)
     assert chosen == pymq.Redriven(1, 1)
     assert numbers(sent_back(mq)) == [*range(10), 12]
@@ -125,7 +134,7 @@ def test_to_another_topic_by_key(mq: pymq.Client) -> None:
     mq.create_topic("later", 3)
     assert mq.redrive(LETTERS, to="later").count == 20
     assert numbers(sent_back(mq, "later")) == list(range(20))
-    with mq.producer() as producer:  # An ordinary record with the same key is beside it.
+    with mq.producer() as producer:  # An ordinary record with the same key is beside the letter.
         for record in sent_back(mq, "later"):
             again = producer.send("later", b"", key=record.key).result(30)
             assert again.partition == record.partition
@@ -227,6 +236,67 @@ def test_a_letter_that_is_too_large_goes_back_once_the_limit_is_raised(mq: pymq.
     assert len(sent_back(mq)) == 1
 
 
+def small(letter: pymq.Record) -> bool:
+    return len(letter.value) < 1_000
+
+
+def bury_a_large_one(mq: pymq.Client) -> None:
+    """Bury letters of three partitions; the one of partition 1 is too large for its topic."""
+    mq.create_topic("t", 3, max_record_bytes=1_000)
+    mq.create_topic(LETTERS)
+    with mq.producer() as producer:
+        for number in range(9):
+            partition, item = (
+                (b"1", bytes(LARGE)) if number == 4 else (b"02"[number % 2 :][:1], b"")
+            )
+            headers = [("pymq.topic", b"t"), ("pymq.partition", partition)]
+            producer.send(LETTERS, item or b"%d" % number, headers=headers).result(30)
+
+
+def test_a_letter_that_is_refused_holds_up_no_other(mq: pymq.Client) -> None:
+    """Each redrive that has it fails; those without it, and a purge, do their work."""
+    bury_a_large_one(mq)
+    for _ in range(2):
+        with pytest.raises(RecordTooLarge):
+            mq.redrive(LETTERS)
+    mq.redrive(LETTERS, where=small)
+    assert numbers(sent_back(mq)) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert [len(letter.value) for letter in mq.dead_letters(LETTERS)] == [LARGE]
+    with pytest.raises(RecordTooLarge):
+        mq.redrive(LETTERS)
+    assert mq.purge_dead_letters(LETTERS) == 1
+    assert mq.redrive(LETTERS) == pymq.Redriven(0, 0)
+
+
+def test_a_refused_round_of_a_process_that_has_died_is_chosen_anew(mq: pymq.Client) -> None:
+    """Its journal says that the letters are being sent, and their topic will never take them."""
+    bury_a_large_one(mq)
+    deaths = 0
+    for number in range(1, 20):
+        with dies_at(number, is_sent=False):
+            try:
+                mq.redrive(LETTERS)
+            except RecordTooLarge:
+                pass
+            except Dead:
+                deaths += 1
+    assert deaths > 3
+    mq.redrive(LETTERS, where=small)
+    assert numbers(sent_back(mq)) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert mq.purge_dead_letters(LETTERS) == 1
+
+
+@pytest.mark.parametrize("to", [LETTERS, "__consumer_offsets", "no name"])
+def test_letters_do_not_go_where_they_could_not_stay(mq: pymq.Client, to: str) -> None:
+    bury(mq, range(2))
+    for dry_run in (True, False):
+        with pytest.raises((ConfigError, InvalidName), match=to):
+            mq.redrive(LETTERS, to=to, dry_run=dry_run)
+    with mq.producer() as producer:
+        producer.send(LETTERS, b"x", headers=[("pymq.topic", to.encode())]).result(30)
+    assert mq.redrive(LETTERS) == pymq.Redriven(2, 1)
+
+
 @pytest.mark.parametrize("data", [b"", b"x", b"\x82\x01\x02", b"\x83\x02\x61x\x80"])
 def test_a_journal_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptMetadata):
@@ -241,7 +311,7 @@ class Dead(BaseException):
 
 
 def patch_append(patch: pytest.MonkeyPatch, append: Callable[..., Any]) -> None:
-    """Let a redrive append letters and records of its journal by another function."""
+    """Let a redrive use another function to append letters and records of its journal."""
     for each in (module, owned_topic):
         patch.setattr(each, "append", append)
 
@@ -267,7 +337,10 @@ def dies_at(number: int, *, is_sent: bool) -> Iterator[Counter[str]]:
 
 @pytest.mark.parametrize("is_sent", [False, True])
 def test_each_letter_goes_back_once_wherever_the_process_dies(is_sent: bool) -> None:
-    """The first append claims the journal; then a round is noted, sent, and the next one noted."""
+    """The first append claims the journal.
+
+    Then a round is written to the journal, sent, and the next one is written.
+    """
     deaths = 0
     for number in range(1, 100):
         with pymq.open("memory:") as mq, pytest.MonkeyPatch.context() as patch:
@@ -298,7 +371,7 @@ def test_it_may_die_again_and_again() -> None:
 
 
 def test_half_a_round_is_there() -> None:
-    """The process dies when one partition has got its letters and another one has not."""
+    """The process dies when one partition has got its letters and another partition has not."""
 
     def half(
         questions: Any,
@@ -328,7 +401,10 @@ def test_half_a_round_is_there() -> None:
 
 @pytest.mark.parametrize("held", range(1, 8))
 def test_the_second_redrive_takes_over_from_the_first(held: int) -> None:
-    """The first is held up before it sends a round. The second sends it; the first must not."""
+    """The first redrive is delayed before it sends a round.
+
+    The second redrive sends that round, and the first one must not send it again.
+    """
     count = 0
 
     def held_up(*arguments: Any, **options: Any) -> Any:
@@ -374,7 +450,9 @@ def test_a_batch_of_the_first_that_arrives_late_is_sent_once() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_leaders_die_meanwhile(seed: int) -> None:
-    """In virtual time, on three brokers: letters of a topic that is kept on a majority."""
+    """In virtual time, on three brokers: the letters come from a topic whose records are on a
+    majority.
+    """
     count, dead = 0, list[str]()
 
     def shaken(*arguments: Any, **options: Any) -> Any:

@@ -58,7 +58,7 @@ def test_a_reply_comes_back(mq: pymq.Client) -> None:
 
 
 def test_each_request_gets_its_own_reply(mq: pymq.Client) -> None:
-    """Of many threads, with some responders."""
+    """Many threads send requests to a few responders, and each gets its own reply."""
     mq.reply("upper", upper, workers=3)
     wrong: list[bytes] = []
 
@@ -78,7 +78,7 @@ def test_each_request_gets_its_own_reply(mq: pymq.Client) -> None:
 
 
 def test_nobody_answers(mq: pymq.Client) -> None:
-    """At once, with and without a topic and a group of that name."""
+    """The call raises at once, with and without a topic and a group of that name."""
     with pytest.raises(NoResponders, match="nobody answers requests of 'nothing'"):
         mq.request("nothing", b"x", timeout=1e6)
     mq.create_topic("jobs")
@@ -92,7 +92,7 @@ def test_nobody_answers(mq: pymq.Client) -> None:
 
 
 def test_a_handler_that_fails(mq: pymq.Client) -> None:
-    """The asking client gets its error, and the next request its reply."""
+    """The asking client gets the handler's error, and the next request gets its reply."""
 
     @mq.reply("divide")
     def divide(request: pymq.Request) -> bytes:
@@ -115,9 +115,7 @@ def test_what_a_handler_may_return(mq: pymq.Client) -> None:
 
 
 def test_a_request_that_is_late(mq: pymq.Client) -> None:
-    """A late request is given up, its reply is ignored, and expired requests are not carried
-    out.
-    """
+    """A late request is abandoned, its reply is ignored, and an expired one is not carried out."""
     may_go_on, has_begun = threading.Event(), threading.Event()
     done: list[bytes] = []
 
@@ -150,7 +148,7 @@ def test_an_ordinary_record_is_worked_on_too(mq: pymq.Client) -> None:
 
 
 def test_a_request_chooses_no_topic_for_its_reply(mq: pymq.Client) -> None:
-    """A partition that does not exist costs its own request only."""
+    """If the partition for the reply does not exist, only that request fails."""
     mq.reply("upper", upper)
     assert mq.request("upper", b"a", SECONDS).value == b"A"
     with mq.producer() as producer:
@@ -249,7 +247,7 @@ def worker(url: str, kind: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_responder_that_is_killed_is_replaced(tmp_path: Path) -> None:
-    """On three brokers: another process gets the request, with delivery count 2."""
+    """On three brokers: after a kill another process gets the request, with delivery count 2."""
     with pymq.ZkServer(offsets_partitions=1).start() as zkserver:
         brokers = [
             pymq.Broker(f"broker-{i}", zkservers=[zkserver.endpoint], data=tmp_path / str(i))
@@ -285,7 +283,7 @@ def test_a_responder_that_is_killed_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_leaders_that_crash_lose_no_request(seed: int) -> None:
-    """Each request is answered, though the leaders of requests or replies die in between."""
+    """Each request is answered, although the leaders of requests or replies crash meanwhile."""
     with Cluster(brokers=3, seed=seed) as cluster:
         asking, answering = cluster.client(), cluster.client()
         asking.create_topic("upper", replicas=3, acks="raft")
@@ -303,7 +301,8 @@ def test_leaders_that_crash_lose_no_request(seed: int) -> None:
                 assert leader is not None
                 cluster.crash(leader)
                 cluster.restart(leader)
-            # A request whose acknowledgement died with a broker is answered again before it.
+            # If an acknowledgement is lost with a broker, its request is answered a second time
+            # before the pending one.
             while pending.reply is None and cluster.now < until:
                 responder.serve(0.05)
                 requester.read(pending, 0.05)

@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 import pymq
+import pymq.serde
 from pymq import aio, serde
 from pymq.client.typed.values import Bad, TypedRecord
 from pymq.errors import (
@@ -107,7 +108,7 @@ def test_a_delay_and_an_expiry_go_with_a_value(mq: pymq.Client) -> None:
 
 
 def test_a_value_that_cannot_be_decoded_becomes_a_dead_letter(mq: pymq.Client) -> None:
-    """The group goes on; the letter has the error and can be sent back."""
+    """The group continues; the letter has the error and can be sent back."""
     mq.create_topic("orders")
     bad: list[Bad] = []
     put(mq, b"nonsense", b'{"item": 5}')
@@ -203,6 +204,9 @@ def test_what_is_wrong_is_refused(mq: pymq.Client) -> None:
         mq.topic("orders", complex)
     with pytest.raises(ConfigError, match="compatibility='sideways'"):
         mq.topic("orders", Order, compatibility="sideways")  # type: ignore[arg-type] # a test
+    for wrong in ("json", pymq.serde.Json):
+        with pytest.raises(ConfigError, match=r"such as pymq\.serde\.Json\(\)"):
+            mq.topic("orders", Order, wrong)  # type: ignore[arg-type] # a test
     with pytest.raises(ConfigError, match="on_bad"):
         mq.topic("orders", Order).consumer(on_bad=5)  # type: ignore[arg-type] # a test
     with pytest.raises(UnknownTopic):
@@ -312,7 +316,7 @@ def test_nonsense_in_the_registry_harms_nobody(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_brokers_that_crash_lose_no_schema(seed: int) -> None:
-    """In a simulation: a leader dies between two registrations, and its successor knows them."""
+    """In a simulation a leader dies between two registrations; its successor knows both schemas."""
     with Cluster(brokers=3, seed=seed) as cluster:
         mq = cluster.client()
         mq.create_topic("orders", replicas=3, acks="raft")

@@ -1,4 +1,4 @@
-"""Controlled shutdown: other brokers lead before a broker stops, where possible."""
+"""Controlled shutdown: before a broker stops, other brokers lead its partitions where possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.controller.cluster import T0, Cluster
 
 
 def leave(cluster: Cluster, name: str) -> int:
-    """Request a departure; returns how much is left to wait for."""
+    """Request a departure; returns the number of leaderships that the broker still waits for."""
     broker = cluster.brokers[name]
     before = len(cluster.refusals)
     cluster.to_active(name, ControlledShutdown(1, name, broker.incarnation))
@@ -36,8 +36,9 @@ def test_a_fetch_block_is_rolled_to_another_leader() -> None:
     block = cluster.open()
     assert (block.number, block.start) == (1, 5)
     assert block.leader in (one, two)
-    assert set(block.replicas) == {leader, one, two}  # The broker will be back.
-    assert set(block.in_sync) == {one, two}  # The leaders do not wait for it.
+    # The stopping broker stays a replica, because it will be back.
+    assert set(block.replicas) == {leader, one, two}
+    assert set(block.in_sync) == {one, two}  # The leaders do not wait for the stopping broker.
     assert leave(cluster, leader) == 0
     assert block.leader is not None
     join = AlterIsr(*T0, 1, block.epoch, block.leader, (leader, one, two))
@@ -110,8 +111,9 @@ def test_who_is_not_known_is_told_so() -> None:
 def test_a_departure_ends_when_its_broker_has_started_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A restart ends a departure; otherwise leaders and zkserver would change the in-sync set
-    forever.
+    """A restart ends a departure.
+
+    Otherwise leaders and zkserver would change the in-sync set forever.
 
     Seed 903973.
     """
@@ -126,7 +128,7 @@ def test_a_departure_ends_when_its_broker_has_started_anew(
         turn(cluster)
     followed = [name for name in names if cluster.leader(name) != "b0"]
     assert not any("b0" in cluster.open(name).in_sync for name in followed)
-    assert not cluster.refusals  # The zkserver still counts what it leads.
+    assert not cluster.refusals  # The zkserver still counts the partitions that this broker leads.
     broker.incarnation += 1
     machine.step("b0", broker.registration(), cluster.now)
     turn(cluster)
@@ -171,7 +173,9 @@ def test_a_departure_ends_in_time() -> None:
     ("acks", "how"), [("raft", "raft.take_over"), ("leader", "departures.rolled")]
 )
 def test_producing_goes_on_while_every_broker_is_restarted(acks: Acks, how: str) -> None:
-    """Other brokers lead before a leader stops, so clients need no timeout to notice."""
+    """Before a leader stops, other brokers lead its partitions, so clients need no timeout to
+    notice.
+    """
     with (
         counting() as marks,
         Simulated(brokers=3, zkservers=2, seed=5, session_ms=6_000) as cluster,
@@ -189,7 +193,7 @@ def test_producing_goes_on_while_every_broker_is_restarted(acks: Acks, how: str)
                 for partition in range(3):
                     began = cluster.now
                     producer.send("t", b"x", partition=partition).result()
-                    # One unanswered request of the client is allowed, and no more.
+                    # At most one request of the client may be unanswered.
                     assert cluster.now - began < 1.0
                 cluster.restart(name)
                 cluster.run(3.0)

@@ -1,4 +1,4 @@
-"""A reader's subscription lives as long as its reader, under any zkserver."""
+"""A reader's subscription lasts as long as the reader, whichever zkserver is active."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_reader_that_is_silent_is_forgotten() -> None:
     commits = len(cluster.active.commits)
     for _ in range(6):
         cluster.pass_ms(10_000)
-        read(cluster)  # repeats itself, so nothing is committed
+        read(cluster)  # the reader repeats its subscription, so nothing is committed
     assert subscribed(cluster) == [R, "g"]
     assert len(cluster.active.commits) == commits + 1
     cluster.ask(lambda i: Unsubscribe(i, R, "t"))
@@ -108,7 +108,8 @@ def test_readers_outlive_zkservers_and_not_their_applications() -> None:
     with Simulated(brokers=1, zkservers=2, seed=3) as cluster:
         mq = cluster.client("app")
         mq.create_topic("t")
-        reader = mq.consumer("t", mode="psb")  # kept, since a dropped one is closed
+        # keep a reference, since a dropped consumer is closed
+        reader = mq.consumer("t", mode="psb")
 
         def active() -> tuple[str, Controller]:
             hosts = cluster.zkservers.items()

@@ -1,4 +1,4 @@
-"""A replica whose disk failed is replaced at once, or as soon as there is a broker for it."""
+"""A replica whose disk failed is replaced at once, or as soon as another broker is available."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.controller.cluster import T0, Cluster
 
 @pytest.mark.parametrize("acks", [AckMode.LEADER, AckMode.RAFT])
 def test_a_failed_replica_is_replaced_when_a_broker_comes_later(acks: AckMode) -> None:
-    """A partition with a failed replica gets a third sound one when a broker joins."""
+    """A partition with a failed replica gets a third sound replica when another broker joins."""
     cluster = Cluster(replace_ms=10_000, check_ms=30_000)
     cluster.topic(acks)
     cluster.write(5)

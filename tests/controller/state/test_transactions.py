@@ -1,4 +1,4 @@
-"""The order of the zkserver's commits when a coordinator is slow and many requests wait."""
+"""The order of the zkserver's commits if the coordinator backend is slow and many requests wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.controller.cluster import T0, Cluster
 
 
 class Held:
-    """The commits of the active zkserver, which complete when the test says so."""
+    """The commits of the active zkserver, each of which completes when the test says so."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -65,7 +65,8 @@ def create(request: int, name: str) -> Message:
 
 
 def test_what_partitions_wait_for_takes_turns_with_what_administrators_want() -> None:
-    """Restarted brokers do not wait behind topics that are created and deleted (once 13 s).
+    """Registrations of restarted brokers do not wait behind topics that are created and deleted
+    (once 13 s).
 
     Simulated: ``administrators-before-leaders``.
     """
@@ -89,8 +90,8 @@ def test_what_partitions_wait_for_takes_turns_with_what_administrators_want() ->
 
 
 def test_who_leads_is_told_before_what_administrators_want_is_done() -> None:
-    """Leaders are reported before administrators' commits, except of a topic about to be
-    created.
+    """Reports of leaders are committed before requests of administrators, unless they concern a
+    topic that is about to be created.
     """
     cluster = Cluster()
     cluster.topic()
@@ -107,7 +108,9 @@ def test_who_leads_is_told_before_what_administrators_want_is_done() -> None:
 
 
 def test_who_asks_for_something_keeps_nothing_out_of_a_commit() -> None:
-    """Requests that fit share a commit, whatever came between, and are answered after it."""
+    """Requests that can share a commit do so, whatever came between them, and are answered after
+    it.
+    """
     cluster = Cluster()
     cluster.topic(partitions=3, replicas=2)
     held = Held(cluster)
@@ -128,7 +131,10 @@ def test_who_asks_for_something_keeps_nothing_out_of_a_commit() -> None:
 
 
 def test_what_brokers_tell_of_many_partitions_shares_commits() -> None:
-    """Reports about many partitions share commits; 10,000 rolled partitions once took 20,000."""
+    """Reports about many partitions share commits.
+
+    In an earlier version 10,000 rolled partitions needed 20,000 commits.
+    """
     count = 40
     cluster = Cluster()
     cluster.topic(partitions=count)
@@ -144,7 +150,8 @@ def test_what_brokers_tell_of_many_partitions_shares_commits() -> None:
         for broker in cluster.followers(name):
             whole = Progress(broker, ((*name, 0, 5),), 1)
             cluster.to_active(broker, whole)
-            cluster.to_active(broker, whole)  # The broker asks each second until it is answered.
+            # The broker repeats the request each second until the zkserver answers.
+            cluster.to_active(broker, whole)
     assert len(held.do_all()) == 3
     assert all(len(cluster.part(name).blocks[0].in_sync) == 3 for name in names)
 
@@ -172,7 +179,10 @@ def test_who_waits_for_his_turn_keeps_it() -> None:
 
 
 def test_a_request_that_waits_is_carried_out_once_however_often_it_is_sent() -> None:
-    """Clients repeat a request twice a second; a slow coordinator gets no more work from that."""
+    """Clients repeat a request twice a second.
+
+    Repeated requests add no work to a slow coordinator.
+    """
     cluster = Cluster()
     held = Held(cluster)
     with counting() as marks:
@@ -180,10 +190,12 @@ def test_a_request_that_waits_is_carried_out_once_however_often_it_is_sent() -> 
             cluster.to_active("client", create(1001, "a"))
             cluster.to_active("client", DeleteTopic(1002, "a"))
     assert marks["controller.asked_again"] == 6
-    assert len(held.do_all()) == 3  # It is created, deleted, and its rest tidied up.
+    # The topic is created and deleted, and then the rest of its nodes is removed.
+    assert len(held.do_all()) == 3
     assert cluster.answers[1001].error is cluster.answers[1002].error is None
     assert "a" not in cluster.image.topics
-    cluster.to_active("client", DeleteTopic(1002, "a"))  # A finished request is not remembered.
+    # The zkserver does not remember a finished request.
+    cluster.to_active("client", DeleteTopic(1002, "a"))
     assert isinstance(cluster.answers[1002].error, UnknownTopic)
 
 
@@ -211,8 +223,8 @@ def test_a_broker_that_registers_again_and_again_is_told_once_what_it_hosts() ->
 
 
 def test_what_a_zkserver_had_no_more_right_to_commit_may_be_asked_again() -> None:
-    """A request that the zkserver lost the right to commit counts as new once it is active
-    again.
+    """If the zkserver lost its session before it could commit a request, the same request counts as
+    new once the zkserver is active again.
     """
     cluster = Cluster()
     held = Held(cluster)
@@ -245,7 +257,7 @@ def test_a_broker_that_leaves_is_answered_what_it_has_asked_last() -> None:
 
 
 def refused() -> tuple[Cluster, Held, int]:
-    """A change of the ack mode that the leader refuses, before the tree has the refusal."""
+    """A change of the ack mode that the leader refuses; the refusal is not in the tree yet."""
     cluster = Cluster(brokers=4, zks=2)
     cluster.topic()
     leader = cluster.brokers[cluster.leader()]
@@ -262,7 +274,7 @@ def refused() -> tuple[Cluster, Held, int]:
 
 
 def test_what_was_told_to_have_failed_is_not_done_by_the_next_zkserver() -> None:
-    """A failure is reported only after the intention has left the tree."""
+    """The client gets an error only after the intention has been removed from the tree."""
     cluster, held, request = refused()
     while request not in cluster.answers:
         assert cluster.part().node.wanted is not None
@@ -275,7 +287,7 @@ def test_what_was_told_to_have_failed_is_not_done_by_the_next_zkserver() -> None
 
 
 def test_what_somebody_else_wants_is_not_taken_out_with_what_has_failed() -> None:
-    """A request that was answered with success stays, although another one has failed."""
+    """A request that was answered with success stays in effect, although another one has failed."""
     cluster, held, request = refused()
     held.do_all()
     cluster.pass_ms(1_000)

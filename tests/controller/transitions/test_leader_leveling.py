@@ -17,7 +17,7 @@ BROKERS = ("a", "b", "c", "d")
 def image_of(
     parts: list[tuple[str, str]], acks: AckMode = AckMode.LEADER, out: str = "", topic: str = "t"
 ) -> Image:
-    """Return an image with partitions of (leader, replicas); *out* is in no in-sync set."""
+    """Return an image with partitions given as (leader, replicas); *out* is in no in-sync set."""
     image = Image()
     for name in BROKERS:
         image.set(paths.broker(name), BrokerNode(name), 0)
@@ -47,7 +47,7 @@ def test_who_leads_much_hands_over_to_who_leads_little() -> None:
 
 
 def test_leaders_are_passed_on_where_replicas_do_not_meet() -> None:
-    """The first and the last broker share no partition."""
+    """The first and the last broker share no partition, so leaders move along a chain."""
     parts = [("a", "ab")] * 3 + [("b", "bc")] * 2 + [("c", "cd")]
     found = plan(image_of(parts), "abcd", anybody)
     leads = {"a": 3, "b": 2, "c": 1, "d": 0}
@@ -60,7 +60,8 @@ def test_leaders_are_passed_on_where_replicas_do_not_meet() -> None:
 def test_only_who_is_in_sync_and_well_is_chosen() -> None:
     parts = [("a", "abc")] * 6
     assert {shift.target for shift in plan(image_of(parts, out="b"), "abc", anybody)} == {"c"}
-    # The leader of a Raft block knows; but a broker with a failed disk is not even asked.
+    # In a Raft block the leader decides; but a broker with a failed disk does not even get the
+    # request.
     raft = image_of(parts, AckMode.RAFT)
     found = plan(raft, "abc", lambda broker, name: broker != "c")
     assert {shift.target for shift in found} == {"b"}

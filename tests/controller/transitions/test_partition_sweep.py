@@ -88,8 +88,8 @@ def test_what_changes_behind_the_last_slice_is_looked_at_by_one_more(
 
 
 def test_what_changes_again_and_again_is_left_to_do_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition has one entry however often it changes, so the rest does not grow during
-    a sweep.
+    """A partition has one entry, however often it changes, so the number of remaining partitions
+    does not grow during a sweep.
     """
     swept = Swept(monkeypatch)
     assert not swept.slice()
@@ -97,7 +97,8 @@ def test_what_changes_again_and_again_is_left_to_do_once(monkeypatch: pytest.Mon
     assert swept.plan()
     assert swept.seen == NAMES[8:]
     for _ in range(3):
-        swept.change(NAMES[9])  # the partition still has to be visited anyway
+        # the partition has not been visited yet, so the change has no effect
+        swept.change(NAMES[9])
         swept.change(NAMES[0])
     assert swept.plan()
     assert swept.seen == [NAMES[8], NAMES[9], NAMES[0]]
@@ -107,14 +108,14 @@ def test_what_changes_again_and_again_is_left_to_do_once(monkeypatch: pytest.Mon
 def test_a_sweep_ends_though_everything_changes_between_two_slices(
     looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The slices grow, since another partition may change during each slice. Seed 903973."""
+    """The slices grow, because another partition may change during each slice. Seed 903973."""
     swept = Swept(monkeypatch, looks)
     slices = 1
     while not swept.slice() and slices < 6:
         slices += 1
         for name in NAMES:
             swept.change(name)
-    assert slices < 6  # Of 1, 2, 4, 8 and 16 partitions, or fewer.
+    assert slices < 6  # Slices of 1, 2, 4, 8 and 16 partitions, or fewer.
 
 
 def test_a_sweep_that_gets_on_looks_at_no_more_in_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:

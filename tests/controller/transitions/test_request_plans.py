@@ -1,4 +1,6 @@
-"""Clients may leave a bounded number of nodes: each name and subscription is a permanent node."""
+"""The number of nodes that clients may create is bounded: each name and subscription is a permanent
+node.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def subscribe(cluster: Cluster, name: str, group: str | None) -> None:
 def test_a_topic_has_so_many_subscriptions_of_groups_and_as_many_of_readers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Many groups keep out neither readers nor the groups that are there."""
+    """Even if there are very many groups, readers and known groups can still subscribe."""
     monkeypatch.setattr(f"{MODULE}.SUBSCRIPTIONS_MAX", 3)
     cluster = Cluster()
     cluster.topic()
@@ -38,7 +40,7 @@ def test_a_topic_has_so_many_subscriptions_of_groups_and_as_many_of_readers(
 
 
 def test_a_cluster_has_so_many_named_producers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Producers whose names exist continue; producers without a name do not count."""
+    """Known named producers can continue; producers without a name do not count."""
     monkeypatch.setattr(f"{MODULE}.NAMES_MAX", 2)
     cluster = Cluster()
     cluster.topic()

@@ -1,4 +1,4 @@
-"""Blocks without a possible leader: disks were replaced, or no replica returns."""
+"""Blocks that cannot have a leader: disks were replaced, or no replica returns."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def recover(cluster: Cluster) -> Loss | None:
 
 
 def test_of_two_raft_replicas_either_has_all_that_was_committed() -> None:
-    """A majority of two is both.
+    """In a block of two replicas the majority is both of them, so each has all committed records.
 
-    The leader's disk was replaced, so its follower has all committed records.
+    The leader's disk was replaced, but its follower has all committed records.
     """
     cluster = raft(2)
     leader, (one,) = cluster.leader(), cluster.followers()
@@ -73,7 +73,7 @@ def test_a_block_that_was_opened_on_a_disk_that_was_gone_by_then_goes_on() -> No
     cluster = Cluster()
     cluster.topic(AckMode.RAFT, 2)
     one, two = cluster.open().replicas
-    cluster.brokers[two].is_up = False  # it is stopping, and no node knows
+    cluster.brokers[two].is_up = False  # the broker is stopping, and no other node knows that
     cluster.to_active(one, BecomeLeader(*T0, 0, 3, one))
     cluster.restart(two, "another disk")
     assert cluster.open().number == 1
@@ -91,7 +91,8 @@ def test_of_four_two_see_all_and_the_later_epoch_counts() -> None:
         cluster.write(end, name)
     cluster.brokers[three].seals = False
     for name in (first, one, two):
-        cluster.brokers[name].seals = False  # the block has a leader, and it has not sealed yet
+        # the block has a leader, which has not sealed the block yet
+        cluster.brokers[name].seals = False
     cluster.restart(first, "another disk").seals = False
     cluster.restart(one, "another disk, too")
     cluster.brokers[two].seals = True
@@ -105,7 +106,7 @@ def test_of_four_two_see_all_and_the_later_epoch_counts() -> None:
 
 
 def test_of_two_copies_that_are_as_long_only_the_later_epochs_one_is_whole() -> None:
-    """The other one holds records of a leader that was replaced."""
+    """The other copy contains records of a leader that was replaced."""
     cluster = raft(4)
     first, one, two, three = cluster.open().replicas
     for name, epoch in ((two, 3), (three, 2)):
@@ -172,7 +173,8 @@ def test_a_single_replica_whose_disk_was_replaced_waits_for_a_word(acks: AckMode
     cluster = Cluster(brokers=1)
     cluster.topic(acks, 1)
     cluster.write(5)
-    cluster.to_active("b0", Seal(0, *T0, 0, 0))  # ignored: a zkserver receives no Seal
+    # the zkserver ignores Seal, which it never receives normally
+    cluster.to_active("b0", Seal(0, *T0, 0, 0))
     cluster.restart("b0", "another disk")
     cluster.pass_ms(20_000)
     assert cluster.open().number == 0
@@ -214,7 +216,7 @@ def test_sealed_blocks_that_nobody_has_any_more_go_with_it() -> None:
     cluster.restart("b0", "another disk")
     loss = recover(cluster)
     assert loss is not None
-    # The content of the open block is unknown; its offsets are assigned again.
+    # The content of the open block is unknown; new records get the same offsets.
     assert (loss.block, loss.offset, loss.log_start) == (1, 5, 5)
     assert list(cluster.part().blocks) == [2]
 
@@ -268,14 +270,14 @@ def test_who_waits_for_a_dead_block_does_not_keep_it_from_being_recovered() -> N
 
 
 def test_a_word_that_is_said_again_is_taken_once() -> None:
-    """Requests that wait behind a roll keep the order of their first arrival."""
+    """Requests that wait behind a roll stay in the order in which they first arrived."""
     cluster = Cluster(brokers=3)
     cluster.topic(AckMode.LEADER, 1)
     cluster.brokers[cluster.leader()].seals = False
     old = cluster.leader()
     others = [name for name in cluster.brokers if name != old]
     requests = [Reassign(100 + i, *T0, (other,)) for i, other in enumerate(others)]
-    for request in (*requests, requests[0]):  # an unanswered client repeats its request
+    for request in (*requests, requests[0]):  # a client repeats its request until it gets an answer
         cluster.active.machine.step("client", request, cluster.now)
         cluster.run()
     cluster.brokers[old].seals = True
@@ -284,14 +286,16 @@ def test_a_word_that_is_said_again_is_taken_once() -> None:
 
 
 def test_a_recovery_that_is_told_to_have_failed_does_not_come_about_later() -> None:
-    """A failed recovery is not carried out later, and does not undo an answer to another client."""
+    """A failed recovery is not carried out later, and does not undo the change for another
+    client.
+    """
     cluster = Cluster(brokers=2)
     cluster.topic(AckMode.RAFT, 1)
     cluster.write(5)
     old, new = cluster.leader(), next(b for b in cluster.brokers if b != cluster.leader())
     cluster.restart(old, "another disk")
     cluster.send(lambda i: Reassign(i, *T0, (new,)))
-    cluster.crash_zk("zk-0")  # only its commits are left
+    cluster.crash_zk("zk-0")  # only the zkserver's commits are left
     cluster.start_zk("zk-1")
     for name in cluster.brokers:
         cluster.register(name)
@@ -314,7 +318,7 @@ def test_a_recovery_that_is_told_to_have_failed_does_not_come_about_later() -> N
 
 
 def test_who_told_the_end_has_another_disk_before_that_is_committed() -> None:
-    """The best copy is lost and the next one counts; the block is not given up.
+    """The best copy is lost, and the next best one determines the end; the block is not abandoned.
 
     Simulated: tests/data/plans/sealed-after-its-disk-was-known-to-be-gone.json.
     """
@@ -325,7 +329,7 @@ def test_who_told_the_end_has_another_disk_before_that_is_committed() -> None:
     cluster.write(9, one)
     cluster.brokers[two].seals = False
     cluster.restart(leader, "another disk")
-    assert cluster.open().number == 0  # One answer is not enough yet.
+    assert cluster.open().number == 0  # One answer is not enough.
     again = Broker(one, 2, "another disk, too")
     machine, late = cluster.active.machine, cluster.brokers[two]
     (answer,) = late.sealed(late.last(Seal))
@@ -361,7 +365,7 @@ def test_everybody_starts_anew_and_one_with_another_disk() -> None:
     cluster.brokers[one].is_mute = True
     cluster.active.machine.step(one, cluster.brokers[one].registration(), cluster.now)
     cluster.restart(two, "another disk")
-    assert cluster.open().number == 0  # The silent one may have more.
+    assert cluster.open().number == 0  # The silent replica may have more records.
     cluster.brokers[one].is_mute = False
     cluster.pass_ms(5_000)
     part = cluster.part()
@@ -371,8 +375,8 @@ def test_everybody_starts_anew_and_one_with_another_disk() -> None:
 
 
 def test_who_starts_anew_twice_has_what_it_had() -> None:
-    """After the first restart the replica has synced all that it found, so the second one loses
-    nothing.
+    """After the first restart the replica has synced all records that it found, so the second
+    restart loses none.
 
     Simulated: tests/data/plans/started-anew-twice.json.
     """
@@ -393,7 +397,7 @@ def test_who_starts_anew_twice_has_what_it_had() -> None:
 
 
 def gone_on_alone() -> tuple[Cluster, str, list[str]]:
-    """Return a leader that continues without its two followers, which have both restarted."""
+    """Return a leader that continues without its two followers, both of which have restarted."""
     cluster = Cluster()
     cluster.topic()
     cluster.write(5)

@@ -114,7 +114,9 @@ def _other(tmp_path: Path) -> Path:
 
 
 def test_what_is_denied_later_is_told_and_changes_nothing(zookeeper: ZooKeeper) -> None:
-    """A node with another owner in the tree causes an error, and nothing is changed."""
+    """If a node in the tree has another owner, the session reports an error, and nothing is
+    changed.
+    """
     with session(zookeeper.hosts, "/denied") as one, kazoo(zookeeper.hosts) as raw:
         one.must(Create("/a", b""))
         raw.add_auth("digest", "other:secret")
@@ -155,7 +157,10 @@ def test_a_commit_that_is_too_large_is_refused_before_it_does_harm(zookeeper: Zo
 
 
 def test_the_limit_is_the_servers(tmp_path: Path, needs_zookeeper: None) -> None:
-    """With jute.maxbuffer raised on both sides more fits; a wrong setting costs the connection."""
+    """If jute.maxbuffer is raised on both sides, larger commits fit.
+
+    With a wrong setting the connection breaks.
+    """
     big = tuple(Create(f"/{n}", bytes(400_000)) for n in range(5))
     more = ZooKeeper(tmp_path / "more", java=("-Djute.maxbuffer=4194304",))
     with more, session(more.hosts, "/x", "&max_request_bytes=4000000") as one:
@@ -180,7 +185,10 @@ def test_a_folder_may_be_named_from_here(
 
 
 def test_a_load_is_of_one_moment(zookeeper: ZooKeeper) -> None:
-    """Every commit puts the same number into all nodes; no load ever returns two numbers."""
+    """Every commit writes the same number into all nodes.
+
+    No load ever returns two different numbers.
+    """
     nodes, commits = 30, 150
     with session(zookeeper.hosts, "/torn") as writer, session(zookeeper.hosts, "/torn") as reader:
         paths = [f"/a/{n:02}" for n in range(nodes)]
@@ -271,7 +279,8 @@ def test_a_forked_child_may_not_use_the_session(zookeeper: ZooKeeper) -> None:
         if not child:  # pragma: no cover
             code = 1
             try:
-                one.backend.close()  # this must not end the parent's session
+                # closing the client in the child must not end the parent's session
+                one.backend.close()
                 for use in (one.backend.poll, lambda: one.backend.submit(Load(1, "/"))):
                     try:
                         use()

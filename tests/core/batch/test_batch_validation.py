@@ -1,4 +1,4 @@
-"""Only sound batches are appended: every reader can decode each accepted batch."""
+"""Only sound batches are appended, so that every reader can decode each accepted batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> Enco
     lengths = {"length": HEADER_SIZE + len(body)}
     if raw is not None and not (fields.get("attributes", 0) & COMPRESSION_MASK):
         lengths["raw_length"] = len(raw)
-    made = EncodedBatch._seal(batch.header._replace(**{**lengths, **fields}), body)
+    made = EncodedBatch.sealed(batch.header._replace(**{**lengths, **fields}), body)
     # Encoded and parsed again, because a broker parses what it receives.
     return EncodedBatch.parse(bytes(made.head) + bytes(made.body))
 
@@ -138,7 +138,8 @@ def test_accepted_is_what_every_reader_decodes(batch: EncodedBatch, data: st.Dat
     present = header.columns ^ data.draw(st.sampled_from([0, 0, 0, 1, 2, 4, 8, 16]))
     first = data.draw(st.sampled_from([header.first_timestamp, -(1 << 63), (1 << 63) - 1]))
     if count > len(body):
-        return  # the header does not show it; the check refuses it before it reads the body
+        # the header does not show the size; the check refuses the batch before it reads the body
+        return
     packed = compression.compress(codec, bytes(body)) if codec else bytes(body)
     agree(
         sealed(
@@ -239,7 +240,7 @@ def test_a_compressed_body_is_what_its_header_says(codec: int) -> None:
 
 @pytest.mark.slow
 def test_the_check_allocates_no_more_than_a_few_times_the_body() -> None:
-    """A million empty arrays, 1 MB of bytes, do not become 64 MB of Python objects."""
+    """A million empty arrays, which are 1 MB of bytes, do not become 64 MB of Python objects."""
     count = 1 << 20
     for column in (b"\x80" * count, b"\x42ab" * count):
         raw = columns.pack([columns.encode_bytes([b""] * count), columns._head(4, count) + column])
@@ -287,9 +288,9 @@ def test_times_are_neither_before_1970_nor_too_far_ahead() -> None:
 
 
 def test_times_are_checked_where_their_deltas_could_reach_a_bound() -> None:
-    """The check reads all deltas of a batch near a bound.
+    """Near a bound the check reads all deltas of a batch.
 
-    Elsewhere the end of the sum is enough.
+    Elsewhere it checks only the sum at the end.
     """
     ends = (1 << 63) - 1
     for first, deltas in ((ends, (0, 1)), (ends - (1 << 33), (0, 1 + (1 << 33)))):
@@ -311,7 +312,7 @@ def test_no_record_is_later_than_the_largest_time() -> None:
 
 
 def test_a_header_has_no_other_fields() -> None:
-    """A header has exactly the known fields: a new one needs a decision whether clients
-    may set it.
+    """A header has exactly the known fields: for a new field one has to decide whether clients may
+    set it.
     """
     assert len(Header._fields) == 21

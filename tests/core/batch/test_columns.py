@@ -1,4 +1,4 @@
-"""Columns round-trip, are plain CBOR, and survive hostile input."""
+"""Columns can be encoded and decoded, are plain CBOR, and hostile input only raises an error."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_mutated_columns_are_refused_or_right(decode: Decode, data: st.DataObjec
         b"\x9a\x01\x00\x00\x00" + b"\x5a\xff\xff\xff\xff",
         b"\x81" * 500 + b"\x80",
         b"\xc1\x00",  # a tag
-        b"\x9f\x40\xff",  # of indefinite length
+        b"\x9f\x40\xff",  # an array of indefinite length
         b"\xa0",
         b"\xf6",
         b"\xfb\x7f\xf8\x00\x00\x00\x00\x00\x00",

@@ -1,4 +1,4 @@
-"""The sparse index against a list of everything."""
+"""The sparse index, compared with a list of all batches."""
 
 from __future__ import annotations
 

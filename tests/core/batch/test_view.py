@@ -1,4 +1,4 @@
-"""Views of a batch behave like slices of its rows."""
+"""Views of a batch behave like slices of a list of its records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_parts_of_parts_are_slices_of_slices(data: st.DataObject) -> None:
 
 
 def test_a_batch_may_be_cut_as_often_as_it_has_records() -> None:
-    """A poll for one record at a time cuts it off the rest, thousands of times."""
+    """If the consumer polls for one record at a time, each poll cuts one record off the batch,
+    thousands of times.
+    """
     count = sys.getrecursionlimit() + 2_000
     rest = RecordBatch(_batch(count))
     tracemalloc.start()

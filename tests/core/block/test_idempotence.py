@@ -10,7 +10,7 @@ from pymq.errors import DuplicateSequence, OutOfOrderSequence, ProducerFenced
 
 
 def batch(epoch: int, sequence: int, count: int = 1) -> EncodedBatch:
-    """Return a batch of so many records of producer 7."""
+    """Return a batch of a given number of records of producer 7."""
     return EncodedBatch.encode(
         [b"x"] * count,
         timestamp_ms=0,
@@ -21,8 +21,8 @@ def batch(epoch: int, sequence: int, count: int = 1) -> EncodedBatch:
 
 
 def log(*batches: tuple[int, int, int]) -> ProducerTable:
-    """Return a partition with batches of these epochs, sequences and counts, the first at offset
-    100.
+    """Return the log of a partition with batches of these epochs, sequences and counts, the first
+    at offset 100.
     """
     table, offset = ProducerTable(), 100
     for epoch, sequence, count in batches:
@@ -34,8 +34,9 @@ def log(*batches: tuple[int, int, int]) -> ProducerTable:
 
 
 def test_a_repeat_under_an_epoch_that_was_replaced_is_told_its_offset() -> None:
-    """A duplicate under a replaced epoch gets its offset; "fenced" would mean that it is not in the
-    log.
+    """A duplicate under a replaced epoch is answered with its offset.
+
+    The answer "fenced" would mean that the batch is not in the log.
     """
     table = log((0, 0, 2), (0, 2, 1), (1, 3, 1))
     assert table.check(batch(0, 0, 2).header) == 100
@@ -44,7 +45,7 @@ def test_a_repeat_under_an_epoch_that_was_replaced_is_told_its_offset() -> None:
 
 
 def test_what_is_new_under_an_epoch_that_was_replaced_is_fenced() -> None:
-    """A new batch under a replaced epoch is fenced, also if its sequence fits or is forgotten."""
+    """A new batch under a replaced epoch is fenced, even if its sequence fits or is forgotten."""
     table = log((0, 0, 2), (0, 2, 1), (1, 3, 1))
     for sequence, count in ((4, 1), (3, 1), (0, 1), (5, 1)):
         assert isinstance(table.check(batch(0, sequence, count).header), ProducerFenced)
@@ -54,7 +55,9 @@ def test_what_is_new_under_an_epoch_that_was_replaced_is_fenced() -> None:
 
 
 def test_a_higher_epoch_goes_on_where_the_one_before_stopped() -> None:
-    """The first batch of a higher epoch continues the log, and its answer has the next sequence."""
+    """The first batch of a higher epoch continues the sequences, and its answer has the next
+    sequence.
+    """
     table = log((0, 0, 2))
     error = table.check(batch(1, 0, 2).header)
     assert isinstance(error, OutOfOrderSequence)
@@ -63,7 +66,7 @@ def test_a_higher_epoch_goes_on_where_the_one_before_stopped() -> None:
 
 
 def test_a_repeat_that_is_remembered_no_more_is_told_to_be_one() -> None:
-    """A duplicate under the current epoch is reported as one, though its offset is no
+    """A duplicate under the current epoch is reported as a duplicate, although its offset is no
     longer known.
     """
     table = log(*((0, number, 1) for number in range(REMEMBERED + 1)))
@@ -73,7 +76,9 @@ def test_a_repeat_that_is_remembered_no_more_is_told_to_be_one() -> None:
 
 
 def test_another_batch_under_the_same_numbers_is_not_acknowledged() -> None:
-    """Another batch under known sequences is not acknowledged with the first one's offset."""
+    """If another batch has the sequences of a known one, it is not acknowledged with the offset of
+    the known one.
+    """
     table = log((0, 0, 1), (0, 1, 1))
     other = EncodedBatch.encode(
         [b"y"], timestamp_ms=0, producer_id=7, producer_epoch=0, base_sequence=1
@@ -87,7 +92,9 @@ def test_another_batch_under_the_same_numbers_is_not_acknowledged() -> None:
 
 
 def test_a_snapshot_of_before_tells_no_crc_and_repeats_are_known_all_the_same() -> None:
-    """Batches of an older snapshot have no CRC, and are still detected as duplicates."""
+    """Batches in a snapshot of an older version have no CRC, and are still detected as
+    duplicates.
+    """
     table = ProducerTable.restore(cbor.dumps([[7, 0, 2, [[0, 0, 1, 100], [0, 1, 1, 101]]]]))
     assert table.check(batch(0, 1).header) == 101
     assert table.check(batch(0, 2).header) is None

@@ -1,4 +1,4 @@
-"""The log of one block on one broker, with a disk that obeys at once, or fails."""
+"""The log of one block on one broker, with a disk that carries out each write at once, or fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def batch(sequence: int = -1, size: int = 1) -> EncodedBatch:
 
 
 def run(*batches: tuple[int, int]) -> bytes:
-    """Return what a leader sends: batches of (offset, epoch)."""
+    """Return the batches that a leader sends, given as (offset, epoch)."""
 
     def parts() -> Iterator[bytes]:
         for offset, epoch in batches:
@@ -90,8 +90,8 @@ def seal(log: BlockLog) -> int | None:
 
 
 def test_a_seal_goes_with_the_tail_that_held_it(log: BlockLog) -> None:
-    """Another leader may lack the seal, so the replica drops it together with the tail and takes
-    records again.
+    """Another leader may lack the seal, so the replica drops it with the tail and accepts records
+    again.
     """
     log.append(batch(), 1)
     write(log)
@@ -117,7 +117,7 @@ def test_a_seal_behind_the_cut_stays(log: BlockLog) -> None:
 
 
 def test_what_failed_to_be_written_never_was(log: BlockLog) -> None:
-    """A failed write leaves no offset, byte, epoch or producer sequence behind."""
+    """A failed write leaves no offset, byte, epoch or producer sequence in the log."""
     log.append(batch(0), 1)
     write(log)
     before = log.end, log.size, list(log.epochs), log.producers.next_sequence(7)
@@ -133,7 +133,9 @@ def test_what_failed_to_be_written_never_was(log: BlockLog) -> None:
 
 
 def test_a_checkpoint_is_of_what_is_written(log: BlockLog) -> None:
-    """A checkpoint's producers and epochs are from before the end that the store saves with it."""
+    """A checkpoint contains the producers and epochs of the batches before the end that the store
+    saves with it.
+    """
     (first,) = asked(log, Checkpoint)
     log.append(batch(0), 1)
     write(log)
@@ -159,7 +161,9 @@ def test_checkpoints_bound_what_a_recovery_reads(log: BlockLog) -> None:
 def test_checkpoints_bound_how_many_batches_a_recovery_reads(
     log: BlockLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checkpoints bound the number of batches, since a small one takes as long as a large one."""
+    """Checkpoints bound the number of batches that recovery reads, because a small batch takes as
+    long as a large one.
+    """
     monkeypatch.setattr("pymq.core.block.log.CHECKPOINT_BATCHES", 4)
     count = len(asked(log, Checkpoint))
     for sequence in range(10):
@@ -186,7 +190,9 @@ def sent_epochs(data: bytes | None) -> list[int]:
 
 
 def test_what_was_sent_is_not_sent_again_in_place_of_what_replaced_it(log: BlockLog) -> None:
-    """The bytes for one follower are kept for the next one, but only while they are in the log."""
+    """Bytes for one follower are cached for the next follower, but only while their batches are in
+    the log.
+    """
     log.append(batch(), 1)
     sent = log.recent(0, MOST)
     assert log.recent(0, MOST) is sent
@@ -199,7 +205,10 @@ def test_what_was_sent_is_not_sent_again_in_place_of_what_replaced_it(log: Block
 
 
 def test_what_is_released_is_read_from_the_disk() -> None:
-    """Released bytes are read from the disk; bytes on their way to it stay, for followers."""
+    """Released bytes are read from the disk.
+
+    Bytes that are not on disk yet stay cached for followers.
+    """
     log = BlockLog(Host(), NAME, 0, is_shared=True)
     log.append(batch(), 1)
     log.release()
@@ -216,7 +225,7 @@ def test_what_is_released_is_read_from_the_disk() -> None:
 
 
 def test_a_follower_takes_no_damaged_body(log: BlockLog) -> None:
-    """A follower checks the body of each batch before it confirms it, also from its own leader."""
+    """A follower checks the body of each batch before it confirms it, even from its own leader."""
     sound = EncodedBatch.encode([b"value"], timestamp_ms=1).stamp(0, 1, 0)
     data = bytes(sound.head) + bytes(sound.body)
     for at in range(len(sound.head), len(data)):
@@ -288,7 +297,7 @@ def test_a_new_partition_waits_for_no_disk(number: int, count: int) -> None:
 
 
 def test_a_block_that_was_begun_after_all_is_not_begun_again(log: BlockLog) -> None:
-    """A late first checkpoint is not written, since it would hide later batches."""
+    """A first checkpoint that comes late is not written, since it would hide later batches."""
     (first,) = asked(log, Checkpoint)
     assert isinstance(first, Checkpoint)
     stamped = log.append(batch(0), 1)

@@ -1,4 +1,4 @@
-"""A partition during recovery, while rolls and other events happen."""
+"""A partition during its recovery, while rolls and other events happen."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def states() -> tuple[PartitionState, PartitionState]:
 
 
 def answer(partition: Partition, host: Host) -> None:
-    """Let the store complete all pending recoveries."""
+    """Let the store answer all pending recoveries."""
     while host.out.ask:
         ask = host.out.ask.pop(0)
         assert isinstance(ask, Recover)
@@ -65,8 +65,8 @@ def answer(partition: Partition, host: Host) -> None:
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["rolled before", "rolled meanwhile"])
 def test_a_roll_before_the_store_has_answered(*, is_asked: bool) -> None:
-    """A roll before recovery has ended waits for the block before, which alone knows the
-    producers.
+    """If a roll happens before recovery has ended, the next block waits for the previous one, which
+    alone contains the producers.
     """
     host = Host()
     before, after = states()
@@ -82,7 +82,7 @@ def test_a_roll_before_the_store_has_answered(*, is_asked: bool) -> None:
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_what_is_found_of_a_block_that_is_gone(*, is_damaged: bool) -> None:
-    """A late recovery of a removed block does not affect the open one.
+    """If a block is removed while it is recovered, the result does not affect the open block.
 
     Simulated: seed 13434 of --profile all --seconds 4.
     """
@@ -134,7 +134,8 @@ def test_a_roll_while_the_blocks_before_are_read() -> None:
 
 
 def test_what_was_durable_is_gone_when_the_log_is_read_again() -> None:
-    """Missing durable bytes are damage, though on the disk they look like a torn write.
+    """If durable bytes are missing, that is damage, although on the disk it looks like a torn
+    write.
 
     Simulated: seed 13060 of --profile all --seconds 4.
     """
@@ -157,8 +158,8 @@ def test_what_was_durable_is_gone_when_the_log_is_read_again() -> None:
 def test_records_without_votes_are_not_believed(saved: bytes | None, why: str) -> None:
     """A replica that has lost its votes fails alone and with an error (thesis 3.8).
 
-    Before, the block was neither hosted nor given up, and a vote of another version stopped the
-    whole broker.
+    In an earlier version the block was neither hosted nor given up, and a vote of another version
+    stopped the whole broker.
     """
     host = Host()
     before, _ = states()

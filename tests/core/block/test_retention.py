@@ -1,4 +1,4 @@
-"""The retained blocks, compared with the written rule."""
+"""The retained blocks, compared with the rule in the documentation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_by_age_a_block_goes_once_its_newest_record_is_too_old() -> None:
 
 
 def test_what_is_younger_keeps_what_comes_behind_it() -> None:
-    """The retained offsets have no gaps, regardless of the records' times."""
+    """The offsets of the retained blocks have no gaps, whatever the times of the records are."""
     assert kept([(1, 99), (1, 0)], retention_ms=10) == 3
 
 
@@ -77,7 +77,7 @@ def test_one_rule_goes_on_where_the_other_has_stopped() -> None:
 
 
 def blocks(*sealed: tuple[int, int]) -> list[BlockNode]:
-    """Blocks by (the time of their opening, the time of their newest record)."""
+    """Blocks given as (time of opening, time of the newest record)."""
     return [
         BlockNode(
             number,

@@ -105,13 +105,13 @@ def test_what_is_due_comes_by_time_and_once() -> None:
     assert index.take_due(20, 10) == [(2, 2)]
     index.put_back([2], 25)
     assert index.take_due(35, 10) == [(0, 0), (2, 2)]
-    assert index.pending_from == 0  # until their copies are in the log
+    assert index.pending_from == 0  # the records are pending until their copies are in the log
     index.take_in(log.append(DELAYED_COPY, [((DELAYED_ID, number(i)),) for i in range(4)]))
     assert index.pending_from == 4
 
 
 def test_records_take_little_memory() -> None:
-    """A million in one partition: below 100 bytes each."""
+    """A million pending records in one partition take less than 100 bytes each."""
     import tracemalloc
 
     count = 20_000

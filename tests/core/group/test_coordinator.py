@@ -1,4 +1,4 @@
-"""The group coordinator, message by message, with a host that records its requests."""
+"""The group coordinator, tested message by message, with a host that records its requests."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ ACK_WAIT = 100
 
 
 class Host:
-    """An offsets partition that answers when the test wants, and a mailbox for each member."""
+    """A partition of the offsets topic that answers only on request of the test, and a mailbox for
+    each member.
+    """
 
     def __init__(self, log: Sequence[EncodedBatch] = (), *, loads: bool = True) -> None:
         self.log = list(log)
@@ -129,7 +131,7 @@ class Host:
         return sum(len(produce.batch) for produce in self.produces[before:])
 
     def written(self, error: StoreFull | None = None) -> None:
-        """Complete the pending write, or fail it."""
+        """Complete the pending write, or let it fail."""
         (produce,) = self.produces
         self.produces.clear()
         base = self.log[-1].end_offset if self.log else 0
@@ -138,12 +140,12 @@ class Host:
         self.coordinator.step("", Produced(produce.id, base, error=error), self.now)
 
     def settle_all(self) -> None:
-        """Turn until nothing is left to write."""
+        """Flush repeatedly until nothing is left to write."""
         while self.flush():
             self.written()
 
     def at(self, now: int) -> None:
-        """Let time pass as the loop does: ticks at deadlines only."""
+        """Let time pass as the loop does, with ticks only at deadlines."""
         while self.coordinator.deadline <= now:
             self.now = max(self.now, self.coordinator.deadline)
             before = self.coordinator.deadline
@@ -152,7 +154,7 @@ class Host:
         self.now = now
 
     def take(self, member: str) -> list[Message]:
-        """Return the messages to a member since the last call."""
+        """Return the messages that a member got since the last call."""
         return self.mail.pop(member, [])
 
     # --- members --------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ class Host:
         return found
 
     def done(self, member: str, *acks: tuple[str, Range]) -> int:
-        """Acknowledge and wait until it is durable; returns how many were refused."""
+        """Acknowledge records and wait until that is durable; returns how many were refused."""
         assert self.send(member, Settle(self.id(), "g", member, acks)) == []
         self.settle_all()
         (answer,) = self.take(member)
@@ -294,7 +296,7 @@ def test_a_silent_member_is_given_up(host: Host) -> None:
     host.join("m1")
     host.poll("m1", {"0": 3})
     host.at(SESSION - 1)
-    assert host.beat("m1") == ("0",)  # its liveness counts from now
+    assert host.beat("m1") == ("0",)  # the time of this heartbeat counts from now on
     host.at(2 * SESSION - 2)
     assert host.beat("m1") == ("0",)
     host.at(3 * SESSION - 2)
@@ -398,7 +400,7 @@ def test_a_topic_that_grows_is_shared_anew(host: Host) -> None:
     host.join("m2", ("0",))
     assert host.beat("m1", ("0", "1")) in (("0",), ("1",))
     assert {host.beat("m1", ("0", "1")), host.beat("m2", ("0", "1"))} == {("0",), ("1",)}
-    # A member that does not know of it yet changes nothing.
+    # A member that does not know the new topic yet changes nothing.
     assert host.join("m3", ("0",)) in (("0",), ("1",))
 
 
@@ -425,8 +427,8 @@ def test_groups_know_nothing_of_each_other(host: Host) -> None:
 def test_a_full_partition_goes_on_when_its_oldest_records_are_done(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full partition leases no new records until its oldest are acknowledged, and members learn
-    why.
+    """A full partition leases no new records until its oldest ones are acknowledged, and members
+    are told the reason.
     """
     monkeypatch.setattr("pymq.core.group.leases.SPANS_OPEN", 4)
     host.join("m1")
@@ -468,8 +470,9 @@ def test_the_next_request_ends_the_wait_of_the_one_before(host: Host) -> None:
 
 
 def test_partitions_that_a_member_does_not_name_are_spared(host: Host) -> None:
-    """A member gets no records of partitions that it does not name, which is how a
-    consumer pauses.
+    """A member gets no records of partitions that it does not name in its request.
+
+    This is how a consumer pauses.
     """
     host.join("m1", ("0", "1"))
     assert host.poll("m1", {"0": 2, "1": 2}, 1) != []
@@ -497,7 +500,7 @@ def test_what_is_given_back_comes_again_after_its_delay(host: Host) -> None:
 
 
 def test_a_lease_runs_out_even_if_a_message_comes_first(host: Host) -> None:
-    """The loop delivers messages before it checks deadlines; that must lose no expiry."""
+    """Even if the loop delivers messages before it checks deadlines, no lease expires late."""
     host.join("m1")
     host.join("m2")
     host.poll("m1", {"0": 3})
@@ -551,13 +554,13 @@ def test_only_the_holder_can_settle(host: Host) -> None:
     host.poll("m1", {"0": 3})
     assert host.done("m2", ("0", (0, 3))) == 3
     assert host.offsets()["0"] == (0, 3, 3, 0)
-    assert host.done("m1", ("0", (0, 5))) == 2  # two of them were never delivered
+    assert host.done("m1", ("0", (0, 5))) == 2  # two of these records were never delivered
     assert host.offsets()["0"] == (3, 3, 0, 0)
 
 
 def test_a_partition_goes_over_once_its_leases_are_settled(host: Host) -> None:
-    """A partition moves once its leases are settled: a key's records go to one consumer at a
-    time.
+    """A partition moves to another member once its leases are settled, so a key's records are with
+    one consumer at a time.
     """
     names = ("0", "1")
     host.join("m1", names)
@@ -566,7 +569,7 @@ def test_a_partition_goes_over_once_its_leases_are_settled(host: Host) -> None:
     assert host.ask("m2", {moved: 6}) is None
     assert host.beat("m1", names) != (moved,)
     host.send("m1", Settle(0, "g", "m1", ((moved, (0, 3)),)))
-    assert host.take("m2") == []  # another member still works on one
+    assert host.take("m2") == []  # another member still works on one record
     host.send("m1", Settle(0, "g", "m1", ((moved, (3, 4)),)))
     assert leases(host.take("m2")) == [(moved, 4, 6, 1)]
 
@@ -598,12 +601,13 @@ def test_a_partition_goes_over_when_the_former_owner_lets_go(host: Host, how: st
 
 def test_a_new_group_begins_at_the_end_if_it_was_told_to(host: Host) -> None:
     host.join("m1", reset=END)
-    assert host.poll("m1", {"0": 7}, 0) == []  # introduces itself without a request for records
+    # the member introduces itself without a request for records
+    assert host.poll("m1", {"0": 7}, 0) == []
     assert host.poll("m1", {"0": 9}) == [("0", 7, 9, 1)]
 
 
 def test_the_end_is_remembered(host: Host) -> None:
-    """The group has begun and resumes there, though no record was ever acknowledged."""
+    """The group has a start offset and resumes there, although no record was ever acknowledged."""
     host.join("m1", reset=END)
     host.poll("m1", {"0": 7}, 0)
     host.settle_all()
@@ -614,7 +618,7 @@ def test_the_end_is_remembered(host: Host) -> None:
 
 @pytest.mark.parametrize("how", ["beat", "join"])
 def test_what_is_added_to_a_topic_is_new_from_its_first_record(host: Host, how: str) -> None:
-    """A group that begins at the end skips only the records that existed then."""
+    """A group that begins at the end skips only the records that existed at that time."""
     host.join("m1", ("0",), reset=END)
     host.poll("m1", {"0": 7}, 0)
     if how == "beat":
@@ -626,7 +630,7 @@ def test_what_is_added_to_a_topic_is_new_from_its_first_record(host: Host, how: 
 
 @pytest.mark.parametrize("how", ["another joins", "coordinator", "nobody there", "late deletion"])
 def test_what_was_added_stays_new_whatever_comes_between(host: Host, how: str) -> None:
-    """A group that begins at its end gets all records of partitions added later."""
+    """A group that begins at its end gets all records of partitions that were added later."""
     host.join("m1", ("0",), reset=END, topic_id="b2")
     assert host.poll("m1", {"0": 7}, 0) == []
     host.settle_all()
@@ -650,7 +654,9 @@ def test_what_was_added_stays_new_whatever_comes_between(host: Host, how: str) -
 
 
 def test_an_offset_that_was_set_says_nothing_of_other_partitions(host: Host) -> None:
-    """After an offset was set for one partition, the others still begin where members request."""
+    """After an offset was set for one partition, the other partitions still begin where members
+    request.
+    """
     host.send("admin", CommitOffset(host.id(), "g", "t", "0", 2))
     host.join("m1", ("0", "1"), reset=END, topic_id="a1")
     assert host.poll("m1", {"0": 3, "1": 3}) == [("0", 2, 3, 1)]
@@ -671,7 +677,7 @@ def test_an_offset_that_was_set_may_name_the_end(host: Host) -> None:
 def test_fewer_partitions_of_a_topic_that_was_made_again_are_all_there_are(host: Host) -> None:
     """Partition names that members reported for the old topic do not count for the new one."""
     host.join("m1", ("0", "1", "2"), topic_id="a1")
-    host.join("m2", topic="u", topic_id="a2")  # This keeps the group.
+    host.join("m2", topic="u", topic_id="a2")  # This request keeps the group.
     host.send("m1", Leave(host.id(), "g", "m1"))
     assert host.join("m3", ("0",), topic_id="b1") == ("0",)
     with pytest.raises(StaleEpoch):
@@ -687,7 +693,9 @@ def test_what_retention_took_is_not_waited_for(host: Host) -> None:
 
 
 def test_where_retention_has_left_a_group_is_written() -> None:
-    """A group's new offset after retention is written, since descriptions read it from the log."""
+    """The new offset of a group after retention is written, because descriptions read it from the
+    log.
+    """
     host = Host(_committed(("g", 4)))
     host.join("m1")
     host.send("m1", Acquire(host.id(), "g", "m1", (("0", 6, 10),), 0, 0))
@@ -695,7 +703,7 @@ def test_where_retention_has_left_a_group_is_written() -> None:
     host.written()
     assert Host(host.log).offsets()["0"] == (6, 6, 0, 0)
     host.send("m1", Acquire(host.id(), "g", "m1", (("0", 6, 11),), 0, 0))
-    assert host.flush() == 0  # The log had it already.
+    assert host.flush() == 0  # The log already had this offset.
 
 
 def test_ranges_that_had_no_room_are_written_when_there_is_some(host: Host) -> None:
@@ -732,7 +740,8 @@ def test_a_settlement_is_answered_once_it_is_durable(host: Host) -> None:
     assert host.send("m1", Settle(5, "g", "m1", (("0", (0, 3)),))) == []
     assert host.flush() == 1
     assert host.take("m1") == []
-    assert host.produces[0].acks is AckMode.RAFT  # the leader alone could lose it
+    # with ack mode `leader` the leader alone could lose the offset
+    assert host.produces[0].acks is AckMode.RAFT
     host.written()
     assert host.take("m1") == [Settled(5)]
 
@@ -753,9 +762,9 @@ def test_a_commit_is_synced_and_an_acknowledgement_is_not(host: Host) -> None:
 
     assert synced(1, False, ("0", (0, 1))) == [False]
     assert synced(2, True, ("0", (1, 2))) == [True]
-    assert synced(3, True) == []  # all is durable already
+    assert synced(3, True) == []  # all commits are durable already
     assert synced(4, False, ("0", (2, 3))) == [False]
-    assert synced(5, True) == [True]  # This includes earlier acknowledgements.
+    assert synced(5, True) == [True]  # This commit includes earlier acknowledgements.
     assert synced(6, True) == []
 
 
@@ -828,7 +837,8 @@ def test_a_write_that_fails_is_told_and_tried_again(host: Host) -> None:
     (answer,) = host.take("m1")
     assert isinstance(answer, Settled)
     assert isinstance(answer.error, StoreFull)
-    assert host.flush() == 0  # not at once, since the write would fail again and again
+    # the coordinator does not retry at once, since the write would fail again and again
+    assert host.flush() == 0
     host.at(host.now + 1_000)
     assert host.flush() == 1
     host.written()
@@ -850,7 +860,9 @@ def test_offsets_are_replayed(host: Host) -> None:
 
 
 def test_deliveries_are_counted_across_coordinators(host: Host) -> None:
-    """A delivery counts forever if it was given back, expired, or its member left."""
+    """A delivery counts permanently, whether the record was returned, its lease expired, or its
+    member left.
+    """
     host.join("m1")
     assert host.poll("m1", {"0": 3}) == [("0", 0, 3, 1)]
     host.send("m1", Settle(0, "g", "m1", nacks=(("0", (1, 2), 0),)))
@@ -891,16 +903,17 @@ class Restarted(Host):
 
 
 def test_delays_are_known_to_the_next_coordinator(host: Host) -> None:
-    """Records that were returned for some time are not delivered before it is over."""
+    """Records that were returned with a delay are not delivered before the delay is over."""
     host.join("m1")
     host.poll("m1", {"0": 6})
     nacks = (("0", (1, 3), 500), ("0", (3, 4), 50), ("0", (4, 5), 0))
     host.send("m1", Settle(0, "g", "m1", acks=(("0", (0, 1)),), nacks=nacks))
     host.at(40)
-    host.send("m1", Settle(0, "g", "m1", acks=(("0", (5, 6)),)))  # all is written again
+    # this request writes all offsets again
+    host.send("m1", Settle(0, "g", "m1", acks=(("0", (5, 6)),)))
     host.settle_all()
     again = Restarted(host.log, loads=False)
-    again.now = 800  # 60 ms later
+    again.now = 800  # 60 ms of the other clock later
     again.load()
     again.join("m1")
     assert again.poll("m1", {"0": 6}) == [("0", 3, 4, 2), ("0", 4, 5, 2)]
@@ -912,7 +925,9 @@ def test_delays_are_known_to_the_next_coordinator(host: Host) -> None:
 
 
 def test_so_many_different_errors_are_written(host: Host) -> None:
-    """Each commit writes them again, so a coordinator writes few."""
+    """Each commit writes the errors again, so a coordinator writes only a limited number of
+    them.
+    """
     host.join("m1")
     host.poll("m1", {"0": 2 * ERRORS_MAX})
     for offset in range(2 * ERRORS_MAX):
@@ -937,7 +952,7 @@ def test_errors_are_bounded(host: Host, wrong: tuple[str, ...]) -> None:
 
 
 def errors(host: Host, end: int) -> dict[int, str]:
-    """Lease all records to ``m1``; return the errors that they carry."""
+    """Lease all records to ``m1``; return the errors that come with them."""
     (acquired,) = host.send("m1", Acquire(99, "g", "m1", (("0", 0, end),), 99, 0))
     assert isinstance(acquired, Acquired)
     return {offset: x.error for x in acquired.leases for offset in range(x.start, x.end)}
@@ -989,7 +1004,7 @@ def _answer(
 
 
 def test_what_a_new_leader_does_not_know_to_be_committed_counts() -> None:
-    """The coordinator reads past a new leader's high watermark, which may be an old one."""
+    """The coordinator reads past a new leader's high watermark, which may be out of date."""
     first, second = _committed(("g", 5), ("g", 9))
     host = Host([first, second], loads=False)
     host.send("m1", GetGroup(3, "g"))
@@ -1022,7 +1037,9 @@ def test_requests_do_not_wait_for_ever_for_the_offsets() -> None:
 
 
 def test_what_was_read_elsewhere_is_written_anew() -> None:
-    """Offsets read from another broker are written again here before that broker may leave."""
+    """Offsets that were read from another broker are written here again, before that broker may
+    leave.
+    """
     first, second = _committed(("g", 5), ("h", 9))
     host = Host([first, second], loads=False)
     gone = ReplicaNotAvailable("not here", brokers=["b1", "b2"])
@@ -1076,7 +1093,7 @@ def test_handing_over_tells_everybody_who_waits() -> None:
 
 
 def test_an_offset_that_is_set_before_the_first_record_there_is(host: Host) -> None:
-    """Records before 6 that retention has removed are neither leased nor waited for."""
+    """Retention has removed the records before 6; these are neither leased nor waited for."""
     host.join("m1")
     known = (("0", 6, 10),)
     held = leases(host.send("m1", Acquire(host.id(), "g", "m1", known, 10, 0)))
@@ -1090,7 +1107,9 @@ def test_an_offset_that_is_set_before_the_first_record_there_is(host: Host) -> N
 
 
 def test_an_acknowledgement_of_what_was_never_leased_is_refused(host: Host) -> None:
-    """An acknowledgement without a lease is refused, also where the group has not begun."""
+    """An acknowledgement without a lease is refused, even in a partition that the group has not
+    begun.
+    """
     host.join("m1")
     assert host.done("m1", ("0", (0, 3)), ("7", (5, 6))) == 4
 
@@ -1117,7 +1136,8 @@ def test_a_topic_that_is_deleted_is_forgotten_for_good(host: Host) -> None:
     host.coordinator.forget_topic("t", host.now)
     host.settle_all()
     assert host.send("admin", ListGroups(1)) == [GroupNames(1, ())]
-    # The recreated topic is another one, perhaps smaller, and starts from the beginning.
+    # The recreated topic is a different one, perhaps smaller, so the group starts from its
+    # beginning.
     assert host.join("m3", ("0",)) == ("0",)
     assert host.poll("m3", {"0": 2}) == [("0", 0, 2, 1)]
     host.send("m3", Leave(host.id(), "g", "m3"))
@@ -1129,7 +1149,7 @@ def test_a_topic_that_is_deleted_is_forgotten_for_good(host: Host) -> None:
 
 
 def test_only_partitions_of_its_topic_are_known_to_a_group(host: Host) -> None:
-    """Unknown partition names of members take no memory and are not written."""
+    """Partition names that do not exist take no memory and are not written."""
     host.join("m1", reset=END)
     assert host.ask("m1", {"0": 9, "1": 9, "x" * 300: 9}, wait_ms=0) == []
     host.settle_all()
@@ -1138,7 +1158,10 @@ def test_only_partitions_of_its_topic_are_known_to_a_group(host: Host) -> None:
 
 
 def test_a_topic_that_is_deleted_while_offsets_are_read_is_forgotten_too() -> None:
-    """Offsets read after a deletion do not bring the topic back; the deletion is reported once."""
+    """Offsets that are read after a deletion do not bring the topic back.
+
+    The deletion is reported once.
+    """
     host = Host(_committed(("g", 5), ("h", 9)), loads=False)
     host.coordinator.forget_topic("t", host.now)
     assert host.flush() == 0
@@ -1149,8 +1172,8 @@ def test_a_topic_that_is_deleted_while_offsets_are_read_is_forgotten_too() -> No
 
 
 def test_offsets_that_went_while_they_were_read_are_read_anew() -> None:
-    """Offsets whose records were removed meanwhile are read again: they may have been deleted
-    since.
+    """If records with offsets were removed while they were read, the offsets are read again,
+    because they may have been deleted.
     """
     first, second = _committed(("g", 5), ("h", 9))
     host = Host([first, second], loads=False)
@@ -1162,20 +1185,18 @@ def test_offsets_that_went_while_they_were_read_are_read_anew() -> None:
 
 
 def test_what_is_late_does_not_bring_a_deleted_topic_back(host: Host) -> None:
-    """A late request does not bring a deleted topic's offsets back for a new topic of its name."""
+    """A late request does not restore a deleted topic's offsets for a new topic of its name."""
     host.join("m1", reset=END)
     host.coordinator.forget_topic("t", host.now)
     with pytest.raises(FencedMember):
-        host.ask("m1", {"0": 1_000}, wait_ms=0)  # The request was in flight meanwhile.
+        host.ask("m1", {"0": 1_000}, wait_ms=0)  # The request was in flight during the deletion.
     assert host.join("m2", reset=END) == ("0",)
     assert host.poll("m2", {"0": 0}) == []
     assert host.poll("m2", {"0": 2}) == [("0", 0, 2, 1)]
 
 
 def test_what_is_late_does_not_pass_for_word_of_the_topic_that_was_made_again(host: Host) -> None:
-    """Partitions of the old topic do not count for the new one, or offsets would be skipped for
-    good.
-    """
+    """If partitions of the old topic counted for the new one, offsets would be lost forever."""
     for member in ("m1", "m2"):
         host.join(member)
     assert host.poll("m1", {"0": 700}, 1) == [("0", 0, 1, 1)]
@@ -1206,11 +1227,11 @@ def test_who_waits_for_records_of_a_deleted_topic_is_told_at_once(host: Host) ->
 
 
 def test_who_joins_tells_of_a_topic_that_was_made_again(host: Host) -> None:
-    """A join carries the topic id, since no coordinator may have learned of the deletion."""
+    """A join contains the topic id, because perhaps no coordinator has learned of the deletion."""
     host.join("m1", ("0", "1"), topic_id="a1")
     host.poll("m1", {"0": 9, "1": 9})
     host.done("m1", ("0", (0, 9)), ("1", (0, 4)))
-    for log in (Host(host.log), host):  # A new coordinator, and one that has that member.
+    for log in (Host(host.log), host):  # A new coordinator, and one that has this member.
         assert log.join("m2", topic_id="b2") == ("0",)
         assert log.poll("m2", {"0": 3}) == [("0", 0, 3, 1)]
         assert log.done("m2", ("0", (0, 1))) == 0
@@ -1218,7 +1239,7 @@ def test_who_joins_tells_of_a_topic_that_was_made_again(host: Host) -> None:
             log.beat("m1")
         with pytest.raises(StaleEpoch):
             log.join("m3", topic_id="a1")  # The join is late.
-        log.coordinator.forget_topic("t", log.now, "a1")  # and so is this deletion
+        log.coordinator.forget_topic("t", log.now, "a1")  # and this deletion is late, too
         log.settle_all()
         for offsets in (log.offsets(), Host(log.log).offsets()):
             assert {name: found[0] for name, found in offsets.items()} == {"0": 1}
@@ -1228,7 +1249,9 @@ def test_who_joins_tells_of_a_topic_that_was_made_again(host: Host) -> None:
 
 
 def test_an_offset_that_is_set_is_about_the_topic_that_there_is(host: Host) -> None:
-    """An offset set without a topic id belongs to the topic of the first member that joins."""
+    """An offset that was set without a topic id belongs to the topic of the first member that
+    joins.
+    """
     host.join("m1", topic_id="a1")
     host.poll("m1", {"0": 9})
     host.done("m1", ("0", (0, 9)))
@@ -1257,11 +1280,11 @@ def test_an_empty_group_that_lost_its_topic_is_gone(host: Host) -> None:
 
 @pytest.mark.parametrize("seed", range(150))
 def test_every_record_is_done_once_and_held_by_one(seed: int) -> None:
-    """Members come, go and fall silent, and the coordinator moves; every record gets done."""
+    """Members come, leave and fall silent, and the coordinator moves; every record is processed."""
     dice, host = random.Random(seed), Host()
     partitions = [str(index) for index in range(dice.randrange(1, 4))]
     ends = {partition: dice.randrange(5, 40) for partition in partitions}
-    held: dict[tuple[str, int], tuple[str, int]] = {}  # holder and expiry of each lease
+    held: dict[tuple[str, int], tuple[str, int]] = {}  # the holder and the expiry of each lease
     done: set[tuple[str, int]] = set()  # acknowledged records
     members: dict[str, bool] = {}
     made = 0
@@ -1286,7 +1309,7 @@ def test_every_record_is_done_once_and_held_by_one(seed: int) -> None:
         elif verb == 2 and dice.random() < 0.3:
             host.settle_all()
             now = host.now
-            host = Host(host.log)  # another coordinator, with the durable state
+            host = Host(host.log)  # another coordinator, which loads the durable state
             host.at(now)
             for known in list(members):
                 forget(known)
@@ -1318,7 +1341,7 @@ def test_every_record_is_done_once_and_held_by_one(seed: int) -> None:
             done |= set(valid)
             for record in chosen:
                 del held[record]
-    # From here on one member does the rest.
+    # From here on one member does all the work.
     host.at(host.now + 2 * SESSION)
     host.join("last", partitions)
     for _ in range(200):
@@ -1345,8 +1368,8 @@ def test_a_broker_that_does_not_know_all_its_groups_yet_lists_none() -> None:
 
 
 def test_a_broker_that_has_lost_a_partition_does_not_say_that_it_has_no_groups() -> None:
-    """A broker that has lost a partition answers with an error, since an empty list would hide
-    groups.
+    """A broker that has lost an offsets partition answers with an error, since an empty list would
+    hide groups.
     """
     host = Host(_committed(("g", 5)))
     found = GroupCoordinators("broker-0", host, assignor)
@@ -1372,12 +1395,14 @@ def test_a_message_costs_the_same_however_many_groups_there_are() -> None:
 
         return calls_of(lambda: host.send("m1", beat))
 
-    few = cost(2)  # First, so that one-time loading is not counted.
+    few = cost(2)  # Measure this first, so that one-time loading is not counted.
     assert cost(200) <= few + 5
 
 
 def test_an_acknowledgement_costs_the_same_however_many_partitions_are_at_work() -> None:
-    """With 100 members and 500 partitions, it does not search all of them for the next deadline."""
+    """With 100 members and 500 partitions, an acknowledgement does not search all of them for the
+    next deadline.
+    """
 
     def cost(partitions: int) -> int:
         names = tuple(str(number) for number in range(partitions))
@@ -1387,12 +1412,14 @@ def test_an_acknowledgement_costs_the_same_however_many_partitions_are_at_work()
         settle = Settle(host.id(), "g", "m1", (("0", (0, 1)),))
         return calls_of(lambda: host.send("m1", settle))
 
-    few = cost(2)  # First, so that one-time loading is not counted.
+    few = cost(2)  # Measure this first, so that one-time loading is not counted.
     assert cost(200) <= few + 5
 
 
 def test_an_acknowledgement_costs_the_same_however_many_members_wait() -> None:
-    """An acknowledgement does not check every member (14 ms with 100 members, 8,000 partitions)."""
+    """An acknowledgement does not visit every member (14 ms with 100 members and 8,000
+    partitions).
+    """
 
     def cost(members: int) -> int:
         names = tuple(str(number) for number in range(members * 4))
@@ -1470,7 +1497,7 @@ def test_who_waits_in_a_group_that_is_unsubscribed_is_told_at_once(host: Host) -
 
 @pytest.mark.parametrize("named", [None, "mine"])
 def test_a_group_is_unsubscribed_under_its_own_name_alone(host: Host, named: str | None) -> None:
-    """An unsubscription affects only the group whose right was checked."""
+    """An unsubscription affects only the group whose permission was checked."""
     host.join("m1")
     (answer,) = host.send("evil", unsubscribed(named=named))
     assert isinstance(answer, Answer)

@@ -1,4 +1,4 @@
-"""Leases by priority, compared with a model that keeps each record separately."""
+"""Leases by priority, compared with a model that stores each record separately."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_runs_are_joined_cut_and_bounded() -> None:
     runs = PriorityRuns([(0, 2, 5), (2, 4, 5), (4, 5, 1), (9, 12, 1)])
     assert runs.between(0, 100) == ((0, 4, 5), (4, 5, 1), (9, 12, 1))
     assert runs.between(3, 10) == ((3, 4, 5), (4, 5, 1), (9, 10, 1))
-    runs.put(0, 12, 7)  # known already
+    runs.put(0, 12, 7)  # these priorities are known already
     runs.put(11, 14, 2)
     assert runs.between(5, 100) == ((9, 12, 1), (12, 14, 2))
     runs.cut(10)

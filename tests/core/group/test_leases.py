@@ -1,4 +1,4 @@
-"""Leases compared with a simple model that keeps one entry an offset."""
+"""Leases, compared with a simple model that has one entry for each offset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ AVAILABLE, LEASED, DONE = range(3)
 
 
 class Twin:
-    """The same rules, as plain as possible: [state, owner, count, due, dead] an offset."""
+    """The same rules as simply as possible, with [state, owner, count, due, dead] for each
+    offset.
+    """
 
     def __init__(self) -> None:
         self.offsets: dict[int, list[object]] = {}
@@ -111,14 +113,12 @@ def test_done_ranges_outlive_a_restart() -> None:
 
 
 def test_counts_outlive_a_restart() -> None:
-    """A new coordinator keeps the delivery counts, so a poison record does not outlive
-    max_deliver.
-    """
+    """A new coordinator keeps the delivery counts, so max_deliver also limits poison records."""
     first = Leases(0)
     first.acquire("a", 10, 10, 100, 0, 3)
     first.acknowledge("a", [(6, 8)])
     first.reject("a", [(2, 4)], 0)
-    first.acquire("a", 10, 1, 100, 0, 3)  # offset 2 for the second time, and leased
+    first.acquire("a", 10, 1, 100, 0, 3)  # offset 2 is leased for the second time
     assert first.has_counted
     assert first.spans.counts() == ((2, 3, 1), (3, 4, 1))
     again = Leases(first.committed, first.spans.done_ranges(), first.spans.counts())
@@ -138,7 +138,7 @@ def test_counts_outlive_a_restart() -> None:
 
 @pytest.mark.parametrize("how", ["another coordinator", "given back", "in parts"])
 def test_what_was_delivered_often_enough_stays_dead(how: str) -> None:
-    """A lease of dead records is no delivery, so its expiry takes nothing off the count."""
+    """A lease of dead records is no delivery, so the count does not change when it expires."""
     leases = Leases(0)
     for now in (0, 10):
         assert [x.dead for x in leases.acquire("a", 4, 4, now + 10, now, 2)] == [False]
@@ -163,7 +163,7 @@ def test_new_records_are_not_dead_with_those_before_them() -> None:
 
 
 def test_retention_moves_the_start() -> None:
-    """The start moves over removed records, which are not waited for."""
+    """The start moves past removed records, and the group does not wait for them."""
     leases = Leases(0)
     leases.acquire("a", 4, 4, 100, 0, 0)
     leases.begin_at(6)
@@ -172,7 +172,7 @@ def test_retention_moves_the_start() -> None:
 
 
 def test_gaps_are_bounded() -> None:
-    """Acknowledging every second record of a long log makes a bounded number of spans."""
+    """Acknowledging every second record of a long log creates a bounded number of spans."""
     leases = Leases(0)
     for at in range(0, SPANS_OPEN + 100, 2):
         leases.acquire("a", at + 2, 2, 100, 0, 0)
@@ -217,7 +217,7 @@ class Watched(list[Span]):
 
 
 def test_what_came_too_late_is_told_without_a_look_at_all_the_rest() -> None:
-    """A late settlement does not visit all spans: there are thousands of them."""
+    """A late settlement does not visit all spans, because there may be thousands of them."""
     leases = Leases(0)
     for at in range(0, SPANS_OPEN, 2):
         leases.acquire("a", at + 2, 2, 100, 0, 0)

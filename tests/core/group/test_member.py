@@ -1,4 +1,4 @@
-"""Members that were removed for good learn the reason, for a bounded number of members."""
+"""Members that were removed permanently get the reason, for a bounded number of members."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_member_changes_its_state_only_as_the_table_says(
 
 def test_one_request_of_a_member_waits_at_a_time() -> None:
     one, request = member("m1"), Acquire(1, "g", "m1", (), 10, 1)
-    with pytest.raises(AssertionError):  # its Join waits
+    with pytest.raises(AssertionError):  # the member's Join waits
         one.move(MemberState.WAITING, request, 5)
     one.move(MemberState.STABLE)
     one.move(MemberState.WAITING, request, 5)

@@ -14,7 +14,10 @@ PARTITIONS = ("0", "1", "2")
 
 
 def joined(topic: TopicState, topic_id: str, offsets: set[str]) -> bool:
-    """Do the same as a group when a member joins for that topic; returns whether the member may."""
+    """Do what a group does when a member joins for that topic.
+
+    Returns whether the member may join.
+    """
     try:
         topic.check(topic_id)
     except StaleEpoch:
@@ -47,7 +50,7 @@ def test_once_a_member_has_joined_all_of_it_is_about_one_topic(seed: int) -> Non
                 topic.begin(name, latest)
                 offsets.add(name)
             case 2:
-                topic.begin_anew(name, "")  # An administrator sets it without a topic id.
+                topic.begin_anew(name, "")  # An administrator sets the offset without a topic id.
                 offsets.add(name)
             case _ if rng.random() < 0.2:
                 topic.forget(latest.__ge__)  # The topic was deleted.
@@ -58,7 +61,7 @@ def test_once_a_member_has_joined_all_of_it_is_about_one_topic(seed: int) -> Non
 
 def test_who_means_an_earlier_one_has_to_ask_anew() -> None:
     topic = TopicState("t")
-    topic.begin_anew("0", "b2")  # the offset as it was read
+    topic.begin_anew("0", "b2")  # the offset as read from the log
     topic.check("b2")
     with pytest.raises(StaleEpoch):
         topic.check("a1")

@@ -28,7 +28,7 @@ def test_what_fits_is_one_part() -> None:
 
 
 def test_a_state_is_put_together_again() -> None:
-    """The older chunks may come in any order and more than once."""
+    """The earlier chunks of a state may arrive in any order, and more than once."""
     whole, parts = state(100), MessageChunks()
     told = list(split(whole, MOST))
     assert len(told) > 10
@@ -41,7 +41,7 @@ def test_a_state_is_put_together_again() -> None:
 
 
 def test_what_has_not_come_is_missed() -> None:
-    """A chunk that has not come is missed; chunks of another version do not count."""
+    """A state is incomplete while a chunk is missing; chunks of another version do not count."""
     parts, before = MessageChunks(), list(split(state(30, version=1), MOST))
     *first, last = split(state(30, version=2), MOST)
     for part in (*before[:-1], *first[1:]):
@@ -53,7 +53,7 @@ def test_what_has_not_come_is_missed() -> None:
     for part in first:
         assert parts.is_part(part)
     assert parts.whole(last) == state(30, version=2)
-    assert parts.whole(last) is None  # The state was forgotten.
+    assert parts.whole(last) is None  # The state was dropped in the meantime.
 
 
 def test_a_block_that_is_too_large_by_itself_is_a_part() -> None:

@@ -31,7 +31,7 @@ class Host(test_maintenance.Host):
         self.replies: list[Message] = []
         self.reports: list[Message] = []  # messages to the controller
         self.sent: list[tuple[str, Message]] = []  # messages to other brokers
-        self.led: list[bool] = []  # whether it leads, at each change of its role
+        self.led: list[bool] = []  # whether the replica leads, at each change of its role
 
     def reply(self, source: str, message: Message, now: int) -> None:
         self.replies.append(message)
@@ -52,7 +52,7 @@ class Host(test_maintenance.Host):
 def state(
     *replicas: str, acks: AckMode = AckMode.LEADER, leader: str = "me", number: int = 0
 ) -> PartitionState:
-    """Return a partition with one open block, on this broker alone unless *replicas* are named."""
+    """Return a partition with one open block, on this broker alone unless *replicas* are given."""
     names = replicas or ("me",)
     block = BlockNode(number, 0, None, 1, acks, leader, names, names)
     return PartitionState("t", "ef" * 16, "0", 0, acks, 1, leader, TopicConfig(), (block,))
@@ -78,7 +78,7 @@ def batch(count: int = 1, *, producer: int = -1, sequence: int = 0) -> EncodedBa
 
 
 class Bench:
-    """A partition and its store; time stands still unless a test moves it."""
+    """A partition and its store; time passes only on request of the test."""
 
     def __init__(self, first: PartitionState | None = None) -> None:
         self.host = Host()
@@ -133,7 +133,7 @@ class Bench:
     def produce(
         self, number: int = 1, what: EncodedBatch | None = None, acks: AckMode = AckMode.LEADER
     ) -> None:
-        """Send a batch, as the request *number*."""
+        """Send a batch as produce request *number*."""
         m = Produce(number, "t", "0", acks, what if what is not None else batch())
         self.partition.produces.produce("sender", m, self.now)
 

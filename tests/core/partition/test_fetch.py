@@ -39,7 +39,7 @@ class DamagedRepairs(PartitionRepairs):
 
 
 class Damaged(PartitionContext):
-    """A partition whose first block is damaged here; *others* have copies."""
+    """A partition whose first block is damaged on this broker; *others* have copies."""
 
     def __init__(self, host: Host, *others: str) -> None:
         holders = ("me", *others)
@@ -124,8 +124,9 @@ def test_fetches_that_come_and_are_answered_leave_nothing_behind() -> None:
 
 
 def test_over_all_partitions_a_principal_has_as_many_waiting_as_it_leaves_for_others() -> None:
-    """The limit holds over all connections and partitions; one more fetch is refused and may be
-    retried.
+    """The limit holds over all connections and partitions.
+
+    One more fetch is refused and may be retried.
     """
     host = Host()
     host.waiting = WaitingRoom(100)

@@ -32,6 +32,7 @@ class Host:
     storage_id = "disk"
     incarnation = 1
     replication = ReplicationConfig()
+    wall_offset_ms = WALL_MS
 
     def __init__(self) -> None:
         self.out = Ready()
@@ -41,7 +42,7 @@ class Host:
         self.waiting = WaitingRoom()
 
     def wall_ms(self, now: int) -> int:
-        return WALL_MS + now
+        return self.wall_offset_ms + now
 
     def send(self, peer: str, message: Message) -> None:
         raise AssertionError("nothing is for others")
@@ -79,7 +80,7 @@ class Blocks(LocalBlocks):
 
 
 class Kept(PartitionContext):
-    """A partition of *count* sealed blocks; this broker has those numbered *here*."""
+    """The blocks of a partition; this broker has complete copies of the blocks *here*."""
 
     def __init__(self, host: Host, *replicas: tuple[str, ...]) -> None:
         blocks = [
@@ -106,8 +107,9 @@ def jobs(host: Host) -> list[tuple[list[int], int]]:
 
 
 def test_a_block_under_repair_is_compacted_once_it_is_whole() -> None:
-    """With replicas the newest block always is, for a moment; the others are compacted
-    meanwhile.
+    """With replicas the newest block is under repair for a moment after each roll.
+
+    The other blocks are compacted meanwhile.
     """
     host = Host()
     kept = Kept(host, ("me", "b"), ("me", "b"))
@@ -126,7 +128,7 @@ def test_a_block_under_repair_is_compacted_once_it_is_whole() -> None:
 
 
 def test_deletions_stay_while_what_they_delete_may_be_elsewhere() -> None:
-    """Tombstones stay while a block without them is on other brokers only."""
+    """Tombstones stay while only other brokers have a block that still needs them."""
     host = Host()
     kept = Kept(host, ("a", "b"), ("me", "b"), ("me", "b"))
     upkeep = Maintenance(kept, 0)
@@ -136,7 +138,9 @@ def test_deletions_stay_while_what_they_delete_may_be_elsewhere() -> None:
 
 
 def test_deletions_behind_which_others_follow_go() -> None:
-    """Tombstones go when only later blocks follow, which hold no older records of the keys."""
+    """Tombstones are removed if all missing blocks are later ones, which hold no older records of
+    the keys.
+    """
     host = Host()
     kept = Kept(host, ("me", "b"), ("me", "b"), ("a", "b"))
     upkeep = Maintenance(kept, 0)

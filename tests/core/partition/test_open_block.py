@@ -71,8 +71,8 @@ def test_a_replica_whose_sync_failed_fails_for_good() -> None:
 
 
 def test_a_shared_replica_starts_over_after_a_failed_write() -> None:
-    """A shared replica starts over, since its followers may have records that its own disk
-    lacks.
+    """A replica of a shared block starts again, because its followers may have records that its own
+    disk lacks.
     """
     bench = Bench(state(*THREE)).started()
     assert bench.host.led == [True]
@@ -89,7 +89,7 @@ def test_a_shared_replica_starts_over_after_a_failed_write() -> None:
 
 
 def test_a_replica_of_its_own_goes_on_after_a_failed_write() -> None:
-    """A replica without followers continues: no other broker has the unwritten records."""
+    """A replica without followers continues, because no other broker has the unwritten records."""
     bench = Bench().started()
     bench.produce()
     bench.fail_write()

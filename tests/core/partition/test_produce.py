@@ -1,4 +1,6 @@
-"""Produce requests of one partition: appended, parked, refused, answered when they are safe."""
+"""Produce requests of one partition are appended, parked or refused, and answered when the records
+are safe.
+"""
 
 from __future__ import annotations
 

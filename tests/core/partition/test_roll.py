@@ -1,4 +1,4 @@
-"""One broker's part in a roll: seal the open block, report its end, open the next one."""
+"""The part of one broker in a roll: seal the open block, report its end, open the next one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of reads for clients that request much and take little."""
+"""Limits of reads for clients that request many records and read few."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Outbox:
         self.unsent: dict[str, int] = {}
         self.gone: set[str] = set()
         self.quota: dict[str, int] = {}
-        self.looks = 0  # how often a connection was looked up
+        self.looks = 0  # number of looked-up connections
 
     def loads(self) -> Loads:
         found = Loads()
@@ -64,7 +64,7 @@ class Bench:
         self.now = 0
         self.outbox = Outbox()
         self.fetches = Fetches(limits, self.outbox)
-        self.served: list[tuple[str, int, int]] = []  # (connection, id, bytes)
+        self.served: list[tuple[str, int, int]] = []  # served fetches as (connection, id, bytes)
 
     def ask(self, connection: str, number: int = 0, size: int = 1 << 30) -> int | None:
         most = self.fetches.admit(connection, Fetch(number, "t", "0", 0, size, 0), self.now)
@@ -92,7 +92,7 @@ class Bench:
 
 
 def test_an_answer_is_never_larger_than_the_broker_lets_it_be() -> None:
-    """A larger request gets as much as the limit allows, and is not refused."""
+    """A request for more than the limit gets as much as the limit allows, and is not refused."""
     bench = Bench()
     assert bench.ask("a.1", size=1 << 40) == LIMITS.answer_bytes
     assert bench.ask("b.1", size=1_000) == 1_000
@@ -144,9 +144,9 @@ def test_what_waits_is_served_as_soon_as_there_is_room() -> None:
 
 
 def test_connections_take_turns() -> None:
-    """A client with many fetches does not delay those of others."""
+    """A client with many fetches does not delay the fetches of other clients."""
     bench = Bench(FetchLimits(node_bytes=64 * MIB, turn_bytes=LEAST_BYTES))
-    bench.ask("x.1", size=LEAST_BYTES)  # This millisecond's budget is used up.
+    bench.ask("x.1", size=LEAST_BYTES)  # This request uses up the millisecond's budget.
     for number in range(50):
         bench.ask("a.1", number, LEAST_BYTES)
     for connection in ("a.2", "b.1", "b.2"):
@@ -176,7 +176,9 @@ def test_a_millisecond_has_room_for_others() -> None:
 
 
 def test_readers_that_come_back_at_once_leave_room_for_who_waits() -> None:
-    """Requests of fast readers do not use up each millisecond before the queue is served."""
+    """If fast readers send their next requests at once, the waiting fetches are still served in
+    each millisecond.
+    """
     bench = Bench()
     readers = [f"{number}.1" for number in range(9)]
     asking, got = list(readers), dict.fromkeys(readers, 0)
@@ -206,8 +208,8 @@ def test_many_that_wait_are_not_looked_at_when_nothing_is_read_any_more() -> Non
 
 
 def test_small_fetches_are_counted_by_the_batch_that_each_brings() -> None:
-    """Small fetches count by the batch that each reads: thousands of one byte would read
-    gigabytes.
+    """A small fetch counts as the batch that it reads: otherwise thousands of fetches for one byte
+    would read gigabytes.
     """
     bench = Bench()
     for number in range(4_000):
@@ -265,7 +267,10 @@ def test_so_many_fetches_wait_and_no_more() -> None:
 
 
 def test_an_account_has_as_many_waiting_as_it_leaves_for_others() -> None:
-    """The limit holds over all its connections; fetches of others are served meanwhile."""
+    """The limit holds for all connections of an account together.
+
+    Fetches of other accounts are served meanwhile.
+    """
     bench = Bench(FetchLimits(waiting=100, waiting_all=1_000))
     asked = [bench.ask(f"greedy.{n % 50}", n) for n in range(2_000)]
     assert bench.fetches.waiting == 500
@@ -294,9 +299,7 @@ def test_what_waits_is_bounded_by_node_where_each_connection_is_an_account() -> 
 
 @pytest.mark.parametrize("count", [100, 1_000, 10_000])
 def test_a_turn_looks_at_what_it_serves_and_a_few_however_many_wait(count: int) -> None:
-    """A turn visits the fetches that it serves and a few more, even if no client takes its
-    answers.
-    """
+    """A turn visits the fetches that it serves and few others, even if no client reads answers."""
     bench = Bench()
     for number in range(count):
         bench.ask(f"{number}.1", size=MIB)

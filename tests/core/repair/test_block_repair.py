@@ -67,7 +67,8 @@ class Host:
 class Bench:
     """A copy with the first *end* records of a block of ten, one record a batch.
 
-    From 5 on they are of a later epoch; the copy has *others* more of the earlier one.
+    Batches from offset 5 on have a later epoch; the copy has *others* more batches of the earlier
+    epoch.
     """
 
     def __init__(self, end: int, others: int = 0) -> None:
@@ -95,7 +96,7 @@ class Bench:
         self.write()
 
     def wait(self) -> None:
-        """Let an answer time out, or a pause end."""
+        """Let the timeout of an answer pass, or a pause end."""
         slots = self.host.slots
         now = slots.deadline
         slots.tick(now)
@@ -116,7 +117,10 @@ class Bench:
 
 
 def test_a_holder_has_compacted_what_this_copy_has_half_of() -> None:
-    """The other holder's batch may begin before this copy's end; it is not refused as damaged."""
+    """The batch of another holder may begin before this copy's end.
+
+    The repair does not refuse it as damaged.
+    """
     bench = Bench(end=5)
     assert bench.host.asked[-1][1].offset == 5
     bench.answer(EncodedBatch.gap(3, 6, EPOCH), bench.batches[9])
@@ -130,7 +134,7 @@ def test_a_holder_has_compacted_what_this_copy_has_half_of() -> None:
 def test_a_damaged_batch_is_asked_of_another() -> None:
     """If the body of a fetched batch is damaged, the repair asks another broker.
 
-    This also holds for a batch that reaches beyond the requested range, which would otherwise be
+    This holds even for a batch that reaches beyond the requested range, which would otherwise be
     cut.
     """
     for bad in (EncodedBatch.gap(3, 6, EPOCH), EncodedBatch.gap(5, 5, EPOCH)):
@@ -147,7 +151,7 @@ def test_a_damaged_batch_is_asked_of_another() -> None:
 def test_records_that_begin_too_early_are_refused() -> None:
     """A batch with records keeps its end after compaction.
 
-    One with another end is not of this log.
+    A batch with another end does not belong to this log.
     """
     bench = Bench(end=5)
     odd = EncodedBatch.encode([b"x", b"y"], timestamp_ms=0).stamp(4, EPOCH, 0)
@@ -231,7 +235,7 @@ def test_after_a_write_that_failed_it_goes_on_from_what_is_on_the_disk() -> None
     asked = len(host.asked)
     repair.recovered(found, "t", "0")
     host.slots.fill(0)
-    assert len(host.asked) == asked  # not at once
+    assert len(host.asked) == asked  # the repair does not ask again at once
     repair.tick(repair.deadline)
     host.slots.fill(0)
     assert host.asked[-1][1].offset == 5
@@ -262,8 +266,8 @@ def test_a_cut_that_fails_is_tried_again_later_and_not_at_once() -> None:
 
 
 def test_what_the_sealed_block_has_not_is_cut_though_there_are_as_many() -> None:
-    """Records that the sealed block lacks are cut, also if as many (KIP-101): another leader wrote
-    others.
+    """Records that the sealed block lacks are cut even if the numbers are equal (KIP-101): another
+    leader wrote other records.
     """
     for others in (1, 3, 5):
         bench = Bench(end=5, others=others)
@@ -312,7 +316,7 @@ def test_a_damaged_copy_that_nobody_else_holds_stays() -> None:
 
 
 def test_a_copy_that_cannot_be_read_now_is_read_again() -> None:
-    """The copy need not be damaged: the disk may have failed once."""
+    """The copy is perhaps not damaged: the disk may have failed once."""
     bench = Bench(end=5)
     bench.host.out.ask.clear()
     bench.log.recover()
@@ -326,8 +330,8 @@ def test_a_copy_that_cannot_be_read_now_is_read_again() -> None:
 
 
 def test_of_the_only_copy_nothing_is_cut() -> None:
-    """The only copy is never cut: its bytes were durable before the seal, so bad ones are
-    damage.
+    """The only copy is never truncated: its bytes were durable before the seal, so invalid bytes
+    are damage.
     """
     host = Host()
     state = PartitionState("t", "id", "0", 0, AckMode.LEADER, 1, "me", TopicConfig(), ())
@@ -338,7 +342,7 @@ def test_of_the_only_copy_nothing_is_cut() -> None:
 
 
 def removals(bench: Bench) -> list[object]:
-    """Return the writes that replace the copy."""
+    """Return the writes by which the repair replaces the copy."""
     return [w for w in bench.host.out.write if isinstance(w, RemoveBlock | CreateBlock)]
 
 
@@ -349,7 +353,7 @@ def test_a_copy_that_counts_as_whole_and_is_not_is_told() -> None:
     bench = Bench(end=5)
     repair, block = bench.repair, bench.block
     overrated = attrs.evolve(block, in_sync=("a", "b", "me"))
-    found = [repair.is_overrated]  # No broker counts it as complete.
+    found = [repair.is_overrated]  # No broker counts this copy as complete.
     repair.adopt(overrated)
     found.append(repair.is_overrated)
     bench.answer(*bench.batches[5:8])

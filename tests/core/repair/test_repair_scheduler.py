@@ -45,7 +45,7 @@ def test_the_others_wait_for_a_slot_in_their_order() -> None:
     assert [len(r.asked) for r in repairs] == [1, 1, 0, 0]
     slots.answered(one, "a", 1)
     slots.fill(1)
-    assert [len(r.asked) for r in repairs] == [1, 1, 0, 0]  # it is still writing the answer
+    assert [len(r.asked) for r in repairs] == [1, 1, 0, 0]  # the holder is still writing the answer
     slots.want(one)
     slots.fill(1)
     assert [len(r.asked) for r in repairs] == [2, 1, 0, 0]
@@ -63,8 +63,8 @@ def test_the_others_wait_for_a_slot_in_their_order() -> None:
 
 
 def test_copies_that_move_here_are_asked_for_at_a_bounded_rate() -> None:
-    """Repairs of moved blocks are limited, and repairs of the broker's own copies do not wait for
-    them.
+    """The number of repairs of moved blocks is limited, and repairs of the broker's own copies do
+    not wait for them.
     """
     slots = RepairScheduler(ReplicationConfig(retry_ms=10, repairs=2, copy_bytes_s=1_000))
     moving, rolled = Repair("a"), Repair("a")
@@ -82,12 +82,14 @@ def test_copies_that_move_here_are_asked_for_at_a_bounded_rate() -> None:
         assert bool(rolled.asked) is (now >= 500)
         if rolled.asked and now == 500:
             slots.leave(rolled)
-    assert 19 <= len(asked_at) <= 21  # 50 bytes each, in one second
+    assert 19 <= len(asked_at) <= 21  # requests for 50 bytes each, in one second
     assert all(later - one >= 49 for one, later in pairwise(asked_at))
 
 
 def test_what_was_begun_goes_first() -> None:
-    """A block that was just rolled does not wait for the repair of a whole lost disk."""
+    """The repair of a block that was just rolled does not wait for the repair of a whole lost
+    disk.
+    """
     slots = RepairScheduler(CONFIG)
     repairs = [*(Repair("a") for _ in range(3)),
                                              Repair("a", is_begun=True)]  # fmt: skip
@@ -114,10 +116,10 @@ def test_who_does_not_answer_is_asked_by_one_at_a_time_and_less_and_less_often()
             slots.answered(sound, "b", now)
             slots.want(sound)
     assert sound.asked[0] == "b"
-    assert len(sound.asked) > 50  # it had a slot all the time
+    assert len(sound.asked) > 50  # this repair had a slot all the time
     between = [later - earlier for earlier, later in pairwise(at)]
     assert between == sorted(between)
-    assert max(between) == 2 * MOST_MS  # timeout, then a pause
+    assert max(between) == 2 * MOST_MS  # the timeout, then a pause
 
 
 def test_whoever_else_holds_it_is_asked_when_one_does_not_answer() -> None:
@@ -128,7 +130,7 @@ def test_whoever_else_holds_it_is_asked_when_one_does_not_answer() -> None:
     assert repair.asked == ["a", "b"]
     slots.want(other)
     slots.fill(PATIENCE_MS)
-    assert other.asked == ["b"]  # and need not wait for its own timeout
+    assert other.asked == ["b"]  # this repair need not wait for its own timeout
     slots.answered(repair, "a", PATIENCE_MS)  # a late answer
     third = Repair("a", "b")
     slots.leave(other)
@@ -138,8 +140,8 @@ def test_whoever_else_holds_it_is_asked_when_one_does_not_answer() -> None:
 
 
 def test_who_is_slow_is_given_the_time_that_it_needs() -> None:
-    """The timeout grows with a slow broker's answers, so their parts are not requested again
-    forever.
+    """The timeout grows with the time of a slow broker's answers, so that the same parts are not
+    requested forever.
     """
     slots = RepairScheduler(CONFIG)
     repair = Repair("a")

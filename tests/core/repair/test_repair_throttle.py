@@ -31,7 +31,7 @@ def test_what_is_beyond_the_bound_has_the_next_turns() -> None:
     assert turn(lending, 4) == [7]
     assert lending.deadline == 5
     lending.add(read(9, 10))
-    # Though it would fit: it must not overtake earlier requests.
+    # The request would fit, but it must not overtake earlier requests.
     assert turn(lending, 4) == []
     assert turn(lending, 5) == [8, 9]
 

@@ -56,6 +56,27 @@ def test_a_table_has_every_record_while_its_owner_writes_on(folder: str, load: L
             assert round(row.timestamp.timestamp() * 1000) == record.timestamp_ms
 
 
+def test_a_table_has_what_kafkas_clients_have_produced(folder: str, load: Load) -> None:
+    ck = pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+    with pymq.open(folder) as mq, mq.kafka() as kafka:
+        for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+            options = {"bootstrap.servers": kafka.bootstrap, "compression.type": codec}
+            producer = ck.Producer(options | {"linger.ms": 5})
+            for number in range(200):
+                producer.produce("t", b"%d" % number, key=codec.encode(), headers={"h": b"1"})
+            assert producer.flush(20) == 0
+        fill(mq, "t", 100)
+    rows = load(folder, subscribe="t", includeHeaders="true").collect()
+    assert sorted(row.offset for row in rows) == list(range(1_100))
+    theirs = [row for row in rows if row.key is not None]
+    assert {(bytes(row.key), int(row.value)) for row in theirs} == {
+        (codec, number)
+        for codec in (b"none", b"gzip", b"snappy", b"lz4", b"zstd")
+        for number in range(200)
+    }
+    assert [(each.key, bytes(each.value)) for each in theirs[0].headers] == [("h", b"1")]
+
+
 @pytest.mark.slow
 def test_minimum_partitions_and_longest_tasks(folder: str, load: Load) -> None:
     with pymq.open(folder) as mq:

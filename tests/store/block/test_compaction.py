@@ -1,4 +1,4 @@
-"""Key compaction compared with a dict, and its effect on files, readers and checkpoints."""
+"""Key compaction compared with a dict, and its effects on files, readers and checkpoints."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ def test_what_stays_is_what_a_dict_says(tmp_path: Path, seed: int) -> None:
                     for r in expected(blocks, before)
                     if batches[0].base_offset <= r.offset < end
                     and r.timestamp_ms >= time
-                    and r.offset not in control  # no record: its time is its leader's clock
+                    # control batches are not records: they have the time of the leader's clock
+                    and r.offset not in control
                 ]
                 assert found == (own[0] if own else None)
         store.close()
@@ -189,7 +190,9 @@ def test_damage_is_not_laundered(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operation", ["pwritev", "sync", "sync_dir", "rename", "create"])
 @pytest.mark.parametrize("seed", [1, 3, 7])
 def test_a_disk_that_fails_meanwhile(tmp_path: Path, operation: str, seed: int) -> None:
-    """After a disk failure each block is in its old or its new form, and reads of it are right."""
+    """After a disk failure each block is in its old or its new form, and reads return the right
+    records.
+    """
     blocks = random_blocks(random.Random(seed))
     before = [record for batches in blocks for batch in batches for record in batch.records()]
     after = expected(blocks, 0)
@@ -197,12 +200,12 @@ def test_a_disk_that_fails_meanwhile(tmp_path: Path, operation: str, seed: int) 
         files = FaultyFiles()
         store = FileStore(str(tmp_path / str(count)), files=files)
         write(store, blocks)
-        records(store, blocks)  # so that files are open and positions remembered
+        records(store, blocks)  # reading opens the files, and the store remembers their positions
         files.faults[operation] = [0] * count + [errno.EIO] + [0] * 99
         store.compact(Compact("t", "p", BLOCKS, 0))
         files.faults.clear()
         for block, batches in zip(BLOCKS, blocks, strict=True):
-            for batch in reversed(batches):  # backwards, so that each needs a search
+            for batch in reversed(batches):  # backwards, so that each batch needs a new search
                 (one, *_) = split(store.read(block, batch.base_offset, batches[-1].end_offset, 1))
                 assert one.verify().base_offset <= batch.base_offset < one.end_offset
         found = records(store, blocks)
@@ -218,7 +221,7 @@ def test_a_disk_that_fails_meanwhile(tmp_path: Path, operation: str, seed: int) 
 
 
 def test_readers_see_either_version(tmp_path: Path) -> None:
-    """Readers, appends and a removal run beside a compaction, and see one of the two versions."""
+    """Readers, appends and a removal run during a compaction, and see one of the two versions."""
     blocks = random_blocks(random.Random(5))
     store = FileStore(str(tmp_path), handles_max=3)
     write(store, blocks)
@@ -262,7 +265,7 @@ def test_a_block_removed_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_block_cut_meanwhile(tmp_path: Path) -> None:
-    """A tail that is cut during a compaction does not come back."""
+    """A tail that is truncated during a compaction does not come back."""
     files = Meddling()
     store = FileStore(str(tmp_path), files=files)
     blocks = random_blocks(random.Random(5))
@@ -292,7 +295,9 @@ class CountingFiles(FaultyFiles):
 
 
 def test_a_growing_table_is_read_a_few_times_and_not_with_each_block(tmp_path: Path) -> None:
-    """The table is not read and written again for each sealed block, nor after a restart."""
+    """In a table that grows, compaction does not read and write all blocks again for each sealed
+    block, nor after a restart.
+    """
     files, memory, total = CountingFiles(), MemoryStore(), 0
     # blocks of each compaction, and how many of them were known to be clean
     done: list[tuple[int, int]] = []
@@ -316,7 +321,8 @@ def test_a_growing_table_is_read_a_few_times_and_not_with_each_block(tmp_path: P
         store.close()
     assert [blocks for blocks, _ in done] == [1, 2, 4, 8, 16, 31]
     assert all(blocks == told for blocks, told in done)
-    assert files.read < 15 * total  # indexes and heads included; otherwise it is 50 times the total
+    # indexes and heads are included; without the limit it is 50 times the total
+    assert files.read < 15 * total
     assert [path.name for path in tmp_path.rglob("*.clean")] == ["00000030.clean"]
     assert verify(str(tmp_path)).is_ok
 

@@ -28,14 +28,14 @@ from tests.store.helpers import BLOCK, FaultyFiles, batch, file_of, fill, raw, r
 
 
 def ended(path: Path, *, is_open: bool = True) -> tuple[int, int]:
-    """Recover; return the end and the size of the cut."""
+    """Recover the block; return its end, and the size of the removed tail."""
     found = recover(path, is_open=is_open)
     assert isinstance(found, Recovered), found
     return found.end, found.cut_bytes
 
 
 def refused(path: Path, *, is_open: bool = True) -> CorruptBlock:
-    """Recover, which must fail without a change; return the error."""
+    """Recover the block, which must fail without changing the file; return the error."""
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file() and p.name != "LOCK"}
     found = recover(path, is_open=is_open)
     assert isinstance(found, RecoverFailed), found
@@ -108,7 +108,7 @@ def test_a_cut_at_any_byte_of_the_last_batch(tmp_path: Path, checkpoint: bool) -
         raw([batch(12)])[:-20] + bytes(20),
         raw([batch(12)])[:-20] + bytes(20) + bytes(4096),
         raw([batch(12)])[:-20] + bytes(20) + b"x" * 4096,
-        raw([batch(3)])[1:],  # a batch, but of the past, behind a torn byte
+        raw([batch(3)])[1:],  # a valid batch of earlier offsets, behind a torn byte
     ],
 )
 @pytest.mark.parametrize("checkpoint", [False, True])
@@ -127,7 +127,7 @@ def test_a_torn_tail_is_cut(tmp_path: Path, tail: bytes, checkpoint: bool) -> No
 
 
 def test_a_batch_inside_a_torn_batch_is_payload(tmp_path: Path) -> None:
-    """A batch inside a torn batch is a user's value, and does not make the torn write damage."""
+    """A batch inside a torn batch is a user's value, so the torn write is not damage."""
     fill(tmp_path, 4)
     inner = raw([batch(500), batch(503)])
     outer = EncodedBatch.encode([inner, b"x" * 100], timestamp_ms=5).stamp(12, 1, 12)
@@ -166,8 +166,9 @@ def unsynced(path: Path) -> tuple[Path, list[EncodedBatch]]:
 @pytest.mark.parametrize("inside", [0, 9, 17, 25, 33, HEADER_SIZE + 5])
 @pytest.mark.parametrize("index", [2, 3, 4])
 def test_a_bad_batch_that_was_never_durable_is_cut(tmp_path: Path, index: int, inside: int) -> None:
-    """A bad batch that was never durable is cut; whole batches behind it are saved in
-    another file.
+    """An invalid batch that was never durable is truncated.
+
+    Whole batches behind it are saved in another file.
     """
     file, batches = unsynced(tmp_path)
     before = file.read_bytes()
@@ -186,7 +187,9 @@ def test_a_bad_batch_that_was_never_durable_is_cut(tmp_path: Path, index: int, i
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_bad_batch_that_was_durable_is_refused(tmp_path: Path, index: int) -> None:
-    """A single later batch that attests the bad one is enough to refuse it."""
+    """A single later batch whose header says that the bad one was durable is enough to refuse the
+    log.
+    """
     file, batches = unsynced(tmp_path)
     data = file.read_bytes()
     position = len(data) - len(raw(batches[index:]))
@@ -247,7 +250,7 @@ def test_without_room_to_keep_the_tail_nothing_is_cut(tmp_path: Path) -> None:
 
 
 def test_payload_that_looks_like_a_batch_attests_nothing(tmp_path: Path) -> None:
-    """The search behind a bad batch looks at whole batches, not into their values."""
+    """The search behind an invalid batch looks for whole batches, and not inside their values."""
     inner = raw([batch(500), batch(503)])
     outer = EncodedBatch.encode([inner], timestamp_ms=5)
     batches = [batch(0), batch(3, durable=3), outer.stamp(6, 1, 3), outer.stamp(7, 1, 3)]
@@ -317,8 +320,8 @@ def test_a_batch_of_a_newer_version_is_refused_and_not_cut(tmp_path: Path) -> No
 
 
 def test_damage_below_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    """Damage below a checkpoint is refused, also of the last batch, which the checkpoint proves
-    good.
+    """Damage below a checkpoint is refused, even in the last batch, because the checkpoint proves
+    that it was valid.
     """
     batches = fill(tmp_path, 4)
     mark(tmp_path)
@@ -423,7 +426,7 @@ def test_without_a_checkpoint_or_index_all_is_read(tmp_path: Path, suffix: str, 
         mark(tmp_path / "other", seal=suffix == ".index")
         file.write_bytes(file_of(tmp_path / "other", suffix=suffix).read_bytes())
     is_open = suffix == ".ckpt"
-    if how == "other block's":  # it claims more than there is
+    if how == "other block's":  # the foreign checkpoint claims more records than there are
         if not is_open:
             refused(tmp_path, is_open=False)
             return
@@ -475,7 +478,7 @@ def test_every_bit_of_a_checkpoint_counts(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_an_older_copy_is_dropped(tmp_path: Path) -> None:
-    """The checkpoint of an older copy is dropped, and all of the file is read."""
+    """The checkpoint of an older copy is dropped, and the whole file is read."""
     fill(tmp_path, 3)
     mark(tmp_path)
     file = file_of(tmp_path)
@@ -547,7 +550,7 @@ def test_an_unknown_version_is_refused(tmp_path: Path, content: bytes, message: 
     with pytest.raises(StoreError, match=message):
         FileStore(str(tmp_path))
     (tmp_path / "FORMAT").write_bytes(b"pymq block store\nversion 1\n")
-    assert ended(tmp_path) == (3, 0)  # and the lock was released
+    assert ended(tmp_path) == (3, 0)  # the second process could take the lock
 
 
 def test_a_path_that_is_a_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Replicas' saved states: found again after any crash, and never lost silently."""
+"""Saved states of replicas are found again after any crash, and never lost silently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HISTORY: list[dict[BlockId, bytes | None]] = [
 
 
 def make(path: Path, history: list[dict[BlockId, bytes | None]] = HISTORY) -> Path:
-    """Make a store that saved *history*, turn by turn; returns the file."""
+    """Make a store that saved *history*, turn by turn; returns its state file."""
     store = FileStore(str(path))
     for turn in history:
         assert not store.write([SaveState(id, state or b"") for id, state in turn.items()])
@@ -57,7 +57,7 @@ def merged(turns: int) -> dict[BlockId, bytes | None]:
 
 
 def refused(path: Path) -> CorruptBlock:
-    """Open the store, which must fail without a change."""
+    """Open the store, which must fail without changing the file."""
     before = (path / STATES).read_bytes()
     with pytest.raises(CorruptBlock) as caught:
         FileStore(str(path))
@@ -89,7 +89,7 @@ def test_nothing_saved_makes_no_file(tmp_path: Path) -> None:
 
 
 def test_a_torn_tail_is_cut(tmp_path: Path) -> None:
-    """A torn group was never confirmed, and the next group overwrites it."""
+    """A torn group was never confirmed, so the next group overwrites it."""
     file = make(tmp_path)
     data = file.read_bytes()
     whole = len(data) - len(encode(HISTORY[2]))

@@ -199,7 +199,7 @@ def test_misplaced_missing_and_foreign_files(tmp_path: Path) -> None:
 
 
 def test_an_index_that_lies(tmp_path: Path) -> None:
-    """verify() finds an index that is valid in itself, but of a file with other batches."""
+    """verify() finds an index that is valid in itself, but belongs to a file with other batches."""
     make(tmp_path / "a")
     fill(tmp_path / "b", 6)
     store = FileStore(str(tmp_path / "b"))
@@ -244,6 +244,8 @@ def test_what_is_no_store(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", [0, 1, 100, 101])
 def test_a_search_ends_where_a_file_was_made_shorter_meanwhile(left: int) -> None:
-    """The search ends at the length that verify() has read, though the file is shorter by now."""
+    """The search stops at the length that verify() has read, even if the file was truncated
+    meanwhile.
+    """
     window = Window(lambda size, position: bytes(left)[position : position + size], 1_000)
     assert resync(window, 0) == 1_000

@@ -1,4 +1,4 @@
-"""Each checker finds its violations, and reports nothing in legal behaviour."""
+"""Each checker finds violations of its rules, and reports none in legal runs."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def visible_on_a_minority(s: Scene) -> None:
 
 
 def a_replaced_disk_counts_on(s: Scene) -> None:
-    """The content of the old disk counts, and later records do not."""
+    """A replica counts the content of its old disk although the disk was replaced."""
     tree(s)
     s.append(0, batch(0, b"a"))
     s.append(1, batch(0, b"a"))
@@ -379,7 +379,7 @@ class Group:
         self.begin(5)
 
     def begin(self, committed: int, *done: Range) -> None:
-        """Take the group over, as another coordinator."""
+        """Let another coordinator take over the group."""
         self.leases = Leases(committed, done)
         group = SimpleNamespace(
             name="g",
@@ -414,7 +414,7 @@ class Group:
         self.says(Settled(2), "m1")
 
     def settles(self, *offsets: int, overtaken: int = 0) -> None:
-        """*offsets* are leased, acknowledged, written and confirmed.
+        """Let *offsets* be leased, acknowledged, written and confirmed.
 
         Before the confirmation, retention removes the records before *overtaken*.
         """
@@ -465,7 +465,7 @@ def acked_and_given_again(s: Scene) -> None:
 
 
 def known_and_given_again(s: Scene) -> None:
-    """The group returns to a broker; its coordinator must know what was confirmed."""
+    """The group returns to a broker, whose coordinator must know all confirmed acknowledgements."""
     group = Group(s)
     group.begin(0)
     group.settles(*range(0, 20, 2))
@@ -474,7 +474,7 @@ def known_and_given_again(s: Scene) -> None:
 
 
 def confirmed_and_given_again_elsewhere(s: Scene) -> None:
-    """The next coordinator is another broker, and knows as much."""
+    """Another broker becomes the coordinator, and must know all confirmed acknowledgements."""
     here, there = Group(s), Group(s, 1)
     here.begin(0)
     here.settles(0, 2)
@@ -484,7 +484,7 @@ def confirmed_and_given_again_elsewhere(s: Scene) -> None:
 
 
 class Coordinator:
-    """A coordinator, of which only this is looked at."""
+    """A coordinator with only those attributes that the checkers read."""
 
     index = 0
     offsets = SimpleNamespace(is_loaded=True)
@@ -730,7 +730,7 @@ def an_empty_block_gives_way_elsewhere(s: Scene) -> None:
 
 
 def sealed_over_another_log(s: Scene) -> None:
-    """A seal makes records visible: no broker may show another record at these offsets."""
+    """A seal makes records visible, so no broker may show other records at these offsets."""
     tree(s)
     s.append(0, batch(0, b"a"), batch(1, b"b"))
     s.commit("s1", Put(paths.block("t", "0", 0), node(0, 0, 2), 0))
@@ -769,7 +769,7 @@ def of_two(end: int | None, holders: tuple[str, ...] = ("broker-0", "broker-1"))
 
 
 def one_of_two_has_lost(s: Scene) -> None:
-    """One of two replicas loses visible records that the other one has."""
+    """Of two replicas one loses visible records, which the other one still has."""
     tree(s)
     s.commit("s1", Put(paths.block("t", "0", 0), of_two(None), 0))
     for index in (0, 1):
@@ -790,7 +790,10 @@ def led_without_what_one_in_sync_has(s: Scene) -> None:
 
 
 def sealed(holders: tuple[str, ...], move: Move | None, *, replicas: int = 2) -> bytes:
-    """A sealed block of one record, which is on two replicas or is to be."""
+    """A sealed block of one record, which has two replicas.
+
+    Perhaps one copy is not complete yet.
+    """
     names = ("broker-0", "broker-1")[:replicas]
     found = BlockNode(0, 0, 1, 1, AckMode.LEADER, "broker-0", names, holders, names, move=move)
     return encode_node(found)
@@ -820,7 +823,7 @@ def one_copy_fewer(s: Scene) -> None:
 
 
 def sent_before_it_is_committed(s: Scene) -> None:
-    """A follower serves records that it does not know to be committed."""
+    """A follower serves records although it does not know that they are committed."""
     opened = SimpleNamespace(offsets=SimpleNamespace(high_watermark=1))
     partition = SimpleNamespace(opened=opened)
     s.host(0).broker = cast(Any, SimpleNamespace(_partitions={TopicPartition(*NAME): partition}))
@@ -936,7 +939,7 @@ def test_an_anomaly_is_found(anomaly: Callable[[Scene], None]) -> None:
     with pytest.raises(Violation) as caught:
         anomaly(scene)
     assert caught.value.name == ANOMALIES[anomaly]
-    with pytest.raises(Violation):  # the violation is raised again
+    with pytest.raises(Violation):  # a later call raises the violation again
         scene.cluster.check()
 
 
@@ -951,7 +954,10 @@ def test_every_rule_has_its_anomaly() -> None:
 def test_a_move_is_judged_by_what_was_known_when_it_was_planned(
     planned_ms: int, is_allowed: bool, asked: int
 ) -> None:
-    """The broker is silent from 0 to 700 s; the coordinator is slow, and commits after that."""
+    """The broker is silent from 0 to 700 s.
+
+    The coordinator backend is slow, and commits the move after that.
+    """
     s = Scene()
     tree(s)
     both, path = ("broker-0", "broker-1"), paths.block("t", "0", 0)
@@ -983,7 +989,9 @@ def test_a_move_is_judged_by_what_was_known_when_it_was_planned(
 
 
 def test_what_is_allowed_is_not_found() -> None:
-    """Legal are replicas that lag, a lost tail that was never confirmed, and successive leases."""
+    """Replicas may lag, an unconfirmed tail may be lost, and leases may follow each other: the
+    checkers report none of these.
+    """
     s = Scene()
     one, two = batch(0, b"a", sequence=0), batch(1, b"b", sequence=1)
     s.append(0, one, two)
@@ -1024,7 +1032,7 @@ def test_what_a_disk_held_counts_though_it_was_replaced_since() -> None:
 
 @pytest.mark.parametrize(("made_on", "sealed_on"), [("ab", "ax"), ("abc", "axy")])
 def test_what_is_left_of_a_block_may_be_on_one_disk(made_on: str, sealed_on: str) -> None:
-    """No majority can elect a leader any more, so the best copy determines the end.
+    """No majority can elect a leader any more, so the best remaining copy determines the end.
 
     Simulated: --profile all --seconds 4 --seeds 6666.
     """
@@ -1043,7 +1051,9 @@ def test_an_administrator_may_go_on_with_one_disk() -> None:
 
 
 def test_a_producer_that_retention_has_forgotten_begins_anew() -> None:
-    """Retention has removed its records, and a restart the producer table's entry."""
+    """Retention has removed the producer's records, and a restart has removed its entry in the
+    producer table.
+    """
     s = Scene()
     tree(s)
     s.append(0, batch(0, b"a", sequence=0))
@@ -1060,7 +1070,7 @@ def test_a_producer_that_retention_has_forgotten_begins_anew() -> None:
 
 
 def test_a_loss_that_is_allowed_is_counted() -> None:
-    """Without a sync no record is promised to survive; others may take its offset."""
+    """Without a sync no record must survive; other records may take its offset."""
     s = Scene()
     s.append(0, batch(0, b"a"), sync=False)
     s.look(0, 1, strict=False)
@@ -1072,7 +1082,9 @@ def test_a_loss_that_is_allowed_is_counted() -> None:
 
 
 def test_what_a_disks_cache_has_lost_may_be_missing_behind_a_roll() -> None:
-    """A follower has seen more records than there are before the next block."""
+    """A follower has fetched more records than the next block's start allows, and lost them from
+    its disk's cache.
+    """
     s = Scene()
     s.append(0, batch(0, b"a"), sync=False)
     s.append(1, batch(0, b"a"), sync=False)
@@ -1084,7 +1096,7 @@ def test_what_a_disks_cache_has_lost_may_be_missing_behind_a_roll() -> None:
 
 
 def test_a_lease_that_has_run_out_cannot_be_renewed() -> None:
-    """The broker has taken the records back, and leases them to other members.
+    """The lease has expired, and the broker leases its records to other members.
 
     Simulated: --profile all --seconds 4 --seeds 1659.
     """
@@ -1123,7 +1135,9 @@ def test_no_more_ranges_are_remembered_than_are_written() -> None:
 
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_ranges_may_be_forgotten_while_the_group_is_elsewhere(is_dead: bool) -> None:
-    """A broker knew them all, another had more of them, and the group comes back to the first."""
+    """One broker knew all ranges, another one had more of them, and the group comes back to the
+    first broker.
+    """
     s = Scene()
     here, there = Group(s), Group(s, 1)
     here.begin(0)
@@ -1138,7 +1152,7 @@ def test_ranges_may_be_forgotten_while_the_group_is_elsewhere(is_dead: bool) -> 
 
 
 def test_ranges_that_had_no_room_may_be_forgotten_though_there_are_fewer_by_now() -> None:
-    """Retention takes the lowest of them when they are written, and not confirmed yet."""
+    """Retention removes the lowest range while the others are written and not confirmed yet."""
     s = Scene()
     group = Group(s)
     group.begin(0)
@@ -1149,8 +1163,8 @@ def test_ranges_that_had_no_room_may_be_forgotten_though_there_are_fewer_by_now(
 
 
 def test_where_a_group_had_got_to_before_a_loss_is_not_where_it_is() -> None:
-    """The group has to do the work again, and the next coordinator again knows only a limited
-    number of ranges.
+    """After a loss the group has to do its work again, and the next coordinator again knows only a
+    limited number of ranges.
     """
     s = Scene()
     group = Group(s)
@@ -1167,7 +1181,7 @@ def test_where_a_group_had_got_to_before_a_loss_is_not_where_it_is() -> None:
 
 
 def test_a_block_is_there_though_a_part_of_the_write_that_began_it_failed() -> None:
-    """A checkpoint fails, the block that it is of does not, and can be sealed."""
+    """Writing a checkpoint fails, but the block itself is written, and can be sealed."""
     s = Scene()
     ledger = s.watch.ledger
     writes: list[Write] = [CreateBlock(BLOCK, 7, *NAME), Checkpoint(BLOCK, b"")]
@@ -1183,7 +1197,8 @@ def test_a_block_is_there_though_a_part_of_the_write_that_began_it_failed() -> N
 
 
 def test_what_is_asked_again_is_confirmed_as_it_was_asked_first() -> None:
-    """Later changes of the coordinator may not be written yet.
+    """The answer to a repeated request may ignore later changes of the coordinator, which may not
+    be written yet.
 
     Simulated: --profile swarm --brokers 3 --zkservers 2 --seconds 6 --seeds 30001.
     """
@@ -1207,7 +1222,10 @@ def test_what_is_asked_again_is_confirmed_as_it_was_asked_first() -> None:
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_a_cut_that_a_crash_interrupts_is_done_or_not(kept: int) -> None:
-    """Until a cut has returned, the disk may hold either; nothing but the cut is excused."""
+    """Until a truncation has returned, the disk may have the old or the new end.
+
+    No other loss is excused.
+    """
     scene = Scene()
     scene.append(0, batch(0, b"a"), batch(1, b"b"))
     scene.look(0, 1)

@@ -18,7 +18,7 @@ from pymq.testing.simulation.coordinator import COORDINATOR
 
 
 def written(cluster: Cluster, count: int = 40) -> dict[int, bytes]:
-    """Some acknowledged records of topic ``t``, by their offsets."""
+    """Return the values of some acknowledged records of topic ``t``, by offset."""
     mq = cluster.client()
     mq.create_topic("t", acks="raft", replicas=3, block_bytes=4096)
     with mq.producer() as producer:
@@ -28,8 +28,8 @@ def written(cluster: Cluster, count: int = 40) -> dict[int, bytes]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_rots_is_never_read(seed: int) -> None:
-    """Bits flip on one disk: a reader gets the written records or an error, and a new disk repairs
-    it.
+    """If bits flip on one disk, a reader gets the written records or an error, and a new disk
+    repairs the copy.
     """
     with Cluster(brokers=3, seed=seed) as cluster:
         acked = written(cluster)
@@ -69,7 +69,7 @@ def test_operations_of_the_disk_may_fail(what: str) -> None:
 
 
 def test_every_kind_of_fault_can_be_carried_out() -> None:
-    """Each kind that a schedule draws means something to the nemesis."""
+    """The nemesis can carry out each kind of fault that a schedule draws."""
     brokers, zkservers = ["broker-0", "broker-1", "broker-2"], ["zkserver-0"]
     kinds = [kind for kind in FAULTS if kind not in RATES]
     for kind in kinds:
@@ -90,7 +90,7 @@ LASTS = 300_000  # duration in microseconds
 
 
 def lost(cluster: Cluster) -> set[tuple[str, str]]:
-    """Between whom all is lost, in this direction."""
+    """Pairs of processes, in this direction, between which all messages are lost."""
     routes = [route.split(">") for route in cluster.network.status()]
     return {(source, target) for source, target in routes}
 
@@ -101,13 +101,13 @@ def between(left: Iterable[str], right: Iterable[str]) -> set[tuple[str, str]]:
 
 
 def rest(cluster: Cluster, *names: str) -> set[str]:
-    """All others, the coordinator among them."""
+    """All other processes, including the coordinator."""
     return {*cluster.network.names} - {*names}
 
 
 Look = Callable[[Cluster], object]
-# The visible effect of each fault while it lasts; it is absent before, and also afterwards if the
-# fault ends.
+# For each fault, its visible effect while it lasts; before the fault the effect is absent, and also
+# afterwards if the fault ends.
 SEEN: dict[str, tuple[list[object], Look]] = {
     "crash": (["crash", B, "all", LASTS], lambda c: not c.brokers[B].is_up),
     "crash_zk": (["crash", Z, "all", LASTS], lambda c: not c.zkservers[Z].is_up),
@@ -131,7 +131,7 @@ SEEN: dict[str, tuple[list[object], Look]] = {
     "suspend": (["suspend", Z, LASTS], lambda c: lost(c) == between([Z], [COORDINATOR])),
     "slow_coordinator": (["slow_coordinator", LASTS, 9], lambda c: c.ensemble.latency_us == 4_500),
 }
-# These do not end.
+# These faults do not end.
 STAYS: dict[str, tuple[list[object], Look]] = {
     "jump": (["jump", B, 9_000_000], lambda c: c.brokers[B].clock() > c.brokers[C].clock() + 8_000),
     "skew": (["skew", B, -77], lambda c: c.brokers[B].wall_skew_ms == -77),
@@ -143,8 +143,9 @@ STAYS: dict[str, tuple[list[object], Look]] = {
 
 @pytest.mark.parametrize("kind", [*SEEN, *STAYS])
 def test_a_fault_does_what_its_name_says(kind: str) -> None:
-    """Each fault affects the process that it names: a fault without an effect would go
-    unnoticed.
+    """Each fault affects the process that it names.
+
+    The test would notice a fault without an effect.
     """
     step, look = (SEEN | STAYS)[kind]
     with Cluster(brokers=3, seed=6, coordinator_us=500, session_ms=6_000) as cluster:
@@ -160,7 +161,9 @@ def test_a_fault_does_what_its_name_says(kind: str) -> None:
 
 
 def test_every_kind_of_fault_is_looked_at() -> None:
-    """Crashes of applications are part of swarm runs, and rates are tested separately."""
+    """All kinds are covered here, except crashes of applications (in swarm runs) and rates (tested
+    separately).
+    """
     assert {*SEEN, *STAYS, "crash_app"} == set(FAULTS) - set(RATES)
 
 
@@ -192,7 +195,9 @@ def test_profiles_are_of_known_kinds() -> None:
 
 
 def test_a_crash_loop_dies_again_after_each_start() -> None:
-    """A broker that dies so many effects after each start comes through in the end."""
+    """A broker that dies several times, each time after a number of effects, recovers in the
+    end.
+    """
     with Cluster(brokers=1, seed=3) as cluster:
         acked = written_alone(cluster)
         plan = Plan(
@@ -238,7 +243,7 @@ def test_one_disk_is_replaced_at_a_time() -> None:
 
 
 def test_a_damaged_disk_is_no_reason_to_damage_another() -> None:
-    """Another replica may lack exactly the damaged records.
+    """Another replica may lack exactly the damaged records, so its disk must not be damaged.
 
     Simulated: --profile all --seconds 4 --seeds 972. The last in-sync replica had lost records that
     its disk did not keep.

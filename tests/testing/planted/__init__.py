@@ -1,4 +1,4 @@
-"""Known mistakes, to be planted in the code of a simulated cluster."""
+"""Known bugs, which tests plant in the code of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.testing.planted import (
 )
 from tests.testing.planted.bug import BUGS, HUNTS, Bug, Hunt, Kill, hunt, planted
 
-AREAS = (  # each describes some of BUGS
+AREAS = (  # each area describes some of BUGS
     control,
     delays,
     groups,

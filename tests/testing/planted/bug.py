@@ -3,12 +3,12 @@
 A bug is a few small patches, each of an attribute that must exist and takes the same arguments: a
 change of its name or of its arguments fails when the tests are collected. A hunt is a family of
 swarm runs, seed after seed; no hunt is made for a bug, each bug names the few among all of them in
-which it can show. A bug is *killed* by the first seed of which a rule is broken, if the same run
-without the bug breaks none, and if what ended the run was not just the patch tripping over the code
-it patches.
+which it can show. A bug is *killed* by the first seed whose run breaks a rule, if the same run
+without the bug breaks none, and if the run did not end just because the patch no longer fits the
+code.
 
-If a bug needs several rare events at once, no run meets them in a reasonable time: then an ordinary
-test causes them and finds the bug, and the bug names this test.
+If a bug needs several rare events at once, random runs do not find it in reasonable time: then an
+ordinary test causes these events and finds the bug, and the bug names this test.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pymq.core.values import Factory, define, value
 from pymq.testing.faults.plan import generate
 from pymq.testing.run import Result, run_plan
 
-# A patch that does not fit dies of one of these, which proves nothing.
+# A patch that does not fit the code any more raises one of these errors, which proves nothing.
 BLUNDERS = re.compile(r"^(TypeError|AttributeError|NameError|UnboundLocalError)\b", re.MULTILINE)
 
 
@@ -56,7 +56,7 @@ class Hunt:
         return run_plan(plan)
 
 
-TURN = 12  # seeds of a hunt, before it is another one's turn
+TURN = 12  # number of seeds of a hunt before the next hunt has its turn
 HASTE = {"lag_max_ms": 300, "heartbeat_ms": 100, "session_ms": 1_000, "append_bytes": 500}
 
 HUNTS = {
@@ -75,7 +75,7 @@ HUNTS = {
     "coordinator-3": Hunt(3, 3, "coordinator", 8),
     "coordinator-soon": Hunt(3, 3, "coordinator", 12, {"session_ms": 1_000}),
     "hostile-3": Hunt(3, 1, "hostile", 5),
-    # Blocks that are fetched, by brokers that soon lose their patience with each other.
+    # Brokers with short failure timeouts, and blocks that are replicated by fetching.
     "fetch-network": Hunt(3, 1, "network", 8, HASTE, "leader"),
     "fetch-crash": Hunt(3, 1, "crash", 8, HASTE, "leader"),
     "fetch-rolls": Hunt(3, 1, "rolls", 8, HASTE, "leader"),
@@ -91,10 +91,11 @@ class Bug:
 
     name: str
     area: str
-    what: str  # goes wrong, in one line
+    what: str  # one line: what goes wrong
     source: str  # who made this mistake before, or which source warns of it
     hunts: tuple[str, ...]  # profiles in which to look for the bug, the most promising one first
-    is_slow: bool = False  # a quick run has too few seeds for it, or its test takes long
+    # whether a quick run has too few seeds for the bug, or its test takes long
+    is_slow: bool = False
     test: str = ""  # an ordinary test that finds this bug, if no profile does
     patches: list[tuple[Any, str, Any]] = Factory(list)  # (owner, name, replacement)
 
@@ -105,7 +106,7 @@ class Kill:
 
     hunt: str
     seed: int
-    runs: int  # number of runs that it took, this one included
+    runs: int  # number of runs until the bug was found, including the last one
     rule: str
 
 
@@ -130,7 +131,9 @@ def bug(
 
 
 def plant(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Any]:
-    """Let the decorated function take the place of an attribute, which it is given first."""
+    """Replace an attribute by the decorated function, which gets the original as its first
+    argument.
+    """
     # a KeyError here means that the patched attribute has moved
     original = owner.__dict__[attribute]
 
@@ -187,12 +190,15 @@ def planted(name: str) -> Iterator[Bug]:
 
 @cache
 def is_clean(which: str, seed: int) -> bool:
-    """Whether a run breaks no rule as long as nothing is planted; found out once for all bugs."""
+    """Whether a run breaks no rule when no bug is planted; computed once for all bugs."""
     return HUNTS[which].run(seed).violation is None
 
 
 def hunt(name: str, seeds: int) -> Kill | None:
-    """Look for a bug in so many seeds of each of its hunts; they take turns after some seeds."""
+    """Look for a bug in a number of seeds of each of its hunts.
+
+    The hunts take turns after some seeds.
+    """
     runs = 0
     for first in range(0, seeds, TURN):
         for which in BUGS[name].hunts:

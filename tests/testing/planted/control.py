@@ -1,4 +1,4 @@
-"""Bugs of zkservers, of rolls, and of who is who."""
+"""Bugs of zkservers, of rolls, and of the identity of nodes and disks."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def never_fenced(is_fenced: Any, self: Sealing) -> bool:
 
 @plant("sealed-unfenced", OpenBlock, "acting")
 def acts_though_fenced(acting: Any, self: OpenBlock) -> Any:
-    # It compares this with the property itself, which is read all the time.
+    # The control compares this value with the property itself, which runs read all the time.
     if self.log is None or self.log.is_recovering or not self.is_running:
         return None
     return self.replicator

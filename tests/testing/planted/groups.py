@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymq.client.admin.owned_topic import OwnedTopic
 from pymq.client.group.lease_requests import LeasePace, LeaseRequests
 from pymq.client.group.undelivered_records import UndeliveredRecords
 from pymq.client.producer.producer_topic import ProducerTopic
-from pymq.client.redrive.journal import JournalEntry
-from pymq.client.redrive.redrive import Redrive
 from pymq.core.batch.batch_sequence import split
 from pymq.core.batch.offset_ranges import EVERYTHING
-from pymq.core.batch.record import Record
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.group_offsets import GroupOffsets
 from pymq.core.group.leases import Leases
@@ -466,87 +462,3 @@ bug(
 @plant("first-takes-all", ConsumerGroup, "_share")
 def share_nothing(share: Any, self: ConsumerGroup, member: Any, leases: Any, *rest: Any) -> Any:
     return rest[1]
-
-
-bug(
-    "delay-of-a-return-ignored",
-    AREA,
-    "a record that a member has returned with a delay comes again at once",
-    "own; NATS and SQS: a delay of a negative acknowledgement",
-    "calm calm-3",
-)
-
-
-@plant("delay-of-a-return-ignored", Leases, "reject")
-def reject_for_now(
-    reject: Any, self: Leases, member: str, ranges: Any, due: int, error: str = ""
-) -> None:
-    reject(self, member, ranges, 0, error)
-
-
-bug(
-    "delays-of-returns-forgotten",
-    AREA,
-    "a coordinator that takes over delivers returned records at once",
-    "own, before seeds of the simulator",
-    "crash-3 crash network-3",
-)
-
-
-@plant("delays-of-returns-forgotten", Spans, "delays")
-def no_delays(delays: Any, self: Spans, now: int) -> Any:
-    return ()
-
-
-bug(
-    "returns-counted-once",
-    AREA,
-    "a redelivery after a return does not count, so that a backoff does not grow",
-    "own; KIP-932, delivery count",
-    "calm calm-3",
-)
-
-
-@plant("returns-counted-once", Leases, "reject")
-def reject_uncounted(reject: Any, self: Leases, *arguments: Any) -> None:
-    reject(self, *arguments)
-    for span in self.spans:
-        if span.state == AVAILABLE and span.count > 1:
-            span.count -= 1
-
-
-bug(
-    "redriven-again",
-    AREA,
-    "a redrive sends the letters of a round again that a crash has cut off",
-    "own",
-    test="tests/client/redrive/test_redrive.py::"
-    "test_each_letter_goes_back_once_wherever_the_process_dies",
-)
-
-
-@plant("redriven-again", Redrive, "_finish")
-def forget_the_round(
-    finish: Any, self: Redrive, partition: str, entry: JournalEntry, letters: dict[int, Record]
-) -> int:
-    if letters:
-        return int(finish(self, partition, entry, letters))
-    entry.round = None
-    return 0
-
-
-bug(
-    "redrives-side-by-side",
-    AREA,
-    "a redrive takes its journal back from another one, and goes on with what it knew before",
-    "own",
-    test="tests/client/redrive/test_redrive.py::test_the_second_redrive_takes_over_from_the_first",
-)
-
-
-@plant("redrives-side-by-side", OwnedTopic, "append")
-def take_the_journal_back(append: Any, self: OwnedTopic, key: bytes, item: bytes) -> bool:
-    if append(self, key, item):
-        return True
-    self.claim(lambda: None)
-    return bool(append(self, key, item))

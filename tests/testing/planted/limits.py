@@ -1,4 +1,4 @@
-"""Bugs of limits: what a single client uses up, and whether it is freed."""
+"""Bugs of limits on the resources that a single client uses."""
 
 from __future__ import annotations
 

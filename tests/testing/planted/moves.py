@@ -1,4 +1,4 @@
-"""Bugs of sealed blocks that move, and of leaders that do."""
+"""Bugs in moves of sealed blocks and of leaders."""
 
 from __future__ import annotations
 

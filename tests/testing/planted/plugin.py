@@ -1,8 +1,10 @@
-"""For pytest's ``-p``: run some tests with a bug, ``--plant NAME``; as a program, many in a row.
+"""A plugin for pytest's ``-p`` that runs some tests with a planted bug (``--plant NAME``).
+
+Run as a program, it tests many bugs in a row.
 
 ``python -m tests.testing.planted.plugin NAME...`` runs the ordinary test that is to find each bug,
-all in one process, since to start one takes longer than most of the tests. It prints a line of JSON
-for each bug: its name, pytest's exit status and pytest's output.
+all in one process, since to start one takes longer than most of the tests. The program prints a
+line of JSON for each bug: its name, pytest's exit status and pytest's output.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> object:
-    """Have the bug while a test runs."""
+    """Plant the bug while a test runs."""
     with planted(item.config.getoption("--plant")):
         return (yield)
 
@@ -32,7 +34,8 @@ def pytest_runtest_call(item: pytest.Item) -> object:
 def main(names: list[str]) -> None:
     """Run the test of each bug."""
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    # pymq is a plugin of pytest and loaded already, so that its assertions are not rewritten.
+    # pymq is a plugin of pytest and already loaded, so pytest cannot rewrite its assertions and
+    # would warn.
     quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     for name in names:
         said = io.StringIO()

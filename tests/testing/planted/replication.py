@@ -1,6 +1,6 @@
 """Bugs of replication: which replica has which records, what is committed, and who leads.
 
-For more of Raft see its own mutants.
+Raft has further mutants in its own tests.
 """
 
 from __future__ import annotations

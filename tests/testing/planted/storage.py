@@ -294,7 +294,7 @@ bug(
 @plant("second-write-unwatched", Loop, "_write")
 def write_unwatched(write: Any, self: Loop, writes: Any, now: int) -> bool:
     failed: bool = write(self, writes, now)
-    is_second = sys._getframe(2).f_code.co_name == "_finish_all"  # 1 is the patch itself
+    is_second = sys._getframe(2).f_code.co_name == "_finish_all"  # frame 1 is the patch itself
     return failed and not is_second
 
 

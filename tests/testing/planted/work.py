@@ -1,15 +1,18 @@
-"""Bugs of work queues: routes, priorities, requests and replies."""
+"""Bugs of work queues: routes, priorities, requests, returns, redrives."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from pymq.client.admin.owned_topic import OwnedTopic
 from pymq.client.consumer.consumer import Consumer
 from pymq.client.group.membership import Membership
 from pymq.client.group.watches import WatermarkWatches
 from pymq.client.producer import partition_queue
 from pymq.client.producer.delivery import ColumnBuffer
 from pymq.client.producer.producer_topic import Routing
+from pymq.client.redrive.journal import JournalEntry
+from pymq.client.redrive.redrive import Redrive
 from pymq.client.rpc.responder import Responder
 from pymq.core.batch.header import ROUTED
 from pymq.core.batch.priority import PriorityRuns
@@ -18,6 +21,7 @@ from pymq.core.block.log import BlockLog
 from pymq.core.delay.row_buffer import RowBuffer
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.leases import Leases
+from pymq.core.group.spans import AVAILABLE, Spans
 from tests.testing.planted.bug import bug, plant
 
 AREA = "work"
@@ -173,3 +177,101 @@ def forgets_priorities(restore: Any, self: BlockLog, found: Any, before: Any) ->
     is_done: bool = restore(self, found, before)
     self.priorities = PriorityRuns()
     return is_done
+
+
+bug(
+    "delay-of-a-return-ignored",
+    AREA,
+    "a record that a member has returned with a delay comes again at once",
+    "own; NATS and SQS: a delay of a negative acknowledgement",
+    "calm calm-3",
+)
+
+
+@plant("delay-of-a-return-ignored", Leases, "reject")
+def reject_for_now(
+    reject: Any, self: Leases, member: str, ranges: Any, due: int, error: str = ""
+) -> None:
+    reject(self, member, ranges, 0, error)
+
+
+bug(
+    "delays-of-returns-forgotten",
+    AREA,
+    "a coordinator that takes over delivers returned records at once",
+    "own, before seeds of the simulator",
+    "crash-3 crash network-3",
+)
+
+
+@plant("delays-of-returns-forgotten", Spans, "delays")
+def no_delays(delays: Any, self: Spans, now: int) -> Any:
+    return ()
+
+
+bug(
+    "returns-counted-once",
+    AREA,
+    "a redelivery after a return does not count, so that a backoff does not grow",
+    "own; KIP-932, delivery count",
+    "calm calm-3",
+)
+
+
+@plant("returns-counted-once", Leases, "reject")
+def reject_uncounted(reject: Any, self: Leases, *arguments: Any) -> None:
+    reject(self, *arguments)
+    for span in self.spans:
+        if span.state == AVAILABLE and span.count > 1:
+            span.count -= 1
+
+
+bug(
+    "redriven-again",
+    AREA,
+    "a redrive sends the letters of a round again that a crash has cut off",
+    "own",
+    test="tests/client/redrive/test_redrive.py::"
+    "test_each_letter_goes_back_once_wherever_the_process_dies",
+)
+
+
+@plant("redriven-again", Redrive, "_finish")
+def forget_the_round(
+    finish: Any, self: Redrive, partition: str, entry: JournalEntry, letters: dict[int, Record]
+) -> int:
+    if letters:
+        return int(finish(self, partition, entry, letters))
+    entry.round = None
+    return 0
+
+
+bug(
+    "refused-round-stays",
+    AREA,
+    "a letter that its topic refuses holds up all later redrives",
+    "own",
+    test="tests/client/redrive/test_redrive.py::test_a_letter_that_is_refused_holds_up_no_other[memory]",
+)
+
+
+@plant("refused-round-stays", Redrive, "_give_up")
+def never_give_up(give_up: Any, self: Redrive, *arguments: Any) -> None:
+    return None
+
+
+bug(
+    "redrives-side-by-side",
+    AREA,
+    "a redrive takes its journal back from another one, and goes on with what it knew before",
+    "own",
+    test="tests/client/redrive/test_redrive.py::test_the_second_redrive_takes_over_from_the_first",
+)
+
+
+@plant("redrives-side-by-side", OwnedTopic, "append")
+def take_the_journal_back(append: Any, self: OwnedTopic, key: bytes, item: bytes) -> bool:
+    if append(self, key, item):
+        return True
+    self.claim(lambda: None)
+    return bool(append(self, key, item))

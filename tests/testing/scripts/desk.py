@@ -1,4 +1,4 @@
-"""The common base of the scripts for crash tests: they work at a :class:`Desk`.
+"""The common base of the scripts for crash tests, which use a :class:`Desk`.
 
 A script acts as an application or an administrator while a node may die at any point: it repeats
 unanswered requests, and starts again where it was interrupted.
@@ -21,14 +21,15 @@ Place = tuple[str, str, int]  # topic, partition, offset
 
 
 class Desk:
-    """A client that records what it has sent, and which promises it got."""
+    """A client that records the records it has sent, and the acknowledgements it got."""
 
     def __init__(self, cluster: Cluster, may_lose: bool) -> None:
         self.cluster = cluster
         # whether answered records may be lost if a broker dies, as with ack mode 1
         self.may_lose = may_lose
         self.mq: Client = cluster.client()
-        self.sent: dict[tuple[str, str], list[Delivery]] = {}  # in the order of sending
+        # deliveries by topic and partition, in the order of sending
+        self.sent: dict[tuple[str, str], list[Delivery]] = {}
         self.acked: dict[Place, bytes] = {}
         self.groups: dict[tuple[str, str], set[Place]] = {}  # records that each group has processed
         self.forgotten: set[str] = set()  # topics that were deleted
@@ -42,7 +43,9 @@ class Desk:
         self.insist(self.mq.create_topic, name, **more)
 
     def producer(self, **options: Any) -> Producer:
-        """Use another producer from now on, after all records of the last one are answered."""
+        """Use another producer from now on, after all records of the last one have been
+        answered.
+        """
         self.settle()
         self._producer = self.mq.producer(delivery_timeout_s=PATIENCE_S, **options)
         return self._producer
@@ -77,12 +80,12 @@ class Desk:
     # --- administrating ---------------------------------------------------------------------------
 
     def insist(self, ask: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        """Repeat a request that was not answered, or that cannot be carried out yet."""
+        """Repeat a request until it is answered and can be carried out."""
         for _ in range(20):
             try:
                 ask(*arguments, **options)
             except NotEnoughBrokers:
-                self.cluster.run(0.5)  # the brokers will be back
+                self.cluster.run(0.5)  # the brokers restart within this time
             except PymqError as error:
                 if not error.retriable:
                     raise
@@ -92,7 +95,7 @@ class Desk:
         raise AssertionError(f"{ask.__name__}{arguments} was not done")
 
     def leader(self, topic: str = "t", partition: str = "0") -> str:
-        """The present leader of a partition, or the last known one."""
+        """The present leader of a partition, or the last known leader."""
         for _ in range(40):
             for p in self.mq.describe_topic(topic).partitions:
                 if p.name == partition and p.leader is not None:
@@ -101,7 +104,7 @@ class Desk:
         raise AssertionError(f"nobody leads {topic}/{partition}")
 
     def followers(self, topic: str = "t", partition: str = "0") -> list[str]:
-        """The other replicas of its open block."""
+        """The replicas of the open block except its leader."""
         leader = self.leader(topic, partition)
         for p in self.mq.describe_topic(topic).partitions:
             if p.name == partition:
@@ -117,7 +120,7 @@ class Desk:
         handle: Callable[[Consumer, Record], bool] | None = None,
         **options: Any,
     ) -> None:
-        """Process a topic as a member of a group; without an answer, join again."""
+        """Process a topic as a member of a group; if an answer is missing, join again."""
         done = self.groups.setdefault((group, topic), set())
         for _ in range(12):
             seen: list[Place] = []
@@ -199,7 +202,9 @@ Work = Callable[[Desk], None]
 
 
 def scenario(*, may_lose: bool = False, **options: Any) -> Callable[[Work], Work]:
-    """Make a scenario of a function: with three brokers and a zkserver unless *options* differ."""
+    """Turn a function into a scenario, with three brokers and a zkserver unless *options*
+    differ.
+    """
 
     def register(work: Work) -> Work:
         def script(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from tests.testing.scripts.desk import PATIENCE_S, Desk, scenario
 
 @scenario(session_ms=600, heartbeat_ms=100)
 def the_raft_leader_dies(desk: Desk) -> None:
-    """Two others elect one of them (MIT 6.824, 2A ReElection; Raft 5.2)."""
+    """The two other replicas elect one of them (MIT 6.824, 2A ReElection; Raft 5.2)."""
     desk.topic()
     desk.send(3)
     desk.settle()
@@ -22,7 +22,9 @@ def the_raft_leader_dies(desk: Desk) -> None:
 
 @scenario(session_ms=600, heartbeat_ms=100)
 def uncommitted_records_are_overwritten(desk: Desk) -> None:
-    """A leader that is cut off appends in vain, and gives way (Raft, figure 7)."""
+    """A cut-off leader appends records that are never committed, and steps down (Raft, figure
+    7).
+    """
     desk.topic()
     desk.send(2)
     desk.settle()
@@ -58,7 +60,7 @@ def leadership_is_handed_over(desk: Desk) -> None:
 
 @scenario(may_lose=True, session_ms=600, heartbeat_ms=100)
 def the_fetch_leader_dies(desk: Desk) -> None:
-    """The controller names another of those in sync (KIP-101)."""
+    """The controller appoints another replica of the in-sync set (KIP-101)."""
     desk.topic(acks="leader", min_in_sync=2)
     desk.send(3)
     desk.settle()
@@ -94,7 +96,7 @@ def a_follower_truncates(desk: Desk) -> None:
 
 @scenario(zkservers=2)
 def the_controller_dies(desk: Desk) -> None:
-    """The other zkserver takes over, while a producer goes on sending."""
+    """The other zkserver takes over, while a producer continues to send."""
     desk.topic()
     desk.send(2)
     active = _active(desk)
@@ -123,7 +125,7 @@ def the_controller_dies_amid_a_roll(desk: Desk) -> None:
 
 @scenario(zkservers=2)
 def the_session_of_the_controller_expires(desk: Desk) -> None:
-    """The controller finds itself replaced, and stands by (ZooKeeper's session expiry)."""
+    """The controller learns that it was replaced, and stands by (ZooKeeper's session expiry)."""
     desk.topic()
     desk.send(1)
     desk.cluster.expire_session(_active(desk))

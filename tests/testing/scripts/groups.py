@@ -48,7 +48,9 @@ def give_back_and_bury(desk: Desk) -> None:
 
 @scenario()
 def two_members_share(desk: Desk) -> None:
-    """The second joins while the first works, and takes over when it leaves (KIP-429)."""
+    """The second member joins while the first works, and takes over when the first leaves
+    (KIP-429).
+    """
     desk.topic(partitions=2)
     desk.send(3, partition="0")
     desk.send(3, partition="1")
@@ -71,7 +73,7 @@ def two_members_share(desk: Desk) -> None:
 
 @scenario(session_ms=600, heartbeat_ms=100)
 def the_coordinator_dies(desk: Desk) -> None:
-    """Another broker loads the groups: immigration."""
+    """The coordinator dies, and another broker loads its groups."""
     desk.topic()
     desk.send(3)
     desk.settle()
@@ -86,7 +88,7 @@ def the_coordinator_dies(desk: Desk) -> None:
 
 @scenario(brokers=4)
 def the_coordinator_moves(desk: Desk) -> None:
-    """Other brokers get its partition: emigration, then immigration."""
+    """Other brokers get the coordinator's partition: emigration, then immigration."""
     desk.topic()
     desk.send(3)
     desk.settle()

@@ -16,7 +16,7 @@ def one_replica_raft(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def one_replica_leader(desk: Desk) -> None:
-    """The same where a leader alone answers, and syncs first."""
+    """One replica with ack mode leader: the leader alone answers, after a sync."""
     desk.topic(replicas=1, acks="leader", fsync="always")
     for _ in range(5):
         desk.send()
@@ -43,7 +43,7 @@ def three_replicas_raft(desk: Desk) -> None:
 
 @scenario(may_lose=True)
 def three_replicas_leader(desk: Desk) -> None:
-    """Followers fetch; the leader answers before they have."""
+    """Followers fetch; the leader answers before they have the record."""
     desk.topic(acks="leader", fsync="always")
     for _ in range(4):
         desk.send(2)
@@ -62,7 +62,7 @@ def three_replicas_none(desk: Desk) -> None:
 
 @scenario(holes=True)
 def pipelined_batches(desk: Desk) -> None:
-    """An idempotent producer with five batches on their way (KIP-98, KAFKA-5494)."""
+    """An idempotent producer with five batches in flight (KIP-98, KAFKA-5494)."""
     desk.topic()
     desk.producer(linger_ms=0, batch_bytes=200, max_in_flight=5)
     for _ in range(3):
@@ -72,7 +72,9 @@ def pipelined_batches(desk: Desk) -> None:
 
 @scenario()
 def a_named_producer_comes_back(desk: Desk) -> None:
-    """A second instance fences the first, and continues where it stopped (KIP-98, 360)."""
+    """A second producer of the same name fences the first, and continues where it stopped (KIP-98,
+    360).
+    """
     desk.topic()
     desk.producer(producer_id="p", linger_ms=0)
     desk.send(3)
@@ -83,7 +85,7 @@ def a_named_producer_comes_back(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def an_orderly_restart(desk: Desk) -> None:
-    """A broker is shut down and started in the middle."""
+    """A broker is shut down and started while a producer sends."""
     desk.topic(replicas=1)
     desk.send(3)
     desk.settle()

@@ -7,7 +7,7 @@ from tests.testing.scripts.desk import Desk, scenario
 
 @scenario()
 def roll_by_size(desk: Desk) -> None:
-    """Raft, with batches on their way while the block is sealed."""
+    """A Raft block is sealed while batches are in flight."""
     desk.topic(block_bytes=4096)
     for _ in range(4):
         desk.send(4, size=600)
@@ -17,7 +17,7 @@ def roll_by_size(desk: Desk) -> None:
 
 @scenario(may_lose=True)
 def roll_by_size_with_fetch(desk: Desk) -> None:
-    """The same where followers fetch."""
+    """Blocks are rolled by size in a mode in which followers fetch."""
     desk.topic(block_bytes=4096, acks="leader")
     for _ in range(4):
         desk.send(4, size=600)
@@ -27,7 +27,7 @@ def roll_by_size_with_fetch(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def roll_with_one_replica(desk: Desk) -> None:
-    """No other replica has to be asked."""
+    """The roll needs no answer of another replica."""
     desk.topic(replicas=1, block_bytes=4096)
     for _ in range(4):
         desk.send(4, size=600)
@@ -79,7 +79,7 @@ def sealed_by_a_second_change(desk: Desk) -> None:
 
 @scenario(brokers=4)
 def reassign(desk: Desk) -> None:
-    """To other brokers, while records are on their way."""
+    """A partition is moved to other brokers while records are in flight."""
     desk.topic()
     desk.send(2)
     desk.settle()
@@ -104,7 +104,7 @@ def decommission(desk: Desk) -> None:
 
 @scenario(brokers=4, session_ms=600, heartbeat_ms=100)
 def a_dead_broker_is_replaced(desk: Desk) -> None:
-    """By a broker that had nothing of the partition; it comes back later."""
+    """A broker without data of the partition replaces a dead one, which comes back later."""
     desk.topic()
     desk.send(2)
     desk.settle()

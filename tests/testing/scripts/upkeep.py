@@ -1,4 +1,4 @@
-"""Maintenance of old blocks, of damaged ones, and of whole topics."""
+"""Maintenance of old blocks, of damaged blocks, and of whole topics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.testing.scripts.desk import Desk, scenario
 
 @scenario()
 def retention_by_bytes(desk: Desk) -> None:
-    """Blocks beyond the limit go."""
+    """Blocks beyond the limit are removed."""
     desk.topic(block_bytes=4096, retention_bytes=4096)
     desk.send(16, size=900)
     desk.settle()
@@ -18,7 +18,7 @@ def retention_by_bytes(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def retention_by_age(desk: Desk) -> None:
-    """Blocks go whose newest record is older than two seconds."""
+    """Blocks are removed if their newest record is older than two seconds."""
     desk.topic(replicas=1, block_bytes=4096, retention_ms=2000)
     desk.send(8, size=900)
     desk.settle()
@@ -28,7 +28,7 @@ def retention_by_age(desk: Desk) -> None:
 
 @scenario(brokers=1)
 def compaction(desk: Desk) -> None:
-    """Sealed blocks are rewritten without records that later ones replace."""
+    """Compaction rewrites sealed blocks without the records that later ones replace."""
     desk.topic(replicas=1, block_bytes=4096, cleanup_policy="compact")
     desk.send(12, size=900, keys=3)
     desk.settle()
@@ -64,7 +64,7 @@ def the_offsets_topic_is_compacted(desk: Desk) -> None:
 
 @scenario()
 def delete_and_make_again(desk: Desk) -> None:
-    """A topic of the same name is another one."""
+    """A topic is deleted, and another one of the same name is created."""
     desk.topic("old")
     desk.topic()
     desk.send(2, "old")
@@ -95,7 +95,7 @@ def alter(desk: Desk) -> None:
 
 @scenario()
 def add_a_partition(desk: Desk) -> None:
-    """While the other one is in use."""
+    """A partition is added while the other one is in use."""
     desk.topic()
     desk.send(2)
     desk.insist(desk.mq.create_partition, "t", "more")

@@ -1,4 +1,4 @@
-"""The simulated disk loses only what a real disk may lose, and the same in each run."""
+"""The simulated disk loses only data that a real disk may lose, and the same data in each run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def test_any_sector_may_be_missing_that_was_not_synced() -> None:
         assert one is not None
         assert one.startswith(b"a" * 600)
         assert 600 <= len(one) <= 2_600
-        for at in range(512, len(one), 512):  # each sector is as before or as now
+        # each sector is either as before or as after the write
+        for at in range(512, len(one), 512):
             assert len(set(one[max(at, 600) : at + 512])) < 2
     disk = SimDisk(holes=False)
     handle = made(disk, b"a" * 600)
@@ -83,7 +84,7 @@ def test_a_cut_is_done_or_not_done() -> None:
 
 
 def test_a_name_is_not_durable_before_its_folder_is_synced() -> None:
-    """Not even when the file is."""
+    """A name is not durable before its folder is synced, even if the file is synced."""
     disk = SimDisk()
     handle = disk.create(FILE)
     disk.pwritev(handle, [b"x"], 0)
@@ -146,7 +147,7 @@ def test_a_killed_process_leaves_everything_but_it_is_not_durable() -> None:
 def test_the_power_fails_at_any_operation() -> None:
     """Operations are counted in the same way with and without a power cut.
 
-    After it nothing works until the crash.
+    After the cut the disk does not work until the crash.
     """
 
     def work(disk: SimDisk) -> None:
@@ -173,7 +174,9 @@ def test_the_power_fails_at_any_operation() -> None:
 
 
 def test_a_failed_sync_lies_about_what_is_there() -> None:
-    """The pages count as clean: they are seen until forgotten, and no sync writes them again."""
+    """The pages count as clean: programs see them until they are evicted, and no sync writes them
+    again.
+    """
     disk = SimDisk()
     handle = made(disk, b"old")
     disk.pwritev(handle, [b"NEW, and more"], 0)

@@ -88,8 +88,8 @@ def test_a_tail_is_long_and_holds_up_what_follows() -> None:
 
 
 def test_taking_a_fault_out_leaves_the_dice_alone() -> None:
-    """Without a fault its messages arrive as if it had never been drawn, and the others as
-    before.
+    """If a link's fault is removed, its messages arrive as if the fault had never been drawn, and
+    those of other links as before.
     """
     lossy, calm = links(loss=0.2), links()
     for world, network, _ in (lossy, calm):
@@ -116,7 +116,7 @@ def test_cuts_add_up_and_are_mended_one_by_one() -> None:
 def test_a_clogged_link_is_not_silent_after_it_has_healed() -> None:
     """Messages that were held back arrive at once and in order.
 
-    Later ones do not wait behind them.
+    Later messages do not wait behind the lost ones.
     """
     world, network, got = links(tail=0.5)  # a late message also delays those behind it
     network.clog("a", "b", 50_000_000)
@@ -220,7 +220,7 @@ def test_a_fork_goes_its_own_way() -> None:
     disk.pwritev(handle, [b"abc"], 0)
     other = disk.fork()
     disk.pwritev(handle, [b"x"], 0)
-    assert other.pread(other.open("/x"), 3, 0) == b"abc"  # Nothing is open in it.
+    assert other.pread(other.open("/x"), 3, 0) == b"abc"  # The other disk has no open file.
 
 
 def test_a_full_disk_takes_what_fits() -> None:
@@ -250,7 +250,7 @@ def test_operations_fail_as_often_as_told_and_cost_time() -> None:
 
 
 def test_nothing_happens_after_a_crash() -> None:
-    """Not even clean-up code has an effect then."""
+    """After a crash not even clean-up code has an effect."""
     disk, host = files()
     handle = disk.create("/x")
     host.crash_in(0)
@@ -350,7 +350,7 @@ def test_a_cut_is_noticed_late_and_what_is_sent_into_it_is_never_done() -> None:
 
 
 def test_of_commits_under_way_the_first_so_many_are_done() -> None:
-    """And not after the client is connected again, when it looks which those were."""
+    """No such commit is done after the client is connected again and reads which ones were done."""
     outcomes = set()
     for number in range(120):
         ensemble, a, one, _, _ = sessions()

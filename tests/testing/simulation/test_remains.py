@@ -1,4 +1,4 @@
-"""The states in which a crash may leave a disk: all that there are, each once."""
+"""All states in which a crash may leave a disk, each of them once."""
 
 from __future__ import annotations
 
@@ -79,12 +79,14 @@ def test_where_there_are_too_many_one_at_a_time_differs() -> None:
 
 
 def test_the_last_writes_are_torn() -> None:
-    """In the middle, at a sector, and with zeros where only the length has made it."""
+    """A write is torn in the middle, at a sector, or has zeros where only the length was
+    changed.
+    """
     disk = SimDisk(holes=False)
     (handle,) = made(disk, "a", size=100)
     disk.pwritev(handle, [b"x" * 1000], 100)
     found = [files["/d/a"] for files in all_left(disk)]
-    assert bytes(100) + b"x" * 412 in found  # up to the end of the first sector
+    assert bytes(100) + b"x" * 412 in found  # the write survives up to the end of the first sector
     assert bytes(100) + b"x" * 500 in found
     assert bytes(100) + b"x" * 500 + bytes(500) in found
     assert bytes(1100) in found

@@ -32,7 +32,7 @@ WAIT_S = 20.0
 
 
 class Seen:
-    """A gate that admits every client and records the admitted and the failed ones."""
+    """A gate that admits every client, and records the admitted and the refused ones."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, str, Message]] = []
@@ -72,7 +72,7 @@ def client(
 
 
 def turn(*transports: ZmqTransport, until: Callable[[], object]) -> list[Arrival]:
-    """Turn transports until a condition is true; returns the messages that arrived."""
+    """Run transports until a condition is true; returns the messages that arrived."""
     arrivals: list[Arrival] = []
     deadline = time.monotonic() + WAIT_S
     while not until():
@@ -111,7 +111,8 @@ def test_the_contract(tmp_path: Path) -> None:
         if not (folder / f"{node}.pub").exists():
             make_keys(folder, node)
         for each in rings:
-            each._looked_at = 0.0  # New names are read at once, without the wait of a second.
+            # The key ring reads new names at once, without the wait of a second.
+            each._looked_at = 0.0
         rings.append(KeyRing(folder, node))
         return ZmqTransport(node, listen="tcp://127.0.0.1:0", keys=rings[-1])
 
@@ -137,7 +138,7 @@ def test_the_principal_of_a_message_is_whose_key_the_connection_has(tmp_path: Pa
 
 
 def test_a_key_that_is_not_known_is_refused_and_let_in_once_it_is(tmp_path: Path) -> None:
-    """Adding a principal needs no restart, not even of the refused client."""
+    """A principal can be added without a restart of the node or of the refused client."""
     pairs = make_keys(tmp_path / "server", "server")
     make_keys(tmp_path / "client", "alice")
     public = Public("server", pairs["server"].public)
@@ -275,7 +276,7 @@ def test_nobody_goes_by_the_name_of_another(tmp_path: Path) -> None:
 def test_a_client_is_given_no_more_room_for_calling_itself_by_its_own_name(
     principal: str, most: int, tmp_path: Path
 ) -> None:
-    """A client's headers are limited under any name: 16 MiB would be 1 GiB in memory."""
+    """The size of a client's headers is limited under any name: 16 MiB would be 1 GiB in memory."""
     make_keys(tmp_path, "server", "alice", nodes=("broker-0",))
     seen = Seen()
     with (
@@ -285,7 +286,8 @@ def test_a_client_is_given_no_more_room_for_calling_itself_by_its_own_name(
         until_heard(made, there, seen)
         link = made._peers.by_name["server"].link
         assert link is not None
-        link.socket.send(b"\x5a" + (most - 4).to_bytes(4, "big") + bytes(most - 4))  # too long by 1
+        # the frame is too long by 1
+        link.socket.send(b"\x5a" + (most - 4).to_bytes(4, "big") + bytes(most - 4))
         turn(made, there, until=lambda: "header" in there.problem)
         assert f"the most is {most}" in there.problem
 
@@ -376,7 +378,9 @@ def test_a_node_that_lets_in_anybody_does_not_start(
 def test_only_keys_for_our_own_sockets_are_let_in(
     domain: bytes, mechanism: bytes, whose: str | None, status: bytes, tmp_path: Path
 ) -> None:
-    """The ZAP handler admits keys for the node's own sockets only, though it gets all requests."""
+    """The ZAP handler admits keys only for the node's own sockets, although it gets all requests of
+    the process.
+    """
     keys = {**make_keys(tmp_path, "alice"), "nobody": make_pair("nobody")}
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -395,7 +399,7 @@ def test_only_keys_for_our_own_sockets_are_let_in(
 
 
 def test_without_a_handler_nobody_is_let_in(tmp_path: Path) -> None:
-    """Without one, libzmq admits every client with any key."""
+    """Without an authentication handler, libzmq admits every client with any key."""
     alice = make_keys(tmp_path, "alice")["alice"]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -410,7 +414,7 @@ def test_without_a_handler_nobody_is_let_in(tmp_path: Path) -> None:
         while (problem := watch.problem()) is None:
             assert time.monotonic() < until
             watch.socket.poll(100)
-        assert problem  # instead of reporting a connection
+        assert problem  # the self-test reports the problem instead of a connection
         watch.close()
     finally:
         context.destroy(linger=0)
@@ -493,7 +497,7 @@ def test_keys_that_could_not_be_read_once_are_read_again(tmp_path: Path) -> None
     """A revocation counts as soon as it can be read, after a half-written file or without a free
     descriptor.
 
-    The folder's times may be the same once the file is complete.
+    The folder's times may be unchanged once the file is complete.
     """
     pairs = make_keys(tmp_path, "alice", "bob")
     keys = KeyRing(tmp_path, "alice")
@@ -523,7 +527,7 @@ def test_nothing_that_a_key_file_holds_ends_a_node(tmp_path: Path, nonsense: str
 
 
 def test_half_of_another_pair_is_no_pair(tmp_path: Path) -> None:
-    """A half of another key pair is refused: a node with it could talk to no other."""
+    """A key file of another pair is refused: a node with it could not talk to any other."""
     make_keys(tmp_path, "alice")
     path = tmp_path / "alice.secret"
     other = make_pair("alice")
@@ -541,7 +545,7 @@ def test_a_secret_that_is_damaged_is_not_shown(tmp_path: Path, ending: str) -> N
     with pytest.raises(ConfigError, match=r"is no key file$") as found:
         KeyRing(tmp_path)
     assert secret not in repr(found.value) + str(found.value.__cause__)
-    assert found.value.__suppress_context__  # the parser's error, which quotes the line
+    assert found.value.__suppress_context__  # hides the parser's error, which quotes the line
 
 
 def test_what_is_wrong_with_keys_is_complained_of_once(
@@ -556,7 +560,7 @@ def test_what_is_wrong_with_keys_is_complained_of_once(
     assert len(caplog.records) == 1
 
 
-# --- what strangers and others do ---------------------------------------------------------------
+# --- messages of strangers and other clients -------------------------------------------------
 
 
 def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
@@ -574,9 +578,11 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
         before = open_files()
         silent = [socket.create_connection((host, int(port))) for _ in range(200)]
         try:
-            turn(there, until=lambda: open_files() >= before + 390)  # both ends are in this process
+            # both ends of the connections are in this process
+            turn(there, until=lambda: open_files() >= before + 390)
             with client(tmp_path, "alice", there) as alice:
-                until_heard(alice, there, seen)  # No other client waits for them.
+                # The silent connections do not delay other clients.
+                until_heard(alice, there, seen)
                 turn(there, until=lambda: open_files() < before + 220)
         finally:
             for each in silent:
@@ -584,7 +590,9 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
 
 
 def test_a_stranger_cannot_send_parts_without_end(tmp_path: Path) -> None:
-    """Parts without end need a proved key, since libzmq bounds a frame and not their number."""
+    """Only a client with a proved key may send many parts, since libzmq limits the size of a frame
+    but not the number.
+    """
     make_keys(tmp_path, "server")
     seen = Seen()
     with server(tmp_path, seen) as there, client(None, None, there) as plain:
@@ -600,5 +608,5 @@ def test_a_stranger_cannot_send_parts_without_end(tmp_path: Path) -> None:
                 sent += 1
             except zmq.Again:
                 pass
-        assert sent == 0  # it is not connected, so its socket takes no messages
+        assert sent == 0  # the client is not connected, so its socket takes no messages
         assert there.poll() == []

@@ -86,11 +86,11 @@ def test_whoever_takes_anothers_place_counts_as_well(node: Node, stack: ExitStac
 
 
 def test_a_descriptor_is_one_connections(node: Node, stack: ExitStack) -> None:
-    """A descriptor counts once, though libzmq may report it again without an end in between."""
+    """A descriptor counts once, although libzmq may report it again before it reports the end."""
     peer = stack.enter_context(socket.create_connection((HERE, int(node.bound.split(":")[2]))))
     for _ in range(3):
         node.connections.heard(zmq.EVENT_ACCEPTED, peer.fileno())
-    node.until(2)  # that of libzmq, and this one
+    node.until(2)  # libzmq's own descriptor, and this one
     node.connections.heard(zmq.EVENT_DISCONNECTED, peer.fileno())
     node.connections.heard(zmq.EVENT_DISCONNECTED, peer.fileno())
     node.until(1)
@@ -98,7 +98,7 @@ def test_a_descriptor_is_one_connections(node: Node, stack: ExitStack) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
 def test_a_descriptor_that_is_a_files_by_now_is_let_go_of(tmp_path: Path) -> None:
-    """A connection that was closed before its lookup costs no descriptor."""
+    """A connection that was closed before its descriptor was looked up costs no descriptor."""
     with (tmp_path / "block").open("wb") as file:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(10):
@@ -107,8 +107,8 @@ def test_a_descriptor_that_is_a_files_by_now_is_let_go_of(tmp_path: Path) -> Non
 
 
 def test_of_silent_connections_the_oldest_go_when_there_are_too_many(stack: ExitStack) -> None:
-    """Closing the oldest silent ones keeps descriptors for files, and leaves new clients
-    some time.
+    """Closing the oldest silent connections leaves descriptors for files, and gives new clients
+    some time to send.
     """
     node = Node(limit=FILES + LEAST)
     stack.callback(node.close)
@@ -135,7 +135,7 @@ def test_of_silent_connections_the_oldest_go_when_there_are_too_many(stack: Exit
 
 
 def test_who_has_shaken_hands_and_says_nothing_stays_where_there_is_room(stack: ExitStack) -> None:
-    """A silent connection with a proved key stays, since it may be an idle consumer's."""
+    """A silent connection with a proved key stays, since it may belong to an idle consumer."""
     node = Node(limit=FILES + LEAST)
     stack.callback(node.close)
     for number in range(LEAST // 2):
@@ -173,7 +173,7 @@ def test_one_connection_too_many_costs_only_the_oldest_new_one(stack: ExitStack)
 
 
 def test_silent_connections_leave_half_of_the_room_for_those_that_speak(stack: ExitStack) -> None:
-    """Silent connections get half of the room, since libzmq does not say whose they are."""
+    """Silent connections get half of the room, since libzmq does not report their principals."""
     node = Node(limit=FILES + LEAST)
     stack.callback(node.close)
     for number in range(LEAST):
@@ -183,7 +183,7 @@ def test_silent_connections_leave_half_of_the_room_for_those_that_speak(stack: E
         peer = stack.enter_context(socket.socket())
         shake_hands(peer, node.bound, b"client-%d/0123456789abcdef" % number)
     node.until(LEAST)
-    node.now += 10.0  # they have completed the handshake, and are no longer new
+    node.now += 10.0  # the connections have completed the handshake, and are no longer new
     for number in range(LEAST // 2):
         good = stack.enter_context(socket.socket())
         shake_hands(good, node.bound, b"client-good-%d/0123456789abcdef" % number)

@@ -32,8 +32,9 @@ context.destroy()
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc has other ways")
 def test_memory_of_frames_is_used_again() -> None:
-    """Memory of frames is reused, or each burst would cost a page fault for each of its 1,024
-    pages.
+    """libzmq reuses the memory of frames.
+
+    Otherwise each burst would cost a page fault for each of its 1,024 pages.
     """
     command = [sys.executable, "-c", BURSTS]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
@@ -41,7 +42,9 @@ def test_memory_of_frames_is_used_again() -> None:
 
 
 def test_who_cannot_connect_tries_ever_more_slowly() -> None:
-    """Reconnect pauses grow, so that thousands of clients do not overload a node that returns."""
+    """The pauses before reconnecting grow, so that thousands of clients do not overload a node that
+    comes back.
+    """
     tuning = Tuning(reconnect_ms=2, reconnect_max_ms=64)
     context = make_context()
     monitors: list[zmq.Socket[bytes]] = []

@@ -1,4 +1,4 @@
-"""Nodes over ZeroMQ: the contract, and failures that only sockets have."""
+"""Nodes over ZeroMQ: the contract, and failures that only sockets can have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.simulator.namespaces import HOST, Namespaces
 from tests.transport import cbor
 
 WAIT_S = 20.0
-HEARTBEAT_S = 2.5  # longer than two of ZMTP's heartbeats were apart
+HEARTBEAT_S = 2.5  # longer than two intervals of ZMTP's former heartbeats
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -46,8 +46,8 @@ def test_the_contract(scheme: str, tmp_path: Path) -> None:
 
 
 def test_a_connection_that_is_lost_is_told_at_once_and_when_it_is_back() -> None:
-    """A lost connection is reported at once by the kernel, without a missed heartbeat, and its
-    return too.
+    """The kernel reports a lost connection at once, without a missed heartbeat, and also its
+    return.
     """
     told: list[tuple[str, bool]] = []
     client = ZmqTransport("client-1")
@@ -80,7 +80,7 @@ def test_a_connection_that_is_lost_is_told_at_once_and_when_it_is_back() -> None
 
 @pytest.mark.skipif(Namespaces.why_not() is not None, reason=str(Namespaces.why_not()))
 def test_a_machine_that_cannot_be_reached_is_told_of() -> None:
-    """An unreachable machine is reported without a message in flight, by TCP's keepalive probes."""
+    """TCP's keepalive probes detect an unreachable machine, even without a message in flight."""
     told: list[bool] = []
     client = ZmqTransport("client-1")
     client.on_lost = lambda _, is_lost: told.append(is_lost)
@@ -148,7 +148,7 @@ def push(transport: ZmqTransport, count: int) -> None:
         transport.send("stalled", "other", Produced(number))
     transport.flush()
     transport.poll()
-    time.sleep(0.005)  # so that they are not all in one packet
+    time.sleep(0.005)  # wait, so that not all messages are in one packet
 
 
 # --- what strangers send ------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_whoever_does_not_say_who_he_is_is_refused(identity: bytes | None) -> No
 def test_what_is_no_packet_is_refused_and_harms_nobody(parts: list[bytes]) -> None:
     with server() as transport, Raw(transport, GOOD) as raw:
         rows = raw.ask(transport, *parts)
-        assert [row[0] for row in rows[1:]] == [2]  # number of Refused
+        assert [row[0] for row in rows[1:]] == [2]  # the message number of Refused
         assert raw.ask(transport, cbor.write([1, [1, "", "", 1, 1, 100, "x"]]))[1][0] == 1
 
 
@@ -248,7 +248,10 @@ def test_a_version_that_is_not_spoken_is_refused_with_those_that_are() -> None:
 
 
 def test_bytes_that_are_not_zeromq_at_all() -> None:
-    """A client of another protocol, such as a browser, is disconnected; others are served."""
+    """A client of another protocol, such as a browser, is disconnected.
+
+    Other clients are served.
+    """
     with server() as transport:
         host, _, port = transport.endpoint.removeprefix("tcp://").rpartition(":")
         strangers = [socket.create_connection((host, int(port))) for _ in range(20)]
@@ -306,9 +309,10 @@ def test_nobody_writes_in_the_name_of_another() -> None:
             ("server", "client-1.3", Produced(5)),
             ("server.x", "client-1.broker-1", Produced(6)),
         ]
-        assert raw.take(transport)[1][0] == 1  # number of Hello
+        assert raw.take(transport)[1][0] == 1  # the message number of Hello
         rows = raw.ask(transport, cbor.write([1, [11, "", "#3", 5]]))
-        assert rows[1][0] == 2, "a broker asks itself under such a name"  # number of Refused
+        # the message number of Refused
+        assert rows[1][0] == 2, "a broker asks itself under such a name"
 
 
 def polled(transport: ZmqTransport, count: int) -> list[Arrival]:
@@ -410,7 +414,9 @@ def test_who_went_before_he_was_answered_is_forgotten() -> None:
     ],
 )
 def test_clients_are_given_less_room_than_brokers(name: bytes, most: int) -> None:
-    """Clients have a lower limit of headers, which take up to 64 times their size in memory."""
+    """The limit of headers is lower for clients, because headers take up to 64 times their size in
+    memory.
+    """
     with server() as transport, Raw(transport, name + b"/0123456789abcdef") as raw:
         for size, why in ((most, "not a list"), (most + 1, f"the most is {most}")):
             # a single byte string
@@ -420,7 +426,7 @@ def test_clients_are_given_less_room_than_brokers(name: bytes, most: int) -> Non
 
 
 def test_one_poll_takes_no_more_of_headers_than_it_soon_has_decoded() -> None:
-    """Headers count as bytes, so a client keeps a node busy for a bounded time."""
+    """Headers count as bytes, so a client can keep a node busy only for a bounded time."""
     names = cbor.write([""] * 200_000)
     heartbeat = cbor.write([1, [31, "", "", 1, "g", "m", []]])
     assert heartbeat.endswith(b"\x80")
@@ -476,7 +482,7 @@ def test_who_does_not_take_his_answers_is_not_heard_until_he_has() -> None:
 
 
 def test_what_waits_for_one_who_takes_nothing_is_bounded() -> None:
-    """Answers to a client that reads none are bounded, and the excess is lost."""
+    """Answers to a client that reads none of them are bounded; further ones are lost."""
     tuning = Tuning(waiting_bytes=2 << 20, packets=4)
     with server(tuning=tuning) as transport, Raw(transport, GOOD) as raw:
         raw.socket.set(zmq.RCVHWM, 4)
@@ -529,7 +535,7 @@ def test_a_greeting_that_answers_one_is_not_answered() -> None:
     """Two nodes that have both connected do not greet each other forever."""
     with server() as transport, Raw(transport, GOOD) as raw:
         hello = cbor.write([1, [1, "", "", 1, 1, 1_048_576, "other"]])
-        assert raw.ask(transport, hello)[1][0] == 1  # a new connection gets a greeting
+        assert raw.ask(transport, hello)[1][0] == 1  # a new connection gets a greeting in return
         for _ in range(100):
             raw.socket.send_multipart([hello])
         kinds = [found[0] for found in raw.ask(transport, b"nonsense")[1:]]
@@ -539,7 +545,10 @@ def test_a_greeting_that_answers_one_is_not_answered() -> None:
 
 
 def test_what_a_client_has_not_taken_is_counted_until_it_has_left() -> None:
-    """Bytes in libzmq count as not taken; otherwise a broker would read on for a slow client."""
+    """Bytes in libzmq's buffers count as not received.
+
+    Otherwise a broker would read ahead for a slow client.
+    """
     with server(tuning=Tuning(packets=64)) as transport, Raw(transport, GOOD) as raw:
         raw.socket.set(zmq.RCVHWM, 1)
         raw.socket.send(cbor.write([1, [11, "", "", 1]]))
@@ -596,10 +605,10 @@ def test_a_client_that_takes_nothing_is_let_go_of_and_what_is_for_it_too() -> No
 
 
 def test_one_who_is_gone_does_not_make_a_node_deaf_to_the_others() -> None:
-    """A failed send may reset the signal for unread packets, as a successful one may.
+    """A failed send may reset the signal for unread packets, just like a successful send.
 
     A zkserver that answers a client that has left must still read from its brokers, or it would
-    count them as dead.
+    declare them dead.
     """
     with server() as transport, Raw(transport, GOOD) as raw:
         for number in range(1, 100):
@@ -613,6 +622,6 @@ def test_one_who_is_gone_does_not_make_a_node_deaf_to_the_others() -> None:
             transport.send(source, "server", Produced(number))
             transport.flush()
             while not (found := transport.poll()):
-                # As a node waits.
+                # Wait as a node does.
                 assert select.select([transport], [], [], WAIT_S)[0], f"deaf in round {number}"
             assert [message for _, _, message in found] == [Produced(number)]

@@ -1,8 +1,8 @@
 """ReadIndex, snapshots and learners: features of Raft that no broker uses.
 
-They are for a quorum of zkservers that replicates its metadata by Raft. A block needs none of them:
-its readers get only committed records, its first batch contains all that the block needs to know of
-the past, and its members do not change.
+These features are for a quorum of zkservers that replicates its metadata by Raft. A block needs
+none of them: its readers get only committed records, its first batch contains all that the block
+needs to know of the past, and its members do not change.
 
 ==============================  ====================================================================
 :mod:`~.messages`               The messages that only these features send. They have no number in

@@ -21,7 +21,7 @@ class PendingReads:
     def __init__(self) -> None:
         self.round = 0  # the last round
         self._asked: list[int] = []  # tokens that wait for that round
-        self._next: list[int] = []  # tokens that wait for the round after it
+        self._next: list[int] = []  # tokens that wait for the round after the present one
         self._end = 0  # commit index when the round began
 
     def __bool__(self) -> bool:

@@ -18,7 +18,7 @@ class SnapshotLog(Protocol):
     def snapshot(self) -> tuple[int, int, bytes] | None:
         """The latest snapshot: (end, epoch of the last batch before it, data).
 
-        None if there is none now.
+        None if there is no snapshot now.
         """
         ...
 

@@ -37,7 +37,7 @@ class LeaseGrant:
     start: int
     end: int
     member: str
-    until: int  # by the clock of the broker that granted the lease
+    until: int  # end of the lease by the clock of the broker that granted it
 
 
 @define
@@ -46,7 +46,8 @@ class Done:
 
     ranges: list[Range] = Factory(list)
     coordinator: GroupCoordinator | None = None  # the latest coordinator
-    epoch: int = -1  # epoch in which it leads its partition of the offsets topic
+    # epoch in which the coordinator's broker leads its partition of the offsets topic
+    epoch: int = -1
     committed: int = 0  # the group's committed offset when the last acknowledgement was confirmed
     losses: int = 0  # how often visible records of that partition were lost, as weak modes allow
 
@@ -77,7 +78,7 @@ class GenerationRules:
     """
 
     def __init__(self) -> None:
-        self._ids: dict[tuple[str, str], str] = {}  # by group and topic
+        self._ids: dict[tuple[str, str], str] = {}  # topic ids by group and topic
 
     def is_new(self, join: Join) -> bool:
         """Whether *join* is the first one for a topic that was created again."""
@@ -118,15 +119,15 @@ class LeaseRules(Checker):
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        self._joined: dict[tuple[str, str], Join] = {}  # by group and member
+        self._joined: dict[tuple[str, str], Join] = {}  # the last Join, by group and member
         self._generations = GenerationRules()
-        # By address and request: the request, and when it came.
+        # By address and request: the request, and the time when it came.
         self._acquires: dict[tuple[str, int], tuple[Acquire, int]] = {}
         # Each with the committed offset of each partition at that time.
         self._settles: dict[tuple[str, int], tuple[Settle, dict[str, int]]] = {}
-        self._grants: dict[tuple[str, Shared], list[LeaseGrant]] = {}  # by broker
+        self._grants: dict[tuple[str, Shared], list[LeaseGrant]] = {}  # granted leases, by broker
         self._done: dict[Shared, Done] = {}
-        # Coordinators that wrote less than they knew, because of the limit of ranges.
+        # Coordinators that wrote fewer ranges than they knew, because of the limit.
         self._cut: set[tuple[GroupCoordinator | None, Shared]] = set()
         # number of acknowledged records that other members hold, by Settle request
         self._not_theirs: dict[tuple[str, int], int] = {}
@@ -138,7 +139,8 @@ class LeaseRules(Checker):
     def on_append(self, log: ReplicaLog, header: Header) -> None:
         """Note that a coordinator writes all that it knows, except ranges beyond the limit.
 
-        When it answers, it may know fewer ranges, because retention has removed some records.
+        When the coordinator answers, it may know fewer ranges, because retention has removed some
+        records.
         """
         block, broker = log.block, self.watch.cluster.brokers[log.node].broker
         name = self.watch.names.get((block.topic_id, block.partition))
@@ -223,7 +225,7 @@ class LeaseRules(Checker):
     def _follow(self, host: BrokerHost, shared: Shared) -> Done | None:
         """Return which acknowledgements the coordinator on *host* must know.
 
-        None if it has loaded nothing yet, or if there was another coordinator since.
+        None if the coordinator has loaded nothing yet, or if there was another coordinator since.
         """
         found = probe.leases(host.broker, *shared) if host.broker is not None else None
         if found is None or probe.is_loading(found[0]):
@@ -407,7 +409,7 @@ class LeaseRules(Checker):
                 continue
             known = self._done.get(shared)
             if known is not None and (known.coordinator, shared) not in self._cut:
-                known.add(span)  # its successor has read it
+                known.add(span)  # the coordinator's successor has read this offset
 
 
 def _given_up(m: Settle) -> Iterator[tuple[str, Range]]:

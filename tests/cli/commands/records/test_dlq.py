@@ -6,7 +6,7 @@ from tests.cli.conftest import Queue
 
 
 def bury(queue: Queue, topic: str, *errors: str) -> str:
-    """Let a group give records up, with these errors; returns the dead-letter topic."""
+    """Let a group reject records with these errors; returns the dead-letter topic."""
     queue.run("topic", "create", topic)
     queue.put(topic, range(len(errors)))
     with queue.open() as mq, mq.consumer(topic, group=f"{topic}.g", max_deliver=1) as consumer:
@@ -96,7 +96,7 @@ def test_what_cannot_be_done(queue: Queue, topic: str) -> None:
 
 def test_a_queue_without_letters(queue: Queue) -> None:
     if queue.url.startswith("zmq"):
-        return  # Other tests' letters are there.
+        return  # The topic contains letters of other tests.
     assert "no topic ends with .dlq" in queue.run("dlq", "list").out
 
 
@@ -105,5 +105,5 @@ def test_letters_of_a_topic_with_another_name(queue: Queue, topic: str) -> None:
     with queue.open() as mq, mq.producer() as producer:
         producer.send(topic, b"x", headers=[("pymq.error", b"\x1b[31mred")]).result(30)
     shown = queue.run("dlq", "show", topic).out
-    assert "\x1b" not in shown  # A header is a stranger's text.
+    assert "\x1b" not in shown  # Other users choose the text of a header.
     assert "from        unknown/unknown offset unknown" in shown

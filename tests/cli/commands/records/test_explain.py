@@ -20,7 +20,7 @@ from tests.client.helpers import polled, wait_until
 
 
 def fate(queue: Queue, topic: str, offset: int, group: str) -> dict[str, Any]:
-    """Return the reported state of a record in one group."""
+    """Return the reported state of a record for one group."""
     (found,) = queue.json("explain", topic, 0, offset, "--group", group)["groups"]
     assert isinstance(found, dict)
     return found
@@ -188,7 +188,9 @@ def test_leased_and_given_back(remote: Queue, topic: str) -> None:
 
 
 def test_why_the_next_record_does_not_come(remote: Queue, topic: str) -> None:
-    """The application is at work, has paused the partition, or waits and gets it at once."""
+    """The reason is shown: the application is at work, has paused the partition, or waits and gets
+    the record at once.
+    """
     remote.run("topic", "create", topic)
     remote.put(topic, range(6))
     group = f"{topic}.g"
@@ -214,6 +216,6 @@ def test_a_partition_that_a_group_has_not_begun(remote: Queue, topic: str) -> No
     remote.put(topic, [2], "new")
     (found,) = remote.json("explain", topic, "new", 0, "--group", f"{topic}.g")["groups"]
     assert found["state"] == "not begun"
-    # The same is shown if no group was asked for.
+    # Without a group argument the command shows the same.
     assert remote.json("explain", topic, "new", 0)["groups"] == [found]
     assert found["why"].endswith("the group has no consumer: start one")

@@ -1,0 +1,250 @@
+"""Kafka's record batches behind pymq's header, and pymq's batches as Kafka's.
+
+A Kafka batch is the body of a pymq batch, byte for byte as its producer sent it. Its own header,
+big-endian, is the first 61 bytes of the body:
+
+====  ====  ================  ==================================================================
+  at  size  field             in pymq's header
+====  ====  ================  ==================================================================
+   0     8  base offset       base offset, which the leader stamps; put in when it is served
+   8     4  length            bytes after this field
+  12     4  leader epoch      leader epoch, put in when it is served
+  16     1  magic             2
+  17     4  CRC               CRC-32C of all that follows
+  21     2  attributes        bits 0-2 codec, 3 time of the broker, 4 of a transaction, 5 control
+  23     4  last delta        offsets after the base offset; one more is the span
+  27     8  base timestamp    first timestamp; -1, none, becomes the broker's time
+  35     8  max timestamp     max timestamp
+  43     8  producer id       producer id
+  51     2  producer epoch    epoch low
+  53     4  base sequence     base sequence
+  57     4  count             count
+====  ====  ================  ==================================================================
+
+Base offset and leader epoch lie outside of Kafka's CRC, so to serve a batch costs 16 new bytes.
+Brokers, replicas and stores look at pymq's header only: the codec of a Kafka batch is a matter of
+its body.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pymq.core.batch import columns
+from pymq.core.batch.columns import Buffer
+from pymq.core.batch.header import (
+    COLUMNS_FORMAT,
+    COUNT_MAX,
+    HEADER_SIZE,
+    KAFKA_FORMAT,
+    MAGIC,
+    NO_PRODUCER,
+    VERSION,
+    Header,
+)
+from pymq.core.batch.kafka import codecs, records
+from pymq.core.batch.record import EncodedBatch
+from pymq.errors import CorruptBatch, InvalidRequest, MissingExtra
+
+KAFKA_HEADER = struct.Struct(">qiibIhiqqqhii")
+KAFKA_HEADER_SIZE = KAFKA_HEADER.size
+STAMP = struct.Struct(">qii")  # base offset, length, leader epoch
+STAMP_SIZE = STAMP.size
+_FRONT = struct.Struct(">qiibI")
+_SIGNED = struct.Struct(">hiqqqhii")
+SIGNED_FROM = 21  # position of the part that the CRC covers
+LENGTH_FROM = 12  # position of the first byte that the length counts
+MAGIC_V2 = 2
+_TIME_OF_BROKER, _TRANSACTIONAL, _CONTROL = 0b1000, 0b10000, 0b100000
+
+
+class KafkaHeader(NamedTuple):
+    """The header of a Kafka batch, field by field."""
+
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last: int  # offset delta of the last record
+    first_ms: int
+    max_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    size: int  # the number of records
+
+
+def crc32c_function() -> Callable[[Buffer], int]:
+    """Return the function that computes CRC-32C.
+
+    Raises:
+        MissingExtra: its package is not installed.
+    """
+    try:
+        from crc32c import crc32c  # an extra: imported on first use
+    except ImportError:
+        raise MissingExtra(f"crc32c is not installed: {codecs.INSTALL}") from None
+    return crc32c
+
+
+# --- in -----------------------------------------------------------------------------------------
+
+
+def wrap(data: Buffer, crc32c: Callable[[Buffer], int], now_ms: int) -> EncodedBatch:
+    """Check a batch of a Kafka producer and put pymq's header before it; its bytes are not copied.
+
+    The records themselves are not decoded: a body whose CRC holds is what the producer has packed.
+    Readers check it again.
+
+    Raises:
+        CorruptBatch: it is cut short, or its CRC does not hold.
+        InvalidRequest: it is of an older format (``details`` hold its *magic*), it is no single
+            batch of records, or its counts contradict each other.
+    """
+    size = len(data)
+    if size < KAFKA_HEADER_SIZE:
+        raise CorruptBatch("the batch is cut short")
+    found = KafkaHeader._make(KAFKA_HEADER.unpack_from(data))
+    if found.magic != MAGIC_V2:
+        why = f"records of format {found.magic} are not accepted, only those of format {MAGIC_V2}"
+        raise InvalidRequest(why, magic=found.magic)
+    if found.length + LENGTH_FROM != size:
+        raise InvalidRequest("a partition's records must be exactly one batch")
+    if crc32c(memoryview(data)[SIGNED_FROM:]) != found.crc:
+        raise CorruptBatch("the CRC of the batch does not hold")
+    if found.attributes & ~codecs.CODEC_MASK or found.attributes > codecs.ZSTD:
+        what = "unknown attributes"
+        if found.attributes & _TRANSACTIONAL:
+            what = "records of a transaction"
+        raise InvalidRequest(f"the batch has {what}, which are not supported")
+    if not 1 <= found.size <= COUNT_MAX or found.last != found.size - 1:
+        raise InvalidRequest(f"{found.size} records cannot end at the offset delta {found.last}")
+    producer = found.producer_id, found.producer_epoch, found.base_sequence
+    if found.producer_id < 0:
+        producer = NO_PRODUCER, 0, -1
+    elif found.producer_epoch < 0 or found.base_sequence < 0:
+        raise InvalidRequest("a producer with an id must have an epoch and a sequence")
+    first_ms = now_ms if found.first_ms < 0 else found.first_ms
+    return _wrapped(data, producer, found.size, first_ms, max(first_ms, found.max_ms))
+
+
+def _wrapped(
+    data: Buffer,
+    producer: tuple[int, int, int],
+    count: int,
+    first_ms: int,
+    max_ms: int,
+) -> EncodedBatch:
+    producer_id, epoch, sequence = producer
+    header = Header(
+        MAGIC,
+        0,
+        0,
+        0,
+        0,
+        0,
+        HEADER_SIZE + len(data),
+        VERSION,
+        KAFKA_FORMAT,
+        0,
+        producer_id,
+        sequence,
+        epoch,
+        count,
+        count,
+        0,
+        0,
+        first_ms,
+        max_ms,
+        len(data),
+        0,
+    )
+    batch = EncodedBatch.sealed(header, data)
+    batch.is_sound = True
+    return batch
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def encoded_columns(header: Header, body: Buffer) -> dict[int, memoryview]:
+    """Return the records of a Kafka batch as the columns of body format 1, by their bits.
+
+    Raises:
+        CorruptBatch: the records cannot be decoded, or do not fit the header.
+        MissingExtra: the package of their codec is not installed.
+    """
+    if len(body) < KAFKA_HEADER_SIZE:
+        raise CorruptBatch("the Kafka batch is cut short")
+    kafka = KafkaHeader._make(KAFKA_HEADER.unpack_from(body))
+    is_whole = kafka.length + LENGTH_FROM == len(body)
+    if kafka.magic != MAGIC_V2 or not is_whole or kafka.last + 1 != header.span:
+        raise CorruptBatch("the Kafka batch does not fit its header")
+    count, codec = header.count, kafka.attributes & codecs.CODEC_MASK
+    if kafka.size != count or kafka.attributes & (_CONTROL | _TIME_OF_BROKER):
+        raise CorruptBatch("the Kafka batch does not hold what its header declares")
+    found = records.decode(codecs.unpack(codec, memoryview(body)[KAFKA_HEADER_SIZE:]), count)
+    if found.offsets != list(range(count)):
+        raise CorruptBatch("the records of the Kafka batch are not in order")
+    encoded = {columns.VALUES: columns.encode_bytes(found.values)}
+    if found.keys.count(None) != count:
+        encoded[columns.KEYS] = columns.encode_bytes(found.keys)
+    if kafka.first_ms >= 0 and any(found.times):
+        shift = kafka.first_ms - header.first_timestamp
+        encoded[columns.TIMESTAMPS] = columns.encode_numbers([time + shift for time in found.times])
+    if any(found.headers):
+        encoded[columns.HEADERS] = columns.encode_headers(found.headers)
+    return {bit: memoryview(column) for bit, column in encoded.items()}
+
+
+# --- out ----------------------------------------------------------------------------------------
+
+
+def serve(batch: EncodedBatch, crc32c: Callable[[Buffer], int]) -> list[Buffer]:
+    """Return a batch of the log as Kafka's clients read it, in parts that follow each other.
+
+    A Kafka batch gets a new stamp and is not copied. One of pymq's own is encoded anew, which costs
+    1 to 3 us a record. What readers never see takes offsets all the same: it is served as a batch
+    without records, as compaction leaves them in Kafka.
+
+    Raises:
+        CorruptBatch: one of pymq's own cannot be decoded.
+        MissingExtra: the package of its codec is not installed.
+    """
+    header = batch.header
+    if header.body_format == KAFKA_FORMAT:
+        body = memoryview(batch.body)
+        stamp = STAMP.pack(header.base_offset, len(body) - LENGTH_FROM, header.leader_epoch)
+        return [stamp, body[STAMP_SIZE:]]
+    if header.is_hidden or not header.count:
+        return [_sealed(header, 0, 0, 0, b"", crc32c)]
+    if header.body_format != COLUMNS_FORMAT:
+        raise CorruptBatch(f"body format {header.body_format} cannot be read by this version")
+    base, first = header.base_offset, header.first_timestamp
+    data = records.encode(
+        [offset - base for offset in batch.offsets],
+        [time - first for time in batch.timestamps],
+        batch.keys,
+        batch.values,
+        batch.headers,
+    )
+    return [_sealed(header, header.count, first, header.max_timestamp, data, crc32c)]
+
+
+def _sealed(
+    header: Header,
+    count: int,
+    first_ms: int,
+    max_ms: int,
+    data: bytes,
+    crc32c: Callable[[Buffer], int],
+) -> bytes:
+    # Without the producer: its epochs and sequences would not fit, and consumers do not use them.
+    signed = _SIGNED.pack(0, header.span - 1, first_ms, max_ms, -1, -1, -1, count) + data
+    length = _FRONT.size - LENGTH_FROM + len(signed)
+    front = (header.base_offset, length, header.leader_epoch, MAGIC_V2, crc32c(signed))
+    return _FRONT.pack(*front) + signed

@@ -1,0 +1,44 @@
+"""A member of a classic group, and its requests that wait."""
+
+from __future__ import annotations
+
+from pymq.core.message import ClassicMember, JoinClassic
+from pymq.core.types import NEVER
+from pymq.core.values import define
+
+Waiting = tuple[str, int]  # the source and the id of a request that waits
+
+
+@define
+class Member:
+    """A member; it waits for at most one join and one sync."""
+
+    id: str
+    instance: str | None
+    client: str
+    host: str
+    session_ms: int
+    rebalance_ms: int
+    protocols: dict[str, bytes]  # its assignors with its subscription for each, in its order
+    assignment: bytes = b""
+    joining: Waiting | None = None
+    syncing: Waiting | None = None
+    gone_at: int = NEVER  # its session ends
+
+    @classmethod
+    def of(cls, m: JoinClassic, member: str) -> Member:
+        """Return the member that sends a request to join."""
+        return cls(
+            member, m.instance, m.client, m.host, m.session_ms, m.rebalance_ms, dict(m.protocols)
+        )
+
+    def beat(self, now: int) -> None:
+        """Begin its session anew."""
+        self.gone_at = now + self.session_ms
+
+    def describe(self, protocol: str) -> ClassicMember:
+        """Describe it for the leader, and for people."""
+        metadata = self.protocols.get(protocol, b"")
+        return ClassicMember(
+            self.id, self.instance, self.client, self.host, metadata, self.assignment
+        )

@@ -1,0 +1,1 @@
+"""Kafka's protocol: unmodified Kafka clients speak to pymq (docs/howto/kafka.md)."""

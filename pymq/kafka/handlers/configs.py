@@ -1,0 +1,190 @@
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs: options of topics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymq.core.message import AlterTopic
+from pymq.core.metadata.descriptions import TopicMetadata
+from pymq.core.metadata.topic_config import TopicConfig
+from pymq.errors import ConfigError, PymqError
+from pymq.kafka.codes import Code, code_of
+from pymq.kafka.handlers import options
+from pymq.kafka.handlers.conversation import Call, GateContext, Steps, ask
+from pymq.kafka.handlers.topic_cache import load_topic
+from pymq.kafka.wire.messages import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    AlterConfigsResponseAlterConfigsResourceResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsRequestDescribeConfigsResource,
+    DescribeConfigsResponse,
+    DescribeConfigsResponseDescribeConfigsResourceResult,
+    DescribeConfigsResponseDescribeConfigsResult,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestAlterableConfig,
+    IncrementalAlterConfigsResponse,
+    IncrementalAlterConfigsResponseAlterConfigsResourceResponse,
+)
+
+TOPIC, BROKER = 2, 4  # kinds of resources
+SET, DELETE = 0, 1  # operations on an option
+_TOPIC_OPTION, _STATIC_BROKER_OPTION, _DEFAULT = 1, 4, 5  # where a value comes from
+
+_Result = DescribeConfigsResponseDescribeConfigsResourceResult
+
+
+def describe_configs(context: GateContext, m: DescribeConfigsRequest, call: Call) -> Steps:
+    """Describe the options of topics, and the few of a broker."""
+    del call
+    answer = DescribeConfigsResponse()
+    for resource in m.resources:
+        found: list[_Result] | tuple[Code, str]
+        if resource.resource_type == TOPIC:
+            found = yield from _topic_options(context, resource)
+        elif resource.resource_type == BROKER:
+            found = _broker_options(context, resource)
+        else:
+            found = Code.INVALID_REQUEST, f"resources of type {resource.resource_type}: none"
+        code, why = found if isinstance(found, tuple) else (Code.NONE, None)
+        answer.results.append(
+            DescribeConfigsResponseDescribeConfigsResult(
+                int(code),
+                why,
+                resource.resource_type,
+                resource.resource_name,
+                found if isinstance(found, list) else [],
+            )
+        )
+    return answer
+
+
+def _wanted(resource: DescribeConfigsRequestDescribeConfigsResource, name: str) -> bool:
+    keys = resource.configuration_keys
+    return keys is None or not keys or name in keys
+
+
+def _topic_options(
+    context: GateContext, resource: DescribeConfigsRequestDescribeConfigsResource
+) -> Steps:
+    found = yield from load_topic(context, resource.resource_name)
+    if not isinstance(found, TopicMetadata):
+        return code_of(found), found.message
+    results, plain = [], TopicConfig()
+    for name, option in options.OPTIONS.items():
+        value = getattr(found.config, option.name)
+        source = _DEFAULT if value == getattr(plain, option.name) else _TOPIC_OPTION
+        if _wanted(resource, name):
+            results.append(
+                _Result(
+                    name,
+                    option.show(value),
+                    False,
+                    source,
+                    config_type=option.kind,
+                    documentation=None,
+                )
+            )
+    for name, (fixed, kind) in options.FIXED.items():
+        if _wanted(resource, name):
+            results.append(
+                _Result(name, fixed, True, _DEFAULT, config_type=kind, documentation=None)
+            )
+    return results
+
+
+def _broker_options(
+    context: GateContext, resource: DescribeConfigsRequestDescribeConfigsResource
+) -> list[_Result] | tuple[Code, str]:
+    nodes = {str(each.node) for each in context.endpoints.values()}
+    if resource.resource_name not in nodes:
+        return Code.INVALID_REQUEST, f"there is no broker {resource.resource_name}"
+    own = {
+        "auto.create.topics.enable": (str(context.auto_create).lower(), options.BOOLEAN),
+        "num.partitions": (str(context.default_partitions), options.INT),
+        "default.replication.factor": ("1", options.INT),
+    }
+    return [
+        _Result(name, text, True, _STATIC_BROKER_OPTION, config_type=kind, documentation=None)
+        for name, (text, kind) in own.items()
+        if _wanted(resource, name)
+    ]
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+def alter_configs(context: GateContext, m: AlterConfigsRequest, call: Call) -> Steps:
+    """Set all options of topics: those that are not named get their defaults."""
+    del call
+    answer = AlterConfigsResponse()
+    for resource in m.resources:
+        code, why = Code.INVALID_REQUEST, "only topics have options that can be changed"
+        if resource.resource_type == TOPIC:
+            try:
+                given = options.read_all([(each.name, each.value) for each in resource.configs])
+            except ConfigError as error:
+                code, why = code_of(error), error.message
+            else:
+                wanted = options.defaults() | given
+                code, why = yield from _alter(
+                    context, resource.resource_name, wanted, m.validate_only
+                )
+        answer.responses.append(
+            AlterConfigsResponseAlterConfigsResourceResponse(
+                int(code), why, resource.resource_type, resource.resource_name
+            )
+        )
+    return answer
+
+
+def incremental_alter_configs(
+    context: GateContext, m: IncrementalAlterConfigsRequest, call: Call
+) -> Steps:
+    """Set some options of topics, or give them their defaults again."""
+    del call
+    answer = IncrementalAlterConfigsResponse()
+    for resource in m.resources:
+        code, why = Code.INVALID_REQUEST, "only topics have options that can be changed"
+        if resource.resource_type == TOPIC:
+            try:
+                wanted = _changes(resource.configs)
+            except ConfigError as error:
+                code, why = code_of(error), error.message
+            else:
+                code, why = yield from _alter(
+                    context, resource.resource_name, wanted, m.validate_only
+                )
+        answer.responses.append(
+            IncrementalAlterConfigsResponseAlterConfigsResourceResponse(
+                int(code), why, resource.resource_type, resource.resource_name
+            )
+        )
+    return answer
+
+
+def _changes(configs: list[IncrementalAlterConfigsRequestAlterableConfig]) -> dict[str, Any]:
+    """Return the changed options by their names in pymq.
+
+    Raises:
+        ConfigError: one of them is refused.
+    """
+    given = list[tuple[str, str | None]]()
+    for each in configs:
+        if each.config_operation not in (SET, DELETE):
+            raise ConfigError(f"{each.name}: only SET and DELETE are supported")
+        given.append((each.name, each.value if each.config_operation == SET else None))
+    return options.read_all(given)
+
+
+def _alter(context: GateContext, topic: str, wanted: dict[str, Any], validate_only: bool) -> Steps:
+    """Change options of a topic; returns the code, and why they were refused."""
+    found = yield from load_topic(context, topic)
+    if isinstance(found, PymqError):
+        return code_of(found), found.message
+    if not validate_only and wanted:
+        answer = yield from ask(context.controller, lambda r: AlterTopic(r, topic, wanted))
+        context.topics.drop(topic)
+        if answer.error is not None:
+            return code_of(answer.error), answer.error.message
+    return Code.NONE, None

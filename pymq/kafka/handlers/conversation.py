@@ -1,0 +1,155 @@
+"""What a handler works with: its request, pymq's nodes, and the ways to wait.
+
+A handler is a generator. It yields one of
+
+* :class:`Ask`: requests to nodes; it gets their answers, in the same order. An answer that did not
+  come in time is a :class:`Late`;
+* :class:`Doze`: to wait until a partition grows; it gets whether it must answer now, since the
+  time is up or the client has sent another request;
+* :class:`Pause`: to wait some milliseconds; it gets nothing;
+
+and returns the answer for the client, or :data:`NO_ANSWER` or :data:`CLOSE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pymq.core.batch.columns import Buffer
+from pymq.core.message import Answer, InitProducer, Message
+from pymq.core.metadata.nodes import ProducerIds
+from pymq.core.types import TopicPartition
+from pymq.core.values import Factory, define
+from pymq.errors import PymqError, ReplicaNotAvailable, RequestTimeout
+from pymq.kafka.codes import Code
+
+if TYPE_CHECKING:
+    from pymq.kafka.handlers.topic_cache import TopicCache
+    from pymq.kafka.handlers.watches import Watches
+
+ANSWER_MS = 30_000  # a node has so long to answer
+HOLDERS_MAX = 3  # holders of older records that are asked
+
+
+class Outcome(Enum):
+    """What becomes of a request without an answer."""
+
+    NO_ANSWER = 1
+    CLOSE = 2  # the client has to connect anew
+
+
+NO_ANSWER, CLOSE = Outcome.NO_ANSWER, Outcome.CLOSE
+
+
+class Late:
+    """Stands for an answer that did not come in time."""
+
+    error: PymqError = RequestTimeout("the broker did not answer in time")
+
+
+LATE = Late()
+Request = tuple[str, Callable[[int], Message]]  # the node, and the message by its id
+
+
+class Ask(NamedTuple):
+    """Send requests and wait for all answers."""
+
+    requests: Sequence[Request]
+    wait_ms: int = ANSWER_MS
+
+
+class Doze(NamedTuple):
+    """Wait until one of these partitions ends beyond an offset, at most until a time."""
+
+    partitions: Sequence[tuple[TopicPartition, int]]
+    until: int
+
+
+class Pause(NamedTuple):
+    """Wait a little."""
+
+    wait_ms: int
+
+
+Steps = Generator[Ask | Doze | Pause, Any, Any]
+
+
+class Endpoint(NamedTuple):
+    """Where a broker listens for Kafka's clients."""
+
+    node: int
+    host: str
+    port: int
+
+
+@define
+class GateContext:
+    """What the handlers of a gate share."""
+
+    me: str  # the broker that the gate belongs to
+    controller: str
+    endpoints: dict[str, Endpoint]  # of all brokers, by name
+    topics: TopicCache
+    watches: Watches
+    crc32c: Callable[[Buffer], int]
+    wall_ms: Callable[[], int]
+    new_id: Callable[[], str]  # 32 random hex digits
+    default_partitions: int = 1
+    auto_create: bool = True
+    now: int = 0  # in the loop's milliseconds
+    ids: list[int] = Factory(list)  # producer ids that the gate may give out
+    # By topic: with what the next batches are refused, because a test wants it.
+    faults: dict[str, list[Code]] = Factory(dict)
+
+
+class Call(NamedTuple):
+    """A request of a client: who sends it, and in which version."""
+
+    version: int
+    client: str
+    host: str
+    release: Callable[[], None]  # lets later requests be answered first: there will be no answer
+
+
+def ask(peer: str, make: Callable[[int], Message]) -> Generator[Ask, Any, Any]:
+    """Send one request; returns its answer."""
+    (answer,) = yield Ask([(peer, make)])
+    return answer
+
+
+def new_producer_id(context: GateContext) -> Generator[Ask, Any, int | PymqError]:
+    """Return a producer id that nobody else has."""
+    if not context.ids:
+        answer = yield from ask(
+            context.controller, lambda r: InitProducer(r, "", "", takes_ids=True)
+        )
+        if not isinstance(answer, Answer) or not isinstance(answer.result, ProducerIds):
+            return answer.error or RequestTimeout("no producer id was given")
+        given = answer.result
+        context.ids += range(given.first + given.count - 1, given.first - 1, -1)
+    return context.ids.pop()
+
+
+def holders(answer: Any) -> list[str]:
+    """The brokers that hold the records that a leader was asked for, if others do.
+
+    To move a partition moves no data: older blocks may be with other brokers than its leader.
+    """
+    if not isinstance(answer.error, ReplicaNotAvailable):
+        return []
+    found = answer.error.details.get("brokers")
+    return [str(name) for name in found] if isinstance(found, (list, tuple)) else []
+
+
+def ask_holders(answer: Any, make: Callable[[int], Message]) -> Generator[Ask, Any, Any]:
+    """Ask the holders of records, one after the other; returns the last answer.
+
+    *answer* is the leader's, and *make* makes a request that any replica may answer.
+    """
+    for broker in holders(answer)[:HOLDERS_MAX]:
+        found = yield from ask(broker, make)
+        if not isinstance(found, Late) and not isinstance(found.error, ReplicaNotAvailable):
+            return found
+    return answer

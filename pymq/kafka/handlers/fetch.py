@@ -1,0 +1,162 @@
+"""Fetch: reads several partitions, and waits until they have enough."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import attrs
+
+from pymq.core.batch.batch_sequence import split
+from pymq.core.batch.columns import Buffer
+from pymq.core.batch.kafka.batch import serve
+from pymq.core.message import Fetch, Fetched
+from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
+from pymq.core.types import TopicPartition
+from pymq.errors import OffsetOutOfRange, PymqError
+from pymq.kafka.codes import Code, code_of
+from pymq.kafka.handlers.conversation import (
+    Ask,
+    Call,
+    Doze,
+    GateContext,
+    Late,
+    Steps,
+    ask_holders,
+    holders,
+)
+from pymq.kafka.handlers.topic_cache import find_topic, partition_of
+from pymq.kafka.wire.messages import (
+    FetchRequest,
+    FetchRequestFetchPartition,
+    FetchResponse,
+    FetchResponseFetchableTopicResponse,
+    FetchResponsePartitionData,
+)
+
+PARTITION_BYTES_MIN = 64 << 10  # of an answer, however many partitions share it
+WAIT_MAX_MS = 60_000
+_STALE = frozenset((Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION))
+
+
+class _Place(NamedTuple):
+    """A partition of a request that its broker is asked for."""
+
+    part: FetchResponsePartitionData
+    topic: TopicMetadata
+    partition: PartitionLeader
+    asked: FetchRequestFetchPartition
+
+    @property
+    def name(self) -> TopicPartition:
+        return TopicPartition(self.topic.topic, self.partition.partition)
+
+
+def fetch(context: GateContext, m: FetchRequest, call: Call) -> Steps:
+    """Read from each partition.
+
+    1. Ask for records of all partitions.
+    2. If they are fewer than the client wants, and no partition has an error, wait until one of
+       them grows, and ask again.
+
+    There are no fetch sessions: the answer to a client that offers one has the session id 0, which
+    makes it name all partitions each time.
+    """
+    del call
+    if m.session_id:
+        return FetchResponse(error_code=int(Code.FETCH_SESSION_ID_NOT_FOUND))
+    answer = FetchResponse()
+    places: list[_Place] = []
+    is_refused = False
+    for topic in m.topics:
+        found = yield from find_topic(context, topic.topic, topic.topic_id)
+        parts: list[FetchResponsePartitionData] = []
+        answer.responses.append(
+            FetchResponseFetchableTopicResponse(topic.topic, topic.topic_id, parts)
+        )
+        for asked in topic.partitions:
+            part = FetchResponsePartitionData(
+                asked.partition, 0, -1, -1, -1, aborted_transactions=None, records=b""
+            )
+            parts.append(part)
+            partition = None
+            if isinstance(found, TopicMetadata):
+                partition = partition_of(found, asked.partition)
+            if partition is not None and isinstance(found, TopicMetadata):
+                places.append(_Place(part, found, partition, asked))
+                continue
+            is_refused = True
+            if isinstance(found, TopicMetadata):
+                context.topics.drop(found.topic)  # It may have grown.
+            is_error = isinstance(found, PymqError | TopicMetadata)
+            code = Code.UNKNOWN_TOPIC_OR_PARTITION if is_error else Code.UNKNOWN_TOPIC_ID
+            part.error_code = int(code)
+    until = context.now + min(max(m.max_wait_ms, 0), WAIT_MAX_MS)
+    least = max(m.min_bytes, 1)
+    is_last = False
+    while places:
+        size, has_error = yield from _read(context, m, places)
+        if is_refused or has_error or size >= least or is_last:
+            break
+        ends = [(place.name, place.part.high_watermark) for place in places]
+        is_last = yield Doze(ends, until)
+    return answer
+
+
+def _read(context: GateContext, m: FetchRequest, places: list[_Place]) -> Steps:
+    """Read all partitions once; returns the bytes, and whether a partition has an error."""
+    share = max(m.max_bytes // len(places), PARTITION_BYTES_MIN)
+    requests = [_request(place, share) for place in places]
+    answers = yield Ask([(context.me, make) for make in requests], WAIT_MAX_MS)
+    size, has_error = 0, False
+    for place, make, found in zip(places, requests, answers, strict=True):
+        fetched = found
+        if holders(found):
+            fetched = yield from ask_holders(found, partial(make, any_replica=True))
+            if isinstance(fetched, Fetched) and fetched.error is None:
+                # The ends are the leader's: a holder of older records may know less.
+                fetched = attrs.evolve(
+                    fetched, log_start=found.log_start, high_watermark=found.high_watermark
+                )
+        size += _note(context, place, fetched)
+        has_error = has_error or place.part.error_code != 0
+    return size, has_error
+
+
+def _request(place: _Place, share: int) -> partial[Fetch]:
+    name = place.name
+    return partial(
+        Fetch,
+        topic=name.topic,
+        partition=name.partition,
+        # A negative offset has a meaning of its own for pymq's brokers; Kafka knows none.
+        offset=max(place.asked.fetch_offset, 0),
+        max_bytes=max(min(place.asked.partition_max_bytes, share), 1),
+        max_wait_ms=0,
+        topic_id=place.topic.topic_id,
+    )
+
+
+def _note(context: GateContext, place: _Place, fetched: Fetched | Late) -> int:
+    """Put the broker's answer into that of a partition; returns the bytes of its records."""
+    part, error = place.part, fetched.error
+    if place.asked.fetch_offset < 0:
+        error = OffsetOutOfRange(f"{place.asked.fetch_offset} is no offset")
+    if isinstance(fetched, Fetched):
+        part.high_watermark = part.last_stable_offset = fetched.high_watermark
+        part.log_start_offset = fetched.log_start
+    code = code_of(error)
+    parts: list[Buffer] = []
+    if isinstance(fetched, Fetched) and error is None:
+        try:
+            for batch in split(fetched.data):
+                parts += serve(batch, context.crc32c)
+        except PymqError as problem:
+            # What came before it is served; the next fetch begins with the damage.
+            code = code_of(problem) if not parts else Code.NONE
+    if code in _STALE:
+        context.topics.drop(place.topic.topic)
+    if code and not isinstance(error, OffsetOutOfRange):
+        part.high_watermark = part.last_stable_offset = -1
+    part.error_code, part.records = int(code), parts
+    return sum(map(len, parts))

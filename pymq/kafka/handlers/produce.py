@@ -1,0 +1,150 @@
+"""Produce and InitProducerId: batches are checked, wrapped and sent to the gate's own broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymq.core.batch.kafka.batch import wrap
+from pymq.core.batch.record import EncodedBatch
+from pymq.core.message import Produce, Produced
+from pymq.core.metadata.descriptions import TopicMetadata
+from pymq.core.types import AckMode
+from pymq.errors import PymqError
+from pymq.kafka.codes import Code, code_of, produce_code
+from pymq.kafka.handlers.conversation import (
+    CLOSE,
+    NO_ANSWER,
+    Ask,
+    Call,
+    GateContext,
+    Late,
+    Steps,
+    new_producer_id,
+)
+from pymq.kafka.handlers.topic_cache import find_topic, partition_of
+from pymq.kafka.wire.messages import (
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ProduceRequest,
+    ProduceResponse,
+    ProduceResponsePartitionProduceResponse,
+    ProduceResponseTopicProduceResponse,
+    Records,
+)
+
+_ACKS = {0: AckMode.LEADER, 1: AckMode.LEADER, -1: AckMode.RAFT}
+LAST_EPOCH = 32_767
+WAIT_MIN_MS, WAIT_MAX_MS = 1_000, 120_000
+# The topic is another one meanwhile, or led elsewhere.
+_STALE = frozenset(
+    (Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE)
+)
+
+
+def produce(context: GateContext, m: ProduceRequest, call: Call) -> Steps:
+    """Append a batch to each partition.
+
+    A producer with ``acks=0`` gets no answer. If its records are refused, its connection is closed,
+    so that it looks for the leaders again.
+    """
+    is_silent = m.acks == 0
+    if is_silent:
+        call.release()
+    mode = _ACKS.get(m.acks)
+    refused = Code.NONE if mode is not None else Code.INVALID_REQUIRED_ACKS
+    if m.transactional_id is not None:
+        refused = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    requests: list[Any] = []
+    waiting: list[tuple[ProduceResponsePartitionProduceResponse, str]] = []
+    answer = ProduceResponse()
+    for topic in m.topic_data:
+        found = yield from find_topic(context, topic.name, topic.topic_id)
+        parts: list[ProduceResponsePartitionProduceResponse] = []
+        answer.responses.append(
+            ProduceResponseTopicProduceResponse(topic.name, topic.topic_id, parts)
+        )
+        for data in topic.partition_data:
+            part = ProduceResponsePartitionProduceResponse(data.index, base_offset=-1)
+            parts.append(part)
+            made = refused or _message(context, found, data.index, data.records, mode)
+            if isinstance(made, Produce):
+                requests.append((context.me, _numbered(made)))
+                waiting.append((part, made.topic))
+            elif isinstance(made, tuple):
+                code, part.error_message = made
+                part.error_code = int(code)
+            else:
+                part.error_code = int(made)
+    if requests:
+        wait_ms = min(max(m.timeout_ms, WAIT_MIN_MS), WAIT_MAX_MS)
+        answers = yield Ask(requests, wait_ms)
+        for (part, name), produced in zip(waiting, answers, strict=True):
+            _note(context, part, name, produced)
+    if is_silent:
+        parts = [part for each in answer.responses for part in each.partition_responses]
+        return CLOSE if any(part.error_code for part in parts) else NO_ANSWER
+    return answer
+
+
+def _numbered(m: Produce) -> Any:
+    return lambda r: Produce(r, m.topic, m.partition, m.acks, m.batch, topic_id=m.topic_id)
+
+
+def _message(
+    context: GateContext,
+    topic: TopicMetadata | PymqError | None,
+    index: int,
+    records: Records,
+    mode: AckMode | None,
+) -> Produce | Code | tuple[Code, str]:
+    """Return the request to the broker, or the code of a refusal, with its reason."""
+    if topic is None:
+        return Code.UNKNOWN_TOPIC_ID
+    if isinstance(topic, PymqError):
+        return code_of(topic)
+    partition = partition_of(topic, index)
+    if partition is None:
+        context.topics.drop(topic.topic)  # It may have grown.
+        return Code.UNKNOWN_TOPIC_OR_PARTITION
+    if planned := context.faults.get(topic.topic):
+        return planned.pop()
+    assert mode is not None
+    assert not isinstance(records, list)
+    try:
+        batch: EncodedBatch = wrap(records or b"", context.crc32c, context.wall_ms())
+    except PymqError as error:
+        if "magic" in error.details:
+            return Code.UNSUPPORTED_FOR_MESSAGE_FORMAT, error.message
+        return produce_code(error), error.message
+    return Produce(0, topic.topic, partition.partition, mode, batch, topic_id=topic.topic_id)
+
+
+def _note(
+    context: GateContext,
+    part: ProduceResponsePartitionProduceResponse,
+    topic: str,
+    produced: Produced | Late,
+) -> None:
+    """Put the broker's answer into that of a partition."""
+    code = produce_code(produced.error)
+    if code in _STALE:
+        context.topics.drop(topic)
+    part.error_code = int(code)
+    if isinstance(produced, Produced) and produced.error is None:
+        part.base_offset = produced.base_offset
+    elif produced.error is not None:
+        part.error_message = produced.error.message
+
+
+def init_producer_id(context: GateContext, m: InitProducerIdRequest, call: Call) -> Steps:
+    """Give out a producer id, or the next epoch of one that the producer has already."""
+    del call
+    if m.transactional_id is not None:
+        code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        return InitProducerIdResponse(0, int(code), -1, -1)
+    if m.producer_id >= 0 and 0 <= m.producer_epoch < LAST_EPOCH:
+        return InitProducerIdResponse(0, 0, m.producer_id, m.producer_epoch + 1)
+    given = yield from new_producer_id(context)
+    if isinstance(given, PymqError):
+        return InitProducerIdResponse(0, int(Code.COORDINATOR_NOT_AVAILABLE), -1, -1)
+    return InitProducerIdResponse(0, 0, given, 0)

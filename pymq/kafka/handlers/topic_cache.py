@@ -1,0 +1,92 @@
+"""What the gate knows of topics: Kafka names partitions by numbers, and topics by ids, too.
+
+A client's metadata request asks the zkserver each time. Other requests use what is known, until a
+broker refuses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from pymq.core.message import Answer, GetMetadata
+from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
+from pymq.core.types import is_internal
+from pymq.errors import PymqError, UnknownTopic
+from pymq.kafka.handlers.conversation import Ask, GateContext, ask
+
+TOPICS_MAX = 10_000
+NO_ID = bytes(16)
+
+
+def id_bytes(topic_id: str) -> bytes:
+    """Return a topic's id as Kafka's clients have it."""
+    return bytes.fromhex(topic_id.rjust(32, "0")[-32:])
+
+
+class TopicCache:
+    """The metadata of topics."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, TopicMetadata] = {}
+        self._names: dict[bytes, str] = {}
+
+    def put(self, metadata: TopicMetadata) -> None:
+        """Take in what the zkserver says."""
+        if len(self._topics) >= TOPICS_MAX:
+            self._topics.clear()
+            self._names.clear()
+        self._topics[metadata.topic] = metadata
+        self._names[id_bytes(metadata.topic_id)] = metadata.topic
+
+    def drop(self, name: str) -> None:
+        """Forget a topic: a broker has refused a request about it."""
+        found = self._topics.pop(name, None)
+        if found is not None:
+            self._names.pop(id_bytes(found.topic_id), None)
+
+    def get(self, name: str) -> TopicMetadata | None:
+        """Return a topic that is known."""
+        return self._topics.get(name)
+
+    def name(self, topic_id: bytes) -> str | None:
+        """Return the name of a topic by its id, if it is known."""
+        return self._names.get(topic_id)
+
+
+def load_topic(context: GateContext, name: str) -> Generator[Ask, Any, TopicMetadata | PymqError]:
+    """Ask the zkserver for a topic. Kafka's clients do not see internal ones."""
+    if is_internal(name):
+        return UnknownTopic(f"topic {name!r} is internal")
+    answer = yield from ask(context.controller, lambda r: GetMetadata(r, name))
+    if isinstance(answer, Answer) and isinstance(answer.result, TopicMetadata):
+        context.topics.put(answer.result)
+        return answer.result
+    context.topics.drop(name)
+    error: PymqError = answer.error
+    return error
+
+
+def find_topic(
+    context: GateContext, name: str, topic_id: bytes = NO_ID
+) -> Generator[Ask, Any, TopicMetadata | PymqError | None]:
+    """Return a topic by its id, or else its name; None if the id is unknown."""
+    if topic_id != NO_ID:
+        found = context.topics.name(topic_id)
+        if found is None:
+            return None
+        name = found
+    if (known := context.topics.get(name)) is not None:
+        return known
+    loaded = yield from load_topic(context, name)
+    if topic_id == NO_ID or isinstance(loaded, PymqError):
+        return loaded
+    return loaded if id_bytes(loaded.topic_id) == topic_id else None
+
+
+def partition_of(metadata: TopicMetadata, index: int) -> PartitionLeader | None:
+    """Return a partition by its number."""
+    partitions = metadata.partitions
+    if 0 <= index < len(partitions) and partitions[index].index == index:
+        return partitions[index]
+    return next((each for each in partitions if each.index == index), None)
