@@ -17,7 +17,7 @@ POLL_BYTES = 8 << 20
 log = logging.getLogger("pymq.table")
 
 
-class Source:
+class TopicSource:
     """A reader of all partitions of a topic, those that are added later included."""
 
     def __init__(

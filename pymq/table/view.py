@@ -18,10 +18,10 @@ import pyarrow as pa
 import pymq
 from pymq.core.values import value
 from pymq.errors import ConfigError, UnknownTopic
-from pymq.table.format.base import Origin, TableFormat, TableState
+from pymq.table.format.base import TableFormat, TableOrigin, TableState
 from pymq.table.rows import RowMaker, check_names, fingerprints, fixed_schema
 from pymq.table.schema import conform, normal, parse_columns, union
-from pymq.table.source import Source
+from pymq.table.source import TopicSource
 from pymq.table.values.registry import SCHEMA_HEADER, GivenValues, RegisteredValues
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class TableView:
         self._options = options
         self._table = table
         self._client: Client | None = None
-        self._source: Source | None = None
+        self._source: TopicSource | None = None
         self._maker: RowMaker | None = None
         self._values: Values | None = None
         self._gathered: list[pa.Table] = []
@@ -150,7 +150,7 @@ class TableView:
     # --- opening --------------------------------------------------------------------------------
 
     @contextmanager
-    def _reading(self) -> Iterator[Source]:
+    def _reading(self) -> Iterator[TopicSource]:
         """Yield the source. After an error the next call begins at the positions of the table."""
         try:
             yield self._begin() if self._source is None else self._source
@@ -158,7 +158,7 @@ class TableView:
             self.close()
             raise
 
-    def _begin(self) -> Source:
+    def _begin(self) -> TopicSource:
         client = pymq.open(self._url, **self._connect) if isinstance(self._url, str) else self._url
         self._client = client
         about = client.questions.topic_metadata(self.topic)
@@ -180,10 +180,12 @@ class TableView:
         )
         positions = {} if state is None else state.positions
         self._committed = dict(positions)
-        self._source = Source(client, self.topic, positions, skips_gaps=self._options.skips_gaps)
+        self._source = TopicSource(
+            client, self.topic, positions, skips_gaps=self._options.skips_gaps
+        )
         return self._source
 
-    def _origin(self, topic_id: str, state: TableState | None) -> Origin:
+    def _origin(self, topic_id: str, state: TableState | None) -> TableOrigin:
         """Return what the table is made of, and set how values are decoded.
 
         Raises:
@@ -199,7 +201,7 @@ class TableView:
             registered = RegisteredValues(self._client, self.topic)
             # A table that has typed columns goes on with them.
             self._values = registered if registered.is_registered or state is not None else None
-        wanted = Origin(
+        wanted = TableOrigin(
             self.topic, topic_id, self._values is not None, options.prefix, options.headers
         )
         if state is None or state.origin == wanted:

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 import pymq
-from pymq.table.format.base import Origin, TableFormat, TableState
+from pymq.table.format.base import TableFormat, TableOrigin, TableState
 from pymq.table.view import TableView, table_view
 from tests.table.reading import exists, left_by_a_crash, log, read, rows
 
@@ -41,7 +41,7 @@ class Trap:
     def load(self, partitions: Sequence[str]) -> TableState | None:
         return self._inner.load(partitions)
 
-    def create(self, origin: Origin, schema: pa.Schema) -> None:
+    def create(self, origin: TableOrigin, schema: pa.Schema) -> None:
         self._watched(self._inner.create, origin, schema)
 
     def append(self, rows: pa.Table, positions: Mapping[str, int]) -> None:

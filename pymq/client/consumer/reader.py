@@ -303,11 +303,8 @@ class Reader(ConsumerMachine):
             self.fail(located(error, self.topic, cursor.partition, cursor.position))
         else:
             if isinstance(error, OffsetOutOfRange):
-                error.details |= self._place(cursor)
+                error.details |= _place(self.topic, cursor)
             self.fail(error)
-
-    def _place(self, cursor: Cursor) -> dict[str, object]:
-        return {"topic": self.topic, "partition": cursor.partition, "offset": cursor.position}
 
     def _refused(
         self, cursor: Cursor, m: Fetched, error: PymqError, now: int, *, is_leader: bool
@@ -315,7 +312,7 @@ class Reader(ConsumerMachine):
         if self._is_made_again(cursor, error):
             why = f"{self.topic}/{cursor.partition}: the topic was deleted and created again"
             why = f"{why}, offset {cursor.position} is of the one before"
-            self.fail(OffsetOutOfRange(why, **self._place(cursor)))
+            self.fail(OffsetOutOfRange(why, **_place(self.topic, cursor)))
             return
         cursor.damage.heard(cursor.route.asked, error)
         pause = cursor.route.refused(self._router, error)
@@ -464,3 +461,8 @@ class Reader(ConsumerMachine):
 
 
 _NOTHING = ReplicaNotAvailable("it has nothing of what it was said to hold")
+
+
+def _place(topic: str, cursor: Cursor) -> dict[str, object]:
+    """Details of an error at a reader's position in a partition."""
+    return {"topic": topic, "partition": cursor.partition, "offset": cursor.position}

@@ -342,7 +342,7 @@ class Delivery:
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the record is acknowledged, and return its metadata.
 
-        To wait sends the record at once, regardless of ``linger_ms``.
+        Waiting for a delivery sends the record at once, regardless of ``linger_ms``.
 
         Raises:
             DeliveryTimeout: *timeout* seconds are over; sending goes on.

@@ -66,7 +66,8 @@ class LocalBlocks:
     def close(
         self, state: PartitionState, last: BlockNode, log: BlockLog, *, is_resting: bool
     ) -> ProducerTable | None:
-        """Close the *last* open block: drop it if empty, otherwise bring it to its end in *state*.
+        """Close the *last* open block: remove the block if it is empty, otherwise bring the copy to
+        the block's end in *state*.
 
         *is_resting*: the block's *log* is not recovered, and no answer of the store about it is
         awaited. Returns the producer table of the block, if that is complete.

@@ -19,7 +19,7 @@ ROW_GROUP = 1 << 17  # rows
 
 
 @value
-class Origin:
+class TableOrigin:
     """The topic of a table, and how its values are kept; fixed when the table is created."""
 
     topic: str
@@ -42,7 +42,7 @@ class Origin:
         )
 
     @classmethod
-    def from_json(cls, text: str | bytes, location: str) -> Origin:
+    def from_json(cls, text: str | bytes, location: str) -> TableOrigin:
         """Decode; *location* is for the error message.
 
         Raises:
@@ -65,7 +65,7 @@ class Origin:
 class TableState:
     """What a table holds."""
 
-    origin: Origin
+    origin: TableOrigin
     positions: Mapping[str, int]  # by partition: the offset of the next record to append
     schema: pa.Schema
 
@@ -82,7 +82,7 @@ class TableFormat(Protocol):
         """
         ...
 
-    def create(self, origin: Origin, schema: pa.Schema) -> None:
+    def create(self, origin: TableOrigin, schema: pa.Schema) -> None:
         """Create the table; called after :meth:`load` has returned None."""
         ...
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from pymq.errors import MissingExtra, StoreError, StoreLocked
-from pymq.table.format.base import Origin, TableState
+from pymq.table.format.base import TableOrigin, TableState
 from pymq.table.schema import conform, normal, union
 
 try:
@@ -49,7 +49,7 @@ class DeltaView:
         self._compact_files = compact_files
         self._storage = dict(storage_options) if storage_options else None
         self._table: DeltaTable | None = None
-        self._origin: Origin | None = None
+        self._origin: TableOrigin | None = None
         self._schema = pa.schema([])
         self._positions: dict[str, int] = {}
         self._vacuumed_at = 0.0
@@ -63,12 +63,12 @@ class DeltaView:
         found = self._table.metadata().configuration.get(ORIGIN)
         if found is None:
             raise StoreError(f"{self._location} is a Delta table, but not of a table view")
-        self._origin = Origin.from_json(found, self._location)
+        self._origin = TableOrigin.from_json(found, self._location)
         self._schema = normal(pa.schema(self._table.schema().to_arrow()))
         self._positions = self._read_positions(partitions)
         return TableState(self._origin, self._positions, self._schema)
 
-    def create(self, origin: Origin, schema: pa.Schema) -> None:
+    def create(self, origin: TableOrigin, schema: pa.Schema) -> None:
         """As :class:`~pymq.table.format.base.TableFormat`."""
         self._origin, self._schema = origin, schema
         try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pymq.errors import ConfigError, MissingExtra, StoreError, StoreLocked
-from pymq.table.format.base import Origin, TableState
+from pymq.table.format.base import TableOrigin, TableState
 from pymq.table.schema import conform, normal, union
 
 try:
@@ -75,9 +75,9 @@ class IcebergView:
         self._schema = normal(schema_to_pyarrow(self._table.schema()))
         self._positions = self._read_positions()
         known = {name: at for name, at in self._positions.items() if name in partitions}
-        return TableState(Origin.from_json(found, self._location), known, self._schema)
+        return TableState(TableOrigin.from_json(found, self._location), known, self._schema)
 
-    def create(self, origin: Origin, schema: pa.Schema) -> None:
+    def create(self, origin: TableOrigin, schema: pa.Schema) -> None:
         """As :class:`~pymq.table.format.base.TableFormat`."""
         assert self._catalog is not None
         name = self._name or (NAMESPACE, re.sub(r"\W", "_", origin.topic))
@@ -195,5 +195,5 @@ class IcebergView:
 
     def _order(self) -> list[str]:
         assert self._table is not None
-        prefix = Origin.from_json(self._table.properties[ORIGIN], self._location).prefix
+        prefix = TableOrigin.from_json(self._table.properties[ORIGIN], self._location).prefix
         return [prefix + "partition", prefix + "offset"]

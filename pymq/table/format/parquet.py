@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pymq.errors import StoreError, StoreLocked
-from pymq.table.format.base import ROW_GROUP, Origin, TableState
+from pymq.table.format.base import ROW_GROUP, TableOrigin, TableState
 from pymq.table.schema import conform, normal, union
 
 NAME = re.compile(r"(\d{10})-(\d{10})\.parquet")
@@ -81,7 +81,7 @@ class ParquetTable:
         self._compact_files = compact_files
         self._lock = -1
         self._files: list[CommitFile] = []
-        self._origin: Origin | None = None
+        self._origin: TableOrigin | None = None
         self._schema = pa.schema([])
         self._positions: dict[str, int] = {}
 
@@ -109,13 +109,13 @@ class ParquetTable:
         meta = footer.metadata or {}
         if ORIGIN not in meta or POSITIONS not in meta:
             raise StoreError(f"{self._path(self._files[-1].name)} is not of a table view")
-        self._origin = Origin.from_json(meta[ORIGIN], self._folder)
+        self._origin = TableOrigin.from_json(meta[ORIGIN], self._folder)
         self._positions = {name: int(at) for name, at in json.loads(meta[POSITIONS]).items()}
         self._schema = normal(footer.remove_metadata())
         known = {name: at for name, at in self._positions.items() if name in partitions}
         return TableState(self._origin, known, self._schema)
 
-    def create(self, origin: Origin, schema: pa.Schema) -> None:
+    def create(self, origin: TableOrigin, schema: pa.Schema) -> None:
         """As :class:`~pymq.table.format.base.TableFormat`; the first commit makes a file."""
         self._origin, self._schema = origin, schema
 
