@@ -92,8 +92,8 @@ FRONT = (
         "4 workers",
     ),
 )
-# The peers, each with its sides; of several sides the best counts. Without a Kafka, its C client is
-# measured on its own test broker, in memory.
+# The peers, each with its sides; of a peer's sides the best one counts. Without a Kafka, its C
+# client is measured on its own test broker, in memory.
 PEERS = (
     ("Kafka", ("kafka",)),
     ("Kafka's C client on its mock broker", ("confluent",)),

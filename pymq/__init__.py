@@ -17,21 +17,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pymq import errors
-from pymq.client.client import Client
-from pymq.client.producer.delivery import Deliveries, Delivery
-from pymq.client.producer.producer import Producer
-from pymq.core.batch.record import Record, RecordMetadata
-from pymq.core.metadata.descriptions import (
-    BlockDescription,
-    BrokerDescription,
-    ClusterDescription,
-    PartitionDescription,
-    TopicDescription,
-)
-from pymq.core.metadata.nodes import Loss
-from pymq.core.metadata.topic_config import TopicConfig
-from pymq.core.types import AckMode, TopicPartition
-from pymq.nodes.embedded import BROKERS_MAX, open_folder, open_memory
 
 if TYPE_CHECKING:
     from pymq import aio, serde
@@ -42,15 +27,29 @@ if TYPE_CHECKING:
         MemberDescription,
     )
     from pymq.client.backoff import Backoff
+    from pymq.client.client import Client
     from pymq.client.consumer.consumer import Consumer
     from pymq.client.consumer.status import ConsumerStatus
+    from pymq.client.producer.delivery import Deliveries, Delivery
+    from pymq.client.producer.producer import Producer
     from pymq.client.redrive.redrive import Redriven
     from pymq.client.rpc.mailbox import Request
     from pymq.client.rpc.responder import Responder
     from pymq.client.typed.consumer import TypedConsumer
     from pymq.client.typed.topic import TypedTopic
     from pymq.client.typed.values import TypedRecord
+    from pymq.core.batch.record import Record, RecordMetadata
     from pymq.core.batch.view import RecordBatch
+    from pymq.core.metadata.descriptions import (
+        BlockDescription,
+        BrokerDescription,
+        ClusterDescription,
+        PartitionDescription,
+        TopicDescription,
+    )
+    from pymq.core.metadata.nodes import Loss
+    from pymq.core.metadata.topic_config import TopicConfig
+    from pymq.core.types import AckMode, TopicPartition
     from pymq.nodes.assembly import Broker, ZkServer
 
 __version__ = "0.1.0"
@@ -119,6 +118,10 @@ def open(
         StoreError, CorruptMetadata: the folder cannot be used; the message says why.
         MissingExtra: pyzmq is not installed.
     """
+    # Loaded with the first queue: a process that opens none is spared the broker
+    # (docs/decisions/0186).
+    from pymq.nodes.embedded import BROKERS_MAX, open_folder, open_memory
+
     text: object = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
         raise errors.ConfigError(f"{url!r} is neither a path nor a URL")
@@ -144,21 +147,35 @@ def open(
     return open_folder(text, brokers)
 
 
-# Names that are not needed to open a folder and send a record are imported on first use (PEP 562);
-# tests/test_import.py lists the modules that remain.
+# Each name is imported on first use (PEP 562), so `import pymq` loads only `pymq.errors`.
 _LATER = {
+    "AckMode": "pymq.core.types",
     "Backoff": "pymq.client.backoff",
+    "BlockDescription": "pymq.core.metadata.descriptions",
     "Broker": "pymq.nodes.assembly",
+    "BrokerDescription": "pymq.core.metadata.descriptions",
+    "Client": "pymq.client.client",
+    "ClusterDescription": "pymq.core.metadata.descriptions",
     "Consumer": "pymq.client.consumer.consumer",
     "ConsumerStatus": "pymq.client.consumer.status",
+    "Deliveries": "pymq.client.producer.delivery",
+    "Delivery": "pymq.client.producer.delivery",
     "GroupDescription": "pymq.client.admin.groups",
     "LeaseDescription": "pymq.client.admin.groups",
     "LeasesDescription": "pymq.client.admin.groups",
+    "Loss": "pymq.core.metadata.nodes",
     "MemberDescription": "pymq.client.admin.groups",
+    "PartitionDescription": "pymq.core.metadata.descriptions",
+    "Producer": "pymq.client.producer.producer",
+    "Record": "pymq.core.batch.record",
     "RecordBatch": "pymq.core.batch.view",
+    "RecordMetadata": "pymq.core.batch.record",
     "Redriven": "pymq.client.redrive.redrive",
     "Request": "pymq.client.rpc.mailbox",
     "Responder": "pymq.client.rpc.responder",
+    "TopicConfig": "pymq.core.metadata.topic_config",
+    "TopicDescription": "pymq.core.metadata.descriptions",
+    "TopicPartition": "pymq.core.types",
     "TypedConsumer": "pymq.client.typed.consumer",
     "TypedRecord": "pymq.client.typed.values",
     "TypedTopic": "pymq.client.typed.topic",

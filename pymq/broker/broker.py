@@ -100,7 +100,6 @@ class BrokerMachine:
         self.me = config.name
         self.incarnation = config.incarnation
         self.journal = journal or EventLog()
-        self.deadline = NEVER
         self._environment = host = BrokerEnvironment(config, assignors, rng, self.journal, outbox)
         self.fetches = host.fetches
         self._peers = host.peers
@@ -137,6 +136,19 @@ class BrokerMachine:
         self._registration.register(host.out, now)
 
     # --- state for other machines and metrics ---------------------------------------------------
+
+    @property
+    def deadline(self) -> int:
+        """When ``tick`` has something to do; any thread may read it."""
+        due = NEVER
+        for part in self._timed:
+            if part.deadline < due:
+                due = part.deadline
+        # A copy, because the loop's thread adds and removes coordinators meanwhile.
+        for coordinator in list(self._coordinators.by_index.values()):
+            if coordinator.deadline < due:
+                due = coordinator.deadline
+        return due
 
     @property
     def partitions(self) -> Mapping[tuple[str, str], Partition]:
@@ -221,7 +233,6 @@ class BrokerMachine:
             case _:
                 # brokers do not handle this message; the peer may run another version of pymq
                 return
-        self._rearm()
 
     def _ordered(
         self,
@@ -280,7 +291,6 @@ class BrokerMachine:
                 self._block_event(partition, event, now)
         if partition is not None:
             self._schedule.touch(partition)
-        self._rearm()
 
     def _block_event(
         self, partition: Partition, event: Recovered | RecoverFailed | WriteFailed, now: int
@@ -300,7 +310,6 @@ class BrokerMachine:
             return error
         told = partition.read_failed(block, error, now)
         self._schedule.touch(partition)
-        self._rearm()
         return told
 
     def tick(self, now: int) -> None:
@@ -334,7 +343,6 @@ class BrokerMachine:
             host.out.send += pings
             for peer in gone:
                 self._peer_changed(peer, now)
-        self._rearm()
 
     def ready(self, now: int) -> Ready | None:
         """Hand over the pending work, merged; only one Ready is out at a time."""
@@ -354,15 +362,15 @@ class BrokerMachine:
             dirty.clear()
         if host.slots.waiting:
             host.slots.fill(now)
-            self.deadline = min(self.deadline, host.slots.deadline)
         if host.lending.deadline != NEVER:
             host.lending.fill(host.out, now)
         if host.fetches.deadline <= now:
             host.serve_fetches(now)
-            self.deadline = min(self.deadline, host.fetches.deadline)
-        if not host.out:
+        out = host.out
+        # As `if not out`, without a call, because this runs with each message.
+        if not (out.send or out.write or out.after or out.read or out.ask or out.meta or out.jobs):
             return None
-        out, host.out, self._is_busy = host.out, Ready(), True
+        host.out, self._is_busy = Ready(), True
         return out
 
     def advance(self, ready: Ready, now: int) -> None:
@@ -376,17 +384,6 @@ class BrokerMachine:
             if partition.opened.is_shared:
                 self._ends.changed(partition, now)
             self._schedule.touch(partition)
-        self._rearm()
-
-    def _rearm(self) -> None:
-        due = NEVER
-        for part in self._timed:  # no method calls in this loop, because it runs with each message
-            if part.deadline < due:
-                due = part.deadline
-        for coordinator in self._coordinators.by_index.values():
-            if coordinator.deadline < due:
-                due = coordinator.deadline
-        self.deadline = due
 
     # --- other brokers --------------------------------------------------------------------------
 
@@ -432,7 +429,6 @@ class BrokerMachine:
         """Begin to hand over leadership, within *within_ms*; see :attr:`has_left`."""
         is_needed = any(partition.peers for partition in self._partitions.values())
         self._departure.begin(now, within_ms if is_needed else 0)
-        self._rearm()
 
     @property
     def has_left(self) -> bool:

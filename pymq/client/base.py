@@ -213,7 +213,7 @@ class Outbox:
 
     def ready(self, now: int) -> Ready | None:
         """Hand over the pending work."""
-        if not self.out:
+        if not self.out.send:  # Clients ask for nothing else.
             return None
         out, self.out = self.out, Ready()
         return out

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from pymq.core.batch.columns import Buffer
 from pymq.core.batch.record import EncodedBatch
@@ -42,6 +41,8 @@ from pymq.store.block.stored_block import check_append, first_at
 @define
 class _Block:
     start: int
+    end: int  # the offset after the last batch
+    epoch: int = 0  # of the last batch
     batches: list[EncodedBatch] = Factory(list)
     is_sealed: bool = False
     # (the block's end at the time of the checkpoint, state)
@@ -49,16 +50,15 @@ class _Block:
     clean: int | None = None  # bytes of all blocks up to this one, if they were compacted together
 
     @property
-    def end(self) -> int:
-        return self.batches[-1].end_offset if self.batches else self.start
-
-    @property
-    def epoch(self) -> int:
-        return self.batches[-1].header.leader_epoch if self.batches else 0
-
-    @property
     def size(self) -> int:
         return sum(batch.size for batch in self.batches)
+
+    def put(self, batches: list[EncodedBatch]) -> None:
+        """Hold these batches."""
+        self.batches, self.end, self.epoch = batches, self.start, 0
+        if batches:
+            last = batches[-1].header
+            self.end, self.epoch = last.base_offset + last.span, last.leader_epoch
 
     def at(self, offset: int) -> int:
         """Return the index in ``batches`` of the batch that holds *offset*."""
@@ -77,22 +77,34 @@ class MemoryStore:
 
     def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
         """Carry out *writes* in their order."""
-        self._check_open()
+        if self._closed:
+            raise _closed()
         failed: dict[BlockId, WriteFailed] = {}
         # Blocks are independent of each other. Successive appends to one block are one write: it
         # succeeds or fails as a whole.
         by_block: dict[BlockId, list[Write]] = {}
+        # States are saved first; for each block its last SaveState or RemoveBlock decides.
+        states: dict[BlockId, SaveState | RemoveBlock] = {}
         for write in writes:
             by_block.setdefault(write.block, []).append(write)
-        # States are saved first; for each block its last SaveState or RemoveBlock decides.
-        kinds = (SaveState, RemoveBlock)
-        states = {write.block: write for write in writes if type(write) in kinds}
-        self._states |= {w.block: w.state for w in states.values() if type(w) is SaveState}
+            if type(write) is SaveState or type(write) is RemoveBlock:
+                states[write.block] = write
+        for state in states.values():
+            if type(state) is SaveState:
+                self._states[state.block] = state.state
         for block, own in by_block.items():
             try:
-                for kind, run in groupby(own, type):
-                    for write in [_join(run)] if kind is Append else run:
-                        self._write(write)
+                appends: list[Append] = []
+                for write in own:
+                    if type(write) is Append:
+                        appends.append(write)
+                        continue
+                    if appends:
+                        self._append(block, appends)
+                        appends = []
+                    self._write(write)
+                if appends:
+                    self._append(block, appends)
             except PymqError as error:
                 failed[block] = WriteFailed(block, error, fatal=False)
             else:
@@ -108,15 +120,15 @@ class MemoryStore:
             return
         block = self._blocks.get(write.block)
         if isinstance(write, CreateBlock):
-            block = self._blocks.setdefault(write.block, _Block(write.start))
+            block = self._blocks.setdefault(write.block, _Block(write.start, write.start))
             if block.start != write.start:
                 raise InvalidRequest(f"block {write.block} begins at {block.start}")
             return
         if block is None:
-            raise InvalidRequest(f"block {write.block} is not open here; create it first")
+            raise _unknown(write.block)
         match write:
             case Append():
-                self._append(block, write)
+                self._append(write.block, [write])
             case Truncate(end=end):
                 self._truncate(block, end)
             case SealBlock():
@@ -124,15 +136,22 @@ class MemoryStore:
             case Checkpoint():
                 block.checkpoint = (block.end, write.snapshot)
 
-    def _append(self, block: _Block, write: Append) -> None:
+    def _append(self, id: BlockId, appends: list[Append]) -> None:
+        """Carry out successive appends to one block as one write."""
+        block = self._blocks.get(id)
+        if block is None:
+            raise _unknown(id)
         if block.is_sealed:
-            raise InvalidRequest(f"block {write.block} is sealed")
-        check_append(write.block, block.end, block.epoch, write.batches)
-        # A batch from a socket lies in a buffer that is used again, so keep a copy.
-        block.batches += [
-            EncodedBatch(bytes(batch.head), bytes(batch.body), batch.header)
-            for batch in write.batches
-        ]
+            raise InvalidRequest(f"block {id} is sealed")
+        batches = appends[0].batches
+        for append in appends[1:]:
+            batches = batches + append.batches
+        check_append(id, block.end, block.epoch, batches)
+        for batch in batches:
+            # A batch from a socket lies in a buffer that is used again, so keep a copy.
+            kept = EncodedBatch(bytes(batch.head), bytes(batch.body), batch.header)
+            block.batches.append(kept)
+        block.put(block.batches)
 
     def _truncate(self, block: _Block, end: int) -> None:
         if end < block.start:
@@ -142,7 +161,7 @@ class MemoryStore:
         at = block.at(end)
         if block.batches[at].base_offset != end:
             raise InternalError(f"the block cannot end at {end}, inside {block.batches[at]}")
-        del block.batches[at:]
+        block.put(block.batches[:at])
         if block.checkpoint and block.checkpoint[0] > end:
             block.checkpoint = None
 
@@ -153,7 +172,7 @@ class MemoryStore:
         self._check_open()
         found = self._blocks.get(block)
         if found is None and is_open:
-            found = self._blocks[block] = _Block(start)
+            found = self._blocks[block] = _Block(start, start)
         if found is None or found.start != start:
             return RecoverFailed(block, CorruptBlock(f"there is no block {block} from {start}"))
         found.is_sealed = not is_open
@@ -167,7 +186,7 @@ class MemoryStore:
         return sorted({*self._blocks, *self._states})
 
     def unsealed(self) -> list[BlockId]:
-        """List those of :meth:`blocks` that are not sealed."""
+        """List the blocks that are not sealed."""
         sealed = {id for id, block in self._blocks.items() if block.is_sealed}
         return [id for id in self.blocks() if id not in sealed]
 
@@ -228,7 +247,7 @@ class MemoryStore:
                 last_offsets(self._find(id).batches, last)
             for id in job.blocks:
                 block = self._find(id)
-                block.batches = list(compacted(block.batches, last, job.tombstones_before_ms))
+                block.put(list(compacted(block.batches, last, job.tombstones_before_ms)))
                 block.clean = None
                 sizes.append((id, block.size))
             self._find(job.blocks[-1]).clean = sum(size for _, size in sizes)
@@ -253,11 +272,12 @@ class MemoryStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("the store was closed")
+            raise _closed()
 
 
-def _join(run: Iterable[Write]) -> Append:
-    """Join several appends to the same block into one."""
-    appends = [write for write in run if isinstance(write, Append)]
-    batches = [batch for append in appends for batch in append.batches]
-    return Append(appends[0].block, batches, any(append.sync for append in appends))
+def _closed() -> Closed:
+    return Closed("the store was closed")
+
+
+def _unknown(id: BlockId) -> InvalidRequest:
+    return InvalidRequest(f"block {id} is not open here; create it first")

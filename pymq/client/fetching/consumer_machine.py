@@ -67,9 +67,10 @@ class ConsumerMachine(Outbox, ABC):
 
     def stuck(self) -> dict[str, RecordBatch]:
         """The unreadable views by partition, whose error was raised and which were not skipped."""
-        if self._told:
-            chunks = self.chunks.copy()
-            self._told = [view for view in self._told if view in chunks]
+        if not self._told:
+            return {}  # the usual case
+        chunks = self.chunks.copy()
+        self._told = [view for view in self._told if view in chunks]
         return {view.partition: view for view in self._told}
 
     def arrival(self) -> Waitable:

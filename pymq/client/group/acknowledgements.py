@@ -95,7 +95,7 @@ class Acknowledger:
         self._held: list[Settling] = []  # commits that wait until the consumer is a member again
         # acknowledgements are pending, and there is no coordinator to send them to
         self._is_put_back = False
-        self._unarmed: list[Key] = []  # requests that were sent and have no timeout yet
+        self.unarmed: list[Key] = []  # requests that were sent and have no timeout yet
         self._was_fenced = False  # whether a coordinator has fenced this member at least once
         self._forfeited = 0  # failed acknowledgements that no commit has reported
         self._released = (
@@ -103,7 +103,8 @@ class Acknowledger:
         )  # delivered under leases that have run out, and not acknowledged
         self._lapsed = 0  # acknowledgements after the end of a lease that no commit has reported
         self._ended: PymqError | None = None  # why acknowledgements cannot be sent any more
-        self._lapsed_in: list[tuple[str, int, int]] = []  # offsets of those, as far as known
+        # offsets of these records, as far as known
+        self._lapsed_in: list[tuple[str, int, int]] = []
 
     # --- the handle -----------------------------------------------------------------------------
 
@@ -134,12 +135,13 @@ class Acknowledger:
 
         The result is done once they are written, or *durable*.
         """
-        # Disarm first: another thread that adds from here on arms again, or is included.
+        # Disarm first: if another thread adds an acknowledgement after this, it arms the timer
+        # again, or its acknowledgement is included.
         self.due, self._is_put_back = NEVER, False
         # copy all queues at once: another thread may be adding one
         queues = list(self.acks.items())
-        acks = [(p, span) for p, queue in queues for span in ranges(drain(queue))]
-        nacks = tuple(drain(self.nacks))
+        acks = [(p, span) for p, queue in queues if queue for span in ranges(drain(queue))]
+        nacks = tuple(drain(self.nacks)) if self.nacks else ()
         if not (acks or nacks or wait or self._held or self._holes):
             return None
         done = Settling(wait, durable)
@@ -173,7 +175,7 @@ class Acknowledger:
             errors=errors if any(errors) else (),
         )
         self._sent[request] = Settlement(settle, waits)
-        self._unarmed.append(("settle", request))
+        self.unarmed.append(("settle", request))
         self._outbox.post(coordinator, settle)
         return done
 
@@ -251,8 +253,8 @@ class Acknowledger:
 
     def time(self, now: int) -> None:
         """Give a timeout to the requests that were sent without one."""
-        while self._unarmed:
-            self._timers.set(self._unarmed.pop(), now + self._membership.coordinator.patience_ms)
+        while self.unarmed:
+            self._timers.set(self.unarmed.pop(), now + self._membership.coordinator.patience_ms)
 
     def send_again(self, request: int, now: int) -> None:
         """Send a request again that was not answered, or got a transient error."""

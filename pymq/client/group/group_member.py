@@ -246,8 +246,9 @@ class GroupConsumer(ConsumerMachine):
             self._has_news = False
             if membership.state is not MembershipState.CLOSED:
                 self._go_on(now)
-        self.settler.time(now)
-        return super().ready(now)
+        if self.settler.unarmed:
+            self.settler.time(now)
+        return super().ready(now) if self.out.send else None
 
     @property
     def deadline(self) -> int:
@@ -499,7 +500,7 @@ class GroupConsumer(ConsumerMachine):
         self.settler.give_back(unread)
         if not self._leased and not self.has_chunks:
             # All records of the lease were compacted away or are not for consumers now. The records
-            # behind it may be of the same kind, so each further lease is larger.
+            # behind this lease may be of the same kind, so each further lease is larger.
             self._skipped = min(2 * self._skipped + 1, SKIP_MAX)
             self.lease_requests.wanted = max(self.lease_requests.wanted, self._skipped)
             self.lease_requests.ask(now)

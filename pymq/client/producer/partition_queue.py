@@ -188,15 +188,17 @@ class PartitionQueue:
             self.topic_queues.left(self)
         made: list[Batch] = []
         until = now + self.config.delivery_timeout_ms
+        has_priorities = self.has_extras and self.backlog.has_priorities
+        seal_run = self._seal_by_priority if has_priorities else self._seal_run
         if self.has_parts and not _SINGLE.issuperset(map(type, taken)):
             for is_bulk, group in groupby(taken, _is_part):
                 items: list[Any] = list(group)
                 if is_bulk:
                     self._seal_parts(items, wall_ms, until)
                 else:
-                    made += self._seal_run(items, wall_ms, until)
+                    made += seal_run(items, wall_ms, until)
         else:
-            made = self._seal_run(taken, wall_ms, until)  # type: ignore[arg-type] # no parts among them
+            made = seal_run(taken, wall_ms, until)  # type: ignore[arg-type] # no parts among them
         for source in sources:
             source.batches += made
         if self.sealed:
@@ -218,23 +220,22 @@ class PartitionQueue:
             # The record was added after the open batch was emptied.
             self.callbacks.append((delivery, callback))
 
-    def _seal_run(self, run: list[Row], wall_ms: int, until: int) -> list[Batch]:
+    def _seal_by_priority(self, run: list[Row], wall_ms: int, until: int) -> list[Batch]:
+        """Make batches of consecutive records, each of records with one priority."""
+        # A named producer resumes by the count of its records, so they must stay in order.
+        groups = by_priority(run, in_order=self.config.is_named)
+        return [
+            batch
+            for priority, rows in groups
+            for batch in self._seal_run(rows, wall_ms, until, priority << PRIORITY_SHIFT)
+        ]
+
+    def _seal_run(
+        self, run: list[Row], wall_ms: int, until: int, attributes: int = 0
+    ) -> list[Batch]:
         """Make batches of consecutive records: usually one."""
         if not run:
             return []
-        if self.has_extras and self.backlog.has_priorities:
-            # A named producer resumes by the count of its records, so they must stay in order.
-            groups = by_priority(run, in_order=self.config.is_named)
-            return [
-                batch
-                for priority, rows in groups
-                for batch in self._seal_rows(rows, wall_ms, until, priority << PRIORITY_SHIFT)
-            ]
-        return self._seal_rows(run, wall_ms, until)
-
-    def _seal_rows(
-        self, run: list[Row], wall_ms: int, until: int, attributes: int = 0
-    ) -> list[Batch]:
         columns = columns_of(run, wall_ms, has_keys=self.has_keys, has_extras=self.has_extras)
         if columns.headers is not None and self.backlog.has_times:
             attributes |= times_of(columns.headers)
@@ -361,8 +362,8 @@ class PartitionQueue:
         if not named:
             return encoded
         # A batch that was sent keeps its sequence, even if later ones were answered. Under a new
-        # sequence it could be written twice; under that of another batch it would be taken for that
-        # batch.
+        # sequence the batch could be written twice; under the sequence of another batch it would
+        # count as that other batch.
         self.next_sequence = max(self.next_sequence, batch.sequence + batch.count)
         return encoded
 
@@ -390,7 +391,7 @@ class PartitionQueue:
 
         Such a batch may have been written under earlier sequences, so the producer looks for these
         first, beginning with the latest. If the partition knows none of them, the batch gets a new
-        sequence. The old ones are kept, since the answer may come from a former leader.
+        sequence. The earlier sequences are kept, since the answer may come from a former leader.
         """
         self._raise_epoch()
         for batch in self.in_flight:

@@ -233,18 +233,17 @@ class Sender(Outbox):
         if queue.must_resend or now < queue.retry_at or self._is_closed:
             return
         queue.retry_at = 0  # The queue no longer waits for a retry time.
-        leader = self._router.leader(queue.topic, queue.partition)
-        if (
-            leader is None
-            or leader.leader is None
-            or queue.topic not in self._router.metadata.topics
-        ):
+        metadata = self._router.metadata
+        leader = metadata.leaders.get((queue.topic, queue.partition))
+        known = metadata.topics.get(queue.topic)
+        if leader is None or leader.leader is None or known is None:
             self._give_up_if_gone(queue)
             # The router notifies the producer when it has found a leader.
             self._router.refresh(queue.topic)
             return
         self._router.renew(queue.topic, now)
-        self._meet(queue, now)
+        if known.topic_id != queue.topic_id:
+            self._meet(queue, now)
         if queue.next_sequence < 0:
             self._ask(queue, now)
             return

@@ -60,7 +60,8 @@ class RecordBatch:
 
     Each column is decoded once for all views of a batch: views from :meth:`part` hold rows of the
     batch itself, not of another view. ``topic``, ``partition``, ``offsets`` and ``delivery_count``
-    describe all records of the view.
+    describe all records of the view, which covers the offsets from ``base_offset`` to
+    ``end_offset``, exclusive.
     """
 
     def __init__(
@@ -91,8 +92,9 @@ class RecordBatch:
         else:
             self.batch, self._columns = batch, _Columns(batch)
         self._rows = slice(first, first + len(offsets))
-        self._start = max(start, batch.base_offset)
-        self._end = min(end, batch.end_offset)
+        # the first offset that the view covers, even if there is no record at it ...
+        self.base_offset: int = max(start, batch.base_offset)
+        self.end_offset: int = min(end, batch.end_offset)  # ... and the offset after the last one
 
     @classmethod
     def broken(
@@ -117,25 +119,15 @@ class RecordBatch:
                 problem = self.problem = error
         if problem is None:
             return None
-        what = f"{self.topic}/{self.partition}, offsets {self._start} to {self._end}"
+        what = f"{self.topic}/{self.partition}, offsets {self.base_offset} to {self.end_offset}"
         place = {"topic": self.topic, "partition": self.partition}
         return type(problem)(
             f"{what} cannot be read: {problem.message}",
-            **{**problem.details, **place, "offset": self._start, "end": self._end},
+            **{**problem.details, **place, "offset": self.base_offset, "end": self.end_offset},
         )
 
     def __len__(self) -> int:
         return len(self.offsets)
-
-    @property
-    def base_offset(self) -> int:
-        """The first offset that the view covers, even if there is no record at it."""
-        return self._start
-
-    @property
-    def end_offset(self) -> int:
-        """The offset after the last one that the view covers."""
-        return self._end
 
     @property
     def is_control(self) -> bool:
@@ -214,15 +206,15 @@ class RecordBatch:
 
     def cut(self, count: int) -> tuple[RecordBatch, RecordBatch]:
         """Split the view after its first *count* records."""
-        at = self.offsets[count] if count < len(self.offsets) else self._end
-        first = self.part(self._start, at, self.delivery_count)
-        return first, self.part(at, self._end, self.delivery_count)
+        at = self.offsets[count] if count < len(self.offsets) else self.end_offset
+        first = self.part(self.base_offset, at, self.delivery_count)
+        return first, self.part(at, self.end_offset, self.delivery_count)
 
     def only(self, chosen: Sequence[int]) -> RecordBatch:
         """Return a view of the same offsets with only the records at some rising indexes."""
         first = self._rows.start
         kept = self.batch.keep([first + index for index in chosen])
-        view = RecordBatch(kept, self._start, self._end, self.delivery_count)
+        view = RecordBatch(kept, self.base_offset, self.end_offset, self.delivery_count)
         view.error = self.error
         return view
 
@@ -238,6 +230,6 @@ class RecordBatch:
 
     def __repr__(self) -> str:
         return (
-            f"<RecordBatch {self.topic}/{self.partition} [{self._start}, {self._end}) "
+            f"<RecordBatch {self.topic}/{self.partition} [{self.base_offset}, {self.end_offset}) "
             f"count={len(self)}>"
         )

@@ -70,7 +70,6 @@ class BlockLog:
         "_host",
         "_is_shared",
         "_recent",
-        "_time",
         "_write_end",
         "_write_size",
         "committed",
@@ -89,6 +88,7 @@ class BlockLog:
         "start",
         "unkeyed",
         "unwritten",
+        "wall_ms",
     )
 
     def __init__(self, host: LogHost, name: BlockId, start: int, *, is_shared: bool) -> None:
@@ -120,7 +120,7 @@ class BlockLog:
         self._checkpointed = 0  # size of the block at the last checkpoint
         self._checkpointed_committed = start  # high watermark at the last checkpoint
         self._recent = RecentBatches() if is_shared else None
-        self._time = 0  # wall clock, as last set
+        self.wall_ms = 0  # the wall clock, as last set by :meth:`at`
 
     # --- creation and recovery --------------------------------------------------------------------
 
@@ -207,12 +207,12 @@ class BlockLog:
     def begin(self, epoch: int) -> None:
         """Append the control batch that opens *epoch*, as its leader."""
         kind = ControlKind.BEGIN
-        self.append(EncodedBatch.control(b"", timestamp_ms=self._time, kind=kind), epoch)
+        self.append(EncodedBatch.control(b"", timestamp_ms=self.wall_ms, kind=kind), epoch)
 
     def seal(self, epoch: int) -> None:
         """Append the seal batch: no leader of this block appends a record after it."""
         kind = ControlKind.SEAL
-        self.append(EncodedBatch.control(b"", timestamp_ms=self._time, kind=kind), epoch)
+        self.append(EncodedBatch.control(b"", timestamp_ms=self.wall_ms, kind=kind), epoch)
 
     def extend(self, data: bytes) -> None:
         """Append batches of the leader, as its follower.
@@ -332,7 +332,7 @@ class BlockLog:
             ready.write.append(Append(self.name, self.unwritten, sync))
             self._batches += len(self.unwritten)
             self.unwritten = []
-            self.producers.write(self._time or UNKNOWN_TIME)
+            self.producers.write(self.wall_ms or UNKNOWN_TIME)
 
     def seal_block(self, ready: Ready, *, keep_open: bool = False) -> None:
         """Add a seal of the block file, with its index, to the same write as :meth:`flush`."""
@@ -389,11 +389,11 @@ class BlockLog:
 
     def past(self, expire_ms: int) -> bytes:
         """Return the producer table for the next block, without producers that have expired."""
-        self.producers.expire(self._time, expire_ms)
-        return self.producers.hand_on(self._time)
+        self.producers.expire(self.wall_ms, expire_ms)
+        return self.producers.hand_on(self.wall_ms)
 
     def at(self, wall_ms: int) -> None:
         """Set the wall clock, for the producer table and for control batches."""
-        if wall_ms != self._time:
-            self._time = wall_ms
+        if wall_ms != self.wall_ms:
+            self.wall_ms = wall_ms
             self.producers.tell(wall_ms)

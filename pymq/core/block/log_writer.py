@@ -3,7 +3,8 @@
 A writer exists from the end of recovery until the replica restarts its log. Each turn has at most
 one write:
 
-1. ``is_dirty`` says that there is something to write, and no write is under way.
+1. The partition finds that there is something to write, and no write is under way
+   (:attr:`pymq.core.partition.partition.Partition.is_dirty`).
 2. ``flush`` adds the write: batches, the replicator's state, the seal.
 3. ``advance`` handles the end of the write.
 """
@@ -32,6 +33,7 @@ class LogWriter:
         "_policy",
         "_sealing",
         "_sync_at",
+        "deadline",
         "is_unsent",
         "log",
         "replicator",
@@ -54,6 +56,7 @@ class LogWriter:
         self._sync_at = NEVER  # when batches written without a sync are synced
         self._idle_at = NEVER  # when cached batches are dropped ...
         self._idle_end = -1  # ... if the log still ends here
+        self.deadline = NEVER  # when ``tick`` has something to do
         self.adopt(state)
 
     def adopt(self, state: PartitionState) -> None:
@@ -62,17 +65,6 @@ class LogWriter:
         self._interval_ms = state.config.fsync_interval_ms
 
     # --- writing --------------------------------------------------------------------------------
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether there is something to write or to seal, and no write is under way."""
-        log = self.log
-        if log.is_writing or log.is_recovering:
-            return False
-        if log.unwritten or self.replicator.is_dirty:
-            return True
-        sealing = self._sealing
-        return sealing.state is DRAINING and sealing.must_write(log, self.replicator)
 
     def flush(self, ready: Ready, committed: int, now: int, *, must_sync: bool) -> int:
         """Add the pending write to *ready*; returns when it must be synced, if not at once.
@@ -99,14 +91,10 @@ class LogWriter:
             self._sync_at = NEVER
         if replicator.is_dirty:
             replicator.flush(ready, now)
+        self.deadline = min(self._sync_at, self._idle_at)
         return self._sync_at
 
     # --- time -----------------------------------------------------------------------------------
-
-    @property
-    def deadline(self) -> int:
-        """When a sync is due, or cached batches are dropped."""
-        return min(self._sync_at, self._idle_at)
 
     def tick(self, now: int) -> None:
         """Sync what was written, and drop cached batches, if that is due."""
@@ -120,7 +108,8 @@ class LogWriter:
                 log.release()
             else:
                 self._idle_at, self._idle_end = now + IDLE_MS, log.end
+        self.deadline = min(self._sync_at, self._idle_at)
 
     def stop(self) -> None:
         """Stop: the replica has failed, and nothing is due any more."""
-        self._sync_at = self._idle_at = NEVER
+        self._sync_at = self._idle_at = self.deadline = NEVER

@@ -23,6 +23,7 @@ class Home(ReplicaHost, Protocol):
     slots: RepairScheduler
     lending: RepairThrottle
     waiting: WaitingRoom
+    wall_offset_ms: int  # the wall clock minus the monotonic clock, for what runs with each batch
 
     def wall_ms(self, now: int) -> int:
         """The wall clock's milliseconds at the monotonic time *now*."""

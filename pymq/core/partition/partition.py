@@ -45,6 +45,8 @@ from pymq.core.ready import Ready, Recovered, RecoverFailed, WriteFailed
 from pymq.core.types import NEVER, BlockId
 from pymq.errors import CorruptBlock, NotLeader, PymqError, ReplicaNotAvailable, StoreError
 
+DRAINING = SealState.DRAINING
+
 
 class PartitionEnvironment(Home, Protocol):
     """The broker, as far as a partition needs it."""
@@ -169,7 +171,7 @@ class Partition(PartitionContext):
         self._rearm()
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
-        """A block is damaged or unreadable. The store has not changed it.
+        """A block is damaged or unreadable. The store has not changed the block.
 
         If the block is the open one, or the one before it, the partition refuses all requests with
         the error. If the block is a sealed one under repair, only its readers are refused.
@@ -227,7 +229,7 @@ class Partition(PartitionContext):
     def hand_over(self, now: int, target: str | None = None) -> bool:
         """Transfer leadership of the open block if another replica can lead.
 
-        Returns whether it began.
+        Returns whether the transfer began.
         """
         acting = self.opened.acting
         if acting is None or not acting.is_leader or self.opened.sealing.request is not None:
@@ -257,7 +259,7 @@ class Partition(PartitionContext):
             return
         is_appointed = opened.replica is ReplicaState.APPOINTED
         if is_appointed and replicator.epoch != opened.node.epoch:
-            # Another replica was elected before this one began to lead.
+            # Another replica was elected before the appointed one began to lead.
             mark("partition.appointed_too_late")
             opened.end_appointment()
             self.produces.drive_parked(now)
@@ -284,9 +286,16 @@ class Partition(PartitionContext):
     @property
     def is_dirty(self) -> bool:
         """Whether there is something to write or to seal, and no write is in progress."""
-        writer = self.opened.writer
-        if writer is not None and self.opened.is_running and writer.is_dirty:
-            return True
+        opened = self.opened
+        writer = opened.writer
+        if writer is not None and opened.is_running:
+            log, sealing = writer.log, opened.sealing
+            if not (log.is_writing or log.is_recovering) and (
+                log.unwritten
+                or writer.replicator.is_dirty
+                or (sealing.state is DRAINING and sealing.must_write(log, writer.replicator))
+            ):
+                return True
         return bool(self._repairs.dirty)
 
     def flush(self, ready: Ready, now: int) -> None:
@@ -299,7 +308,8 @@ class Partition(PartitionContext):
             return
         log = writer.log
         if not log.is_recovering and not log.is_writing:
-            log.at(self.host.wall_ms(now))
+            if (wall_ms := now + self.host.wall_offset_ms) != log.wall_ms:
+                log.at(wall_ms)
             # A checkpoint must not name more records as committed than this replica has.
             committed = min(opened.offsets.high_watermark, log.stable_end)
             must_sync, self.produces.must_sync = self.produces.must_sync, False

@@ -147,7 +147,8 @@ class ProduceHandler:
         if delays is not None and delays.is_full and header.attributes & NOTE == DELAYED:
             return DelayLimitReached(f"{name} has as many delayed records as it may")
         limit = state.config.max_record_bytes
-        if is_too_large(header, limit) and not header.attributes & DELAYED_COPY:
+        is_large = max(header.length, header.raw_length) > limit  # rarely, so look closer only then
+        if is_large and is_too_large(header, limit) and not header.attributes & DELAYED_COPY:
             return RecordTooLarge(
                 f"a batch of {header.length} bytes is too large for {state.topic!r}, whose "
                 f"max_record_bytes is {limit}"
@@ -162,7 +163,8 @@ class ProduceHandler:
         try:
             if not batch.is_sound:
                 check(batch)
-            check_produced(batch, None if after is None else self._host.wall_ms(now) + after)
+            latest = None if after is None else now + self._host.wall_offset_ms + after
+            check_produced(batch, latest)
             if batch.header.body_format == KAFKA_FORMAT:
                 self._check_keys(batch)
         except CorruptBatch as error:

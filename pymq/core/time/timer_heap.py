@@ -33,15 +33,20 @@ class TimerHeap(Generic[K]):
         """Set the deadline of *key* to *due*."""
         self._due[key] = due
         if due < self._armed.get(key, NEVER):
-            self._armed[key] = due
-            self._armings += 1
-            heappush(self._heap, (due, self._armings, key))
-            self.due = min(self.due, due)
+            self._arm(key, due)
 
     def add(self, key: K, due: int) -> None:
         """Set the deadline of *key* to *due*, unless it has one."""
         if key not in self._due:
-            self.set(key, due)
+            self._due[key] = due
+            if due < self._armed.get(key, NEVER):
+                self._arm(key, due)
+
+    def _arm(self, key: K, due: int) -> None:
+        self._armed[key] = due
+        self._armings += 1
+        heappush(self._heap, (due, self._armings, key))
+        self.due = min(self.due, due)
 
     def sooner(self, key: K, due: int) -> None:
         """Set the deadline of *key* to *due*, unless it has an earlier one."""

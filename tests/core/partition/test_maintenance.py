@@ -32,6 +32,7 @@ class Host:
     storage_id = "disk"
     incarnation = 1
     replication = ReplicationConfig()
+    wall_offset_ms = WALL_MS
 
     def __init__(self) -> None:
         self.out = Ready()
@@ -41,7 +42,7 @@ class Host:
         self.waiting = WaitingRoom()
 
     def wall_ms(self, now: int) -> int:
-        return WALL_MS + now
+        return self.wall_offset_ms + now
 
     def send(self, peer: str, message: Message) -> None:
         raise AssertionError("nothing is for others")
