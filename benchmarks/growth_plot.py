@@ -102,7 +102,7 @@ def _panel(axes: Axes, result: PartResult, what: str) -> None:
 
 
 def _apart(steps: Sequence[int]) -> set[int]:
-    """Return those of *steps* whose names fit side by side on an axis."""
+    """Return the *steps* whose names fit side by side on an axis."""
     least = APART * log(steps[-1] / steps[0]) if steps else 0.0
     told: list[int] = []
     for step in steps:

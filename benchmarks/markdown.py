@@ -51,7 +51,7 @@ def _runs(machine: Found) -> str:
     # The benchmark has up to five processes: the load at its end may be its own.
     is_busy = machine["load"] > machine["cores"] or machine["load_after"] > 2 * machine["cores"]
     busy = (
-        " The machine was busy with other work: only the ratios say something." if is_busy else ""
+        " The machine was busy with other work: only the ratios are meaningful." if is_busy else ""
     )
     return (
         f"Medians of {machine['runs']} runs in turn, {scale.get(machine['scale'], '')}"
@@ -85,10 +85,15 @@ FRONT = (
     ("produce and consume at the same time, one broker", "N1-end-to-end", "pymq", "both"),
     ("produce to three replicas, pymq synced on a majority", "R1-put-durable", "pymq", "put"),
     ("from producer to consumer, median", "N5-latency", "pymq", "p50"),
-    ("no-op tasks, 4 workers, acknowledgements synced", "Q1-noop", "pymq", "4 workers"),
+    (
+        "no-op tasks, 4 workers; acknowledgements synced, pymq's by the poll",
+        "Q1-noop",
+        "pymq",
+        "4 workers",
+    ),
 )
-# The peers, each with its sides; of several sides the best counts. Without a Kafka, its C client is
-# measured on its own test broker, in memory.
+# The peers, each with its sides; of a peer's sides the best one counts. Without a Kafka, its C
+# client is measured on its own test broker, in memory.
 PEERS = (
     ("Kafka", ("kafka",)),
     ("Kafka's C client on its mock broker", ("confluent",)),
@@ -175,11 +180,15 @@ def queues(found: Found) -> str:
         name: {side["name"]: side for side in part["sides"]} for name, part in measured.items()
     }
     names = dict.fromkeys(name for each in sides.values() for name in each)
-    kept = [column for column in QUEUES if column[1] in measured]
+    kept = [
+        (head, name, measure)
+        for head, name, measure in QUEUES
+        if any(measure in side["median"] for side in sides.get(name, {}).values())
+    ]
     rows = [
         (
             f"**{name}**" if name.startswith("pymq") else name,
-            *(_best(sides[part], (name,), measure) for _, part, measure in kept),
+            *(_best(sides[of], (name,), measure) for _, of, measure in kept),
         )
         for name in names
     ]

@@ -25,7 +25,8 @@ Measures = dict[str, float]
 class Job:
     """One run of one side."""
 
-    folder: Path  # its own: empty, or as the side's preparation has left it
+    # the run's own folder: empty, or in the state that the side's preparation has left
+    folder: Path
     scale: str = "default"
     round: int = 0
 

@@ -6,6 +6,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 
 # A class whose base is a mock has no signature; and taskiq imports FastAPI where that is installed,
 # which fails if OpenTelemetry is a mock by then.
+import faststream  # noqa: E402, F401 # before the mocks
 import taskiq  # noqa: E402, F401 # before the mocks
 
 from pymq import __version__  # noqa: E402 # found only now

@@ -1,7 +1,7 @@
 """Read flights from a cluster as a member of a group, and print how late each carrier was.
 
-Start it several times with one group: the members share the partitions, and each flight goes to one
-of them. Acknowledged flights do not come again.
+Start this program several times with one group: the members share the partitions, and each flight
+goes to one of them. Acknowledged flights do not come again.
 
 python examples/consume.py --url zmq+tcp://127.0.0.1:7878 --group delays
 """

@@ -30,7 +30,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-if TYPE_CHECKING:  # The starting Python may lack these: see `go_where_spark_is`.
+if TYPE_CHECKING:  # The starting Python may lack these modules: see `go_where_spark_is`.
     import pymq
     from pymq.cli.commands.demo.flights import Flight
     from pymq.cli.show import Show, Step
@@ -129,7 +129,8 @@ def running_cluster(folder: Path) -> Iterator[str]:
     """Run a broker and a zkserver; yields their address."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1] - 10  # local_cluster.py has its broker listen ten ports on
+        # the broker of local_cluster.py listens on a port that is ten higher
+        port = one.getsockname()[1] - 10
     command = [sys.executable, str(HERE / "local_cluster.py"), "--brokers", "1"]
     command += ["--port", str(port), "--data", str(folder / "cluster")]
     command += ["--coordinator", f"sqlite:{folder / 'zkserver.db'}"]

@@ -14,7 +14,7 @@ error derives from it too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 __all__ = [
     "AuthenticationFailed",
@@ -272,7 +272,7 @@ class DeliveryTimeout(PymqError, TimeoutError):
 class DeliveryFailed(PymqError):
     """Records failed, and the application has not looked at their deliveries.
 
-    ``records`` holds them, up to about the size of the producer's buffer.
+    ``records`` holds the failed records, up to about the size of the producer's buffer.
     """
 
     code = "DELIVERY_FAILED"
@@ -302,8 +302,8 @@ class NotSubscribed(PymqError):
 class CommitFailed(PymqError):
     """The leases of some acknowledged records had run out: those records are delivered again.
 
-    Handle records within ``ack_wait_s``, or raise it. ``details["count"]`` is their number, and
-    ``details["ranges"]`` their first ranges, as ``(partition, start, end)``.
+    Handle records within ``ack_wait_s``, or raise it. ``details["count"]`` is the number of these
+    records, and ``details["ranges"]`` their first ranges, as ``(partition, start, end)``.
     """
 
     code = "COMMIT_FAILED"
@@ -431,6 +431,13 @@ class MissingExtra(PymqError, ImportError):
     """An optional package is missing; the message says which ``pip install`` brings it."""
 
     code = "MISSING_EXTRA"
+
+    @classmethod
+    def of(cls, missing: str, extra: str) -> Self:
+        """Make the error that says how the extra *extra* of pymq is installed."""
+        return cls(
+            f"{missing}: pip install 'pymq-log[{extra}]', or in a clone pip install '.[{extra}]'"
+        )
 
 
 class Closed(PymqError):

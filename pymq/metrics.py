@@ -42,9 +42,7 @@ def registered(client: Client, registry: CollectorRegistry | None = None) -> Ite
     try:
         from prometheus_client import REGISTRY
     except ImportError as error:
-        raise MissingExtra(
-            "prometheus_client is missing; pip install 'pymq-log[metrics]'"
-        ) from error
+        raise MissingExtra.of("prometheus_client is missing", "metrics") from error
     where = REGISTRY if registry is None else registry
     collector = _Collector(client)
     where.register(collector)

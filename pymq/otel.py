@@ -13,10 +13,10 @@
                 with otel.process(record):  # a span that belongs to the sender's trace
                     ...
 
-This module needs ``pip install 'pymq-log[otel]'``, which is only OpenTelemetry's API: without an
-SDK in the application, spans cost little and are not recorded. Names and attributes follow its
-semantic conventions for messaging. The context travels in a record's headers, as W3C's
-``traceparent`` or as the application's propagator writes it.
+This module needs the extra ``otel``, which is only OpenTelemetry's API: without an
+SDK in the application, spans cost little and are not recorded. Names and attributes follow
+OpenTelemetry's semantic conventions for messaging. The context travels in a record's headers, as
+W3C's ``traceparent`` or as the application's propagator writes it.
 
 A span takes some 20 us, more than sending a record, so ``send_many`` has one span for all its
 records.
@@ -44,7 +44,7 @@ try:
     from opentelemetry.propagators.textmap import Getter, Setter
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 except ImportError as error:
-    raise MissingExtra("OpenTelemetry is missing; pip install 'pymq-log[otel]'") from error
+    raise MissingExtra.of("OpenTelemetry is missing", "otel") from error
 
 __all__ = ["extract", "inject", "process", "traced"]
 

@@ -162,7 +162,9 @@ def running() -> set[str]:
         f"thread {thread.name} ({thread.ident})"
         for thread in threading.enumerate()
         # pyzmq has one such thread for the process, which frees sent messages that were not copied.
-        if type(thread).__module__ != "zmq.utils.garbage" and not is_of_spark(thread)
+        if type(thread).__module__ != "zmq.utils.garbage"
+        and not is_of_spark(thread)
+        and not is_of_iceberg(thread)
     }
     return threads | {f"process {pid}" for pid in children()}
 
@@ -176,6 +178,13 @@ def is_of_spark(thread: threading.Thread) -> bool:
     target = getattr(thread, "_target", None)
     owner = getattr(target, "__self__", None)
     return type(owner).__module__.startswith("py4j.")
+
+
+def is_of_iceberg(thread: threading.Thread) -> bool:
+    """Return whether *thread* is of the pool that pyiceberg keeps for the process."""
+    module = sys.modules.get("pyiceberg.utils.concurrent")
+    pool = None if module is None else module.ExecutorFactory._instance
+    return pool is not None and thread in pool._threads
 
 
 def children() -> set[int]:

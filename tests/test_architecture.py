@@ -48,6 +48,7 @@ MODULES = {
     "metrics": "root",
     "nodes": "root",
     "otel": "root",
+    "table": "root",
     "web": "root",
     "__main__": "cli",
 }
@@ -72,23 +73,28 @@ OWNERS = {
     "cbor2": "core/cbor.py",
     "cramjam": "core/batch/kafka/codecs.py",
     "crc32c": "core/batch/kafka/batch.py",
+    "deltalake": "table/",
+    "fast_depends": "contrib/faststream/",
     "fastavro": "serde/",
+    "faststream": "contrib/faststream/",
     "google": "serde/",
     "kazoo": "coord/",
     "msgspec": "serde/",
     "opentelemetry": "otel.py",
     "prometheus_client": "metrics.py",
     "pydantic": "serde/",
+    "pyiceberg": "table/",
     "pyspark": "spark/",
     "sqlite3": "coord/",
     "taskiq": "contrib/taskiq/",
     "zmq": "transport/",
 }
-LAZY_UNLESS = {"pyarrow": "spark/"}
+LAZY_UNLESS = {"pyarrow": ("spark/", "table/")}
 
 NOT_AT_IMPORT = set(
-    """asyncio cramjam crc32c fastavro google.protobuf http.server kazoo msgspec opentelemetry
-    prometheus_client pyarrow pydantic pyspark taskiq zmq""".split()
+    """asyncio cramjam crc32c deltalake fast_depends fastavro faststream google.protobuf
+    http.server kazoo msgspec opentelemetry prometheus_client pyarrow pydantic pyiceberg pyspark
+    taskiq zmq""".split()
 )
 
 

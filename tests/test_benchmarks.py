@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,36 @@ def test_the_readme_has_a_line_for_each_work_and_a_column_for_each_peer_that_was
         "| 4.00 records/s | 5.00 records/s |",
     ]
     assert len(markdown.front(markdown.load(publish.FIGURES / "bench.json")).splitlines()) == 8
+
+
+def test_work_queues_are_a_row_each_with_the_goals_below() -> None:
+    def part(name: str, measure: str, unit: str, figures: dict[str, float], **goal: object) -> Any:
+        sides = [
+            {"name": side, "median": {measure: value}, "units": {measure: unit}}
+            for side, value in figures.items()
+        ]
+        bounds = {"at_least": None, "at_most": None, "peer": ""} | goal
+        goals = [{"side": "pymq", "measure": measure} | bounds]
+        return {"name": name, "sides": sides, "goals": goals}
+
+    rates, times = {"celery": 900.0, "pymq": 90_000.0}, {"celery": 30.0, "pymq": 12.0}
+    met = {"at_least": 5, "peer": "celery", "reached": 100.0, "met": True}
+    missed = {"at_most": 10, "reached": 12.0, "met": False}
+    parts = [
+        part("Q1-noop", "4 workers", "tasks/s", rates, **met),
+        part("Q3-start", "start p99", "ms", times, **missed),
+    ]
+    assert markdown.queues({"parts": parts}).splitlines() == [
+        "|  | 4 workers | p99 |",
+        "| --- | --- | --- |",
+        "| celery | 900 tasks/s | 30.0 ms |",
+        "| **pymq** | 90,000 tasks/s | 12.0 ms |",
+        "",
+        "| goal of pymq | reached |  |",
+        "| --- | --- | --- |",
+        "| Q1-noop, pymq, 4 workers: at least 5 times celery | 100 times celery | met |",
+        "| Q3-start, pymq, start p99: at most 10 ms | 12.0 ms | **missed** |",
+    ]
 
 
 def test_markdown_of_a_run() -> None:

@@ -18,8 +18,8 @@ from pymq import errors
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-MODULES = """pymq pymq.aio pymq.contrib.taskiq pymq.metrics pymq.otel pymq.serde pymq.spark
-    pymq.testing pymq.web""".split()
+MODULES = """pymq pymq.aio pymq.contrib.faststream pymq.contrib.taskiq pymq.metrics pymq.otel
+    pymq.serde pymq.spark pymq.testing pymq.web""".split()
 KINDS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 SECONDS = 300  # time limit for a build, on a busy machine
 

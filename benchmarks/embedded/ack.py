@@ -1,4 +1,4 @@
-"""E6: get and acknowledge one by one."""
+"""E6: get and acknowledge records one by one."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ TOPIC = "records"
 def put_many(
     producer: pymq.Producer, groups: Sequence[Sequence[bytes]], wait: bool, topic: str = TOPIC
 ) -> None:
-    """Send with one ``send_many`` a batch; wait for each, or for all."""
+    """Send with one ``send_many`` a batch; wait for each call, or for all of them."""
     if wait:
         for group in groups:
             producer.send_many(topic, group).wait()

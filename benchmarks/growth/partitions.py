@@ -1,4 +1,6 @@
-"""The cost of one more partition: records spread over all by key, and all of them read."""
+"""The cost of one more partition: records are spread over all partitions by key, and all of these
+records are read.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ CREWS = {"1 worker": 1, "4 workers": 4, "16 workers": 16}
 FEW = 4  # workers of Q3 and Q4
 SHORT_S, LONG_S = 0.001, 0.02  # lengths of tasks
 LONG_TASKS = 200
-IDEAL_S = LONG_TASKS * LONG_S / FEW
 SPEED_TASKS = 2000  # tasks that show what 4 workers can do
 PACED_S = 3.0  # seconds of tasks at half of that
 
@@ -229,9 +228,21 @@ QUEUES = (
 )
 
 
-def _sides(run: Callable[[Queue, Job], Measures]) -> tuple[Side, ...]:
+EACH = Queue(
+    "pymq each",
+    'one broker, fsync="always"; poll, then ack and commit of each task by itself',
+    Needs(("zmq",)),
+    "pymq",
+    _pymq,
+    1000,
+    variant="commit each",
+)
+
+
+def _sides(run: Callable[[Queue, Job], Measures], *more: Queue) -> tuple[Side, ...]:
     return tuple(
-        Side(queue.name, queue.setting, partial(run, queue), queue.needs) for queue in QUEUES
+        Side(queue.name, queue.setting, partial(run, queue), queue.needs)
+        for queue in (*QUEUES, *more)
     )
 
 
@@ -248,7 +259,7 @@ PARTS = (
     Part(
         "Q1-noop",
         "tasks that do nothing, sent first, then run by 1, 4 and 16 workers",
-        _sides(lambda queue, job: _rates(queue, 0.0, job)),
+        _sides(lambda queue, job: _rates(queue, 0.0, job), EACH),
         _rate_goals("pymq", CELERY, 5),
         units=dict.fromkeys(("send", *CREWS), TASKS),
         runs_max=2,

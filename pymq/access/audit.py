@@ -3,8 +3,8 @@
 A client can repeat a refused request a thousand times a second, and a line for each would overload
 the node. So each kind of line is written at most once a second, with the number of omitted lines. A
 client could create new kinds without end by requesting unknown names, so the refusals of one
-principal are also limited in lines a second and in length. The counter of refusals counts all of
-them.
+principal are also limited in lines a second and in length. The counter of refusals counts all
+refusals.
 """
 
 from __future__ import annotations

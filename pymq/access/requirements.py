@@ -1,7 +1,8 @@
 """The permissions that each type of message requires.
 
 Each message type has a line here; a test fails for a type without one. Messages that only brokers
-and zkservers send require ``ClusterAction``. Answers require it, too: clients never send one.
+and zkservers send require ``ClusterAction``. Answers require ``ClusterAction``, too: clients never
+send one.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def open(
 ) -> Opening[AsyncClient]:
     """Open pymq as :func:`pymq.open` does; use ``async with`` or ``await`` on the result.
 
-    Awaiting it raises the errors of :func:`pymq.open`.
+    Awaiting the result raises the errors of :func:`pymq.open`.
     """
     opened = partial(pymq.open, url, curve_dir=curve_dir, principal=principal, brokers=brokers)
     return Opening(lambda: _open(opened))

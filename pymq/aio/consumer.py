@@ -32,7 +32,7 @@ UNTIL_END_S = 0.05  # interval at which ``until_end`` checks the group's other m
 class AsyncConsumer(AsyncHandle):
     """Consumes records; created by :meth:`AsyncClient.consumer`. See :class:`pymq.Consumer`.
 
-    One task at a time may poll it. If a poll is cancelled, it has taken no record.
+    One task at a time may poll a consumer. If a poll is cancelled, it has taken no record.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class AsyncConsumer(AsyncHandle):
         await super().__aexit__(kind, error, trace)
 
     def _has_left(self) -> bool:
-        # Another task may close it during any await, which a type checker cannot know.
+        # Another task may close the consumer during any await, which a type checker cannot know.
         return self._is_closing
 
     async def close(self) -> None:

@@ -192,7 +192,7 @@ class AsyncProducer(AsyncHandle):
     ) -> AsyncDeliveries:
         """Send many records with one call, once the buffer has space for them.
 
-        Returns their deliveries as one object; awaiting it is optional.
+        The call returns the deliveries of all records as one object; awaiting it is optional.
 
         Raises:
             TypeError, UnknownTopic, UnknownPartition, RecordTooLarge, Closed: as for :meth:`send`.

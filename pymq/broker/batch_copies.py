@@ -98,7 +98,8 @@ class BatchCopies:
         self._jobs: dict[int, _Job] = {}
         self._numbers: dict[Key, int] = {}
         self._held: dict[str, int] = {}  # number of copies in progress, by account
-        # Copies that wait to read, by account. Accounts take turns, and so do their copies.
+        # Copies that wait to read, by account. Accounts take turns, and the copies of an account
+        # take turns, too.
         self._line: OrderedDict[str, dict[int, _Job]] = OrderedDict()
         self._reading: set[int] = set()
         self._held_up: dict[int, _Job] = {}  # copies delayed by the quota of their account
@@ -161,7 +162,7 @@ class BatchCopies:
             self._line.setdefault(job.account, {})[job.number] = job
 
     def _next(self) -> _Job:
-        """Take the copy whose turn it is out of the line."""
+        """Remove the copy whose turn it is from the queue, and return it."""
         account, jobs = next(iter(self._line.items()))
         job = jobs.pop(next(iter(jobs)))
         if jobs:

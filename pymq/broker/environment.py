@@ -262,6 +262,7 @@ class BrokerEnvironment:
         """Serve fetches that waited for room, as far as there is room."""
         while (found := self.fetches.next(now)) is not None:
             source, m, self._granted = found
-            # The partition may have changed meanwhile, so it checks the fetch again.
+            # The partition may have changed meanwhile, so the present partition checks the fetch
+            # again.
             self.on_partition(source, m if self._granted else attrs.evolve(m, max_bytes=0), now)
             self._granted = 0

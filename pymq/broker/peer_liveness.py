@@ -18,7 +18,7 @@ from pymq.core.types import NEVER, BlockId, Rng
 from pymq.core.values import Factory, define
 
 OFTEN_MAX = 100  # failed blocks that each ping may name
-SELDOM_MS = 1_000  # pause between two pings that name more than that
+SELDOM_MS = 1_000  # pause between two pings that name more than OFTEN_MAX blocks
 
 
 @define

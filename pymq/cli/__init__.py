@@ -32,6 +32,7 @@ COMMANDS = (
     "records.consume",
     "group",
     "records.dlq",
+    "records.table",
     "cluster",
     "broker",
     "zkserver",

@@ -239,7 +239,7 @@ class Client(Layers):
             auto_create: whether a client that asks for an unknown topic creates it.
 
         Raises:
-            MissingExtra: install ``pymq-log[kafka]``.
+            MissingExtra: the extra ``kafka`` is not installed.
             ConfigError: the queue is not embedded, or the host is not of this machine alone.
             OSError: the address is in use.
         """

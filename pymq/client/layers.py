@@ -102,7 +102,7 @@ class Layers(Admin):
 
         Returns how many were marked.
 
-        Retention removes them from the disk later.
+        Retention removes these letters from the disk later.
 
         Raises:
             UnknownTopic, ProducerFenced: see :meth:`redrive`.
@@ -222,8 +222,8 @@ class Layers(Admin):
         and elsewhere, are members of the group of that name; *options* are those of
         :meth:`consumer`. The topic *service* is created if it is missing.
 
-        Closing the client ends it after the current request; so does closing the :class:`Responder`
-        that is returned for a *handler*.
+        Closing the client, or the :class:`Responder` that is returned for a *handler*, ends the
+        responder after its current request.
         """
         from pymq.client.rpc.responder import Responder
 

@@ -15,7 +15,9 @@ Pair = tuple[str, str]  # topic and partition
 
 
 class MetadataCache:
-    """The metadata of one client. The router refreshes it; all handles of the client read it.
+    """The metadata of one client.
+
+    The router refreshes the cache; all handles of the client read it.
 
     A broker that refuses a request may know the new leader before the zkserver does. The cache then
     uses the leader that the broker named, and keeps the zkserver's in case that hint is wrong.

@@ -88,8 +88,8 @@ class AdminHandler:
             return None
 
         def done(now: int) -> None:
-            # Send it to all brokers of the topic, because the partition count decides where a key
-            # goes.
+            # Send the new partition count to all brokers of the topic, because it decides where a
+            # key goes.
             self._updates.tell(m.topic, now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)

@@ -3,8 +3,8 @@
 Several zkservers may run; one is active, the controller (:mod:`~pymq.controller.election`). The
 controller holds the metadata tree as an :class:`~pymq.controller.state.image.Image` and changes it
 by one conditional commit at a time (:mod:`~pymq.controller.state.transactions`). All state that
-must survive is in the tree, so any zkserver can take over. A new one then learns which brokers are
-alive (:mod:`~pymq.controller.state.broker_liveness`), what it must send them
+must survive is in the tree, so any zkserver can take over. A new zkserver then learns which brokers
+are alive (:mod:`~pymq.controller.state.broker_liveness`), what it must send them
 (:mod:`~pymq.controller.operations.broker_updates`) and which rolls are in progress
 (:mod:`~pymq.controller.operations.rolls`).
 """
@@ -359,7 +359,7 @@ class Controller:
     def _refuse(self, source: str, message: Message) -> None:
         """Answer with the name of the active zkserver, if known.
 
-        Brokers get it too, although their messages have no id.
+        Brokers get this answer too, although their messages have no id.
         """
         error = self._election.refusal
         self._out.send(source, Answer(getattr(message, "id", 0), error=error))

@@ -1,4 +1,4 @@
-"""Coordinator backends: they keep the metadata tree of the zkservers."""
+"""Coordinator backends store the metadata tree of the zkservers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open(
     """Open a session on the coordinator at *url* (:mod:`pymq.coord.address` has its forms).
 
     The backend calls *wake*, from any thread, when ``poll`` has new events; *wake* must not block.
-    Backends in this process answer within ``submit`` and never call it.
+    Backends in this process answer within ``submit`` and never call *wake*.
 
     A remote backend must be reached within *timeout_s*. With 0 this call does not wait, and the
     first event is :class:`~pymq.core.metadata.coordination.Suspended`.
@@ -44,5 +44,5 @@ def open(
             ZookeeperCoordinator,  # on demand: it loads kazoo
         )
     except ImportError as error:
-        raise MissingExtra("ZooKeeper needs kazoo: pip install 'pymq-log[zookeeper]'") from error
+        raise MissingExtra.of("ZooKeeper needs kazoo", "zookeeper") from error
     return ZookeeperCoordinator(address, wake=wake, timeout_s=timeout_s)

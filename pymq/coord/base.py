@@ -18,10 +18,10 @@ class Coordinator(Protocol):
 
     All backends behave alike, even in the reason for which they refuse a commit:
 
-    **Nodes.** The root ``/`` always exists; it has no data, is in no :class:`Loaded` and cannot
-    be changed. A node holds at most ``MAX_DATA_BYTES`` (:mod:`pymq.coord.tree`). A created node
-    has version 0, even if its path existed before. Each :class:`Put` adds one, even for the same
-    data, and also twice within a commit.
+    **Nodes.** The root ``/`` always exists; it has no data, is in no :class:`Loaded` and cannot be
+    changed. A node holds at most ``MAX_DATA_BYTES`` (:mod:`pymq.coord.tree`). A created node has
+    version 0, even if its path existed before. Each :class:`Put` adds one to the version, even for
+    the same data, and also twice within a commit.
 
     **Ephemeral nodes** belong to the session that created them and are removed when it ends, even
     if another session has changed them. Ephemeral nodes cannot have children: :class:`Create` of a
@@ -68,7 +68,7 @@ class Coordinator(Protocol):
     * ``Closed`` after ``close``, ``ForkedError`` in a child process.
     * ``StoreError``: the backend's own disk fails. After ``StoreFull`` the commit was not carried
       out; after any other ``StoreError`` this is unknown, and the backend must be opened again. If
-      a remote backend can never come back, ``poll`` raises it.
+      a remote backend can never come back, ``poll`` raises the error.
 
     **Names of sessions** are never used twice in a tree.
     """

@@ -2,7 +2,7 @@
 
 ZooKeeper closes the connection of a client that sends a request above ``jute.maxbuffer``, 1 MiB by
 default. So the size of a commit must not grow with the number of partitions, blocks, members or
-producers. A backend without this limit would hide that a commit does.
+producers. A backend without this limit would hide commits that grow with these numbers.
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ class _File:
         match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF:
             case sqlite3.SQLITE_NOTADB:
                 return CorruptMetadata(f"{self.path} is not an SQLite file ({error})")
-            # its tables are not those of pymq
+            # the file's tables are not those of pymq
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:
                 return CorruptMetadata(f"{self.path} is damaged: {error} ({name})")
             case sqlite3.SQLITE_FULL:

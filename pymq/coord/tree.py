@@ -3,7 +3,8 @@
 A commit takes two steps, so that a backend can make it durable in between:
 
 1. :meth:`Tree.plan` computes the changes and leaves the tree as it is.
-2. :meth:`Tree.adopt` carries them out. If a plan is not adopted, the commit has no effect.
+2. :meth:`Tree.adopt` carries out the planned changes. If a plan is not adopted, the commit has no
+   effect.
 
 :meth:`Tree.apply` does both steps.
 

@@ -41,8 +41,8 @@ class Append:
 
     Each broker stamps ``durable`` with the state of its *own* disk: the offset before which the
     whole block was synced when the batch was made. Recovery treats bad bytes before ``durable`` as
-    damage, and raises an error. Bad bytes after it are a torn write, and recovery truncates them. A
-    follower therefore replaces the leader's stamp with its own
+    damage, and raises an error. Bad bytes at or after ``durable`` are a torn write, and recovery
+    truncates them. A follower therefore replaces the leader's stamp with its own
     (:func:`pymq.core.batch.batch_sequence.restamp`). The leader's disk was further ahead: with its
     value a torn tail of the follower would count as damage.
     """
@@ -95,8 +95,8 @@ class SaveState:
 
     The state replaces the block's earlier state and is removed with the block. The state is durable
     before anything else of the same turn is done, and stays even if the rest fails, so after a
-    crash a replica may find a later term than it ever sent. If there are two in one turn, the last
-    one counts. The block need not exist yet.
+    crash a replica may find a later term than it ever sent. If there are two states in one turn,
+    the last one counts. The block need not exist yet.
     """
 
     block: BlockId

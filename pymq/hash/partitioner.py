@@ -8,7 +8,7 @@ would get another name. CRC-32 is that of zlib (IEEE 802.3, unsigned).
 is a power of two and keys differ in few bits, whole partitions can stay empty. Of 400 families of
 64 to 1,024 such keys, it left half or more of 16 partitions without a key in 31 cases, of 8
 partitions in 11. The remainder by a prime breaks the linearity: no partition was empty, and keys
-spread as well as with blake2b. The hash costs 15 ns a key; finalizers that multiply cost 55 to 75
+spread as evenly as with blake2b. The hash costs 15 ns a key; finalizers that multiply cost 55 to 75
 ns and spread no better.
 
 The price is a bias below ``partitions / 1_000_003``: 0.1 % with 1,000 partitions, 1 % with 10,000.

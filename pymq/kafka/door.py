@@ -27,7 +27,7 @@ from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError
 from pymq.kafka.frames import BadFrame, FrameReader, RequestHead
-from pymq.kafka.gate import Connection, KafkaGate
+from pymq.kafka.gate import REQUESTS_MAX, KafkaConnection, KafkaGate
 from pymq.transport.bell import Bell
 
 CONNECTIONS_MAX = 1_000
@@ -84,7 +84,7 @@ class DoorDriver(Protocol):
 
 
 @define
-class Listener:
+class KafkaListener:
     """A socket that listens for the clients of one gate."""
 
     name: str  # of the gate in the loop
@@ -97,8 +97,8 @@ class _Client:
     """A connection as the door sees it."""
 
     socket: socket.socket
-    listener: Listener
-    connection: Connection
+    listener: KafkaListener
+    connection: KafkaConnection
     reader: FrameReader = Factory(FrameReader)
     sending: deque[Buffer] = Factory(deque)  # parts that the door has taken from the gate
     events: int = _READ
@@ -109,14 +109,14 @@ class _Client:
 class KafkaDoor:
     """The thread and its sockets."""
 
-    def __init__(self, driver: DoorDriver, listeners: Sequence[Listener]) -> None:
+    def __init__(self, driver: DoorDriver, listeners: Sequence[KafkaListener]) -> None:
         self._driver = driver
         self._listeners = listeners
         self._bell = Bell()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._bell.fileno(), _READ)
-        self._clients: dict[Connection, _Client] = {}
-        self._news: deque[Connection] = deque()  # connections that a gate has something for
+        self._clients: dict[KafkaConnection, _Client] = {}
+        self._news: deque[KafkaConnection] = deque()  # connections that a gate has something for
         self._gone: list[_Client] = []
         self._is_closed = False
         self._rests_until = 0.0
@@ -140,7 +140,7 @@ class KafkaDoor:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _told(self, connection: Connection) -> None:
+    def _told(self, connection: KafkaConnection) -> None:
         """Note that a gate has something for a connection; the thread may be any."""
         self._news.append(connection)
         if threading.current_thread() is not self._thread:
@@ -178,7 +178,7 @@ class KafkaDoor:
         for key, events in self._selector.select(LOOK_S):
             if key.data is None:
                 self._bell.clear()
-            elif isinstance(key.data, Listener):
+            elif isinstance(key.data, KafkaListener):
                 self._accept(key.data)
             elif not key.data.is_gone:
                 if events & _READ:
@@ -196,7 +196,6 @@ class KafkaDoor:
     def _hand_over(self, arrived: list[tuple[_Client, memoryview]]) -> None:
         """Let the gates have what came; one turn of the loop for all of it."""
         gone, self._gone = self._gone, []
-        due = NEVER
         with self._driver as loop:
             now = loop.clock()
             for client in gone:
@@ -205,14 +204,15 @@ class KafkaDoor:
                 client.listener.gate.received(client.connection, frame, now)
             for listener in self._listeners:
                 loop.touch(listener.name)
-                due = min(due, listener.gate.deadline)
-        due = min(due, *(listener.gate.deadline for listener in self._listeners))
+        # One that has enough requests under way is not read until some are answered.
+        self._news.extend(client.connection for client, _ in arrived if client.connection.is_full)
+        due = min(listener.gate.deadline for listener in self._listeners)
         if due < NEVER:
             self._driver.arm(due)
 
     # --- sockets --------------------------------------------------------------------------------
 
-    def _accept(self, listener: Listener) -> None:
+    def _accept(self, listener: KafkaListener) -> None:
         try:
             found, (host, *_) = listener.socket.accept()
         except BlockingIOError:
@@ -239,7 +239,7 @@ class KafkaDoor:
         left = READ_BYTES
         client.heard_at = time.monotonic()
         try:
-            while left > 0:
+            while left > 0 and len(frames) < REQUESTS_MAX:
                 buffer = client.reader.buffer()
                 count = client.socket.recv_into(buffer)
                 if count == 0:

@@ -15,7 +15,7 @@ from pymq.core.batch.kafka.batch import crc32c_function
 from pymq.core.batch.kafka.codecs import check_installed
 from pymq.errors import ConfigError
 from pymq.kafka.codes import Code
-from pymq.kafka.door import DoorDriver, KafkaDoor, Listener
+from pymq.kafka.door import DoorDriver, KafkaDoor, KafkaListener
 from pymq.kafka.gate import KafkaGate
 from pymq.kafka.handlers.conversation import Endpoint
 
@@ -102,7 +102,7 @@ def open_endpoint(
             name: Endpoint(number, host, ports[number]) for number, name in enumerate(brokers)
         }
         listeners = [
-            Listener(
+            KafkaListener(
                 f"kafka-{ports[number]}",  # unlike those of another endpoint
                 KafkaGate(
                     name,

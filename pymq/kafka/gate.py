@@ -44,10 +44,10 @@ from pymq.kafka.handlers.conversation import (
     LATE,
     NO_ANSWER,
     Ask,
-    Call,
     Doze,
     Endpoint,
     GateContext,
+    KafkaCall,
     Late,
     Pause,
     Steps,
@@ -56,7 +56,7 @@ from pymq.kafka.handlers.topic_cache import TopicCache
 from pymq.kafka.handlers.watches import Watches, watch_request
 from pymq.kafka.wire.messages import ApiVersionsResponse, ApiVersionsResponseApiVersion
 
-Handler = Callable[[GateContext, Any, Call], Steps]
+Handler = Callable[[GateContext, Any, KafkaCall], Steps]
 API_VERSIONS = 18
 HANDLERS: dict[int, Handler] = {
     0: produce.produce,
@@ -101,7 +101,7 @@ class Slot:
 
 
 @define
-class Connection:
+class KafkaConnection:
     """A client's connection: the requests that it waits for, in order, and bytes for it."""
 
     id: int
@@ -124,7 +124,7 @@ class Connection:
 class _Conversation:
     """A handler at work."""
 
-    connection: Connection
+    connection: KafkaConnection
     slot: Slot
     steps: Generator[Any, Any, Any]
     requests: dict[int, int] = Factory(dict)  # the places of the answers that are still to come
@@ -148,10 +148,10 @@ class KafkaGate:
         auto_create: bool = True,
     ) -> None:
         # What the door does when a connection has bytes to be sent, or was closed ...
-        self.wake: Callable[[Connection], None] = lambda _: None
+        self.wake: Callable[[KafkaConnection], None] = lambda _: None
         # ... and when a handler has raised an error, which is a bug.
         self.failed: Callable[[RequestHead, Exception], None] = lambda *_: None
-        self.connections: dict[int, Connection] = {}
+        self.connections: dict[int, KafkaConnection] = {}
         self._out = Ready()
         self._timers: TimerHeap[int] = TimerHeap()
         self._conversations: dict[int, _Conversation] = {}
@@ -179,14 +179,14 @@ class KafkaGate:
 
     # --- connections ----------------------------------------------------------------------------
 
-    def connected(self, host: str) -> Connection:
+    def connected(self, host: str) -> KafkaConnection:
         """Take in that a client has connected."""
         self._last_connection += 1
-        connection = Connection(self._last_connection, host)
+        connection = KafkaConnection(self._last_connection, host)
         self.connections[connection.id] = connection
         return connection
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, connection: KafkaConnection) -> None:
         """Drop a connection, and what its requests wait for."""
         connection.is_closed = True
         self.connections.pop(connection.id, None)
@@ -195,7 +195,7 @@ class KafkaGate:
         connection.slots.clear()
         connection.out.clear()
 
-    def received(self, connection: Connection, frame: memoryview, now: int) -> None:
+    def received(self, connection: KafkaConnection, frame: memoryview, now: int) -> None:
         """Take in a request."""
         self._context.now = now
         if connection.is_closed:
@@ -225,16 +225,16 @@ class KafkaGate:
             slot.is_over = True
             self._drain(connection)
 
-        call = Call(head.version, head.client, connection.host, release)
+        call = KafkaCall(head.version, head.client, connection.host, release)
         steps = handler(self._context, request, call)
         self._conversations[number] = _Conversation(connection, slot, steps)
         self._go_on(number, None)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: KafkaConnection) -> None:
         connection.is_closed = True
         self.wake(connection)
 
-    def _api_versions(self, connection: Connection, head: RequestHead) -> None:
+    def _api_versions(self, connection: KafkaConnection, head: RequestHead) -> None:
         """Answer which APIs there are; a version that is unknown is answered as version 0."""
         first, last = frames.apis()[API_VERSIONS].versions
         is_known = first <= head.version <= last
@@ -309,7 +309,7 @@ class KafkaGate:
                 self._close(connection)
         self._drain(connection)
 
-    def _drain(self, connection: Connection) -> None:
+    def _drain(self, connection: KafkaConnection) -> None:
         """Let the answers leave that are not behind one that is missing."""
         slots = connection.slots
         has_news = False

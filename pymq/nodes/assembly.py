@@ -62,7 +62,7 @@ class Node(Handle):
     """The life cycle of brokers and zkservers.
 
     ``run`` turns the node in the calling thread until ``stop``; ``start`` does so in a new thread.
-    ``close``, or leaving the ``with`` block, ends it in either case.
+    ``close``, or leaving the ``with`` block, ends the node in either case.
     """
 
     def __init__(
@@ -470,7 +470,8 @@ class ZkServer(Node):
 
     def run(self) -> None:
         """Turn the node in this thread until :meth:`stop`, then close its resources."""
-        # From now on it answers requests, perhaps only with the name of the active zkserver.
+        # From now on the zkserver answers requests, perhaps only with the name of the active
+        # zkserver.
         self._ready()
         super().run()
 

@@ -1,7 +1,7 @@
 """The command line options of a broker and of a zkserver, and their conversion to arguments.
 
-``pymq broker``, ``pymq zkserver`` and the programs in ``examples/`` share them. Parse them with
-:func:`pymq.nodes.service.parse`, which also reads a configuration file, and pass the result of
+``pymq broker``, ``pymq zkserver`` and the programs in ``examples/`` share them. Parse these options
+with :func:`pymq.nodes.service.parse`, which also reads a configuration file, and pass the result of
 :func:`broker_arguments` or :func:`zkserver_arguments` to the node.
 """
 

@@ -1,7 +1,7 @@
 """Assembles an embedded queue: a zkserver and one or more brokers in the user's process.
 
-One loop drives all of them, so messages between brokers travel by reference, in the thread that
-waits for the result; only the disks of several brokers work in threads.
+One loop drives all brokers of a folder, so messages between brokers travel by reference, in the
+thread that waits for the result; only the disks of several brokers work in threads.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def open_folder(path: str | os.PathLike[str], brokers: int | None = None) -> Cli
     """Open a folder for this process alone; creates a missing folder.
 
     A single broker keeps its blocks in the folder itself, each of several in a subfolder. *brokers*
-    is their number; by default the number of brokers that the folder has.
+    is the number of brokers; by default the number that the folder has.
 
     Blocks are removed only at the commit that deletes them. If a crash has left blocks of a deleted
     topic, they stay until ``pymq verify --remove-unknown`` removes them.

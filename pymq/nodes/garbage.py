@@ -5,9 +5,9 @@ zkserver with 10,000 partitions of three replicas, this pauses the process for 0
 Nearly all of a node's objects form no cycles, so reference counts free them.
 
 Therefore objects that survive one full collection are frozen (:func:`gc.freeze`). Reference counts
-still free them, but collections skip them, so that a collection takes time only for new objects.
-Frozen objects in a later unreachable cycle would leak. So when the number of frozen objects has
-doubled, they are unfrozen and scanned once more.
+still free frozen objects, but collections skip them, so that a collection takes time only for new
+objects. Frozen objects in a later unreachable cycle would leak. So when the number of frozen
+objects has doubled, they are unfrozen and scanned once more.
 """
 
 from __future__ import annotations

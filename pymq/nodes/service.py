@@ -49,7 +49,7 @@ class JsonLines(logging.Formatter):
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; ``--config FILE.toml`` supplies options that are not on it.
 
-    An error in either ends the process with status 2.
+    An error in the command line or the file ends the process with status 2.
     """
     parser.add_argument("--config", metavar="FILE.toml", help="options by their names, in TOML")
     # The file may contain a required option.

@@ -6,8 +6,8 @@ of its own log, which tells the leader its position. Records that all in-sync re
 committed.
 
 The zkserver decides the in-sync set. The leader requests a change with AlterIsr. Until the answer
-comes, it waits for the replicas of both sets (Kafka's maximal ISR, KIP-497), even if it has given
-the request up, because the zkserver may still grant it. A request is for one version of the
+comes, the leader waits for the replicas of both sets (Kafka's maximal ISR, KIP-497), even if it has
+given the request up, because the zkserver may still grant it. A request is for one version of the
 partition: when the version changes, the request is either granted or void. If a leader restarts, it
 may have lost records that were not synced, so it does not lead that block again.
 """

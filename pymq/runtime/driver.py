@@ -118,8 +118,8 @@ class Driver:
         """Take the lock; returns whether it was taken. Ctrl-C at any time leaves the lock free.
 
         Python raises KeyboardInterrupt before one of our functions begins, within a C function that
-        waits, or right after one. So one C function takes the lock and records that, and the caller
-        begins its ``try`` before it calls anything else.
+        waits, or right after one. So one C function takes the lock and records that it did, and the
+        caller begins its ``try`` before it calls anything else.
         """
         taken: list[bool] = []
         try:
@@ -133,7 +133,7 @@ class Driver:
     def wait(self, what: Completion, timeout: float | None) -> bool:
         """Wait until *what* is done, turning the loop if no other thread does.
 
-        *timeout* is in seconds; None waits without limit. Returns whether it is done.
+        *timeout* is in seconds; None waits without limit. Returns whether *what* is done.
         """
         if _is_done(what):
             return True

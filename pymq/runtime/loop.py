@@ -117,9 +117,9 @@ class Loop:
     called when these messages have to leave: before a write, after a write that others wait for,
     and after each turn.
 
-    There may be several brokers, each with its own store. Then their writes wait until no machine
-    has other work, so that all disks, those of leaders and followers, write at the same time. A
-    broker whose write waits gets no messages until the write is done.
+    There may be several brokers, each with its own store. In that case the brokers' writes wait
+    until no machine has other work, so that all disks, those of leaders and followers, write at the
+    same time. A broker whose write waits gets no messages until the write is done.
     """
 
     def __init__(

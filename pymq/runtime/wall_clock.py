@@ -15,7 +15,7 @@ class WallClockUser(Protocol):
 
 
 class WallClock:
-    """Passes machines the wall clock's offset in each millisecond in which the loop turns.
+    """Tells machines the offset of the wall clock, in each millisecond in which the loop turns.
 
     A wall clock may be set while a process runs, and the loop's clock stops while the computer is
     suspended. In both cases an offset that was computed at the start would be wrong.

@@ -337,7 +337,7 @@ def _inside(name: str, error: ValueError) -> ValueError:
 
 
 def _choice(values: list[Any], make: Convert, plain: Convert) -> JsonType:
-    """One of some values."""
+    """Convert a value that must be one of *values*."""
     if not all(type(each) in (str, int, bool, type(None)) for each in values):
         raise ConfigError(f"JSON cannot tell these values apart: {values!r}")
 

@@ -29,23 +29,30 @@ if TYPE_CHECKING:
         produce_in_pandas,
         send_udf,
     )
+    from pymq.table.view import TableProgress, TableView, table_view
 
 _WRITE, _VALUES = "pymq.spark.write.produce", "pymq.spark.values.functions"
-_LAZY = {  # the module of each name that needs pyspark
+_TABLE = "pymq.table.view"
+_LAZY = {  # the module of each name that needs pyspark, or pyarrow alone: a table view
     "ACK_SCHEMA": _WRITE,
     "ProgressListener": "pymq.spark.read.listener",
+    "TableProgress": _TABLE,
+    "TableView": _TABLE,
     "foreach_batch": _WRITE,
     "foreach_partition": _WRITE,
     "from_value": _VALUES,
     "produce_in_arrow": _WRITE,
     "produce_in_pandas": _WRITE,
     "send_udf": _WRITE,
+    "table_view": _TABLE,
     "to_value": _VALUES,
 }
 
 __all__ = [
     "ACK_SCHEMA",
     "ProgressListener",
+    "TableProgress",
+    "TableView",
     "describe",
     "foreach_batch",
     "foreach_partition",
@@ -55,6 +62,7 @@ __all__ = [
     "produce_in_pandas",
     "register",
     "send_udf",
+    "table_view",
     "to_value",
 ]
 
@@ -89,4 +97,4 @@ def __getattr__(name: str) -> Any:
 
 
 def _missing(error: ImportError) -> MissingExtra:
-    return MissingExtra(f"{error.name} is missing or too old: pip install 'pymq-log[spark]'")
+    return MissingExtra.of(f"{error.name} is missing or too old", "spark")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pymq
 from pymq.client.client import Client
-from pymq.errors import ConfigError
+from pymq.errors import ConfigError, OffsetOutOfRange, UnknownPartition, UnknownTopic
 
 DAEMON = "pyspark.daemon"
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # read by Spark's workers when they report an error
@@ -95,13 +95,13 @@ def settle() -> None:
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Let Spark show an error of the options without the traceback before it.
+    """Let Spark show an error of the options, or of what they name, without a traceback.
 
     Spark's planner processes end after an error, so the setting reaches no other error.
     """
     try:
         yield
-    except ConfigError:
+    except (ConfigError, OffsetOutOfRange, UnknownPartition, UnknownTopic):
         if _main().startswith("pyspark."):
             os.environ[HIDE_TRACEBACK] = "1"
         raise

@@ -186,7 +186,7 @@ class MemoryStore:
         return sorted({*self._blocks, *self._states})
 
     def unsealed(self) -> list[BlockId]:
-        """List those of :meth:`blocks` that are not sealed."""
+        """List the blocks that are not sealed."""
         sealed = {id for id, block in self._blocks.items() if block.is_sealed}
         return [id for id in self.blocks() if id not in sealed]
 

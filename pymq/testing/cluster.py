@@ -222,8 +222,8 @@ class Cluster:
     def crash(self, name: str, disk: str = "random", *, at_boundary: int | None = None) -> None:
         """Let a process die, now or *at_boundary* effects from now.
 
-        What its disk has not synced is lost: with ``"random"`` any part of it, with ``"none"`` all
-        of it, and with ``"all"`` nothing, as when only the process is killed.
+        Data that the disk has not synced is lost: with ``"random"`` any part of it, with ``"none"``
+        all of it, and with ``"all"`` nothing, as when only the process is killed.
         """
         host = self.host(name)
         host.keep = disk
@@ -271,7 +271,7 @@ class Cluster:
     def flip(self, name: str, dice: Random, path: str | None = None) -> tuple[str, int] | None:
         """Flip a bit on a broker's disk, in one file or in any.
 
-        Returns its place, if the disk has any.
+        Returns the bit's place, if the disk has any data.
         """
         if self.watch is not None:
             self.watch.ledger.damaged[name] = None
@@ -297,7 +297,7 @@ class Cluster:
 
         Without a rate, at its first rate.
 
-        *skew_s* sets its wall clock that far ahead of the true time.
+        *skew_s* sets the process's wall clock that far ahead of the true time.
         """
         host = self.host(name)
         if skew_s is not None:

@@ -61,7 +61,7 @@ def pymq_cluster(request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
 
 @pytest.fixture
 def pymq_kafka() -> Iterator[KafkaForTests]:
-    """Make a Kafka in memory; needs ``pymq-log[kafka]``."""
+    """Make a Kafka in memory; needs the extra ``kafka``."""
     from pymq.testing.kafka import KafkaForTests  # only now: few tests of a suite need it
 
     with KafkaForTests() as kafka:

@@ -41,7 +41,7 @@ def find_jars() -> list[Path]:
         raise MissingExtra("there is no java: a real ZooKeeper needs Java 17 (openjdk-17-jre)")
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
-        raise MissingExtra("ZooKeeper's jars come with pyspark: pip install 'pymq-log[spark]'")
+        raise MissingExtra.of("ZooKeeper's jars come with pyspark", "spark")
     folder = Path(found.origin).parent / "jars"
     jars = [jar for name in _JARS for jar in sorted(folder.glob(f"{name}-[0-9]*.jar"))]
     if len(jars) != len(_JARS):
@@ -90,7 +90,7 @@ class ZooKeeperServer(Child):
 class ZooKeeper(Transient):
     """*count* servers with their data below *folder*: a single one, or an ensemble.
 
-    Use it in a ``with`` block.
+    Use the cluster of servers in a ``with`` block.
 
     *java* are additional options for each server's Java, such as ``-Djute.maxbuffer=65536``. *host*
     is the address on this machine at which they serve. If the folder was used before, the servers

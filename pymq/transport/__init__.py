@@ -1,1 +1,1 @@
-"""Transports: they carry messages between nodes."""
+"""Transports carry messages between nodes."""

@@ -11,8 +11,9 @@ from pymq.errors import MissingExtra
 
 Arrival = tuple[str, str, Message]  # (receiver, sender, message), as the loop takes it
 
-# Called with each arrived message: (principal, sender, message). None admits it; otherwise the
-# transport drops it and sends these answers back, if any.
+# Called with each arrived message: (principal, sender, message). If the gate returns None, the
+# message is admitted; otherwise the transport drops the message and sends the returned answers
+# back, if any.
 Gate = Callable[[str, str, Message], Sequence[Message] | None]
 
 ANONYMOUS = ""  # the principal of a connection that has not proved its identity
@@ -53,7 +54,7 @@ class Transport(Protocol):
     lost, and later ones may still arrive. Machines retry; a transport does not.
 
     **Bounds.** Messages that wait for a peer are limited in number and bytes. If there are more,
-    they are lost and counted. While too many bytes wait for a peer, the transport ignores that
+    the excess is lost and counted. While too many bytes wait for a peer, the transport ignores that
     peer's messages.
 
     **Threads.** ``send``, ``flush``, ``poll``, ``learn`` and ``close`` must not run in two threads
@@ -112,7 +113,7 @@ class Transport(Protocol):
     def poll(self) -> list[Arrival]:
         """Return the messages that have arrived, in order, without waiting.
 
-        One call returns a bounded number of them; there may be more.
+        One call returns a bounded number of messages; there may be more.
         """
         ...
 
@@ -137,4 +138,4 @@ def zmq_needed() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name != "zmq":
             raise
-        raise MissingExtra("clusters need pyzmq: pip install 'pymq-log[zmq]'") from error
+        raise MissingExtra.of("clusters need pyzmq", "zmq") from error

@@ -252,7 +252,7 @@ def encode(items: Iterable[Item]) -> list[Buffer]:
 def decode(
     header: Buffer, frames: Sequence[Buffer], header_max: int = HEADER_BYTES_MAX
 ) -> list[Item]:
-    """Return the messages of a packet without those of unknown numbers.
+    """Return the messages of a packet, except those with unknown numbers.
 
     Raises:
         InvalidRequest: it is not a valid packet; none of its messages may be used.

@@ -138,7 +138,7 @@ def change(folder: str, seed: str) -> None:
 
 
 def create(folder: str, seed: str) -> None:
-    """Create topics, send a record to each, delete some."""
+    """Create topics, send a record to each, and delete some of them."""
     dice = random.Random(seed)
     with pymq.open(folder) as mq:
         producer = mq.producer(linger_ms=0)

@@ -58,6 +58,7 @@ ROWS = {
     "dlq show": Row("{it}", "deliveries", "{free}", "UNKNOWN_TOPIC"),
     "dlq redrive": Row("{it} --dry-run", "would stay", "{free}", "UNKNOWN_TOPIC"),
     "dlq purge": Row("{it}", "would be purged", "{free}", "UNKNOWN_TOPIC"),
+    "table sync": Row("{url} {it} {table} --once", "new row", "{url} {free} t", "UNKNOWN_TOPIC"),
     "cluster status": Row("", "broker-2", "--url {nowhere}", "STORE_ERROR"),
     "cluster reassign": Row("{fresh} 0 broker-1", "broker-1", "{it} 0 x", "NOT_ENOUGH_BROKERS"),
     "cluster balance": Row("", "", "--url {nowhere}", "STORE_ERROR"),
@@ -88,8 +89,8 @@ class World:
         self._queue = queue
         self._folder = tmp_path
         self.names = {
-            name: str(tmp_path / name) for name in ("nowhere", "folder", "keys", "lines")
-        } | {"it": "everything", "who": "everybody"}
+            name: str(tmp_path / name) for name in ("nowhere", "folder", "keys", "lines", "table")
+        } | {"it": "everything", "who": "everybody", "url": queue.url}
         (tmp_path / "lines").write_text("one\ntwo\n")
         pymq.open(tmp_path / "folder").close()
         assert main(["keys", "make", self.names["keys"], "alice", "--node"]) == 0
@@ -120,7 +121,7 @@ class World:
     def call(self, name: str, typed: str, *more: str) -> Told:
         """Have a command run."""
         argv = [*name.split(), *typed.split(), *more]
-        is_plain = name.startswith(("verify", "keys", "completion")) or "--url" in typed
+        is_plain = name.startswith(("verify", "keys", "completion", "table")) or "--url" in typed
         return self._queue.plain(*argv) if is_plain else self._queue.call(*argv)
 
 

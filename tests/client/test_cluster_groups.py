@@ -361,8 +361,8 @@ def test_news_of_many_partitions_comes_at_once(is_early: bool) -> None:
 def test_records_that_cannot_be_had_do_not_keep_others_away(is_patient: bool) -> None:
     """The only holder of a partition is cut off.
 
-    Records of other partitions are delivered; those of this partition follow in their order when
-    its holder is back.
+    Records of other partitions are delivered; the records of this partition follow in their order
+    when its holder is back.
     """
     with Cluster(brokers=3, seed=22) as cluster:
         mq, other = cluster.client(), cluster.client()

@@ -40,7 +40,7 @@ def leader(mq: pymq.Client) -> str:
 def scattered(cluster: Cluster, acks: Acks = "raft") -> pymq.Client:
     """Return a client after writing forty records in four blocks of ten.
 
-    No block is on the broker of the last one.
+    None of these blocks is on the broker of the last block.
     """
     mq = cluster.client()
     mq.create_topic("t", replicas=1, acks=acks)

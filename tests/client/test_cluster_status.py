@@ -157,7 +157,7 @@ def test_records_that_are_leased_and_those_that_come_later() -> None:
 
 @pytest.mark.parametrize("mode", ["psb", "ptp"])
 def test_records_need_no_zkserver(mode: str) -> None:
-    """Existing partitions work without a zkserver; so do requests for their bounds."""
+    """Existing partitions, and requests for their bounds, work without a zkserver."""
     with scene(mode) as on, on.cluster.client().producer() as producer:
         producer.send("t", b"2").result(timeout=10)
         on.crash(*on.cluster.zkservers)

@@ -175,7 +175,9 @@ def test_expired_records_are_skipped_and_counted(mq: pymq.Client) -> None:
 
 
 def test_an_expired_record_counts_once_for_the_group_that_would_have_got_it() -> None:
-    """Where it was sent, a delayed record does not count; nor does one of another group's route."""
+    """The original of a delayed record does not count, nor does a record of another group's
+    route.
+    """
     with Cluster(brokers=1, seed=1) as cluster:
         mq = cluster.client()
         mq.create_topic("t", route="canary:key=c")

@@ -189,9 +189,11 @@ for call in (
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT
     )
-    assert done.stdout.splitlines() == ["clusters need pyzmq: pip install 'pymq-log[zmq]'"] * 2, (
-        done.stderr
-    )
+    assert (
+        done.stdout.splitlines()
+        == ["clusters need pyzmq: pip install 'pymq-log[zmq]', or in a clone pip install '.[zmq]'"]
+        * 2
+    ), done.stderr
 
 
 def test_readers_and_groups_are_names_of_the_modes(mq: pymq.Client) -> None:

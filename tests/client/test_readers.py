@@ -101,8 +101,10 @@ def test_retention_by_size(mq: pymq.Client) -> None:
         start = mq.describe_topic("short").partitions[0].start_offset
         assert 0 < start < 2_000
         behind.seek("0", 0)
-        with pytest.raises(pymq.errors.OffsetOutOfRange):
+        with pytest.raises(pymq.errors.OffsetOutOfRange) as caught:
             behind.poll(1)
+        place = {name: caught.value.details[name] for name in ("topic", "partition", "offset")}
+        assert place == {"topic": "short", "partition": "0", "offset": 0}
         found: list[int] = []
         while not found:  # retention may remove further blocks while the last rolls finish
             with contextlib.suppress(pymq.errors.OffsetOutOfRange):

@@ -1,6 +1,6 @@
 """Schedules: pymq runs tasks at a given time without a scheduler.
 
-Taskiq's scheduler runs the others.
+Taskiq's scheduler runs all other scheduled tasks.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def most_looks(
 def test_metadata_is_of_all_partitions_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The zkserver answers for some of 10,000 partitions in each turn.
 
-    All in one turn took 41 ms.
+    Answering for all of them in one turn took 41 ms.
     """
     most, found = most_looks(large(), lambda i: GetMetadata(i, "t"), monkeypatch)
     assert isinstance(found, TopicMetadata)

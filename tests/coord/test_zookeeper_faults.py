@@ -53,7 +53,7 @@ def kinds(one: Session, since: int) -> list[type]:
 def test_a_session_that_expires(zookeeper: ZooKeeper) -> None:
     """An expired session loses its ephemeral nodes and watches.
 
-    The next one has a new name and works.
+    The next session has a new name and works.
     """
     hosts = zookeeper.hosts
     with session(hosts, "/expires") as one, session(hosts, "/expires") as witness:

@@ -108,7 +108,10 @@ class Storm:
         node.resume()
 
     def cut(self) -> None:
-        """Cut a broker off from another one or from all; or lose its messages to another one."""
+        """Cut a broker off from another one or from all others.
+
+        Or lose its messages to another one.
+        """
         assert self._wires is not None
         victim, other = self._dice.sample(self.cluster.brokers, 2)
         match self._dice.randrange(3):

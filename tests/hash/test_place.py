@@ -28,7 +28,7 @@ def test_without_load_it_is_the_ring() -> None:
 
 @given(brokers, st.integers(1, 3), st.integers(1, 60))
 def test_shares_are_fair(names: list[str], replicas: int, count: int) -> None:
-    """With any number of brokers, the numbers of replicas differ by one at most, and those of
+    """With any number of brokers, the numbers of replicas differ by one at most, and the numbers of
     leaders are close.
     """
     placed = place_all(KEYS[:count], names, replicas)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import pymq
+from pymq.core.batch.columns import Buffer
 from pymq.errors import ConfigError
 from pymq.kafka import door
 from pymq.kafka.endpoint import KafkaEndpoint
+from pymq.kafka.frames import SCRATCH_BYTES
+from pymq.kafka.gate import REQUESTS_MAX
+from pymq.kafka.wire import codec
+from pymq.kafka.wire import messages as m
+from pymq.kafka.wire.schema import schemas
 
 pytest.importorskip("crc32c", reason="crc32c is not installed")
 ASK = struct.pack(">ihhih", 11, 18, 0, 7, 1) + b"x"  # ApiVersions, version 0
@@ -34,14 +41,18 @@ def connect(endpoint: KafkaEndpoint) -> socket.socket:
     return socket.create_connection(endpoint.addresses[0], 20)
 
 
-def answer(client: socket.socket) -> bytes:
-    """Return the next frame, without its length."""
+def exactly(client: socket.socket, size: int) -> bytes:
     data = b""
-    while len(data) < 4 or len(data) < 4 + struct.unpack_from(">i", data)[0]:
-        part = client.recv(1 << 16)
+    while len(data) < size:
+        part = client.recv(size - len(data))
         assert part, "the connection was closed"
         data += part
-    return data[4:]
+    return data
+
+
+def answer(client: socket.socket) -> bytes:
+    """Return the next frame, without its length."""
+    return exactly(client, struct.unpack(">i", exactly(client, 4))[0])
 
 
 def test_a_request_in_pieces_is_answered(endpoint: KafkaEndpoint) -> None:
@@ -57,15 +68,7 @@ def test_requests_at_once_are_answered_in_order(endpoint: KafkaEndpoint) -> None
     with connect(endpoint) as client:
         requests = [struct.pack(">ihhih", 11, 18, 0, n, 1) + b"x" for n in range(50)]
         client.sendall(b"".join(requests))
-        data = b""
-        size = len(requests) * (len(answer_of(endpoint)) + 4)
-        while len(data) < size:
-            data += client.recv(1 << 16)
-        found, position = [], 0
-        while position < len(data):
-            length, correlation = struct.unpack_from(">ii", data, position)
-            found.append(correlation)
-            position += 4 + length
+        found = [struct.unpack_from(">i", answer(client))[0] for _ in requests]
         assert found == list(range(50))
 
 
@@ -73,6 +76,42 @@ def answer_of(endpoint: KafkaEndpoint) -> bytes:
     with connect(endpoint) as client:
         client.sendall(ASK)
         return answer(client)
+
+
+def request(name: str, version: int, message: object) -> bytes:
+    schema = schemas()[f"{name}Request"]
+    parts: list[Buffer] = [struct.pack(">hhih", schema.key, version, 7, 1) + b"x"]
+    codec.writer(schema.name, version)(message, parts.append)
+    data = b"".join(parts)
+    return struct.pack(">i", len(data)) + data
+
+
+def test_a_client_is_not_read_while_many_of_its_requests_wait(
+    mq: pymq.Client, endpoint: KafkaEndpoint
+) -> None:
+    """What it sends beyond that stays in the sockets."""
+    mq.create_topic("t")
+    protocols = [m.JoinGroupRequestJoinGroupRequestProtocol("range", b"")]
+    join = m.JoinGroupRequest("g", 60_000, 60_000, "", None, "consumer", protocols)
+    with connect(endpoint) as first, connect(endpoint) as second:
+        first.sendall(request("FindCoordinator", 0, m.FindCoordinatorRequest("g")))
+        answer(first)
+        first.sendall(request("JoinGroup", 0, join))
+        answer(first)  # a member, which does not join again: all later ones wait for it
+        second.setblocking(False)
+        data, sent = request("JoinGroup", 0, join) * 20_000, 0
+        with suppress(BlockingIOError):
+            while sent < len(data):
+                sent += second.send(data[sent : sent + (1 << 16)])
+        second.settimeout(20)
+        (gate,) = endpoint._gates
+        assert answer_of(endpoint)  # the door has looked at all sockets since
+        waiting = max(len(each.slots) for each in gate.connections.values())
+        assert (
+            REQUESTS_MAX
+            <= waiting
+            <= REQUESTS_MAX + SCRATCH_BYTES // len(request("JoinGroup", 0, join))
+        )
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, bytes(100)])

@@ -14,7 +14,7 @@ from pymq.core.batch.columns import Buffer
 from pymq.core.batch.kafka import records
 from pymq.core.batch.kafka.batch import KAFKA_HEADER, SIGNED_FROM, crc32c_function
 from pymq.kafka.codes import Code
-from pymq.kafka.gate import HANDLERS, Connection, KafkaGate
+from pymq.kafka.gate import HANDLERS, KafkaConnection, KafkaGate
 from pymq.kafka.handlers.conversation import Endpoint
 from pymq.kafka.wire import codec
 from pymq.kafka.wire import messages as m
@@ -42,7 +42,7 @@ class Bench:
         self.connection = self.connect()
         self._correlation = 0
 
-    def connect(self) -> Connection:
+    def connect(self) -> KafkaConnection:
         with self.mq.driver:
             return self.gate.connected("127.0.0.1")
 
@@ -58,7 +58,7 @@ class Bench:
         codec.writer(schema.name, version)(request, parts.append)
         return b"".join(parts)
 
-    def send(self, frame: bytes, connection: Connection | None = None) -> None:
+    def send(self, frame: bytes, connection: KafkaConnection | None = None) -> None:
         with self.mq.driver as loop:
             here = connection or self.connection
             self.gate.received(here, memoryview(frame), loop.clock())

@@ -1,11 +1,12 @@
 """Known bugs of other implementations, planted to prove that the tests find them.
 
-Most are faults that published implementations have shipped, or that the papers warn of (B1: a vote
-that is not durable, B3: figure 8, B5: a stale member that is elected, B8: a wiped disk, B9: an
-append that always cuts, B10: a commit beyond the compared log, B11: a leader that counts too soon,
-B12: no pre-vote, B13: reads of a deposed leader, B14: old snapshots, B15: hasty transfers, B20:
-cutting to the high watermark). A mutant names the test that must find it: a script, or random runs.
-Random runs alone find most of the bugs that have a script, too, within some hundreds of seeds.
+Most mutants are faults that published implementations have shipped, or that the papers warn of (B1:
+a vote that is not durable, B3: figure 8, B5: a stale member that is elected, B8: a wiped disk, B9:
+an append that always cuts, B10: a commit beyond the compared log, B11: a leader that counts too
+soon, B12: no pre-vote, B13: reads of a deposed leader, B14: old snapshots, B15: hasty transfers,
+B20: cutting to the high watermark). A mutant names the test that must find it: a script, or random
+runs. Random runs alone find most of the bugs that have a script, too, within some hundreds of
+seeds.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class RaftScript:
     def do_cut(self, *words: str) -> None:
         """Cut the links between the replicas on the two sides of a slash.
 
-        All of them notice the cut.
+        The replicas on both sides notice the cut.
         """
         slash = words.index("/")
         for a in words[:slash]:

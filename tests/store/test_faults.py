@@ -204,7 +204,7 @@ def test_an_unreadable_block(store: FileStore, files: FaultyFiles) -> None:
 def test_a_block_that_cannot_be_recovered_now(store: FileStore, files: FaultyFiles) -> None:
     """A block may recover on the next try; after a failed sync it needs a restart.
 
-    If an administrator must repair the files, the error says so.
+    If an administrator must repair the files, the error says that.
     """
     for fault, number, is_fatal in (
         ("pread", errno.EIO, False),

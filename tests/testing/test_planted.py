@@ -108,7 +108,7 @@ def test_a_bug_is_gone_when_it_is_not_planted(name: str) -> None:
 
 
 def test_a_patch_takes_the_arguments_of_its_original() -> None:
-    """A patch that cannot be called would only ever trip, and no hunt would say so."""
+    """A patch that cannot be called would make every run fail, and no hunt would report that."""
 
     def original(self: object, batch: object, now: int, *, durable: bool) -> None: ...
 

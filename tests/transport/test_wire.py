@@ -87,7 +87,7 @@ def test_fields_that_are_gone_keep_their_place() -> None:
 
 
 def test_no_broker_takes_a_message_of_a_quorum() -> None:
-    """ReadIndex and snapshots have no numbers; that of a snapshot is reserved."""
+    """ReadIndex and snapshots have no numbers; the number of a snapshot is reserved."""
     block = BlockId("0" * 32, 1, 2)
     snapshot = [148, "", "", ["0" * 32, 1, 2], 3, 4, 5, b"state"]
     assert wire.decode(codec.dumps([1, snapshot]), []) == []

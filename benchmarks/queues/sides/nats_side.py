@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from benchmarks.network.roles import HandLoop
@@ -13,6 +14,7 @@ from benchmarks.queues.sides.plan import Plan
 from benchmarks.queues.sides.senders import Coroutines, Sender
 
 STREAM, SUBJECT, GROUP = "tasks", "tasks.run", "workers"
+PATIENCE_S = 60.0  # with an answer, on a busy machine
 
 
 async def _connect(url: str) -> Any:
@@ -35,10 +37,12 @@ def sender(url: str) -> Iterator[Sender]:
     """``publish``, up to 200 at a time."""
     with closing(HandLoop()) as loop:
         connection = loop.run(_connect(url))
-        loop.run(_make_stream(connection))
-        js = connection.jetstream()
-        yield Coroutines(loop, lambda task: js.publish(SUBJECT, task.to_bytes(8, "big")))
-        loop.run(connection.close())
+        try:
+            loop.run(_make_stream(connection))
+            publish = partial(connection.jetstream().publish, SUBJECT, timeout=PATIENCE_S)
+            yield Coroutines(loop, lambda task: publish(payload=task.to_bytes(8, "big")))
+        finally:
+            loop.run(connection.close())
 
 
 def work(url: str, board: Board, index: int, plan: Plan) -> None:
@@ -59,4 +63,4 @@ async def _work(url: str, board: Board, index: int, plan: Plan) -> None:
             continue
         for message in messages:
             board.run(int.from_bytes(message.data, "big"), plan.work_s)
-        await asyncio.gather(*(message.ack_sync() for message in messages))
+        await asyncio.gather(*(message.ack_sync(PATIENCE_S) for message in messages))

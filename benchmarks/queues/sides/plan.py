@@ -12,4 +12,4 @@ class Plan:
     workers: int  # each runs one task at a time
     work_s: float  # the length of a task
     prefetch: int  # tasks that a worker takes at a time, of peers that do not find it by themselves
-    variant: str = ""  # Celery's pool; "commit" if a consumer of pymq waits for the sync
+    variant: str = ""  # Celery's pool; of pymq "commit" or "commit each", if it waits for syncs

@@ -60,11 +60,13 @@ def _work(
         records = consumer.poll(timeout=JOIN_S)  # now it is a member
         board.pass_gate(index)
         while not is_over():
-            for record in records:
-                board.run(int.from_bytes(record.value, "big"), plan.work_s)
-            if records:
-                consumer.ack(records)
-                if plan.variant == "commit":
+            size = 1 if plan.variant == "commit each" else max(1, len(records))
+            for start in range(0, len(records), size):
+                some = records[start : start + size]
+                for record in some:
+                    board.run(int.from_bytes(record.value, "big"), plan.work_s)
+                consumer.ack(some)
+                if plan.variant:
                     consumer.commit()
             records = consumer.poll(timeout=POLL_S)
 

@@ -36,8 +36,10 @@ def sender(url: str) -> Iterator[Sender]:
 
     with closing(HandLoop()) as loop:
         loop.run(broker.startup())
-        yield Coroutines(loop, run.kiq)
-        loop.run(broker.shutdown())
+        try:
+            yield Coroutines(loop, run.kiq)
+        finally:
+            loop.run(broker.shutdown())
 
 
 def work(url: str, board: Board, index: int, plan: Plan) -> None:

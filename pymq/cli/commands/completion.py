@@ -26,7 +26,7 @@ def run(args: argparse.Namespace, show: Show) -> int:
     try:
         import shtab
     except ImportError:
-        raise MissingExtra("completion needs shtab: pip install 'pymq-log[cli]'") from None
+        raise MissingExtra.of("completion needs shtab", "cli") from None
     from pymq.cli import parser
 
     script: str = shtab.complete(parser(), args.shell)

@@ -24,7 +24,7 @@ FREE_MIN = 1 << 30  # warn if a disk has less free bytes than this, ...
 FREE_SHARE = 0.05  # ... or less than this share of the disk's size, if that is the smaller value
 
 # A peer's first 64 bytes are signature, version and mechanism (ZMTP 3.1, rfc.zeromq.org/spec/37). A
-# peer sends all of them once it has our version. This check never sends its mechanism, because a
+# peer sends all 64 bytes once it has our version. This check never sends its mechanism, because a
 # peer stops answering after a mechanism that it does not accept.
 _SIGNATURE_AND_VERSION = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03"
 _GREETING_BYTES = 64

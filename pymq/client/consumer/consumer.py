@@ -36,7 +36,10 @@ MOST = 1 << 62  # records or bytes of a poll
 
 
 class Consumer(Handle):
-    """Gets records; made by :meth:`pymq.Client.consumer`. One thread at a time may poll it."""
+    """Gets records; made by :meth:`pymq.Client.consumer`.
+
+    One thread at a time may poll a consumer.
+    """
 
     def __init__(
         self,
@@ -89,7 +92,8 @@ class Consumer(Handle):
 
         Raises:
             OffsetOutOfRange: retention has overtaken this reader, or the topic was deleted and made
-                again since; seek to a valid offset.
+                again since; seek to a valid offset. ``details`` hold ``topic``, ``partition`` and
+                ``offset``.
             CorruptBlock, CorruptBatch: the next record of a partition is damaged or cannot be
                 decoded; ``details`` hold ``topic``, ``partition`` and ``offset``. All records
                 before it were returned. The error is raised again, after records of other
@@ -236,7 +240,10 @@ class Consumer(Handle):
     # --- settling (PTP) -------------------------------------------------------------------------
 
     def ack(self, records: Records) -> None:
-        """Acknowledge records. This returns at once; :meth:`commit` waits until it is durable."""
+        """Acknowledge records.
+
+        The call returns at once; :meth:`commit` waits until the acknowledgement is durable.
+        """
         settler = self._settler()
         if type(records) is Record:
             queue = settler.acks.get(records.partition)
@@ -257,7 +264,7 @@ class Consumer(Handle):
         """Return records to the group, to be delivered again after *delay* seconds.
 
         Without *delay* the option ``retry`` of :meth:`pymq.Client.consumer` decides: at once, or
-        after its backoff. *error* says why. The next delivery carries it in the header
+        after its backoff. *error* says why. The next delivery carries *error* in the header
         ``pymq.error``, up to 200 bytes, and so does the dead letter if the record becomes one.
 
         Raises:
@@ -283,7 +290,7 @@ class Consumer(Handle):
     ) -> None:
         """Give records up: write them to the dead-letter topic now, and acknowledge them.
 
-        Use it for a record that would fail at every delivery. *error* says why, in the header
+        Use this for a record that would fail at every delivery. *error* says why, in the header
         ``pymq.error`` of the dead letter. The call returns when the dead letters are written.
         Without a dead-letter topic (``dead_letter=None``) the records are only acknowledged.
 

@@ -1,8 +1,8 @@
 """The records that an iteration has polled and not shown yet.
 
-An iteration polls many records and shows them one by one. Records that it has not shown count as
-not received: a reader's position is before them, and a group's member renews their leases or
-returns them. The next iteration or poll shows them first.
+An iteration polls many records and shows them one by one. Records that the iteration has not shown
+count as not received: a reader's position is before them, and a group's member renews their leases
+or returns them. The next iteration or poll shows these records first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class IterationBuffer:
         # records in the order in which the iteration shows them
         self.records: deque[Record] = deque()
         self._aside: list[Record] = []  # set aside: the next iteration or poll shows them
-        self._first_aside: dict[str, int] = {}  # the first offset of those set aside, by partition
+        # the first offset of the records set aside, by partition
+        self._first_aside: dict[str, int] = {}
         self._reader = intake if isinstance(intake, Reader) else None
         self._worker = intake if isinstance(intake, GroupConsumer) else None
 

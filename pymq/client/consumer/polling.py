@@ -150,9 +150,9 @@ class Polling:
     def is_ours(self, timeout: float | None) -> bool:
         """Whether fetched records may be returned; asks the group if that is not certain.
 
-        If their leases may have run out, the records are dropped, since other members may have
-        them. If the group does not answer within *timeout* seconds, they are kept but not returned
-        now.
+        If the leases of fetched records may have run out, the records are dropped, since other
+        members may have them. If the group does not answer within *timeout* seconds, they are kept
+        but not returned now.
         """
         guard = self.guard
         if guard is None:

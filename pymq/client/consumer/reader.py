@@ -302,6 +302,8 @@ class Reader(ConsumerMachine):
         elif is_damage:
             self.fail(located(error, self.topic, cursor.partition, cursor.position))
         else:
+            if isinstance(error, OffsetOutOfRange):
+                error.details |= _place(self.topic, cursor)
             self.fail(error)
 
     def _refused(
@@ -309,7 +311,8 @@ class Reader(ConsumerMachine):
     ) -> None:
         if self._is_made_again(cursor, error):
             why = f"{self.topic}/{cursor.partition}: the topic was deleted and created again"
-            self.fail(OffsetOutOfRange(f"{why}, offset {cursor.position} is of the one before"))
+            why = f"{why}, offset {cursor.position} is of the one before"
+            self.fail(OffsetOutOfRange(why, **_place(self.topic, cursor)))
             return
         cursor.damage.heard(cursor.route.asked, error)
         pause = cursor.route.refused(self._router, error)
@@ -458,3 +461,8 @@ class Reader(ConsumerMachine):
 
 
 _NOTHING = ReplicaNotAvailable("it has nothing of what it was said to hold")
+
+
+def _place(topic: str, cursor: Cursor) -> dict[str, object]:
+    """Details of an error at a reader's position in a partition."""
+    return {"topic": topic, "partition": cursor.partition, "offset": cursor.position}

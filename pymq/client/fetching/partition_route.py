@@ -161,7 +161,7 @@ class PartitionRoute:
             self.trouble = f"{self.asked} did not answer"
         if self.others:
             if self.is_substitute:
-                # The substitute may be dead as well. The zkserver may know the live replicas.
+                # The substitute may be dead, too. The zkserver may know the live replicas.
                 router.distrust(self.topic, self.partition)
             elif self.is_chosen:
                 # The same follower would be chosen again, and each fetch would wait for it.

@@ -103,7 +103,8 @@ class Acknowledger:
         )  # delivered under leases that have run out, and not acknowledged
         self._lapsed = 0  # acknowledgements after the end of a lease that no commit has reported
         self._ended: PymqError | None = None  # why acknowledgements cannot be sent any more
-        self._lapsed_in: list[tuple[str, int, int]] = []  # offsets of those, as far as known
+        # offsets of these records, as far as known
+        self._lapsed_in: list[tuple[str, int, int]] = []
 
     # --- the handle -----------------------------------------------------------------------------
 
@@ -134,7 +135,8 @@ class Acknowledger:
 
         The result is done once they are written, or *durable*.
         """
-        # Disarm first: another thread that adds from here on arms again, or is included.
+        # Disarm first: if another thread adds an acknowledgement after this, it arms the timer
+        # again, or its acknowledgement is included.
         self.due, self._is_put_back = NEVER, False
         # copy all queues at once: another thread may be adding one
         queues = list(self.acks.items())

@@ -500,7 +500,7 @@ class GroupConsumer(ConsumerMachine):
         self.settler.give_back(unread)
         if not self._leased and not self.has_chunks:
             # All records of the lease were compacted away or are not for consumers now. The records
-            # behind it may be of the same kind, so each further lease is larger.
+            # behind this lease may be of the same kind, so each further lease is larger.
             self._skipped = min(2 * self._skipped + 1, SKIP_MAX)
             self.lease_requests.wanted = max(self.lease_requests.wanted, self._skipped)
             self.lease_requests.ask(now)

@@ -42,7 +42,8 @@ class LeaseValidity:
     def sure_ms(self) -> int:
         """Return for how many milliseconds the leases hold for certain; any thread may call this.
 
-        After that a successor may have replaced the coordinator and given the records away.
+        After that time a successor may have replaced the coordinator and leased the records to
+        others.
         """
         return SURE_MS - (self._driver.loop.clock() - self._heard_at)
 

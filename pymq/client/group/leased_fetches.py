@@ -222,7 +222,7 @@ class LeasedFetches:
             and not route.is_elsewhere
         ):
             # Retention has removed these records. The coordinator drops the lease when it learns
-            # the new start.
+            # the new start of the log.
             self._watches.begins(partition, m.log_start)
             fetching.position = min(m.log_start, fetching.end)
         elif m.error is not None and (pause := self._pause(route, m.error)) is not None:

@@ -99,7 +99,8 @@ class Membership:
         # whether the state is JOINED; a plain attribute because each turn reads it
         self.is_joined = False
         self.told: tuple[str, ...] = ()  # the partitions reported to the coordinator last ...
-        self._confirmed: tuple[str, ...] = ()  # ... and those that it has confirmed
+        # ... and the partitions that the member has confirmed
+        self._confirmed: tuple[str, ...] = ()
         self.topic_id = ""  # id of the topic when the consumer joined
         self.retry_at = 0  # the time of the next try to join
         self.beat_at = NEVER

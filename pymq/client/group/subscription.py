@@ -52,7 +52,7 @@ class Subscription:
         self._has_joined = True
 
     def _answered(self) -> None:
-        """Check whether the topic was created again: the new one has no subscription either."""
+        """Check whether the topic was created again: the new topic has no subscription."""
         if self._call is not None and isinstance(self._call.error, NotSubscribed):
             topic, until = self._topic, self._until
             self._refused = self._call.error

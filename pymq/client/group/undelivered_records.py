@@ -114,7 +114,7 @@ class UndeliveredRecords:
     def unexpired(self, view: RecordBatch) -> RecordBatch:
         """Return the records of a view that have not expired by the time the application gets them.
 
-        The others are acknowledged, or become dead letters.
+        All other records are acknowledged, or become dead letters.
         """
         if self._membership.config.buries_expired:
             return self.without_expired(view)
@@ -163,8 +163,8 @@ class UndeliveredRecords:
     def return_surplus(self, *, is_stuck: bool) -> None:
         """Return records that came while the application works on others.
 
-        The member sent a second request before the first answer came, and both brought records.
-        Those of the second would wait here although other members are idle.
+        The member sent a second request before the first answer came, and both brought records. The
+        records of the second answer would wait here although other members are idle.
         """
         self.return_at = NEVER
         if not self.is_at_work or is_stuck:

@@ -1,9 +1,9 @@
 """Deliveries, which ``send`` returns for each record, and batches, which travel.
 
 There is a delivery for each record, so it holds only two references: no lock, no future. Only the
-application keeps it, and nothing notifies it: when the application asks for its state, it looks for
-its record in the batches that were made since. A thread that waits for a delivery waits for its
-batch.
+application keeps a delivery, and nothing notifies it: when the application asks for its state, the
+delivery looks for its record in the batches that were made since. A thread that waits for a
+delivery waits for its batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # A record in its queue: its value; its key, if it has one; headers and its own time, if it has any.
-# Each is a new tuple, so that two equal records stay distinct. The garbage collector soon stops
+# Each row is a new tuple, so that two equal records stay distinct. The garbage collector soon stops
 # tracking such tuples, unlike objects of a class.
 Row = tuple[bytes] | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Headers, int | None]
 
@@ -343,7 +343,7 @@ class Delivery:
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the record is acknowledged, and return its metadata.
 
-        To wait sends the record at once, regardless of ``linger_ms``.
+        Waiting for a delivery sends the record at once, regardless of ``linger_ms``.
 
         Raises:
             DeliveryTimeout: *timeout* seconds are over; sending goes on.

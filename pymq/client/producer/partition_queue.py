@@ -364,8 +364,8 @@ class PartitionQueue:
         if not named:
             return encoded
         # A batch that was sent keeps its sequence, even if later ones were answered. Under a new
-        # sequence it could be written twice; under that of another batch it would be taken for that
-        # batch.
+        # sequence the batch could be written twice; under the sequence of another batch it would
+        # count as that other batch.
         self.next_sequence = max(self.next_sequence, batch.sequence + batch.count)
         return encoded
 
@@ -393,7 +393,7 @@ class PartitionQueue:
 
         Such a batch may have been written under earlier sequences, so the producer looks for these
         first, beginning with the latest. If the partition knows none of them, the batch gets a new
-        sequence. The old ones are kept, since the answer may come from a former leader.
+        sequence. The earlier sequences are kept, since the answer may come from a former leader.
         """
         self._raise_epoch()
         for batch in self.in_flight:

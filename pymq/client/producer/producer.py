@@ -46,7 +46,7 @@ TIME_MAX = 1 << 62  # milliseconds; differences of two times still have 64 bits
 
 
 class Producer(Handle):
-    """Sends records; made by :meth:`pymq.Client.producer`. Any thread may use it.
+    """Sends records; made by :meth:`pymq.Client.producer`. Any thread may use a producer.
 
     A record with a key goes to the partition that the key hashes to. Records without a key fill one
     batch after the other, each for another partition; a burst smaller than a batch is spread over

@@ -89,7 +89,7 @@ class JournalEntry:
 
     @classmethod
     def decode(cls, data: bytes, topic_id: str) -> JournalEntry:
-        """Decode an entry; that of an earlier topic of the same name counts for nothing.
+        """Decode an entry; an entry of an earlier topic of the same name counts as empty.
 
         Raises:
             CorruptMetadata: *data* is no entry, or a newer pymq wrote it.

@@ -267,7 +267,9 @@ class Redrive:
     def _give_up(
         self, partition: str, entry: JournalEntry, sent: Round, letters: dict[int, Record]
     ) -> None:
-        """End a round of which a partition refuses letters; the others get theirs.
+        """End a round if one of its target partitions refuses letters.
+
+        The other partitions get their letters.
 
         Else no redrive could do anything until the refused letters are accepted.
         """

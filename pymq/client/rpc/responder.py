@@ -133,7 +133,10 @@ class _Worker:
                     return
 
     def _begin(self) -> bool:
-        """Begin a request; returns False if the worker is stopping and must leave it to others."""
+        """Begin a request.
+
+        Returns False if the worker is stopping and must leave the request to other responders.
+        """
         with self._lock:
             self._is_busy = not self._is_stopping
             return self._is_busy

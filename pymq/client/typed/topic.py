@@ -124,9 +124,10 @@ class TypedTopic(Handle, Generic[T]):
     ) -> TypedConsumer[T]:
         """Make a consumer of values; see :meth:`pymq.Client.consumer` for the other arguments.
 
-        A record whose value cannot be decoded is not returned. *on_bad* gets it with its error. A
-        group then rejects it: it becomes a dead letter with the error. A reader logs the error and
-        continues. ``pymq_consumer_undecodable_total`` counts such records.
+        A record whose value cannot be decoded is not returned. *on_bad* gets such a record with its
+        error. In a group such a record is rejected: it becomes a dead letter with the error. A
+        reader logs the error and continues. ``pymq_consumer_undecodable_total`` counts such
+        records.
         """
         from pymq.client.consumer.options import CalledElsewhere
 

@@ -11,7 +11,7 @@
     async def add(one: int, two: int) -> int:
         return one + two
 
-It needs ``pip install 'pymq-log[taskiq]'``.
+It needs the extra ``taskiq``.
 
 A task is a record of the topic ``taskiq``, which the workers consume as a group: each record is
 leased to one worker, and is delivered to another one if that worker dies. A result is a record of
@@ -26,7 +26,7 @@ from pymq.errors import MissingExtra
 try:
     import taskiq  # noqa: F401 # says which extra is missing before a module below fails
 except ImportError as error:
-    raise MissingExtra("taskiq is missing; pip install 'pymq-log[taskiq]'") from error
+    raise MissingExtra.of("taskiq is missing", "taskiq") from error
 
 from pymq.contrib.taskiq.broker import PymqBroker
 from pymq.contrib.taskiq.results import PymqResultBackend, ResultMissing, ResultNotStored

@@ -14,7 +14,7 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 from pymq.aio import AsyncClient, AsyncConsumer, AsyncProducer
 from pymq.client.backoff import Backoff
 from pymq.client.option_types import TopicOptions
-from pymq.contrib.taskiq.connection import Connection, Queue, ensure_topic
+from pymq.contrib.connection import Connection, Queue, ensure_topic
 from pymq.core.batch.record import Record, RecordMetadata
 from pymq.errors import Closed, CommitFailed, CorruptBatch, CorruptBlock
 

@@ -15,7 +15,7 @@ from attrs import define
 
 from pymq.aio import AsyncConsumer, AsyncProducer
 from pymq.client.option_types import TopicOptions
-from pymq.contrib.taskiq.connection import Connection, ensure_topic
+from pymq.contrib.connection import Connection, ensure_topic
 from pymq.core.batch.record import Record
 from pymq.errors import Closed
 

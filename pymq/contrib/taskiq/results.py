@@ -13,7 +13,7 @@ from taskiq.exceptions import ResultBackendError
 from taskiq.labels import prepare_label
 from taskiq.serializers import JSONSerializer
 
-from pymq.contrib.taskiq.connection import Connection, Queue
+from pymq.contrib.connection import Connection, Queue
 from pymq.contrib.taskiq.keyed_topic import KeyedTopic
 from pymq.errors import RecordTooLarge
 

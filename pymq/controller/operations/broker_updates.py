@@ -255,7 +255,7 @@ class BrokerUpdates:
                     self._send_part(broker, box, key, states, full=False)
                     sent.append(key)
                     key, states, size = self.next_id(), [], 0
-                box.owed[name] = key  # id of the message with its last part
+                box.owed[name] = key  # id of the message with the last part of the state
                 states.append(state)
                 size += taken
         if states or full:

@@ -364,8 +364,8 @@ class Rolls:
     def _withdraw(self, roll: Roll, then: Callable[[int], None], now: int) -> None:
         """Remove a failed request from the tree before its callers are answered.
 
-        Otherwise a new zkserver could still carry it out. Other requests for the partition wait
-        meanwhile, so that they are not removed together with it.
+        Otherwise a new zkserver could still carry the withdrawn request out. Other requests for the
+        partition wait meanwhile, so that they are not removed together with it.
         """
         if roll.state is RollState.WITHDRAWING:
             return

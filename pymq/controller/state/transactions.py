@@ -210,7 +210,7 @@ class Transactions:
                 if not task.is_read and (task.scope is None or None in scopes):
                     break
                 # The skipped task runs after this commit. Later tasks of other scopes need not wait
-                # for it.
+                # for the skipped task.
                 passed.append(tasks.popleft())
                 continue
             tasks.popleft()

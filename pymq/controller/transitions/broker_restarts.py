@@ -103,7 +103,7 @@ def _interrupted(
     if not in_sync and not is_wiped:
         in_sync = block.in_sync  # its remaining records are still the best copy of the block
     interrupted = block.interrupted
-    if is_wiped:  # otherwise its entry stays valid: records from before that restart were synced
+    if is_wiped:  # otherwise the entry stays valid: records from before that restart were synced
         interrupted = tuple(entry for entry in interrupted if entry.broker != broker)
     if block.leader == broker:
         # A leader continues without a replica only after the zkserver has confirmed that.

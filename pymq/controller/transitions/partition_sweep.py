@@ -43,7 +43,7 @@ class Sweep:
         self._broker = broker
         self._done = _Position(looks=LOOKS_MAX)  # position after the last committed part
         self._planned = self._done
-        self._sequence = 0  # sequence of its index after the last committed part
+        self._sequence = 0  # sequence of the hosting index after the last committed part
 
     def plan(self, draft: Draft, change: Change) -> bool:
         """Draft the next part; returns whether nothing is left after it.

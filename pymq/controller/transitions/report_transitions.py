@@ -116,7 +116,7 @@ def progress(draft: Draft, m: Progress, changed: list[TopicPartition]) -> bool:
         blocks = {}
         for number, end in ends.items():
             if draft.is_full:
-                is_whole = False  # the next part skips those that are noted
+                is_whole = False  # the next part skips partitions that are noted
                 break
             block = _note_end(draft, name, image, m.broker, number, end)
             if block is not None:

@@ -116,8 +116,8 @@ def seal_targets(
         return None
     hopes = left
     if block.acks is not AckMode.RAFT:
-        # Fetch: a broker that is silent for a session is given up. Raft: it is given up only
-        # together with its disk.
+        # Fetch: a broker that is silent for a session is given up. Raft: such a broker is given up
+        # only together with its disk.
         hopes = tuple(b for b in left if members.may_live(b))
     if is_enough(block, hopes) or (left and not live):
         return None
@@ -136,7 +136,7 @@ def rank(m: Sealed) -> tuple[int, int]:
 def problem(image: Image, members: BrokerLiveness, name: TopicPartition) -> str | None:
     """The reason why a partition cannot be written to, as text for administrators.
 
-    None if it can.
+    None if the block can have a leader.
     """
     found = image.partition(*name)
     block = found.open_block

@@ -73,7 +73,7 @@ NoNodeError: type[Exception] = zk.NoNodeError
 class Dialect:
     """Requests and answers for the tree below *root*.
 
-    With *is_owned* only our user may access its nodes.
+    If the tree *is_owned*, only the configured user may access its nodes.
     """
 
     def __init__(self, root: str, *, is_owned: bool, max_request_bytes: int) -> None:

@@ -246,7 +246,7 @@ class ZookeeperLink:
             self._arrived(Lost())
         elif self._client.client_state == KeeperState.AUTH_FAILED:
             self._is_denied = True
-        # If not, the server has reported that the session expired, and a new one follows.
+        # Otherwise the server has reported that the session expired, and a new session follows.
 
     def _ended(self) -> None:
         self._arrived(Ended(self._is_denied))

@@ -21,7 +21,7 @@ def to_arrow(batch: RecordBatch) -> pyarrow.RecordBatch:
     try:
         import pyarrow as pa  # an extra: imported on first use
     except ImportError:
-        raise MissingExtra("pyarrow is not installed: pip install 'pymq-log[arrow]'") from None
+        raise MissingExtra.of("pyarrow is not installed", "arrow") from None
     count = len(batch)
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
     return pa.record_batch(

@@ -55,9 +55,9 @@ def restamp(data: Buffer, durable: int) -> list[EncodedBatch]:
 
     A follower does this with batches of its leader. *durable* is about the disk of the broker that
     stores the batch, so the follower sets what *its own* disk holds, at most the start of *data*.
-    This checks header and body of each batch, and that it continues the one before: the next
-    offset, of no earlier epoch. The caller checks that the first one continues the log. Bodies are
-    not copied.
+    The function checks header and body of each batch, and that each batch continues the previous
+    one, with the next offset and no earlier epoch. The caller checks that the first one continues
+    the log. Bodies are not copied.
 
     Raises:
         CorruptBatch: *data* is not an unbroken sequence of whole, sound batches.

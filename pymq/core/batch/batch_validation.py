@@ -10,8 +10,9 @@ header as damage. So the leader checks a body once, before the batch gets its of
 :func:`check_produced`  a producer may send this: no marks of the log, times within bounds
 ======================  ========================================================================
 
-The cost is by batch: one CRC, and for byte strings of one length some comparisons of slices. Byte
-strings of different lengths are decoded by cbor2, in pieces, and dropped (docs/decisions/0117).
+The check costs little for each batch: one CRC and, if all byte strings have the same length, some
+comparisons of slices. Byte strings of different lengths are decoded by cbor2, in pieces, and
+dropped (docs/decisions/0117).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Body format 1 of a record batch: one column for each field, each a CBOR item of known length.
 
-The header of the batch says which columns are present (a bit each). The body has them in the order
-of their bits, each as ``u32 length`` (little-endian) and one CBOR item:
+The header of the batch says which columns are present (a bit each). The body has the columns in the
+order of their bits, each as ``u32 length`` (little-endian) and one CBOR item:
 
 ==========  =====================================================================================
 values      array of byte strings, one for each record

@@ -11,7 +11,6 @@ LZ4 = 1
 ZSTD = 2
 
 _NAMES = {None: NONE, "none": NONE, "lz4": LZ4, "zstd": ZSTD}
-_INSTALL = "pip install 'pymq-log[compression]'"
 
 
 def codec_number(name: str | None) -> int:
@@ -78,7 +77,7 @@ def _lz4() -> Any:
     try:
         import lz4.frame  # an extra: imported on first use
     except ImportError:
-        raise MissingExtra(f"lz4 is not installed: {_INSTALL}") from None
+        raise MissingExtra.of("lz4 is not installed", "compression") from None
     return lz4.frame
 
 
@@ -89,5 +88,5 @@ def _zstd() -> Any:
         try:
             from backports import zstd  # the same module, as an extra
         except ImportError:
-            raise MissingExtra(f"zstd is not installed: {_INSTALL}") from None
+            raise MissingExtra.of("zstd is not installed", "compression") from None
     return zstd

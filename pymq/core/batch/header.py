@@ -38,9 +38,9 @@ so that brokers can stamp them. The stamping broker computes the header CRC. A g
 bad body is damage of known extent. A bad header is damage, or a torn write.
 
 *Durable* distinguishes these two after a power cut. Bytes before the largest *durable* of the block
-were on the disk: if they are bad now, the disk has lost them. Bytes at or after it may belong to an
-unfinished write, since a disk writes sectors in any order. *Durable* is the block's start if
-nothing is known, and at most the base offset.
+were on the disk: if they are bad now, the disk has lost them. Bytes at or after that offset may
+belong to an unfinished write, since a disk writes sectors in any order. *Durable* is the block's
+start if nothing is known, and at most the base offset.
 """
 
 from __future__ import annotations

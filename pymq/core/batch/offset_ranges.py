@@ -2,8 +2,8 @@
 
 1. The header of a batch says whether any of its records has a key.
 2. Replicas of an open block collect the ranges of batches without keys.
-3. The leader sends them to members that watch the partition.
-4. Members forward them to their group coordinator, which sees no records itself.
+3. The leader sends these ranges to members that watch the partition.
+4. The members forward these ranges to their group coordinator, which sees no records itself.
 
 Records outside of these ranges count as records with a key.
 """

@@ -43,7 +43,8 @@ class BlockOffsets:
     def readable_end(self) -> int:
         """The offset before which consumers may read a follower.
 
-        Records before it are on its disk, and it knows that they are committed.
+        Records before this offset are on the follower's disk, and the follower knows that they are
+        committed.
         """
         log = self.log
         return self.high_watermark if log is None else min(self.high_watermark, log.stable_end)

@@ -1,6 +1,6 @@
 """The state of a block in a checkpoint: ``Checkpoint`` in docs/format.md.
 
-Recovery restores it and reads only the headers of later batches.
+Recovery restores the snapshot and reads only the headers of later batches.
 """
 
 from __future__ import annotations

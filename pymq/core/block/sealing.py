@@ -2,8 +2,8 @@
 
 The leader seals in three steps:
 
-1. The leader appends no more records. In a Raft block it also appends a seal batch, after which no
-   later leader appends records either.
+1. The leader appends no more records. In a Raft block the leader also appends a seal batch, after
+   which no later leader appends records either.
 2. The leader waits until its whole log is committed.
 3. The leader syncs the log and its index to disk.
 

@@ -1,8 +1,8 @@
 """The undelivered delayed records of one partition, by the time when they are due.
 
 The index is derived from the log: from batches with delayed records, from the copies that the
-leader appends when they are due, and from the leader's notes. A new leader reads these, beginning
-at the offset in the last note (``pymq.pending_from``).
+leader appends when they are due, and from the leader's notes. A new leader reads copies and notes,
+beginning at the offset in the last note (``pymq.pending_from``).
 
 ======================================  ======================================================
 batch                                   effect

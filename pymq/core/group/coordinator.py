@@ -2,8 +2,8 @@
 
 One coordinator serves the groups that hash to one partition of the internal topic
 ``__consumer_offsets``, and runs on the broker that leads that partition. Committed offsets must
-outlive the coordinator: they are records of that partition. A new coordinator reads them, and the
-newest record of each key counts. Membership and leases are not stored: members join a new
+outlive the coordinator: they are records of that partition. A new coordinator reads these records,
+and the newest record of each key counts. Membership and leases are not stored: members join a new
 coordinator again, and records that were leased are delivered again.
 
 A member may hold leases on any records of its partitions. A member loses leases when it settles

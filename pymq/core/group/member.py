@@ -1,6 +1,6 @@
 """A group member as its coordinator sees it, and the members that were fenced.
 
-A member waits for at most one answer at a time. The state tells for which one:
+A member waits for at most one answer at a time. The member's state tells for which answer:
 
 ==========  ==========================================================  ======================
 state       meaning                                                     next

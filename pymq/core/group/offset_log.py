@@ -1,8 +1,8 @@
 """The offsets of groups, as records of one partition of the internal topic ``__consumer_offsets``.
 
 A new coordinator loads them once, from the brokers that hold them: a roll moves no data, so older
-blocks may be on other brokers. From then on it writes all changes of a turn in one batch. The
-newest record of a key counts, so compaction keeps the log short.
+blocks may be on other brokers. From then on the coordinator writes all changes of a turn in one
+batch. The newest record of a key counts, so compaction keeps the log short.
 
 Offsets that were loaded from another broker are written again, and the earlier blocks are retired:
 groups must not depend on a broker that no longer hosts the partition.
@@ -124,7 +124,8 @@ class OffsetLog:
     def begin(self, now: int) -> None:
         """Begin to load the partition, up to the end of its log.
 
-        All of the log may be committed, which a new leader does not know yet (Raft, section 8).
+        Perhaps all of the log is committed, but a new leader does not know that yet (Raft, section
+        8).
         """
         self._target = self._host.offsets_end(self._index)
         self.patience_until = now + PATIENCE_MS

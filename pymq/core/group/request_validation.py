@@ -52,6 +52,8 @@ TIME_MAX = 1 << 52  # milliseconds; sums of a few of them stay below 64 bits
 OFFSET_MAX = 1 << 61
 RECORDS_MAX = 1 << 31  # in one request
 ID_MAX = 32  # hex digits of a topic's id
+SUBSCRIPTION_MAX = 1 << 20  # bytes that a member of a classic group may say about itself ...
+ASSIGNMENTS_MAX = 16 << 20  # ... and that its leader may assign to all
 HEX = frozenset("0123456789abcdef")
 
 ClassicRequest = (
@@ -125,7 +127,10 @@ def check(m: R) -> R:
             _number("the offset", m.offset, 0, OFFSET_MAX)
         case JoinClassic():
             check_name(m.group, "group name")
+            _number("the size of subscriptions", _size(m.protocols), 0, SUBSCRIPTION_MAX)
             _number("rebalance_ms", m.rebalance_ms, 0, TIME_MAX)
+        case SyncClassic():
+            _number("the size of assignments", _size(m.assignments), 0, ASSIGNMENTS_MAX)
         case CommitClassic():
             check_name(m.group, "group name")
             for each in m.offsets:
@@ -186,3 +191,7 @@ def _ranges(ranges: Iterable[Range]) -> None:
     for start, end in ranges:
         if not 0 <= start <= end <= OFFSET_MAX:
             raise InvalidRequest(f"[{start}, {end}) is no range of offsets")
+
+
+def _size(pairs: Iterable[tuple[str, bytes]]) -> int:
+    return sum(len(name) + len(data) for name, data in pairs)

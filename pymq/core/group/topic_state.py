@@ -1,8 +1,8 @@
 """A topic as a consumer group knows it: its id, its partitions and their ends.
 
 A topic that is deleted and created again is another topic, with a greater id (docs/decisions/0101).
-The group starts it with new offsets. So the group must not apply its state of the old topic, or
-late requests about it, to the new one.
+The group starts the new topic with new offsets. So the group must not apply its state of the old
+topic, or late requests about it, to the new one.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class TopicState:
     def learn(self, partition: str, start: int, end: int) -> bool:
         """Store a partition's start and end as a member reports them.
 
-        Returns whether they changed.
+        Returns whether the partitions changed.
         """
         before = self.reach.get(partition, (-1, -1))
         after = max(before[0], start), max(before[1], end)

@@ -76,8 +76,8 @@ class StopReplica:
     """Stop hosting a partition; with *delete* also remove its blocks. Answered by :class:`Stopped`.
 
     Without a *partition* it concerns all that is left of the topic with *topic_id*. The controller
-    repeats it until it is confirmed. So the partition may be removed already, or the broker may
-    have restarted and know only the files.
+    repeats the request until it is confirmed. So the partition may be removed already, or the
+    broker may have restarted and know only the files.
     """
 
     id: int
@@ -218,7 +218,7 @@ class AlterIsr:
 class BecomeLeader:
     """The replicas of a Raft block elected *broker* at *epoch*.
 
-    Repeated until the metadata says so.
+    The report is repeated until the metadata names this leader.
     """
 
     topic: str
@@ -254,8 +254,9 @@ class OfflineReplica:
 class OfflineReplicas:
     """All replicas of a live broker that are offline because of its disk.
 
-    This is like the offline log directories of KIP-858, but for each partition. The broker sends it
-    on each change and repeats it. Of two reports the one with the lower *version* is older.
+    This is like the offline log directories of KIP-858, but for each partition. The broker sends
+    the report on each change and repeats it. Of two reports the one with the lower *version* is
+    older.
     """
 
     broker: str

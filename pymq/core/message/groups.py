@@ -124,8 +124,8 @@ class Settle:
     renewals: tuple[tuple[str, Range], ...] = ()
     unread: tuple[tuple[str, Range], ...] = ()  # returned as if they had not been delivered
     durable: bool = False  # answer only when this and everything before it survives a power cut
-    # the error texts of *nacks*, in the same order; a missing entry or "" means no text. Each has
-    # at most ERROR_MAX bytes of UTF-8
+    # the error texts of *nacks*, in the same order; a missing entry or "" means no text. Each text
+    # has at most ERROR_MAX bytes of UTF-8
     errors: tuple[str, ...] = ()
 
 

@@ -66,10 +66,11 @@ class LocalBlocks:
     def close(
         self, state: PartitionState, last: BlockNode, log: BlockLog, *, is_resting: bool
     ) -> ProducerTable | None:
-        """Close the *last* open block: drop it if empty, otherwise bring it to its end in *state*.
+        """Close the *last* open block: remove the block if it is empty, otherwise bring the copy to
+        the block's end in *state*.
 
-        *is_resting*: its *log* is not recovered, and no answer of the store about it is awaited.
-        Returns its producer table, if that is complete.
+        *is_resting*: the block's *log* is not recovered, and no answer of the store about it is
+        awaited. Returns the producer table of the block, if that is complete.
         """
         sealed = next((b for b in state.blocks if b.number == last.number), None)
         if sealed is None:

@@ -171,7 +171,7 @@ class Partition(PartitionContext):
         self._rearm()
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
-        """A block is damaged or unreadable. The store has not changed it.
+        """A block is damaged or unreadable. The store has not changed the block.
 
         If the block is the open one, or the one before it, the partition refuses all requests with
         the error. If the block is a sealed one under repair, only its readers are refused.
@@ -229,7 +229,7 @@ class Partition(PartitionContext):
     def hand_over(self, now: int, target: str | None = None) -> bool:
         """Transfer leadership of the open block if another replica can lead.
 
-        Returns whether it began.
+        Returns whether the transfer began.
         """
         acting = self.opened.acting
         if acting is None or not acting.is_leader or self.opened.sealing.request is not None:
@@ -259,7 +259,7 @@ class Partition(PartitionContext):
             return
         is_appointed = opened.replica is ReplicaState.APPOINTED
         if is_appointed and replicator.epoch != opened.node.epoch:
-            # Another replica was elected before this one began to lead.
+            # Another replica was elected before the appointed one began to lead.
             mark("partition.appointed_too_late")
             opened.end_appointment()
             self.produces.drive_parked(now)

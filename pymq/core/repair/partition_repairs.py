@@ -98,8 +98,8 @@ class PartitionRepairs:
     ) -> list[tuple[str, str, int, int]]:
         """Return the ends of copies to report: (topic, partition, block number, end).
 
-        These are the copies with *numbers*, or all copies whose end differs from the controller's
-        metadata.
+        This concerns the copies with *numbers*, or all copies whose end differs from the
+        controller's metadata.
         """
         if numbers is None:
             numbers = (*self._whole, *self._overrated)

@@ -1,7 +1,7 @@
 """Limits how many bytes per turn a broker reads for the repairs of other brokers.
 
 All reads of a turn are in memory at the same time, and they delay answers about open blocks. Reads
-beyond the limit are done in later turns, in order. Other requests do not count towards it.
+beyond the limit are done in later turns, in order. Other requests do not count towards the limit.
 """
 
 from __future__ import annotations

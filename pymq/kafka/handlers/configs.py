@@ -10,7 +10,7 @@ from pymq.core.metadata.topic_config import TopicConfig
 from pymq.errors import ConfigError, PymqError
 from pymq.kafka.codes import Code, code_of
 from pymq.kafka.handlers import options
-from pymq.kafka.handlers.conversation import Call, GateContext, Steps, ask
+from pymq.kafka.handlers.conversation import GateContext, KafkaCall, Steps, ask
 from pymq.kafka.handlers.topic_cache import load_topic
 from pymq.kafka.wire.messages import (
     AlterConfigsRequest,
@@ -34,7 +34,7 @@ _TOPIC_OPTION, _STATIC_BROKER_OPTION, _DEFAULT = 1, 4, 5  # where a value comes 
 _Result = DescribeConfigsResponseDescribeConfigsResourceResult
 
 
-def describe_configs(context: GateContext, m: DescribeConfigsRequest, call: Call) -> Steps:
+def describe_configs(context: GateContext, m: DescribeConfigsRequest, call: KafkaCall) -> Steps:
     """Describe the options of topics, and the few of a broker."""
     del call
     answer = DescribeConfigsResponse()
@@ -114,7 +114,7 @@ def _broker_options(
 # --- changes ------------------------------------------------------------------------------------
 
 
-def alter_configs(context: GateContext, m: AlterConfigsRequest, call: Call) -> Steps:
+def alter_configs(context: GateContext, m: AlterConfigsRequest, call: KafkaCall) -> Steps:
     """Set all options of topics: those that are not named get their defaults."""
     del call
     answer = AlterConfigsResponse()
@@ -139,7 +139,7 @@ def alter_configs(context: GateContext, m: AlterConfigsRequest, call: Call) -> S
 
 
 def incremental_alter_configs(
-    context: GateContext, m: IncrementalAlterConfigsRequest, call: Call
+    context: GateContext, m: IncrementalAlterConfigsRequest, call: KafkaCall
 ) -> Steps:
     """Set some options of topics, or give them their defaults again."""
     del call

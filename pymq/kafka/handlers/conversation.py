@@ -104,7 +104,7 @@ class GateContext:
     faults: dict[str, list[Code]] = Factory(dict)
 
 
-class Call(NamedTuple):
+class KafkaCall(NamedTuple):
     """A request of a client: who sends it, and in which version."""
 
     version: int

@@ -17,9 +17,9 @@ from pymq.errors import OffsetOutOfRange, PymqError
 from pymq.kafka.codes import Code, code_of
 from pymq.kafka.handlers.conversation import (
     Ask,
-    Call,
     Doze,
     GateContext,
+    KafkaCall,
     Late,
     Steps,
     ask_holders,
@@ -52,7 +52,7 @@ class _Place(NamedTuple):
         return TopicPartition(self.topic.topic, self.partition.partition)
 
 
-def fetch(context: GateContext, m: FetchRequest, call: Call) -> Steps:
+def fetch(context: GateContext, m: FetchRequest, call: KafkaCall) -> Steps:
     """Read from each partition.
 
     1. Ask for records of all partitions.

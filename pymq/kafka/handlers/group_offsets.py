@@ -6,7 +6,7 @@ from pymq.core.message import ClassicOffset, CommitClassic, GetGroup, GroupState
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import PymqError, UnknownGroup
 from pymq.kafka.codes import Code, group_code
-from pymq.kafka.handlers.conversation import Call, GateContext, Steps, ask
+from pymq.kafka.handlers.conversation import GateContext, KafkaCall, Steps, ask
 from pymq.kafka.handlers.topic_cache import NO_ID, find_topic, id_bytes, load_topic, partition_of
 from pymq.kafka.wire.messages import (
     OffsetCommitRequest,
@@ -28,7 +28,7 @@ METADATA_MAX = 4_096  # characters of the text beside an offset, as offset.metad
 GROUPS_FROM = 8  # the version of OffsetFetch that names several groups
 
 
-def offset_commit(context: GateContext, m: OffsetCommitRequest, call: Call) -> Steps:
+def offset_commit(context: GateContext, m: OffsetCommitRequest, call: KafkaCall) -> Steps:
     """Commit offsets."""
     del call
     answer = OffsetCommitResponse()
@@ -66,7 +66,7 @@ def offset_commit(context: GateContext, m: OffsetCommitRequest, call: Call) -> S
     return answer
 
 
-def offset_fetch(context: GateContext, m: OffsetFetchRequest, call: Call) -> Steps:
+def offset_fetch(context: GateContext, m: OffsetFetchRequest, call: KafkaCall) -> Steps:
     """Return committed offsets: those that are named, or all."""
     if call.version >= GROUPS_FROM:
         answer = OffsetFetchResponse()

@@ -19,7 +19,7 @@ from pymq.core.message import (
     SyncedClassic,
 )
 from pymq.kafka.codes import Code, group_code
-from pymq.kafka.handlers.conversation import Ask, Call, GateContext, Steps, ask
+from pymq.kafka.handlers.conversation import Ask, GateContext, KafkaCall, Steps, ask
 from pymq.kafka.wire.messages import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -51,7 +51,7 @@ CLASSIC = "classic"
 OTHER = "pymq"  # the protocol type of a group whose members are pymq's own clients
 
 
-def join_group(context: GateContext, m: JoinGroupRequest, call: Call) -> Steps:
+def join_group(context: GateContext, m: JoinGroupRequest, call: KafkaCall) -> Steps:
     """Join a group; the answer waits for the other members."""
     rebalance_ms = m.rebalance_timeout_ms if call.version > 0 else m.session_timeout_ms
     rebalance_ms = min(max(rebalance_ms, 0), REBALANCE_MAX_MS)
@@ -89,7 +89,7 @@ def join_group(context: GateContext, m: JoinGroupRequest, call: Call) -> Steps:
     )
 
 
-def sync_group(context: GateContext, m: SyncGroupRequest, call: Call) -> Steps:
+def sync_group(context: GateContext, m: SyncGroupRequest, call: KafkaCall) -> Steps:
     """Get an assignment; the answer waits for the leader's."""
     del call
     assignments = tuple((each.member_id, each.assignment) for each in m.assignments)
@@ -104,7 +104,7 @@ def sync_group(context: GateContext, m: SyncGroupRequest, call: Call) -> Steps:
     return SyncGroupResponse(0, found.code, kind, name, found.assignment)
 
 
-def heartbeat(context: GateContext, m: HeartbeatRequest, call: Call) -> Steps:
+def heartbeat(context: GateContext, m: HeartbeatRequest, call: KafkaCall) -> Steps:
     """Keep a member's session alive."""
     del call
     who = m.group_id, m.member_id, m.group_instance_id, m.generation_id
@@ -117,7 +117,7 @@ def _code(found: ClassicDone) -> int:
     return found.codes[0] if found.error is None else int(group_code(found.error))
 
 
-def leave_group(context: GateContext, m: LeaveGroupRequest, call: Call) -> Steps:
+def leave_group(context: GateContext, m: LeaveGroupRequest, call: KafkaCall) -> Steps:
     """Remove members."""
     members: tuple[tuple[str, str | None], ...] = ((m.member_id, None),)
     if call.version >= 3:
@@ -140,7 +140,7 @@ def leave_group(context: GateContext, m: LeaveGroupRequest, call: Call) -> Steps
 # --- for tools ----------------------------------------------------------------------------------
 
 
-def list_groups(context: GateContext, m: ListGroupsRequest, call: Call) -> Steps:
+def list_groups(context: GateContext, m: ListGroupsRequest, call: KafkaCall) -> Steps:
     """List the groups that this broker coordinates."""
     del call
     found = yield from ask(context.me, ListGroups)
@@ -162,7 +162,7 @@ def list_groups(context: GateContext, m: ListGroupsRequest, call: Call) -> Steps
     return ListGroupsResponse(0, 0, listed)
 
 
-def describe_groups(context: GateContext, m: DescribeGroupsRequest, call: Call) -> Steps:
+def describe_groups(context: GateContext, m: DescribeGroupsRequest, call: KafkaCall) -> Steps:
     """Describe groups and their members."""
     answers = yield Ask([(context.me, partial(DescribeClassic, group=name)) for name in m.groups])
     response = DescribeGroupsResponse()
@@ -192,7 +192,7 @@ def describe_groups(context: GateContext, m: DescribeGroupsRequest, call: Call) 
     return response
 
 
-def delete_groups(context: GateContext, m: DeleteGroupsRequest, call: Call) -> Steps:
+def delete_groups(context: GateContext, m: DeleteGroupsRequest, call: KafkaCall) -> Steps:
     """Delete groups without members."""
     del call
     answers = yield Ask([(context.me, partial(DeleteGroup, group=name)) for name in m.groups_names])

@@ -10,7 +10,7 @@ from pymq.core.message import BEGIN, END, Fetch, Fetched, FindOffset, Message, O
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import PymqError
 from pymq.kafka.codes import Code, code_of
-from pymq.kafka.handlers.conversation import Call, GateContext, Steps, ask, ask_holders
+from pymq.kafka.handlers.conversation import GateContext, KafkaCall, Steps, ask, ask_holders
 from pymq.kafka.handlers.topic_cache import find_topic, partition_of
 from pymq.kafka.wire.messages import (
     ListOffsetsRequest,
@@ -25,7 +25,7 @@ _NONE = (-1, -1)
 TIME_BITS = 62  # of a time in milliseconds
 
 
-def list_offsets(context: GateContext, m: ListOffsetsRequest, call: Call) -> Steps:
+def list_offsets(context: GateContext, m: ListOffsetsRequest, call: KafkaCall) -> Steps:
     """Find offsets by time; some times have a meaning of their own."""
     del call
     answer = ListOffsetsResponse()

@@ -10,7 +10,7 @@ from pymq.core.types import OFFSETS_TOPIC, AckMode, check_name, is_internal
 from pymq.errors import InvalidName, PymqError, UnknownTopic
 from pymq.hash.partitioner import key_partition
 from pymq.kafka.codes import Code, code_of
-from pymq.kafka.handlers.conversation import Ask, Call, GateContext, Pause, Steps, ask
+from pymq.kafka.handlers.conversation import Ask, GateContext, KafkaCall, Pause, Steps, ask
 from pymq.kafka.handlers.topic_cache import NO_ID, id_bytes, load_topic
 from pymq.kafka.wire.messages import (
     DescribeClusterRequest,
@@ -33,7 +33,7 @@ LEADER_MS = 10  # ... with such pauses
 _GROUPS = 0  # the kind of a coordinator
 
 
-def metadata(context: GateContext, m: MetadataRequest, call: Call) -> Steps:
+def metadata(context: GateContext, m: MetadataRequest, call: KafkaCall) -> Steps:
     """Describe brokers, and the topics that are named, or all."""
     endpoints = sorted(context.endpoints.values())
     answer = MetadataResponse(
@@ -150,7 +150,7 @@ def _refused(name: str, topic_id: bytes, code: Code) -> MetadataResponseMetadata
     )
 
 
-def describe_cluster(context: GateContext, m: DescribeClusterRequest, call: Call) -> Steps:
+def describe_cluster(context: GateContext, m: DescribeClusterRequest, call: KafkaCall) -> Steps:
     """Describe the brokers."""
     del call
     yield Ask([])
@@ -167,7 +167,7 @@ def describe_cluster(context: GateContext, m: DescribeClusterRequest, call: Call
     )
 
 
-def find_coordinator(context: GateContext, m: FindCoordinatorRequest, call: Call) -> Steps:
+def find_coordinator(context: GateContext, m: FindCoordinatorRequest, call: KafkaCall) -> Steps:
     """Name the broker that coordinates a group: the leader of its partition of the offsets."""
     keys = m.coordinator_keys if call.version >= 4 else [m.key]
     partitions: tuple[PartitionLeader, ...] = ()

@@ -15,8 +15,8 @@ from pymq.kafka.handlers.conversation import (
     CLOSE,
     NO_ANSWER,
     Ask,
-    Call,
     GateContext,
+    KafkaCall,
     Late,
     Steps,
     new_producer_id,
@@ -41,7 +41,7 @@ _STALE = frozenset(
 )
 
 
-def produce(context: GateContext, m: ProduceRequest, call: Call) -> Steps:
+def produce(context: GateContext, m: ProduceRequest, call: KafkaCall) -> Steps:
     """Append a batch to each partition.
 
     A producer with ``acks=0`` gets no answer. If its records are refused, its connection is closed,
@@ -136,7 +136,7 @@ def _note(
         part.error_message = produced.error.message
 
 
-def init_producer_id(context: GateContext, m: InitProducerIdRequest, call: Call) -> Steps:
+def init_producer_id(context: GateContext, m: InitProducerIdRequest, call: KafkaCall) -> Steps:
     """Give out a producer id, or the next epoch of one that the producer has already."""
     del call
     if m.transactional_id is not None:

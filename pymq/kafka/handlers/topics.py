@@ -10,7 +10,7 @@ from pymq.core.types import check_name, is_internal
 from pymq.errors import PymqError, TopicExists
 from pymq.kafka.codes import Code, code_of
 from pymq.kafka.handlers import options
-from pymq.kafka.handlers.conversation import Call, GateContext, Steps, ask
+from pymq.kafka.handlers.conversation import GateContext, KafkaCall, Steps, ask
 from pymq.kafka.handlers.metadata import await_leaders, create_topic
 from pymq.kafka.handlers.topic_cache import NO_ID, find_topic, id_bytes, load_topic
 from pymq.kafka.wire.messages import (
@@ -33,7 +33,7 @@ Refusal = tuple[Code, str]
 _DEFAULT = -1  # instead of a number
 
 
-def create_topics(context: GateContext, m: CreateTopicsRequest, call: Call) -> Steps:
+def create_topics(context: GateContext, m: CreateTopicsRequest, call: KafkaCall) -> Steps:
     """Create topics, or only check whether they could be created."""
     del call
     answer = CreateTopicsResponse()
@@ -99,7 +99,7 @@ def _create(
     return None
 
 
-def delete_topics(context: GateContext, m: DeleteTopicsRequest, call: Call) -> Steps:
+def delete_topics(context: GateContext, m: DeleteTopicsRequest, call: KafkaCall) -> Steps:
     """Delete topics, named by their names or ids."""
     topics = m.topics
     if call.version < 6:
@@ -126,7 +126,7 @@ def delete_topics(context: GateContext, m: DeleteTopicsRequest, call: Call) -> S
     return answer
 
 
-def create_partitions(context: GateContext, m: CreatePartitionsRequest, call: Call) -> Steps:
+def create_partitions(context: GateContext, m: CreatePartitionsRequest, call: KafkaCall) -> Steps:
     """Add partitions to topics, up to a number."""
     del call
     answer = CreatePartitionsResponse()

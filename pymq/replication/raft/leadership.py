@@ -8,7 +8,7 @@
 ``LeadershipTransfer``  transfers the leadership to a follower
 ======================  ========================================================================
 
-All of them read the followers' progress; only the first two change it.
+All of these parts read the followers' progress; only the first two change it.
 """
 
 from __future__ import annotations

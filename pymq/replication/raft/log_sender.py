@@ -135,7 +135,7 @@ class LogSender:
             is_idle = progress.mode is Mode.REPLICATE and not progress.in_flight
             if is_idle and progress.told_commit < end and self._host.is_alive(progress.peer):
                 self._tell(progress, now)
-        self.feed_all(now)  # a later commit index waits again
+        self.feed_all(now)  # after this, a later commit index waits for data again
 
     def _tell(self, progress: FollowerProgress, now: int) -> None:
         mark("raft.commit.told_alone")

@@ -49,7 +49,7 @@ RaftMessage = RaftAppend | RaftAppended | RaftVote | RaftVoted | RaftTimeout | R
 
 
 class Raft:
-    """One member of a block's replicas.
+    """One member of a block's replicas, as leader or follower.
 
     *learners* are members whose disk is not the one on which the block was created. The votes and
     entries of learners are lost, so learners neither vote nor count, while a majority is still a
@@ -70,7 +70,7 @@ class Raft:
         leader = state.leader if is_new and state.leader != host.me else None
         is_appointed = initial_state.is_appointed(replica)
         self.election = RaftElection(self._group, self.state, leader, is_appointed, now)
-        self._leading: Leadership | None = None  # set exactly while its role is LEADER
+        self._leading: Leadership | None = None  # set exactly while the member's role is LEADER
         make_copy = SnapshotCopy if isinstance(log, SnapshotLog) else LogCopy
         self._copy = make_copy(replica.block, log)
         self.reads = ReadIndex(self._group)

@@ -30,7 +30,7 @@ AWAY_S = 5.0  # after that was too short: how long the known metadata is used wi
 
 
 @define
-class Known:
+class KnownTopics:
     """The last known metadata of a cluster, for queries that go on without a zkserver."""
 
     names: list[str] | None = None
@@ -45,7 +45,7 @@ class ClusterLog:
     partitions added meanwhile are found later.
     """
 
-    def __init__(self, mq: Client, timeout_s: float, known: Known | None = None) -> None:
+    def __init__(self, mq: Client, timeout_s: float, known: KnownTopics | None = None) -> None:
         self._client = mq
         self._questions = mq.questions
         self._timeout_s = timeout_s
@@ -74,7 +74,7 @@ class ClusterLog:
             known.topics[name] = found
         return found
 
-    def _refresh(self, known: Known, last: T, ask: Callable[[float], T]) -> T:
+    def _refresh(self, known: KnownTopics, last: T, ask: Callable[[float], T]) -> T:
         """Return the answer of a zkserver; *last* if none answers soon."""
         now = self._client.driver.monotonic()
         if now < known.away_until:
@@ -203,9 +203,9 @@ def open_log(options: SourceOptions, *, is_start: bool = False) -> Iterator[Topi
             timeout_s = min(options.timeout_s, TABLE_TIMEOUT_MS / 1000)
             yield ClusterLog(client(options.url), timeout_s if is_start else options.timeout_s)
             return
-        known: dict[str, Known] = process_cache("metadata")
+        known: dict[str, KnownTopics] = process_cache("metadata")
         mq = client(options.url)
-        yield ClusterLog(mq, options.timeout_s, known.setdefault(options.url, Known()))
+        yield ClusterLog(mq, options.timeout_s, known.setdefault(options.url, KnownTopics()))
         return
     from pymq.spark.log.folder_log import FolderLog  # lazy: it loads sqlite3
 

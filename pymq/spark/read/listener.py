@@ -14,7 +14,7 @@ from pymq.core.values import value
 from pymq.errors import PymqError
 from pymq.spark.log.cluster_log import ClusterLog
 from pymq.spark.read.admission import SAMPLED, record_sizes
-from pymq.spark.read.progress import Behind, behind, description
+from pymq.spark.read.progress import OffsetsBehind, behind, description
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (
@@ -98,7 +98,7 @@ class ProgressListener(StreamingQueryListener):
         with self._lock:
             self._lags.pop(str(event.id), None)
 
-    def _size(self, far: Behind) -> float:
+    def _size(self, far: OffsetsBehind) -> float:
         """Return about how many bytes a source has not read."""
         waiting = {place: count for place, count in far.records.items() if count}
         size_at = record_sizes(self._log, far.latest)

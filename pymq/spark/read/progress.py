@@ -47,7 +47,7 @@ def description(source: SourceProgress) -> str:
 
 
 @value
-class Behind:
+class OffsetsBehind:
     """How far a source is behind the ends of its partitions."""
 
     records: dict[tuple[str, str], int]  # not read, by (topic, partition)
@@ -55,7 +55,7 @@ class Behind:
     latest: Position
 
 
-def behind(source: SourceProgress) -> Behind | None:
+def behind(source: SourceProgress) -> OffsetsBehind | None:
     """Return how far one source is behind; None for another kind, or one that read nothing yet."""
     at, latest = _position(source.endOffset), _position(source.latestOffset)
     if at is None or latest is None:
@@ -66,7 +66,7 @@ def behind(source: SourceProgress) -> Behind | None:
         is_same = at.ids.get(topic) == latest.ids[topic]
         start = at.offsets.get((topic, partition), 0) if is_same else 0
         found[topic, partition] = max(end - start, 0)
-    return Behind(found, at, latest)
+    return OffsetsBehind(found, at, latest)
 
 
 def _position(text: str | None) -> Position | None:

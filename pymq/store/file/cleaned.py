@@ -21,7 +21,7 @@ class Cleaned:
     """The note that the blocks up to *block* are clean."""
 
     block: BlockId
-    size: int  # bytes of their batches
+    size: int  # bytes of the batches of all blocks up to this one
 
     def to_bytes(self) -> bytes:
         """Encode the note as the content of its file."""

@@ -410,7 +410,7 @@ class FileStore:
         return sorted({*self._folder.blocks(), *self._blocks, *self._states.blocks()})
 
     def unsealed(self) -> list[BlockId]:
-        """List those of :meth:`blocks` that this store does not know as sealed; cheap."""
+        """List the blocks that this store does not know as sealed; cheap."""
         sealed = self._folder.blocks()
         known = self._blocks.items()
         sealed.update({id: block.is_sealed for id, block in known if not block.is_passive})

@@ -1,8 +1,8 @@
 """File operations: the stores call the operating system only through :class:`Files`.
 
-The simulator implements it with a disk that loses unsynced data, tears writes, flips bits, fills up
-or fails to sync. Methods raise plain :class:`OSError`; the store turns them into errors for users
-with :func:`store_error`.
+The simulator implements these operations with a disk that loses unsynced data, tears writes, flips
+bits, fills up or fails to sync. Methods raise plain :class:`OSError`; the store turns them into
+errors for users with :func:`store_error`.
 """
 
 from __future__ import annotations

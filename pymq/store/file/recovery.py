@@ -187,7 +187,7 @@ def _open(folder: Folder, block: StoredBlock, start: int | None) -> Window:
 
 
 def _marks(folder: Folder, id: BlockId, start: int, suffixes: Collection[str]) -> dict[str, Known]:
-    """Read those of .ckpt and .index that exist, are complete and belong to this block."""
+    """Read the .ckpt and .index files that exist, are complete and belong to this block."""
     marks = {}
     for suffix in (CKPT, INDEX):
         if suffix in suffixes and (data := folder.load(folder.file(id, suffix))) is not None:

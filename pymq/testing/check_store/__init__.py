@@ -22,7 +22,7 @@ def check_store(make: Make, *, durable: bool = True, steps: int = 400, seed: int
     """Raise :class:`AssertionError` with the broken rule, unless the store keeps all rules.
 
     *make()* opens the store. Each store is closed before *make* is called again; if the store is
-    *durable*, the next one must find the same content. The first one must be empty.
+    *durable*, the next one must find the same content. The first store must be empty.
 
     *steps* random operations, drawn from *seed*, are compared with a plain list.
     """

@@ -137,7 +137,7 @@ class Ledger:
         """Return the brokers that have synced a block up to *end*, with the chain hash *chain*.
 
         A broker counts even if its disk has been replaced since: its report was true, and may still
-        be on its way. The copy on its new disk is another replica and does not count a second time.
+        be on its way. The copy on the new disk is another replica and does not count a second time.
         """
         logs = [*self.replicas(block), *self._replaced.get(block, ())]
         found = (log.node for log in logs if log.synced_end >= end and log.chain_at(end) == chain)

@@ -42,7 +42,7 @@ class DiskFaults:
     def restart_failing(self, *, keeps_one: bool) -> None:
         """Restart the brokers whose disk has failed.
 
-        With *keeps_one* one of them may stay unrepaired.
+        With *keeps_one* one of these brokers may stay unrepaired.
         """
         up = [name for name, host in self._cluster.brokers.items() if host.is_up]
         failing = [name for name in up if name in self._failing]

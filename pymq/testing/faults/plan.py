@@ -1,7 +1,7 @@
 """The plan of a run: data that is generated from a seed and then executed.
 
 So a plan can be stored, sent to another person, and shrunk. Times are in microseconds. An operation
-is ``[time, kind, ...]``, and so is a fault; :mod:`pymq.testing.workload.applications` and
+or a fault is ``[time, kind, ...]``; :mod:`pymq.testing.workload.applications` and
 :mod:`pymq.testing.faults.nemesis` carry them out.
 """
 

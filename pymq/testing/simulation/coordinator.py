@@ -375,7 +375,7 @@ class CoordinatorSession:
         self._world.after(self._ensemble.session_timeout_us, lambda *_: end(self._session))
 
     def unanswered(self) -> list[Commit]:
-        """Commits on their way: when the client dies, any number of the first of them is done."""
+        """Commits in flight: when the client dies, any number of the first of them is done."""
         return [
             request
             for number, request in self._under_way.items()

@@ -104,8 +104,8 @@ class SimDisk:
     def fork(self) -> SimDisk:
         """Return an independent copy of this disk, without open files.
 
-        What is not durable on this disk is not durable on the copy either. A fork is cheap, because
-        data is shared until one side changes it. An unused fork serves as a snapshot.
+        Data that is not durable on this disk is not durable on the copy either. A fork is cheap,
+        because data is shared until one side changes it. An unused fork serves as a snapshot.
         """
         made = SimDisk(holes=self.holes, room=self.room)
         made._folders = self._folders.fork()

@@ -150,7 +150,7 @@ class Process(ABC):
             raise Crash(what)
 
     def crash_in(self, boundaries: int) -> None:
-        """Die at a boundary, after a number of others."""
+        """Die at a boundary, after a number of other boundaries."""
         self.crash_at = self.boundaries + 1 + boundaries
 
     def pause(self) -> None:

@@ -1,9 +1,9 @@
 """Enumerates the states in which a crash may leave a disk.
 
-:meth:`pymq.testing.simulation.disk.SimDisk.crash` draws one of them at random. This module lists
-all of them, so that each can be tried:
+:meth:`pymq.testing.simulation.disk.SimDisk.crash` draws one of these states at random. This module
+lists all of them, so that each can be tried:
 
-* State 0: all unsynced data is lost. State 1: all of it is kept.
+* State 0: all unsynced data is lost. State 1: all unsynced data is kept.
 * All combinations of names (each as before or as now) and files (each after any number of its
   unsynced writes), if there are at most :data:`COMBINED_MAX`. If there are more: state 0 with one
   item kept, and state 1 with one item lost.

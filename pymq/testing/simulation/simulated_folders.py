@@ -1,7 +1,7 @@
 """The folders of the disk in memory: what programs see, and what a crash may leave.
 
-If a name was created, changed or removed since the last sync of its folder, a crash leaves it as
-before or as now, independently of others. Syncing the file itself does not help.
+If a name was created, changed or removed since the last sync of its folder, a crash leaves it in
+its old or its new state, independently of other names. Syncing the file itself does not help.
 """
 
 from __future__ import annotations

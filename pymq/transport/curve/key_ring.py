@@ -25,9 +25,9 @@ Seen = tuple[str, int, int, int]  # name, inode, size and time of change of a fi
 class KeyRing:
     """The key pair of this node and the public keys of all principals, from a folder.
 
-    The node's own pair is that of *principal*. Without *principal* it is the pair of the principal
-    whose key file names *endpoint*, or that of *default* if its secret is in the folder, or the
-    only pair in the folder.
+    The node's own pair is that of *principal*. Without *principal* the node's own pair is that of
+    the principal whose key file names *endpoint*, or that of *default* if its secret is in the
+    folder, or the only pair in the folder.
 
     Raises:
         ConfigError: there is no such pair, or a file in the folder is invalid.

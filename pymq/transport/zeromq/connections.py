@@ -1,10 +1,10 @@
 """Counts and limits the connections to a node, by address and by principal.
 
 libzmq has no limit of its own, and identifies a connection only by its descriptor. This module
-looks a descriptor up when libzmq reports it. By then it may belong to another connection, so a
-count may be wrong by one for a moment. If a peer replaces its connection by a new one with the same
-routing id, and then sends more on the old one, libzmq 4.3.5 never closes the old one: it counts
-until the node ends, because its descriptor stays open until then.
+looks a descriptor up when libzmq reports it. By then the descriptor may belong to another
+connection, so a count may be wrong by one for a moment. If a peer replaces its connection by a new
+one with the same routing id, and then sends more on the old one, libzmq 4.3.5 never closes the old
+one: it counts until the node ends, because its descriptor stays open until then.
 
 | a connection | when | then |
 |---|---|---|
@@ -162,8 +162,8 @@ class Connections:
                 del self._new[descriptor]
                 self._silent[descriptor] = origin
                 continue
-            # libzmq closes a connection some time after it was cut. Until then leave it out of the
-            # count, or another connection would be closed in its place.
+            # libzmq closes a connection some time after it was cut. Until then leave the connection
+            # out of the count, or another connection would be closed in its place.
             count = len(self._addresses) - len(self._going)
             if len(self._new) <= min(NEW_MAX, most // 2) and count <= most:
                 return

@@ -32,8 +32,8 @@ class Listener:
     """The bound socket of a node, at *bound*.
 
     With keys, the listener admits only peers that have proved a known key with CurveZMQ, and only
-    under their own names. Without keys it admits every peer, so it listens only on this machine,
-    unless *insecure*.
+    under their own names. Without keys the listener admits every peer, so it listens only on this
+    machine, unless *insecure*.
 
     Raises:
         ConfigError: without keys it would be open to the network; or it admits an unknown key.

@@ -17,7 +17,7 @@ from pymq.transport.wire import FRAME_BYTES_MAX, FRAMES_MAX
 try:
     import zmq
 except ImportError as error:
-    raise MissingExtra("ZeroMQ is not installed: pip install 'pymq-log[zmq]'") from error
+    raise MissingExtra.of("ZeroMQ is not installed", "zmq") from error
 
 if TYPE_CHECKING:
     Socket = zmq.Socket[bytes]
@@ -67,9 +67,9 @@ def make_context() -> Context:
 def _keep_memory() -> None:
     """Make malloc keep the freed memory of frames and batches instead of returning it.
 
-    Getting it again costs a page fault for each 4 KiB. glibc adapts to the largest block that was
-    ever freed: it takes smaller blocks from its heap and keeps twice as much free memory there.
-    With another malloc, or with options set for it, this has no effect.
+    Getting returned memory again costs a page fault for each 4 KiB. glibc adapts to the largest
+    block that was ever freed: it takes smaller blocks from its heap and keeps twice as much free
+    memory there. With another malloc, or with options set for it, this has no effect.
     """
     bytes(KEPT_BYTES)  # this memory is never touched, so it is not really used
 

@@ -58,7 +58,7 @@ SHARE_MESSAGES = 4_096  # ... and messages, since a machine needs some 20 us for
 _HEADER_WEIGHT = SHARE_BYTES // SHARE_HEADER_BYTES
 SILENT_S = 60.0  # after a peer's silence of so long, check whether its connection still exists
 HELLO = wire.Hello(software="pymq")
-GREET_S = 1.0  # a Hello is not answered within this time after this node's own
+GREET_S = 1.0  # for this time after its own Hello, the node does not answer a Hello of the peer
 
 
 class ZmqTransport:

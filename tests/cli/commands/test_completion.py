@@ -65,5 +65,6 @@ def test_without_the_extra(
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 1
     assert capsys.readouterr().err == (
-        "error: completion needs shtab: pip install 'pymq-log[cli]' (MISSING_EXTRA)\n"
+        "error: completion needs shtab: pip install 'pymq-log[cli]', or in a clone "
+        "pip install '.[cli]' (MISSING_EXTRA)\n"
     )

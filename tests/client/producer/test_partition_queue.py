@@ -59,7 +59,7 @@ def test_what_follows_a_failure_is_asked_for_by_its_old_numbers() -> None:
 
     The producer finds this out by their old sequences.
 
-    The producer finds the latter by its sequence.
+    The producer finds the batch that was refused by its sequence.
     """
     queue, (first, second, third), encoded = sent(3)
     table = log(encoded[:2])

@@ -64,8 +64,8 @@ ACK_WAIT = 100
 
 
 class Host:
-    """A partition of the offsets topic that answers when the test says so, and a mailbox for each
-    member.
+    """A partition of the offsets topic that answers only on request of the test, and a mailbox for
+    each member.
     """
 
     def __init__(self, log: Sequence[EncodedBatch] = (), *, loads: bool = True) -> None:

@@ -78,7 +78,7 @@ def batch(count: int = 1, *, producer: int = -1, sequence: int = 0) -> EncodedBa
 
 
 class Bench:
-    """A partition and its store; time passes only when a test says so."""
+    """A partition and its store; time passes only on request of the test."""
 
     def __init__(self, first: PartitionState | None = None) -> None:
         self.host = Host()

@@ -69,7 +69,7 @@ def killed_while_producing(folder: Path, first: int, acknowledged: dict[bytes, i
     return number
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, rounds: int) -> None:
     folder, number = tmp_path / "queue", 0
     acknowledged: dict[bytes, int] = {}

@@ -3,9 +3,9 @@
 A bug is a few small patches, each of an attribute that must exist and takes the same arguments: a
 change of its name or of its arguments fails when the tests are collected. A hunt is a family of
 swarm runs, seed after seed; no hunt is made for a bug, each bug names the few among all of them in
-which it can show. A bug is *killed* by the first seed of which a rule is broken, if the same run
-without the bug breaks none, and if what ended the run was not just the patch tripping over the code
-it patches.
+which it can show. A bug is *killed* by the first seed whose run breaks a rule, if the same run
+without the bug breaks none, and if the run did not end just because the patch no longer fits the
+code.
 
 If a bug needs several rare events at once, random runs do not find it in reasonable time: then an
 ordinary test causes these events and finds the bug, and the bug names this test.

@@ -8,7 +8,7 @@ from tests.testing.scripts.desk import Desk, scenario
 
 @scenario()
 def retention_by_bytes(desk: Desk) -> None:
-    """Blocks beyond the limit go."""
+    """Blocks beyond the limit are removed."""
     desk.topic(block_bytes=4096, retention_bytes=4096)
     desk.send(16, size=900)
     desk.settle()

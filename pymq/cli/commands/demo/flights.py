@@ -114,7 +114,7 @@ def _minutes(text: str) -> int | None:
 
 @value
 class Summary:
-    """The statistics of a carrier, or of all."""
+    """The statistics of one carrier, or of all carriers."""
 
     flights: int
     cancelled: int

@@ -87,7 +87,7 @@ def crc32c_function() -> Callable[[Buffer], int]:
     try:
         from crc32c import crc32c  # an extra: imported on first use
     except ImportError:
-        raise MissingExtra(f"crc32c is not installed: {codecs.INSTALL}") from None
+        raise MissingExtra.of("crc32c is not installed", "kafka") from None
     return crc32c
 
 

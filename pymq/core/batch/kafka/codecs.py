@@ -29,7 +29,6 @@ _JAVA_MAGIC = b"\x82SNAPPY\0"
 _JAVA_HEAD = 16  # bytes of the magic and of two versions
 _BLOCK = struct.Struct(">i")
 _GZIP_BITS = 31  # zlib's number for the format of gzip
-INSTALL = "pip install 'pymq-log[kafka]'"
 
 
 def unpack(codec: int, data: Buffer, most: int = BATCH_BYTES_MAX) -> Buffer:
@@ -92,7 +91,7 @@ def _snappy() -> Any:
     try:
         import cramjam  # an extra: imported on first use
     except ImportError:
-        raise MissingExtra(f"snappy needs cramjam, which is not installed: {INSTALL}") from None
+        raise MissingExtra.of("snappy needs cramjam, which is not installed", "kafka") from None
     return cramjam.snappy
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pymq.core.group.classic.codes import ClassicCode
 from pymq.core.group.classic.group import ClassicGroup, ClassicGroupState
-from pymq.core.group.classic.member import Member
+from pymq.core.group.classic.member import JoinedMember
 from pymq.core.group.consumer_group import ConsumerGroup
 from pymq.core.group.lease_manager import GroupContext
 from pymq.core.group.leases import Leases
@@ -149,7 +149,7 @@ class ClassicCoordinator:
 
     def _member(
         self, name: str, member: str, instance: str | None, generation: int
-    ) -> tuple[ClassicGroup, Member] | ClassicCode:
+    ) -> tuple[ClassicGroup, JoinedMember] | ClassicCode:
         group = self.groups.get(name)
         if group is None or group.state is ClassicGroupState.EMPTY:
             return ClassicCode.UNKNOWN_MEMBER_ID

@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Protocol
 
 from pymq.core.group.classic.codes import ClassicCode
-from pymq.core.group.classic.member import Member, Waiting
+from pymq.core.group.classic.member import JoinedMember, Waiting
 from pymq.core.message import (
     ClassicState,
     JoinClassic,
@@ -45,7 +45,7 @@ class ClassicGroupState(Enum):
     STABLE = "Stable"
 
 
-class Reply(Protocol):
+class SendReply(Protocol):
     """Sends an answer to the source of a request."""
 
     def __call__(self, source: str, message: JoinedClassic | SyncedClassic) -> None: ...
@@ -54,14 +54,14 @@ class Reply(Protocol):
 class ClassicGroup:
     """The members of one group and their generation; times are the coordinator's clock."""
 
-    def __init__(self, name: str, reply: Reply) -> None:
+    def __init__(self, name: str, reply: SendReply) -> None:
         self.name = name
         self.state = ClassicGroupState.EMPTY
         self.generation = 0
         self.protocol_type = ""
         self.protocol = ""
         self.leader = ""
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, JoinedMember] = {}
         self.pending: dict[str, int] = {}  # ids given to new members, and until when
         self._reply = reply
         self._static: dict[str, str] = {}  # members by instance
@@ -69,7 +69,7 @@ class ClassicGroup:
 
     # --- members --------------------------------------------------------------------------------
 
-    def find(self, member: str, instance: str | None) -> Member | ClassicCode:
+    def find(self, member: str, instance: str | None) -> JoinedMember | ClassicCode:
         """Return a member by its id and its instance, or why it is none."""
         if instance is not None:
             holder = self._static.get(instance)
@@ -101,7 +101,7 @@ class ClassicGroup:
         self.pending.pop(member, None)
         if not self.members:
             self.protocol_type = m.protocol_type
-        added = self.members[member] = Member.of(m, member)
+        added = self.members[member] = JoinedMember.of(m, member)
         if m.instance is not None:
             self._static[m.instance] = member
         added.joining = source, m.id
@@ -113,7 +113,7 @@ class ClassicGroup:
         assert m.instance is not None
         before = self.members.pop(self._static[m.instance])
         self._refuse(before, ClassicCode.FENCED_INSTANCE_ID)
-        member = self.members[m.new_member] = Member.of(m, m.new_member)
+        member = self.members[m.new_member] = JoinedMember.of(m, m.new_member)
         self._static[m.instance] = member.id
         member.assignment = before.assignment
         member.beat(now)
@@ -130,7 +130,7 @@ class ClassicGroup:
         else:
             self._rebalance(now)
 
-    def rejoin(self, member: Member, m: JoinClassic, source: str, now: int) -> None:
+    def rejoin(self, member: JoinedMember, m: JoinClassic, source: str, now: int) -> None:
         """Take in that a member joins again."""
         is_same = member.protocols == dict(m.protocols)
         member.protocols = dict(m.protocols)
@@ -151,7 +151,7 @@ class ClassicGroup:
         else:
             self._rebalance(now)
 
-    def remove(self, member: Member, now: int) -> None:
+    def remove(self, member: JoinedMember, now: int) -> None:
         """Remove a member, which starts a rebalance of the others."""
         del self.members[member.id]
         if member.instance is not None:
@@ -225,7 +225,7 @@ class ClassicGroup:
         votes = Counter(next(p for p in member.protocols if p in common) for member in everyone)
         return max(everyone[0].protocols, key=lambda protocol: votes[protocol])
 
-    def _joined(self, member: Member, waiting: Waiting) -> None:
+    def _joined(self, member: JoinedMember, waiting: Waiting) -> None:
         source, request = waiting
         members = [each.describe(self.protocol) for each in self.members.values()]
         answer = JoinedClassic(
@@ -240,7 +240,7 @@ class ClassicGroup:
         )
         self._reply(source, answer)
 
-    def sync(self, member: Member, m: SyncClassic, source: str, now: int) -> None:
+    def sync(self, member: JoinedMember, m: SyncClassic, source: str, now: int) -> None:
         """Take in the leader's assignment, or answer a member with its own."""
         member.beat(now)
         if self.state is ClassicGroupState.STABLE:
@@ -259,7 +259,7 @@ class ClassicGroup:
                 waiting, each.syncing = each.syncing, None
                 self._synced(each, waiting)
 
-    def _synced(self, member: Member, waiting: Waiting) -> None:
+    def _synced(self, member: JoinedMember, waiting: Waiting) -> None:
         source, request = waiting
         self._reply(
             source,
@@ -268,16 +268,16 @@ class ClassicGroup:
 
     # --- refusals -------------------------------------------------------------------------------
 
-    def _refuse(self, member: Member, code: ClassicCode) -> None:
+    def _refuse(self, member: JoinedMember, code: ClassicCode) -> None:
         self._refuse_join(member, code)
         self._refuse_sync(member, code)
 
-    def _refuse_join(self, member: Member, code: ClassicCode) -> None:
+    def _refuse_join(self, member: JoinedMember, code: ClassicCode) -> None:
         if member.joining is not None:
             (source, request), member.joining = member.joining, None
             self._reply(source, JoinedClassic(request, code, member.id))
 
-    def _refuse_sync(self, member: Member, code: ClassicCode) -> None:
+    def _refuse_sync(self, member: JoinedMember, code: ClassicCode) -> None:
         if member.syncing is not None:
             (source, request), member.syncing = member.syncing, None
             self._reply(source, SyncedClassic(request, code))

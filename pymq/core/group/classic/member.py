@@ -10,7 +10,7 @@ Waiting = tuple[str, int]  # the source and the id of a request that waits
 
 
 @define
-class Member:
+class JoinedMember:
     """A member; it waits for at most one join and one sync."""
 
     id: str
@@ -26,7 +26,7 @@ class Member:
     gone_at: int = NEVER  # its session ends
 
     @classmethod
-    def of(cls, m: JoinClassic, member: str) -> Member:
+    def of(cls, m: JoinClassic, member: str) -> JoinedMember:
         """Return the member that sends a request to join."""
         return cls(
             member, m.instance, m.client, m.host, m.session_ms, m.rebalance_ms, dict(m.protocols)

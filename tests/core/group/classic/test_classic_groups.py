@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from pymq.core.group.classic.codes import ClassicCode
+from pymq.core.group.request_validation import ASSIGNMENTS_MAX, SUBSCRIPTION_MAX
 from pymq.core.message import (
     BeatClassic,
     ClassicDone,
@@ -193,6 +194,17 @@ def test_a_session_has_bounds() -> None:
     for session in (0, -1, 31 * 60_000):
         refused = clients.join("a", session=session)
         assert code(refused) == ClassicCode.INVALID_SESSION_TIMEOUT
+
+
+def test_what_members_say_is_bounded() -> None:
+    clients = Clients()
+    large = clients.join("a", protocols=(("range", bytes(SUBSCRIPTION_MAX)),))
+    assert large is not None
+    assert isinstance(large.error, InvalidRequest)
+    clients.join("a")
+    refused = clients.sync("a", 1, a=bytes(ASSIGNMENTS_MAX))
+    assert refused is not None
+    assert isinstance(refused.error, InvalidRequest)
 
 
 # --- rebalances ---------------------------------------------------------------------------------

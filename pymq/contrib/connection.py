@@ -1,7 +1,8 @@
 """The pymq client of an event loop, shared by all that use the same queue.
 
-A folder can be open only once, and a worker with a broker and a result backend needs one client,
-not two. So the first user of a queue opens it, and the last one closes it.
+A folder can be open only once, and a program with a broker of taskiq, its result backend and a
+broker of FastStream needs one client, not three. So the first user of a queue opens it, and the
+last one closes it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Connection:
     queue: Queue
     curve_dir: str | os.PathLike[str] | None = None
     principal: str | None = None
+    opened_by: str = "'await broker.startup()'"  # for messages
     _client: AsyncClient | None = field(default=None, init=False)
     _shared: SharedClient | None = field(default=None, init=False)
 
@@ -58,12 +60,12 @@ class Connection:
             Closed: it is not open.
         """
         if self._client is None:
-            raise Closed("the connection is not open; 'await broker.startup()' opens it")
+            raise Closed(f"the connection is not open; {self.opened_by} opens it")
         return self._client
 
     def twin(self) -> Connection:
         """Return another connection to the same queue."""
-        return Connection(self.queue, self.curve_dir, self.principal)
+        return Connection(self.queue, self.curve_dir, self.principal, self.opened_by)
 
     async def open(self) -> AsyncClient:
         """Open the client, or use the one that is open; a second call changes nothing.

@@ -1,0 +1,1 @@
+"""FastStream's middlewares for OpenTelemetry and Prometheus, for :class:`PymqBroker`."""

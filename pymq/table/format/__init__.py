@@ -1,0 +1,1 @@
+"""Formats of tables: a folder of Parquet files, Delta Lake, Iceberg."""
