@@ -41,11 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give all tests of Spark to one worker and those of ZooKeeper to another, because each needs a
     JVM.
 
-    The longest tests run first, so that at the end no worker has to wait for one of them.
+    The longest tests run first, so that at the end no worker has to wait for one of them. This hook
+    runs before the one in which pytest-xdist reads the groups.
     """
     for item in items:
         for kind in ("spark", "zookeeper"):

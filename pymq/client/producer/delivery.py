@@ -190,7 +190,8 @@ class Batch(Waitable):
         until: int,
         rows: Sequence[Row] | None = None,
     ) -> None:
-        super().__init__()
+        # As ``Waitable`` begins, without a call, because each request makes a batch.
+        self.is_done, self.waiters, self._callbacks = False, None, None
         self.queue = queue
         # records of the batch as columns, until they are encoded
         self.columns: ColumnBuffer | None = columns

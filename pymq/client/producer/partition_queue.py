@@ -164,7 +164,9 @@ class PartitionQueue:
         gathering = self.gathering
         # Disarm before the open batch is emptied: see the module's docstring.
         self.gathering = OpenBatch(self)
-        taken, sources = gathering.take(), [gathering]
+        # as ``OpenBatch.take``, without a call, because each request does this
+        taken, sources = gathering.items[:], [gathering]
+        del gathering.items[: len(taken)]
         before: list[Row | DeliveryPart] = []
         # Threads now append to the new open batch, so their records are not late.
         for _ in range(len(self.late)):

@@ -378,7 +378,10 @@ class Sender(Outbox):
             batch.base_offset = m.base_offset
             self.tally.times.observe((now - batch.sent_at) / 1000)
             self._finish(batch)
-            queue.shift()
+            if queue.in_flight and queue.in_flight[0] is batch:
+                queue.in_flight.popleft()
+            if queue.in_flight:
+                queue.shift()
         elif error.retriable:
             self._refused(source, batch, error, now)
         elif isinstance(error, OutOfOrderSequence) and batch.sequence >= 0:

@@ -273,7 +273,10 @@ class ProduceHandler:
             # meanwhile.
             committed = -1
         for source, answer in answers.due(local, committed):
-            self._leave(source, answer, now)
+            if type(answer) is Produced:  # the usual case
+                self._host.reply(source, answer, now)
+            else:
+                self._leave(source, answer, now)
 
     def _leave(self, source: str, answer: Waited, now: int) -> None:
         if isinstance(answer, DelayedAppended):
