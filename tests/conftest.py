@@ -57,6 +57,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fail if pytest-xdist ignores the groups: each worker would start a JVM of its own."""
+    if getattr(session.config.option, "loadgroup", False):
+        for item in session.items:
+            group = item.get_closest_marker("xdist_group")
+            if group is not None and not item.nodeid.endswith(f"@{group.args[0]}"):
+                raise pytest.UsageError("this pytest-xdist ignores groups with this pytest")
+
+
 def _turn(item: pytest.Item) -> int:
     if item.get_closest_marker("spark") is not None:
         return 0
