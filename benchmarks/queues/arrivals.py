@@ -18,7 +18,7 @@ LOOK_S = 0.01  # between two reads of the file, since nothing announces what oth
 
 
 def note(file: Path, number: int) -> None:
-    """Note in *file* that a task runs now; what a peer's task does."""
+    """Note in *file* that a task runs now; tasks of the compared queues call this."""
     entry = ENTRY.pack(number, time.time())
     with file.open("ab", buffering=0) as out:
         out.write(entry)
@@ -39,7 +39,9 @@ class Arrivals:
         return self.due
 
     def check(self) -> None:
-        """Check that none is due yet: all that comes before the first must be over by then."""
+        """Check that no timed task is due yet: all earlier work must be over before the first is
+        due.
+        """
         late_s = time.time() - self.due[0]
         if late_s > 0:
             raise RuntimeError(f"the first task was due {late_s:.1f} s before all were ready")
@@ -52,11 +54,11 @@ class Arrivals:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a task has not run yet, and its time is not long over."""
+        """Whether a task has not run yet, and became due at most `PATIENCE_S` ago."""
         return len(self._late_ms) < len(self.due) and time.time() < self.due[-1] + PATIENCE_S
 
     def read(self, file: Path) -> None:
-        """Wait for all of them in the *file* of :func:`note`."""
+        """Wait until all timed tasks are in the *file* of :func:`note`."""
         done = 0
         while self.is_awaited:
             time.sleep(LOOK_S)
@@ -67,7 +69,7 @@ class Arrivals:
             done = len(entries)
 
     def measures(self) -> Measures:
-        """Return how late they ran; below 0 would be early."""
+        """Return how late the tasks ran; a negative value means too early."""
         if len(self._late_ms) < len(self.due):
             raise RuntimeError(f"{len(self._late_ms)} of {len(self.due)} timed tasks ran")
         late = sorted(self._late_ms.values())
@@ -91,7 +93,7 @@ def children_bytes() -> int:
             stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
             pages = int((entry / "statm").read_text(encoding="ascii").split()[1])
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
         pid, parent = int(entry.name), int(stat.rpartition(")")[2].split()[1])
         children.setdefault(parent, []).append(pid)
         held[pid] = pages

@@ -1,4 +1,4 @@
-"""The times at which each task was sent, started and ended, in memory that all processes share.
+"""The times at which each task was sent, started and ended, in shared memory of all processes.
 
 A task that writes eight bytes is about as cheap as one that does nothing, and all processes of a
 machine share the clock. Before a measurement the workers wait at a gate, so that none of them runs
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.model import Measures
 
-LOOK_S = 0.005  # between two looks; nothing announces what other processes write
+LOOK_S = 0.005  # between two reads of the file, since nothing announces what other processes write
 READY_S = 120.0
 PATIENCE_S = 120.0  # without a task that ends
 WARM = 10  # the first tenth of all tasks is not measured
@@ -80,7 +80,7 @@ class Board:
         self._ended[task] = time.monotonic_ns()
 
     def run(self, task: int, work_s: float) -> None:
-        """Run a task in this thread: it waits, as for a database, and takes no processor."""
+        """Run a task in this thread: it sleeps, as a task that waits for a database would."""
         self.started(task)
         if work_s:
             time.sleep(work_s)

@@ -1,7 +1,8 @@
-"""Delayed tasks: what a million of them take of memory, and how exactly they come.
+"""Delayed tasks: the memory that a million of them take, and how exactly they run at their times.
 
-Most are due in an hour or two and only have to be held. Some, sent among them, become due one by
-one in a minute, and are timed from the moment at which they are due to the one at which they run.
+Most tasks are due in an hour or two, so the queue only stores them. Some tasks, sent between these,
+become due one by one within a minute. The benchmark measures how long after its due time each of
+them runs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 TOPIC = pymq_side.TOPIC
 MANY = 1_000_000
-WARM = 100_000  # tasks without a delay, after which the server has what any tasks take of memory
+WARM = 100_000  # tasks without a delay, which make the server allocate what it needs for any tasks
 FAR_S = 3600.0  # until the first of the many is due; the last is due after twice this
 NUMBER = struct.Struct("<q")
 
@@ -43,7 +44,7 @@ def _tasks(count: int, timed: Sequence[float]) -> Iterator[tuple[int, float]]:
 
 @contextmanager
 def _holding(count: int, found: Measures) -> Iterator[None]:
-    """Measure what *count* tasks cost that are sent in the block."""
+    """Measure the time and memory for *count* tasks that the block sends."""
     before = children_bytes()
     with Stopwatch() as watch:
         yield
@@ -52,7 +53,7 @@ def _holding(count: int, found: Measures) -> Iterator[None]:
 
 
 def _pymq(job: Job) -> Measures:
-    """Memory is that of broker and zkserver, as no client holds delayed tasks."""
+    """The memory is that of the broker and the zkserver, since no client stores delayed tasks."""
     import pymq
 
     count = job.whole(MANY)
@@ -104,7 +105,7 @@ def _take(consumer: pymq.Consumer) -> list[int]:
 
 
 def _peer(name: str, usual: int, job: Job) -> Measures:
-    """Memory is that of Redis and of the worker, which may hold delayed tasks as well."""
+    """The memory is that of Redis and of the worker, which may store delayed tasks as well."""
     count = job.pick(tiny=200, default=usual, long=4 * usual)
     found: Measures = {}
     arrivals = Arrivals()
@@ -128,7 +129,7 @@ def _peer(name: str, usual: int, job: Job) -> Measures:
 
 REDIS = "Redis, append-only file synced always"
 LATE = ("late min", "late p50", "late p99", "late max")
-CELERY, RQ = 20_000, 20_000  # a million would take them half an hour
+CELERY, RQ = 20_000, 20_000  # they would need half an hour for a million
 
 PARTS = (
     Part(

@@ -117,7 +117,7 @@ class Connection:
             del clients[address]
         try:
             client = await shared.opening
-        except Exception:  # It never opened, and whoever waited for it got the error.
+        except Exception:  # The client did not open; callers that waited have got the error.
             return
         await client.close()
 

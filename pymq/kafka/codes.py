@@ -100,7 +100,7 @@ def code_of(error: PymqError | None) -> Code:
     return _CODES.get(error.code, Code.UNKNOWN_SERVER_ERROR)
 
 
-# What the same errors mean in an answer to a producer, or of a group's coordinator.
+# Codes that differ from `code_of` in answers to producers, and in answers of group coordinators.
 _PRODUCE = {Code.INVALID_REQUEST: Code.INVALID_RECORD}
 _GROUP = {
     Code.NOT_LEADER_OR_FOLLOWER: Code.NOT_COORDINATOR,

@@ -1,8 +1,9 @@
 """The door: TCP connections of Kafka's clients, in one thread.
 
-The thread waits for all sockets. What it has received it hands to the gates at once, in one turn of
-the loop, for which it takes the driver's lock like any thread of the application. Answers leave
-after that turn. Those that other threads' turns have made ring the door's bell.
+The thread waits for all sockets. The thread hands all received frames to the gates in one turn of
+the loop. For that turn it takes the driver's lock, like any thread of the application. The answers
+are sent after the turn. When another thread runs a turn that makes answers, it wakes the door's
+thread.
 
 Everything is bounded: connections, bytes of a frame, bytes of all frames that are being received,
 requests of a connection, and bytes that wait to be sent to one.
@@ -36,7 +37,7 @@ READ_BYTES = 4 << 20  # of one connection in a round
 PARTS = 64  # of a system call
 IDLE_S = 600.0  # after which a connection without a request is closed, as with Kafka
 LOOK_S = 30.0  # between two looks for idle connections
-REST_S = 1.0  # in which nobody is let in, when the process has no descriptors left
+REST_S = 1.0  # without new connections, after the process had no descriptors left
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -57,7 +58,7 @@ class GateMachine(Protocol):
 
 
 class DoorLoop(Protocol):
-    """The loop, as far as the door needs it; see :class:`pymq.runtime.loop.Loop`."""
+    """The part of the loop that the door uses; see :class:`pymq.runtime.loop.Loop`."""
 
     clock: Callable[[], int]
 
@@ -170,10 +171,10 @@ class KafkaDoor:
                 for listener in self._listeners:
                     loop.remove(listener.name)
         except PymqError:
-            pass  # Its machines are of no use any more.
+            pass  # The gates of a stopped loop cannot do anything any more.
 
     def _round(self) -> None:
-        """Wait for sockets, hand over what came, and send what is there."""
+        """Wait for sockets, hand the received frames to the gates, and send answers."""
         arrived: list[tuple[_Client, memoryview]] = []
         for key, events in self._selector.select(LOOK_S):
             if key.data is None:
@@ -194,7 +195,7 @@ class KafkaDoor:
         self._look(time.monotonic())
 
     def _hand_over(self, arrived: list[tuple[_Client, memoryview]]) -> None:
-        """Let the gates have what came; one turn of the loop for all of it."""
+        """Hand all received frames to the gates, in one turn of the loop."""
         gone, self._gone = self._gone, []
         with self._driver as loop:
             now = loop.clock()
@@ -204,7 +205,7 @@ class KafkaDoor:
                 client.listener.gate.received(client.connection, frame, now)
             for listener in self._listeners:
                 loop.touch(listener.name)
-        # One that has enough requests under way is not read until some are answered.
+        # A connection with too many unanswered requests is not read until some are answered.
         self._news.extend(client.connection for client, _ in arrived if client.connection.is_full)
         due = min(listener.gate.deadline for listener in self._listeners)
         if due < NEVER:
@@ -218,7 +219,7 @@ class KafkaDoor:
         except BlockingIOError:
             return
         except OSError:
-            # The process has no descriptors left: let nobody in for a while.
+            # The process has no descriptors left: accept no connections for a while.
             self._rests_until = time.monotonic() + REST_S
             self._selector.unregister(listener.socket)
             return
@@ -234,7 +235,7 @@ class KafkaDoor:
         self._selector.register(found, _READ, client)
 
     def _receive(self, client: _Client) -> list[memoryview]:
-        """Receive what there is, up to a limit; returns the frames that are complete."""
+        """Receive the bytes that have arrived, up to a limit; returns the complete frames."""
         frames: list[memoryview] = []
         left = READ_BYTES
         client.heard_at = time.monotonic()
@@ -249,7 +250,7 @@ class KafkaDoor:
                 found = client.reader.received(count)
                 frames += found
                 if count < len(buffer) and not client.reader.size:
-                    break  # Most likely that was all.
+                    break  # Most likely, no more bytes have arrived.
                 if client.reader.size and self._receiving() > RECEIVING_MAX:
                     self._leave(client)
                     break
@@ -263,7 +264,7 @@ class KafkaDoor:
         return sum(client.reader.size for client in self._clients.values())
 
     def _send(self, client: _Client) -> None:
-        """Send what there is; what does not fit into the socket waits until it does."""
+        """Send the waiting answers; what does not fit into the socket's buffer is sent later."""
         connection = client.connection
         try:
             while True:
@@ -284,7 +285,8 @@ class KafkaDoor:
             return
         events = (0 if connection.is_full else _READ) | (_WRITE if client.sending else 0)
         if events != client.events:
-            # A client that is neither read nor written is heard of when a gate has an answer.
+            # A client with nothing to read or write is registered again when a gate has an answer
+            # for it.
             if not events:
                 self._selector.unregister(client.socket)
             elif not client.events:
@@ -294,7 +296,7 @@ class KafkaDoor:
             client.events = events
 
     def _leave(self, client: _Client) -> None:
-        """Close a connection; its gate learns of that in the next turn."""
+        """Close a connection; the gate is informed in the next turn of the loop."""
         if client.is_gone:
             return
         client.is_gone = True
@@ -306,7 +308,7 @@ class KafkaDoor:
         self._bell.ring()
 
     def _look(self, now: float) -> None:
-        """Close idle connections, and let clients in again."""
+        """Close idle connections, and accept new ones again."""
         if self._rests_until and now >= self._rests_until:
             self._rests_until = 0.0
             known = self._selector.get_map()

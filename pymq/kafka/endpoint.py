@@ -23,7 +23,7 @@ BACKLOG = 128
 
 
 class KafkaEndpoint:
-    """Where Kafka's clients find a queue; ``with`` closes it."""
+    """The addresses at which Kafka's clients connect to a queue; ``with`` closes them."""
 
     def __init__(
         self, door: KafkaDoor, gates: Sequence[KafkaGate], addresses: Sequence[tuple[str, int]]
@@ -128,7 +128,7 @@ def _check_host(host: str) -> None:
     """Check that only this machine reaches *host*: there is neither TLS nor authentication yet.
 
     Raises:
-        ConfigError: others do.
+        ConfigError: other machines reach *host*, too.
     """
     try:
         is_local = host == "localhost" or ipaddress.ip_address(host).is_loopback

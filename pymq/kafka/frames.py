@@ -1,7 +1,8 @@
 """Frames of Kafka's protocol: a length of four bytes, then a request or an answer.
 
-A frame is received into a buffer of its own size, of which all that follows are views. Only what
-comes with the bytes of an earlier frame is copied once. No length is believed beyond a limit.
+Each frame is received into a buffer of its own size, and decoding uses views of that buffer. Only
+bytes that arrive together with an earlier frame are copied, once. A length above the limit is
+refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _API_VERSIONS = 18
 
 
 class BadFrame(ValueError):
-    """The bytes are no request: the connection is of no use any more."""
+    """The bytes are no request. Nothing after them can be decoded, so the connection is closed."""
 
 
 class FrameReader:
@@ -45,7 +46,7 @@ class FrameReader:
         return len(self._large or b"")
 
     def received(self, count: int) -> list[memoryview]:
-        """Take in that *count* bytes are in :meth:`buffer`; returns the frames that are complete.
+        """Note that *count* bytes were received into :meth:`buffer`; returns the complete frames.
 
         Raises:
             BadFrame: a length is out of its range.
@@ -85,7 +86,7 @@ class RequestHead(NamedTuple):
 
 
 def apis() -> dict[int, MessageSchema]:
-    """The requests that there are readers for, by their keys."""
+    """The APIs whose requests can be decoded, by their keys."""
     return {each.key: each for name, each in schemas().items() if name.endswith("Request")}
 
 

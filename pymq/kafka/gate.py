@@ -8,11 +8,11 @@ request:
    its connection, since Kafka's clients get their answers in order.
 2. Its handler (:mod:`pymq.kafka.handlers`) runs until it waits for something: answers of nodes, a
    partition that grows, or a time.
-3. When that has come, the handler goes on. What it returns is encoded, and leaves once all earlier
-   requests of the connection are answered.
+3. When the answer, the records or the time have come, the handler continues. The gate encodes the
+   handler's answer, and sends it when all earlier requests of the connection are answered.
 
-A fetch that waits holds up the answers behind it, so it is answered at once when another request of
-its connection comes.
+A waiting fetch delays all later answers of its connection. So the gate answers the fetch at once
+when the connection sends another request.
 """
 
 from __future__ import annotations
@@ -109,14 +109,14 @@ class KafkaConnection:
     host: str = ""
     slots: deque[Slot] = Factory(deque)
     out: deque[Buffer] = Factory(deque)
-    # Two counters: the gate adds to the first one, and another thread, the door's, to the second.
+    # Two counters. The gate adds to the first, and the door's thread to the second.
     queued_bytes: int = 0
     sent_bytes: int = 0
     is_closed: bool = False  # by the gate: the door closes it when all is sent
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more may be read from it now."""
+        """Whether the door must not read from the connection now."""
         waiting = self.queued_bytes - self.sent_bytes
         return len(self.slots) >= REQUESTS_MAX or waiting >= OUT_BYTES_MAX
 
@@ -182,14 +182,14 @@ class KafkaGate:
     # --- connections ----------------------------------------------------------------------------
 
     def connected(self, host: str) -> KafkaConnection:
-        """Take in that a client has connected."""
+        """Note that a client has connected."""
         self._last_connection += 1
         connection = KafkaConnection(self._last_connection, host)
         self.connections[connection.id] = connection
         return connection
 
     def disconnected(self, connection: KafkaConnection) -> None:
-        """Drop a connection, and what its requests wait for."""
+        """Drop a connection and the waits of its requests."""
         connection.is_closed = True
         self.connections.pop(connection.id, None)
         for slot in connection.slots:
@@ -212,7 +212,7 @@ class KafkaGate:
                 raise BadFrame(f"API {head.key} is not offered")
             request = frames.read_request(head, frame)
         except BadFrame:
-            # Like Kafka: nothing that follows can be understood.
+            # As in Kafka, close the connection: nothing after this request can be decoded.
             self._close(connection)
             return
         for slot in connection.slots:
@@ -237,7 +237,9 @@ class KafkaGate:
         self.wake(connection)
 
     def _api_versions(self, connection: KafkaConnection, head: RequestHead) -> None:
-        """Answer which APIs there are; a version that is unknown is answered as version 0."""
+        """Answer with the offered APIs; a request of an unknown version gets an answer of version
+        0.
+        """
         first, last = frames.apis()[API_VERSIONS].versions
         is_known = first <= head.version <= last
         answer = ApiVersionsResponse(0 if is_known else int(Code.UNSUPPORTED_VERSION))
@@ -271,7 +273,9 @@ class KafkaGate:
             return
 
     def _begin(self, number: int, conversation: _Conversation, wait: Ask | Doze | Pause) -> Any:
-        """Begin to wait; returns the conversation, or else what the handler gets at once."""
+        """Begin a wait. Returns the conversation, or, if there is nothing to wait for, the result
+        for the handler.
+        """
         now = self._context.now
         match wait:
             case Ask(requests, wait_ms):
@@ -312,7 +316,7 @@ class KafkaGate:
         self._drain(connection)
 
     def _drain(self, connection: KafkaConnection) -> None:
-        """Let the answers leave that are not behind one that is missing."""
+        """Send the answers whose earlier requests are all answered."""
         slots = connection.slots
         has_news = False
         while slots and (slots[0].parts is not None or slots[0].is_over):
@@ -325,7 +329,7 @@ class KafkaGate:
             self.wake(connection)
 
     def _drop(self, number: int) -> None:
-        """End a handler whose client is gone."""
+        """Close the handler of a client that has disconnected."""
         conversation = self._conversations.pop(number, None)
         if conversation is None:
             return
@@ -347,7 +351,7 @@ class KafkaGate:
         self._go_on(number, False)
 
     def _hurry(self, number: int) -> None:
-        """Let a fetch that waits be answered with what there is."""
+        """Make a waiting fetch answer with the records that it has."""
         conversation = self._conversations.get(number)
         if conversation is not None and conversation.doze is not None:
             self._context.watches.remove(number, conversation.doze.partitions)

@@ -9,7 +9,7 @@ column
 ``timestamp``   of the record, in milliseconds resolution, UTC
 ``key``         bytes or null
 ``tombstone``   whether the record deletes its key
-``headers``     list of (key, value), if asked for
+``headers``     list of (key, value), if the view keeps headers
 ==============  ==========================================================================
 
 A table of bytes has ``value`` besides, null in a tombstone. A typed table has the columns of its

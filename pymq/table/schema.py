@@ -1,4 +1,6 @@
-"""Schemas of tables: how they grow, and how rows of an older one fit a newer one."""
+"""Schemas of tables: how a schema gets new columns, and how rows of an older schema fit a newer
+one.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def parse_columns(text: str) -> pa.Schema:
 
 
 def normal(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with one type of several that mean the same; every column may be null.
+    """Return the schema with one type in place of several equivalent types. Every column may be
+    null.
 
     Engines return ``large_string`` or ``string_view`` for a string, and name items differently.
     """
@@ -72,7 +75,7 @@ def _normal(kind: pa.DataType) -> pa.DataType:
 def union(old: pa.Schema, new: pa.Schema, *, widens: bool = False) -> pa.Schema:
     """Return the columns of *old*, in their order, and then those that only *new* has.
 
-    With *widens* a number of four bytes may become one of eight, which a table cannot do.
+    With *widens*, the type of a number may grow from four bytes to eight. Tables do not allow this.
 
     Raises:
         SchemaIncompatible: a column changes its type.
@@ -89,7 +92,7 @@ def union(old: pa.Schema, new: pa.Schema, *, widens: bool = False) -> pa.Schema:
 
 
 def joined(name: str, old: pa.DataType, new: pa.DataType, *, widens: bool) -> pa.DataType:
-    """Return the type of a column that has been *old* and is *new*; see :func:`union`."""
+    """Return the type of a column whose type changes from *old* to *new*; see :func:`union`."""
     if old == new:
         return old
     if widens and {old, new} in _WIDER:

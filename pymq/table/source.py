@@ -18,7 +18,7 @@ log = logging.getLogger("pymq.table")
 
 
 class TopicSource:
-    """A reader of all partitions of a topic, those that are added later included."""
+    """A reader of all partitions of a topic, including partitions that are added later."""
 
     def __init__(
         self, client: Client, topic: str, positions: Mapping[str, int], *, skips_gaps: bool
@@ -69,7 +69,7 @@ class TopicSource:
         self._consumer.close()
 
     def _at(self, partition: str) -> int:
-        """The position, also after batches that no reader sees."""
+        """The position in a partition; it also advances over batches that readers never get."""
         try:
             position = self._consumer.position(partition)
         except LookupError:
@@ -77,7 +77,7 @@ class TopicSource:
         return max(self.positions.get(partition, 0), position)
 
     def _begin(self, partition: str, start: int) -> None:
-        """Go on at our position; *start* is where the log begins now."""
+        """Continue at the position of the table; *start* is the present start of the log."""
         position = self.positions[partition]
         if position < start:
             what = (
@@ -93,7 +93,7 @@ class TopicSource:
         self._consumer.seek(partition, self.positions[partition])
 
     def _overtaken(self) -> bool:
-        """Handle a log that begins after our position; returns whether there was one."""
+        """Handle logs that begin after the table's position; returns whether there was one."""
         found = False
         for partition, start in self._consumer.begin_offsets().items():
             if partition not in self.positions:

@@ -1,8 +1,8 @@
 """A topic as a table: an append-only table that has each record exactly once.
 
 A view reads records from the positions that the table holds, and appends rows and the next
-positions in one atomic commit. A process that is killed at any moment leaves a table with both or
-with neither, and the next process goes on from there.
+positions in one atomic commit. If the process is killed, the table has both or neither, and the
+next process continues from there.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TableView:
         self._values: Values | None = None
         self._gathered: list[pa.Table] = []
         self._gathered_bytes = 0
-        self._due = 0.0  # when the gathered rows are to be committed
+        self._due = 0.0  # when to commit the collected rows
         self._rows = self._commits = self._compactions = 0
         self._committed: dict[str, int] = {}
 
@@ -186,7 +186,7 @@ class TableView:
         return self._source
 
     def _origin(self, topic_id: str, state: TableState | None) -> TableOrigin:
-        """Return what the table is made of, and set how values are decoded.
+        """Return the topic and the options of the table, and choose the decoder of values.
 
         Raises:
             ConfigError: the table is of another topic, or was created with other options.
@@ -199,7 +199,7 @@ class TableView:
             self._values = GivenValues(normal(given))
         elif given != "raw" and (state is None or state.origin.is_typed):
             registered = RegisteredValues(self._client, self.topic)
-            # A table that has typed columns goes on with them.
+            # A table that has typed columns keeps them.
             self._values = registered if registered.is_registered or state is not None else None
         wanted = TableOrigin(
             self.topic, topic_id, self._values is not None, options.prefix, options.headers
@@ -227,7 +227,9 @@ class TableView:
     # --- work -----------------------------------------------------------------------------------
 
     def _step(self, on_commit: Callable[[TableProgress], object] | None) -> None:
-        """Read some records; commit those gathered so far if they are many or old."""
+        """Read some records. Commit the collected rows if they are many, or the oldest has waited
+        long.
+        """
         assert self._source is not None
         assert self._maker is not None
         now = time.monotonic()
@@ -267,7 +269,7 @@ def _in_order(rows: pa.Table, prefix: str) -> pa.Table:
     """Sort rows by partition and offset, so that readers skip row groups by their statistics."""
     names = rows.column(prefix + "partition").unique()
     if len(names) == 1:
-        return rows  # The offsets of one partition rise.
+        return rows  # Rows of one partition are already in the order of their offsets.
     return rows.sort_by([(prefix + "partition", "ascending"), (prefix + "offset", "ascending")])
 
 

@@ -28,7 +28,7 @@ def described(mq: Client) -> PartitionDescription:
 
 
 def led(cluster: Cluster, acks: Acks) -> tuple[Client, str]:
-    """A topic with records; returns a client, and who leads."""
+    """Create a topic with records; returns a client, and the broker that leads."""
     mq = cluster.client()
     mq.create_topic("t", partitions=1, replicas=3, acks=acks, fsync="always")
     with mq.producer(linger_ms=1) as producer:

@@ -37,7 +37,7 @@ def sender(url: str) -> Iterator[Sender]:
 
     @app.task(name="run")  # type: ignore[untyped-decorator]  # Celery has no types
     def run(number: int) -> None:
-        """The workers have the body."""
+        """A placeholder: the workers have the real task."""
 
     with app.producer_or_acquire() as producer:
 
@@ -48,7 +48,7 @@ def sender(url: str) -> Iterator[Sender]:
 
 
 def work(url: str, board: Board, index: int, plan: Plan) -> None:
-    """Run one worker; with the pool ``prefork`` it is all workers of the plan."""
+    """Run one worker; with the pool ``prefork`` this process runs all workers of the plan."""
     from celery import signals
 
     app = make_app(url, worker_prefetch_multiplier=plan.prefetch)
@@ -60,7 +60,8 @@ def work(url: str, board: Board, index: int, plan: Plan) -> None:
     workers = range(plan.workers) if plan.variant == "prefork" else range(index, index + 1)
 
     def gate(**_: Any) -> None:
-        board.pass_gate(*workers)  # it has taken no task yet; the processes of the pool are there
+        # The worker has taken no task yet, and the processes of the pool have started.
+        board.pass_gate(*workers)
 
     signals.worker_ready.connect(gate, weak=False)
     app.worker_main(

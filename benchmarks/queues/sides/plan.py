@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
-    """The same for all workers of a measurement; it travels to their processes as JSON."""
+    """The settings that all workers of a measurement share; their processes get them as JSON."""
 
     workers: int  # each runs one task at a time
     work_s: float  # the length of a task
-    prefetch: int  # tasks that a worker takes at a time, of peers that do not find it by themselves
-    variant: str = ""  # Celery's pool; of pymq "commit" or "commit each", if it waits for syncs
+    prefetch: int  # tasks that a worker takes at a time, for queues that do not choose it
+    variant: str = ""  # Celery's pool; for pymq "commit" or "commit each", if it waits for syncs

@@ -13,7 +13,7 @@ CHUNK = 1000  # tasks that are enqueued by one pipeline
 
 
 class Task:
-    """What RQ calls, by its name; a worker sets *function*."""
+    """The task that RQ calls by its name; a worker sets *function*."""
 
     function: Callable[[int], object] = staticmethod(lambda _: None)
 

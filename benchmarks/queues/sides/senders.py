@@ -17,14 +17,14 @@ class Sender(Protocol):
     """A client that is connected; a task is its number."""
 
     def burst(self, tasks: Sequence[int]) -> None:
-        """Send *tasks* as fast as it can; returns when the server has all of them."""
+        """Send *tasks* as fast as possible; returns when the server has all of them."""
 
     def paced(self, board: Board, tasks: Iterable[int], pause_s: float) -> None:
         """Send a task each *pause_s* seconds, and note when; returns when the server has all."""
 
 
 class Calls:
-    """A client with a function for each."""
+    """A client with functions that send, burst and flush."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Coroutines:
         left = iter(tasks)
 
         async def some() -> None:
-            for task in left:  # each task goes to one of those that iterate
+            for task in left:  # these coroutines share the iterator, so each task is sent once
                 await self._send(task)
 
         await asyncio.gather(*(some() for _ in range(AT_ONCE)))

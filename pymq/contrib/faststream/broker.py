@@ -208,7 +208,7 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
             message: bytes, text, or anything that FastStream writes as JSON, as pydantic's models.
             topic: where it goes; it is created if it does not exist.
             headers: text, bytes or numbers, by name.
-            correlation_id: what belongs together has the same id; by default a new one.
+            correlation_id: messages that belong together have the same id; by default a new id.
             reply_to: the topic that the result of its handler goes to.
             options: ``key`` (messages of one key keep their order), ``partition``,
                 ``timestamp_ms``, ``delay_s`` or ``deliver_at`` (a datetime with a time zone) before
@@ -301,7 +301,7 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
 
 
 def _addresses(url: Queue, told: str | Iterable[str] | None) -> list[str]:
-    """Return the addresses of the server for AsyncAPI."""
+    """Return the addresses of the brokers, for AsyncAPI."""
     if told is not None:
         return [told] if isinstance(told, str) else list(told)
     return ["pymq"] if isinstance(url, AsyncClient) else [os.fspath(url)]

@@ -1,4 +1,4 @@
-"""What is sent: a body with headers, and the options that pymq has for a record."""
+"""Commands to send a message: a body, headers, and pymq's options for a record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPLY_TO = "reply_to"  # the topic that a handler's result goes to
 
 
 class SendOptions(TypedDict, total=False):
-    """What :meth:`pymq.Producer.send` knows beside topic, value and headers."""
+    """Arguments of :meth:`pymq.Producer.send` beside topic, value and headers."""
 
     key: bytes | str | None
     partition: str | int | None
@@ -40,7 +40,7 @@ def check_send_options(options: SendOptions) -> None:
 
 
 class PymqResponse(Response):
-    """What a handler returns to say more than a body: headers, and options of the record.
+    """A handler returns this to set headers and options of the record beside its body.
 
     Args:
         body: the message.
@@ -70,7 +70,7 @@ class PymqResponse(Response):
         return self.options.get("key")
 
     def as_publish_command(self) -> PymqPublishCommand:
-        """Return the command that sends it; a publisher says where to."""
+        """Return the command that sends the response; the publisher sets the topic."""
         return PymqPublishCommand(
             self.body,
             topic="",
@@ -138,7 +138,7 @@ class PymqPublishCommand(BatchPublishCommand):
         )
 
     def add_options(self, options: SendOptions) -> None:
-        """Take those options that it has no values of its own for."""
+        """Set the options that the command does not have yet."""
         self.options = options | self.options
 
     def wire_headers(self, content_type: str | None) -> Headers:

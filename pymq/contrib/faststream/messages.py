@@ -16,7 +16,7 @@ from pymq.contrib.faststream.commands import CONTENT_TYPE, CORRELATION_ID, REPLY
 from pymq.core.batch.record import Record
 from pymq.core.types import is_internal
 
-OWN = "pymq."  # headers of pymq begin so; they say how this record was delivered, not what it is
+OWN = "pymq."  # prefix of pymq's headers, which describe the delivery and not the message
 
 Raw = Record | tuple[Record, ...]
 Refuse = Callable[[Record, BaseException], Awaitable[None]]
@@ -28,7 +28,7 @@ class PymqMessage(StreamMessage[Raw]):
     ``raw_message`` is the :class:`pymq.Record`, or a tuple of them, with pymq's own headers;
     ``headers`` has the others. A header that is no text stays bytes.
 
-    A message of a reader has nothing to acknowledge: these methods then only note what was called.
+    A message of a reader has nothing to acknowledge: its methods only record that they were called.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class PymqMessage(StreamMessage[Raw]):
         if self._consumer is not None:
             if self._refuse is None:
                 await self._consumer.reject(self.records, error=_cause())
-            else:  # Its requester gets the reason, and nobody else needs it.
+            else:  # The requester gets the reason, so the request needs no dead letter.
                 self._consumer.ack(self.records)
                 await self._tell_requester()
         self.committed = AckStatus.REJECTED
 
     async def _tell_requester(self) -> None:
-        """Let a request fail at once if its handler has failed and will not run again."""
+        """Send the error to the requester if the handler has failed and will not run again."""
         error = sys.exception()
         if self._refuse is not None and isinstance(error, Exception):
             for record in self.records:
@@ -169,7 +169,7 @@ class MessageParser:
 
 
 def request_address(record: Record) -> tuple[str, bytes] | None:
-    """Return the partition of the reply and the request's id; None for what is no request."""
+    """Return the partition of the reply and the request's id; None if the record is no request."""
     partition = header(record.headers, REQUEST_REPLY_TO)
     request_id = header(record.headers, REQUEST_ID)
     if partition is None or request_id is None:

@@ -31,8 +31,8 @@ T = TypeVar("T")
 class PymqProducer(ProducerProto[PymqPublishCommand]):
     """Sends what a broker, its publishers and its handlers publish.
 
-    A topic that the application publishes to is created when it is missing. One that only a
-    message names, as the place of its reply, is not.
+    A topic that the application publishes to is created when it is missing. A topic that only a
+    message names, for its reply, is not created.
     """
 
     def __init__(
@@ -97,7 +97,8 @@ class PymqProducer(ProducerProto[PymqPublishCommand]):
         try:
             return await self._send(cmd, *content)
         except UnknownTopic:
-            self._known.discard(cmd.destination)  # It was deleted; the next message creates it.
+            # The topic was deleted; the next message creates it again.
+            self._known.discard(cmd.destination)
             raise
 
     async def publish_batch(self, cmd: PymqPublishCommand) -> list[RecordMetadata]:
@@ -146,7 +147,7 @@ class PymqProducer(ProducerProto[PymqPublishCommand]):
         )
 
     async def refuse(self, record: Record, error: BaseException) -> None:
-        """Answer a request with the error of its handler; does nothing for what is no request."""
+        """Answer a request with the error of its handler; does nothing for other messages."""
         found = reply_to(record, b"", error)
         if found is not None and self._client is not None:
             partition, value, headers = found

@@ -235,7 +235,7 @@ class PymqRegistrator(Registrator[Raw, PymqBrokerConfig]):
         middlewares: Sequence[BrokerMiddleware[Any]] = (),
         include_in_schema: bool | None = None,
     ) -> None:
-        """Take the subscribers and publishers of a router; *prefix* goes before their topics.
+        """Add the subscribers and publishers of a router; *prefix* goes before their topics.
 
         Raises:
             SetupError: it is the router of another broker.

@@ -59,7 +59,7 @@ class TopicSubscriberConfig(SubscriberUsecaseConfig):
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """A reader has nothing to acknowledge; a group rejects what its handler raises for."""
+        """A reader acknowledges nothing; a group rejects a message whose handler raises."""
         if self.is_reader:
             return AckPolicy.MANUAL
         for policy in (self._ack_policy, self._outer_config.ack_policy):
@@ -202,7 +202,8 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
 
         async with aclosing(self._received(consumer)) as received:
             while True:
-                # First a place, then a message: an idle member could handle one that waits here.
+                # Wait for a free place before taking a message: a message that waits here could be
+                # handled by an idle member.
                 await room.acquire()
                 message = await anext(received, None)
                 if message is None:
@@ -213,13 +214,14 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
 
     async def _hand_over(self, consumer: AsyncConsumer, message: Raw) -> None:
         if self._topic_parser.answers and isinstance(message, Record) and _is_late(message):
-            consumer.ack(message)  # Its requester has given up.
+            consumer.ack(message)  # The requester has given up.
         else:
             await self.consume(message)
 
     async def _received(self, consumer: AsyncConsumer) -> AsyncGenerator[Raw, None]:
-        """Yield records, or batches, until the end; go past what cannot be read."""
-        # An iteration leases ahead, a few also with ``prefetch=1``, which an idle member misses.
+        """Yield records, or batches, until the end; skip records that cannot be read."""
+        # An iteration leases some records ahead, even with ``prefetch=1``, and an idle member could
+        # handle them.
         is_polled = self.batch or self._config.options.get("prefetch") == 1
         while self.running:
             try:
@@ -243,7 +245,7 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
             self._log(logging.WARNING, f"the subscriber of {self.topic} ends: it was closed")
 
     async def _go_past(self, consumer: AsyncConsumer, error: PymqError) -> None:
-        """Go past what cannot be read; after another error wait a moment."""
+        """Skip a record that cannot be read; after any other error wait a moment."""
         try:
             if self.is_reader and isinstance(error, OffsetOutOfRange):
                 await consumer.seek(str(error.details.get("partition")), "begin")
@@ -253,7 +255,7 @@ class TopicSubscriber(TasksMixin, SubscriberUsecase[Raw]):
             await asyncio.sleep(PAUSE_S)
 
     async def process_message(self, msg: Raw) -> Response:
-        """Hand a message to its handler, as FastStream does; a request never waits in vain."""
+        """Hand a message to its handler, as FastStream does. A request always gets an answer."""
         try:
             return await super().process_message(msg)
         except Exception as error:

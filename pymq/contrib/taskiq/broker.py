@@ -98,7 +98,7 @@ class PymqBroker(AsyncBroker):
         self._retry = retry
         self._prefetch = prefetch
         self._producer: AsyncProducer | None = None
-        # All that this worker has opened, and those of them that no receiver listens to.
+        # All consumers of this worker, and those that no receiver uses.
         self._consumers: list[AsyncConsumer] = []
         self._idle: list[AsyncConsumer] = []
         self._leases: dict[str, HeldTask] = {}  # by the id of the task
@@ -211,7 +211,7 @@ class PymqBroker(AsyncBroker):
     def _settle(self, lease: HeldTask) -> None:
         lease.is_settled = True
         task_id = _task_id(lease.record)
-        if self._leases.get(task_id) is lease:  # else a later task has the same id
+        if self._leases.get(task_id) is lease:  # otherwise a later task has the same id
             del self._leases[task_id]
 
     # --- retries --------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class PymqBroker(AsyncBroker):
 
 
 def _seconds(message: BrokerMessage, label: str) -> float | None:
-    """Read a label that is a number of seconds; labels travel as text."""
+    """Read a label that is a number of seconds; taskiq sends labels as text."""
     found = message.labels.get(label)
     return None if found is None else float(found)
 
@@ -249,7 +249,7 @@ def _task_id(record: Record) -> str:
 
 
 async def _poll(consumer: AsyncConsumer) -> list[Record]:
-    """Wait a while for the next task. One that cannot be read is skipped, so that others come."""
+    """Wait a while for the next task. A task that cannot be read is skipped."""
     try:
         return await consumer.poll(max_records=1, timeout=WAKE_S)
     except (CorruptBatch, CorruptBlock) as error:

@@ -1,8 +1,8 @@
 """A compacted topic as a table: the last value of each key.
 
-A process that only writes reads nothing. At the first question a process reads the topic once, and
-from then on what was appended since the last question: it keeps where the value of each key is,
-and the newest values.
+A process that only writes reads nothing. For the first lookup, a process reads the whole topic; for
+each later one, the records appended since the last lookup. It remembers the offset of each key's
+value, and keeps the newest values in memory.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class KeyedTopic:
             return
         options: TopicOptions = {"cleanup_policy": "compact"}
         if self._expires_s is not None:
-            # Retention removes whole blocks, so a block must be younger than what it removes.
+            # Retention removes whole blocks, so a block must cover less time than the retention.
             options["retention_ms"] = max(1, round(self._expires_s * 1000))
             options["block_ms"] = max(1000, round(self._expires_s * 250))
         await ensure_topic(mq, self.name, self._partitions, self._replicas, options)
@@ -141,7 +141,8 @@ class KeyedTopic:
                 value = await self._look_up(key, self._entries[key])
             if value is not None:
                 return value
-            await self._read()  # Compaction has removed it: it was replaced.
+            # Compaction has removed the record, since its key has a newer value.
+            await self._read()
         return None
 
     async def _look_up(self, key: str, entry: KeyedValue) -> bytes | None:
@@ -160,7 +161,7 @@ class KeyedTopic:
         """Read what was appended before this call."""
         before = self._reading
         if before is not None and not before.done():
-            await asyncio.wait([before])  # It may have looked for the end before this call.
+            await asyncio.wait([before])  # That read may have looked for the end before this call.
         if self._reading is before:
             self._reading = asyncio.ensure_future(self._read_on())
         assert self._reading is not None  # only close() resets it
@@ -176,7 +177,7 @@ class KeyedTopic:
 
     def _take(self, record: Record) -> None:
         if record.key is None:
-            return  # Another program has sent it.
+            return  # Another program has sent this record.
         key = record.key.decode(errors="replace")
         self._drop(key)
         if any(name == TOMBSTONE for name, _ in record.headers) or self._is_over(

@@ -40,16 +40,16 @@ class PymqResultBackend(AsyncResultBackend[T]):
     appended since it last asked, however many tasks it waits for.
 
     A result that cannot be stored (it is no JSON, or too large) is stored as the error
-    ``ResultNotStored``, so that nobody waits for it in vain.
+    ``ResultNotStored``, so that callers get an error instead of a timeout.
 
     Args:
         url: as for :class:`PymqBroker`; the same URL uses the same client.
         topic: the topic of the results. If it does not exist, :meth:`startup` creates it, with
             *partitions* and *replicas*, by default as many as there are brokers, three at most.
         keep_results: False deletes a result when it is read.
-        expires_s: how long results are kept; None: for ever. It also is the retention of the topic
-            when it is created.
-        max_results: how many results a process that asks knows, the newest ones.
+        expires_s: how long results are kept; None: without limit. A topic that is created gets it
+            as its retention, too.
+        max_results: how many results a process remembers, the newest ones.
         cache_bytes: how many bytes of the newest results it keeps in memory; it reads older ones
             from the log again.
         serializer: what writes results as bytes; taskiq's JSON by default.
@@ -133,12 +133,12 @@ class PymqResultBackend(AsyncResultBackend[T]):
         return result
 
     async def set_progress(self, task_id: str, progress: TaskProgress[Any]) -> None:
-        """Store how far a task is."""
+        """Store the progress of a task."""
         value = self.serializer.dumpb(progress.model_dump(mode="json"))
         await self._table.put(_progress_key(task_id), value)
 
     async def get_progress(self, task_id: str) -> TaskProgress[Any] | None:
-        """Return how far a task is; None if it has not said so."""
+        """Return the progress of a task; None if the task has reported none."""
         found = await self._table.get(_progress_key(task_id))
         return None if found is None else TaskProgress.model_validate(self.serializer.loadb(found))
 

@@ -48,7 +48,7 @@ class PymqRetryMiddleware(TaskiqMiddleware):
         """Note the broker, which must be a :class:`PymqBroker`.
 
         Raises:
-            ConfigError: it is another one.
+            ConfigError: *broker* is of another class.
         """
         if not isinstance(broker, PymqBroker):
             raise ConfigError("PymqRetryMiddleware needs a PymqBroker")
@@ -62,7 +62,7 @@ class PymqRetryMiddleware(TaskiqMiddleware):
         assert isinstance(broker, PymqBroker)
         deliveries = broker.deliveries(message.task_id)
         if deliveries is None or isinstance(exception, NoResultError):
-            return  # It is acknowledged, or was sent again.
+            return  # The task is acknowledged, or was returned to the group.
         if isinstance(exception, TaskRejectedError):
             await broker.bury(message.task_id, exception)
         elif self._is_wanted(message) and isinstance(exception, self._types):

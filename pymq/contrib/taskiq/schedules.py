@@ -1,4 +1,4 @@
-"""A source of schedules: delayed records for tasks at a time, a compacted topic for the others."""
+"""A source of schedules: delayed records for tasks with a time, a compacted topic for others."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pymq.contrib.taskiq.broker import PymqBroker
 from pymq.contrib.taskiq.keyed_topic import KeyedTopic
 from pymq.errors import ConfigError
 
-AT = "at"  # the first part of the id of a task at a time; partition and offset follow
+AT = "at"  # the prefix of ids of tasks with a time; partition and offset follow
 
 
 class PymqScheduleSource(ScheduleSource):
     """Schedules of tasks, kept by pymq.
 
-    ``schedule_by_time`` sends the task at once, as a delayed record. So it needs no scheduler, and
-    comes within milliseconds of its time. The id of the schedule then says where the record is;
-    ``unschedule`` cancels it, if it is not due yet.
+    ``schedule_by_time`` sends the task at once, as a delayed record. So the task needs no
+    scheduler, and is delivered within milliseconds of its time. The id of the schedule then says
+    where the record is; ``unschedule`` cancels it, if it is not due yet.
 
     ``schedule_by_cron`` and ``schedule_by_interval`` are kept in the compacted topic *topic*, where
     ``taskiq scheduler`` finds them; run one scheduler at a time, since each sends every task.
@@ -38,7 +38,7 @@ class PymqScheduleSource(ScheduleSource):
         await self._table.close()
 
     async def add_schedule(self, schedule: ScheduledTask) -> None:
-        """Send a task that has a time, and keep any other; changes the id of one with a time."""
+        """Send a task that has a time, with a new schedule id; store any other schedule."""
         if schedule.time is None:
             await self._table.open()
             await self._table.put(schedule.schedule_id, schedule.model_dump_json().encode())
@@ -71,7 +71,7 @@ class PymqScheduleSource(ScheduleSource):
         return message
 
     async def delete_schedule(self, schedule_id: str) -> None:
-        """Cancel a task; one that is due already runs all the same."""
+        """Cancel a task; a task that is already due still runs."""
         kind, _, place = schedule_id.partition("/")
         partition, _, offset = place.rpartition("/")
         if kind == AT and partition and offset.isdecimal():

@@ -49,7 +49,9 @@ def targets(
 
 
 def plan(image: Image, brokers: Collection[str], can_lead: CanLead) -> list[Shift]:
-    """Return the shifts, in order, that balance the leaders over *brokers* as far as possible."""
+    """Return the shifts of leadership, in order, that balance the leaders over *brokers* as far as
+    possible.
+    """
     leads = {broker: image.hosting.leads[broker] for broker in sorted(brokers)}
     if not leads or max(leads.values()) - min(leads.values()) < 2:
         return []

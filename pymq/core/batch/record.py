@@ -308,7 +308,7 @@ class EncodedBatch:
         return sealed
 
     def keep(self, chosen: Sequence[int]) -> EncodedBatch:
-        """Return the batch with only the records at the rising indexes *chosen*; for compaction.
+        """Return the batch with only the records at the ascending indexes *chosen*; for compaction.
 
         The result covers the same offsets, so the log has no gap. It has body format 1, also if the
         batch has format 2.

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from pymq.kafka.handlers.topic_cache import TopicCache
     from pymq.kafka.handlers.watches import Watches
 
-ANSWER_MS = 30_000  # a node has so long to answer
-HOLDERS_MAX = 3  # holders of older records that are asked
+ANSWER_MS = 30_000  # time for a node's answer
+HOLDERS_MAX = 3  # holders of older records that the gate asks at most
 
 
 class Outcome(Enum):
-    """What becomes of a request without an answer."""
+    """What the gate does with a request that gets no answer."""
 
     NO_ANSWER = 1
     CLOSE = 2  # the client has to connect anew
@@ -100,7 +100,7 @@ class GateContext:
     auto_create: bool = True
     now: int = 0  # in the loop's milliseconds
     ids: list[int] = Factory(list)  # producer ids that the gate may give out
-    # By topic: with what the next batches are refused, because a test wants it.
+    # The codes with which tests have the next batches refused, by topic.
     faults: dict[str, list[Code]] = Factory(dict)
 
 
@@ -110,7 +110,7 @@ class KafkaCall(NamedTuple):
     version: int
     client: str
     host: str
-    release: Callable[[], None]  # lets later requests be answered first: there will be no answer
+    release: Callable[[], None]  # lets the gate answer later requests: this request gets no answer
 
 
 def ask(peer: str, make: Callable[[int], Message]) -> Generator[Ask, Any, Any]:
@@ -133,9 +133,8 @@ def new_producer_id(context: GateContext) -> Generator[Ask, Any, int | PymqError
 
 
 def holders(answer: Any) -> list[str]:
-    """The brokers that hold the records that a leader was asked for, if others do.
-
-    To move a partition moves no data: older blocks may be with other brokers than its leader.
+    """The brokers that hold the requested records, if the leader does not. Moving a partition moves
+    no data, so older blocks may be on other brokers than the leader.
     """
     if not isinstance(answer.error, ReplicaNotAvailable):
         return []

@@ -56,8 +56,8 @@ def fetch(context: GateContext, m: FetchRequest, call: KafkaCall) -> Steps:
     """Read from each partition.
 
     1. Ask for records of all partitions.
-    2. If they are fewer than the client wants, and no partition has an error, wait until one of
-       them grows, and ask again.
+    2. If the brokers return less than the client wants, and no partition has an error, wait until
+       one of the partitions grows, and ask again.
 
     There are no fetch sessions: the answer to a client that offers one has the session id 0, which
     makes it name all partitions each time.
@@ -87,7 +87,7 @@ def fetch(context: GateContext, m: FetchRequest, call: KafkaCall) -> Steps:
                 continue
             is_refused = True
             if isinstance(found, TopicMetadata):
-                context.topics.drop(found.topic)  # It may have grown.
+                context.topics.drop(found.topic)  # The topic may have new partitions.
             is_error = isinstance(found, PymqError | TopicMetadata)
             code = Code.UNKNOWN_TOPIC_OR_PARTITION if is_error else Code.UNKNOWN_TOPIC_ID
             part.error_code = int(code)
@@ -114,7 +114,8 @@ def _read(context: GateContext, m: FetchRequest, places: list[_Place]) -> Steps:
         if holders(found):
             fetched = yield from ask_holders(found, partial(make, any_replica=True))
             if isinstance(fetched, Fetched) and fetched.error is None:
-                # The ends are the leader's: a holder of older records may know less.
+                # The answer has the leader's end of the log: a holder of older records may know an
+                # earlier one.
                 fetched = attrs.evolve(
                     fetched, log_start=found.log_start, high_watermark=found.high_watermark
                 )
@@ -129,7 +130,7 @@ def _request(place: _Place, share: int) -> partial[Fetch]:
         Fetch,
         topic=name.topic,
         partition=name.partition,
-        # A negative offset has a meaning of its own for pymq's brokers; Kafka knows none.
+        # Read negative offsets as 0: Kafka has none, but they have a meaning for pymq's brokers.
         offset=max(place.asked.fetch_offset, 0),
         max_bytes=max(min(place.asked.partition_max_bytes, share), 1),
         max_wait_ms=0,
@@ -138,7 +139,7 @@ def _request(place: _Place, share: int) -> partial[Fetch]:
 
 
 def _note(context: GateContext, place: _Place, fetched: Fetched | Late) -> int:
-    """Put the broker's answer into that of a partition; returns the bytes of its records."""
+    """Copy a broker's answer into the answer for a partition; returns the bytes of its records."""
     part, error = place.part, fetched.error
     if place.asked.fetch_offset < 0:
         error = OffsetOutOfRange(f"{place.asked.fetch_offset} is no offset")
@@ -152,7 +153,7 @@ def _note(context: GateContext, place: _Place, fetched: Fetched | Late) -> int:
             for batch in split(fetched.data):
                 parts += serve(batch, context.crc32c)
         except PymqError as problem:
-            # What came before it is served; the next fetch begins with the damage.
+            # Serve the batches before the damaged one; the next fetch gets the error.
             code = code_of(problem) if not parts else Code.NONE
     if code in _STALE:
         context.topics.drop(place.topic.topic)

@@ -67,7 +67,7 @@ def offset_commit(context: GateContext, m: OffsetCommitRequest, call: KafkaCall)
 
 
 def offset_fetch(context: GateContext, m: OffsetFetchRequest, call: KafkaCall) -> Steps:
-    """Return committed offsets: those that are named, or all."""
+    """Return the committed offsets of the named partitions, or of all."""
     if call.version >= GROUPS_FROM:
         answer = OffsetFetchResponse()
         for asked in m.groups:
@@ -93,7 +93,7 @@ def offset_fetch(context: GateContext, m: OffsetFetchRequest, call: KafkaCall) -
                         each.committed_offset,
                         -1,
                         each.metadata,
-                        # Until version 1 the code of the group was each partition's.
+                        # Until version 1 an error of the group was reported for each partition.
                         each.error_code or (one.error_code if call.version < 2 else 0),
                     )
                     for each in topic.partitions

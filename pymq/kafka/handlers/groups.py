@@ -1,4 +1,4 @@
-"""Classic groups: members, and what tools ask about groups."""
+"""Classic groups: requests of members, and of tools that list, describe and delete groups."""
 
 from __future__ import annotations
 

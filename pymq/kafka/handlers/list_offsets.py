@@ -68,7 +68,8 @@ def _find(context: GateContext, topic: TopicMetadata, index: int, time: int) -> 
     if not isinstance(answer, OffsetFound) or answer.error is not None:
         return code_of(answer.error)
     offset = answer.offset
-    # Kafka also answers the record's time, and tells "none" from the end of the log.
+    # Read the record: Kafka's answer has the record's time, and says whether there is such a
+    # record.
     read = partial(Fetch, topic=name[0], partition=name[1], topic_id=topic_id)
     record = yield from _search(context, partial(read, offset=offset, max_bytes=1, max_wait_ms=0))
     if not isinstance(record, Fetched) or record.error is not None:
@@ -90,8 +91,8 @@ def _find(context: GateContext, topic: TopicMetadata, index: int, time: int) -> 
 def _largest_time(context: GateContext, name: tuple[str, str], topic_id: str) -> Steps:
     """Return the largest time of a partition's records, or the code of a refusal.
 
-    Times need not rise with offsets. A record at or after a time is found by an index, so the
-    largest time is found bit by bit.
+    The times of records need not increase with offsets. The brokers find the first record at or
+    after a time by an index, so the gate finds the largest time by a binary search.
     """
     end = yield from ask(context.me, lambda r: Fetch(r, *name, END, 0, 0, topic_id=topic_id))
     if end.error is not None:
@@ -109,7 +110,7 @@ def _largest_time(context: GateContext, name: tuple[str, str], topic_id: str) ->
 
 
 def _search(context: GateContext, make: Callable[..., Message]) -> Steps:
-    """Ask this broker, and if it does not hold the records one that does."""
+    """Ask this broker; if it does not hold the records, ask a broker that does."""
     answer = yield from ask(context.me, make)
     found = yield from ask_holders(answer, partial(make, any_replica=True))
     return found

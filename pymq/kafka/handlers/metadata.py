@@ -1,4 +1,4 @@
-"""Metadata, DescribeCluster, ApiVersions and FindCoordinator: where is what."""
+"""Metadata, DescribeCluster, ApiVersions and FindCoordinator: which broker a client has to ask."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The options of topics by Kafka's names.
 
-An option that pymq does not have is refused, but for those that Kafka's tools and Connect always
-set: they are accepted with the value that changes nothing.
+The gate refuses options that pymq does not have. The exceptions are options that Kafka's tools and
+Connect always set: the gate accepts them with the value that changes nothing.
 """
 
 from __future__ import annotations

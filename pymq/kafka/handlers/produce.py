@@ -104,7 +104,7 @@ def _message(
         return code_of(topic)
     partition = partition_of(topic, index)
     if partition is None:
-        context.topics.drop(topic.topic)  # It may have grown.
+        context.topics.drop(topic.topic)  # The topic may have new partitions.
         return Code.UNKNOWN_TOPIC_OR_PARTITION
     if planned := context.faults.get(topic.topic):
         return planned.pop()
@@ -125,7 +125,7 @@ def _note(
     topic: str,
     produced: Produced | Late,
 ) -> None:
-    """Put the broker's answer into that of a partition."""
+    """Copy a broker's answer into the answer for a partition."""
     code = produce_code(produced.error)
     if code in _STALE:
         context.topics.drop(topic)

@@ -1,4 +1,4 @@
-"""What the gate knows of topics: Kafka names partitions by numbers, and topics by ids, too.
+"""Cached metadata of topics. Kafka names partitions by numbers, and topics by names or ids.
 
 A client's metadata request asks the zkserver each time. Other requests use the cached metadata,
 until a broker refuses one of them.
@@ -20,7 +20,7 @@ NO_ID = bytes(16)
 
 
 def id_bytes(topic_id: str) -> bytes:
-    """Return a topic's id as Kafka's clients have it."""
+    """Return a topic's id in the form of Kafka's protocol."""
     return bytes.fromhex(topic_id.rjust(32, "0")[-32:])
 
 
@@ -32,7 +32,7 @@ class TopicCache:
         self._names: dict[bytes, str] = {}
 
     def put(self, metadata: TopicMetadata) -> None:
-        """Take in what the zkserver says."""
+        """Store the metadata that the zkserver returned."""
         if len(self._topics) >= TOPICS_MAX:
             self._topics.clear()
             self._names.clear()
@@ -46,7 +46,7 @@ class TopicCache:
             self._names.pop(id_bytes(found.topic_id), None)
 
     def get(self, name: str) -> TopicMetadata | None:
-        """Return a topic that is known."""
+        """Return a cached topic."""
         return self._topics.get(name)
 
     def name(self, topic_id: bytes) -> str | None:

@@ -53,7 +53,7 @@ def create_topics(context: GateContext, m: CreateTopicsRequest, call: KafkaCall)
 
 
 def _check_new(context: GateContext, topic: CreateTopicsRequestCreatableTopic) -> Refusal | None:
-    """Return why a topic cannot be created, as far as the request says."""
+    """Return the reason why the request for a new topic is invalid, if it is."""
     try:
         check_name(topic.name, "topic name")
         options.read_all([(each.name, each.value) for each in topic.configs])
@@ -77,7 +77,7 @@ def _create(
     result: CreateTopicsResponseCreatableTopicResult,
     validate_only: bool,
 ) -> Steps:
-    """Create one topic; returns why not, if so."""
+    """Create one topic; returns the error, if any."""
     partitions = topic.num_partitions
     partitions = context.default_partitions if partitions == _DEFAULT else partitions
     replicas = 1 if topic.replication_factor == _DEFAULT else topic.replication_factor

@@ -8,8 +8,8 @@ from pymq.core.message import Fetch, Fetched
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 
-WATCH_MS = 20_000  # a request waits so long; then the clients that still wait look again
-LOST_MS = 30_000  # a request that was not answered for so long is lost
+WATCH_MS = 20_000  # longest wait of a request; after it, the clients that still wait fetch again
+LOST_MS = 30_000  # a request without an answer after this time counts as lost
 
 
 @define
@@ -43,13 +43,13 @@ class Watches:
             watch.waiting[conversation] = None
 
     def remove(self, conversation: int, partitions: Sequence[tuple[TopicPartition, int]]) -> None:
-        """Let a conversation wait no more."""
+        """Remove a conversation from all waits."""
         for name, _ in partitions:
             if (watch := self._watches.get(name)) is not None:
                 watch.waiting.pop(conversation, None)
 
     def answered(self, message: Fetched) -> bool:
-        """Take in an answer; returns whether it was to a request from here."""
+        """Handle an answer; returns whether it answers a request of this object."""
         name = self._requests.pop(message.id, None)
         if name is None:
             return False

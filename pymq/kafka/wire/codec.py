@@ -2,8 +2,8 @@
 
 They are made as Python source from the schema when first asked for, as attrs makes an ``__init__``:
 neighbouring fields of fixed size are one ``struct`` format, and a field that the version does not
-have costs nothing. To ship the source of all versions would take 1 MB. A client uses some 20 of
-them, each made once in a process, in some milliseconds.
+have costs nothing. The source for all versions would be 1 MB, so it is not part of the package. A
+client uses about 20 versions. A process makes each of them once, in a few milliseconds.
 
 Every length is checked against the bytes that are left before anything is allocated, so a message
 never takes more memory than a small multiple of its own bytes.
@@ -87,14 +87,14 @@ def skip_tags(data: Buffer, position: int) -> int:
 
 @cache
 def reader(name: str, version: int) -> Read:
-    """Return the reader of a message's version."""
+    """Return the function that reads one version of a message."""
     made: Read = _make(name, version)["read"]
     return made
 
 
 @cache
 def writer(name: str, version: int) -> Write:
-    """Return the writer of a message's version."""
+    """Return the function that writes one version of a message."""
     made: Write = _make(name, version)["write"]
     return made
 
@@ -125,7 +125,7 @@ class _Source:
         self._lines: list[str] = []
 
     def text(self) -> str:
-        """Return it all; the message's functions are ``read`` and ``write``."""
+        """Return the whole source; the functions for the message are ``read`` and ``write``."""
         message = self._message
         for name, fields in message.structs.items():
             present = [field for field in fields if field.is_in(self._version)]

@@ -30,8 +30,8 @@ class Field(NamedTuple):
     versions: Versions
     nullable: Versions
     tag: int | None
-    tagged: Versions  # in these versions it is among the tagged fields
-    default: str | None  # as Kafka's definitions have it; None: the type's own
+    tagged: Versions  # the versions in which the field is a tagged field
+    default: str | None  # as Kafka's definitions write it; None: the default of the type
 
     @property
     def item(self) -> str:

@@ -1,7 +1,7 @@
 """The interface of a table format.
 
-A format appends rows and the positions after them in one atomic step: after a crash at any moment
-either both are in the table or neither is. That alone makes a view exactly once.
+A format appends rows and the positions after them in one atomic step: after a crash at any moment,
+the table has both or neither. Because of that, a view contains each record exactly once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A table of Delta Lake, by the package deltalake.
 
-The positions are transaction identifiers of the protocol: for each partition one, whose version is
-the offset of the next record. They are in the same commit as the rows, and survive checkpoints and
-the clean-up of the table's log. Delta refuses a commit if another writer has set one of them since
-this process read the table.
+The positions are transaction identifiers of the protocol: each partition has one, whose version is
+the offset of the next record. The identifiers are in the same commit as the rows, and survive
+checkpoints and the clean-up of the table's log. Delta refuses a commit if another writer has set
+one of them since this process read the table.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A table of Iceberg, by the package pyiceberg.
 
 The positions are a property of the table, set in the same commit as the snapshot of the rows. So
-they survive the expiry of snapshots and commits of others. The commit requires that the current
-snapshot is the one that this process has seen (``assert-ref-snapshot-id``), and pyiceberg must not
-try it again on another: the property ``commit.retry.num-retries`` is 0.
+the positions survive the expiry of snapshots and the commits of other programs. The commit requires
+that the current snapshot is the one that this process has seen (``assert-ref-snapshot-id``), and
+pyiceberg must not retry the commit on another snapshot: the property ``commit.retry.num-retries``
+is 0.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ class IcebergView:
         return catalog.load_table(names[0])
 
     def _current(self) -> Table:
-        """Return the table as it is now, if its positions are those that we have set."""
+        """Return the current table, if its positions are those that this process has set."""
         assert self._table is not None
         self._table.refresh()
         if self._read_positions() != self._positions:

@@ -1,12 +1,14 @@
 """A table as a folder of Parquet files, without anything beside them.
 
 Each commit is one file, which is written under a hidden name, synced and then linked to its own
-name: that one system call is the commit. The file's footer holds the positions after it. So there
-is no second place that could disagree, and whoever lists ``*.parquet`` sees committed rows only.
+name: linking is one system call, and is the commit. The footer of the file holds the positions
+after its rows, so rows and positions cannot disagree. A program that lists ``*.parquet`` sees
+committed rows only.
 
 A file is named by the commits in it, ``0000000007-0000000009.parquet``. Compaction writes one file
-for the commits of several, links it, and unlinks those. After a crash in between, the files whose
-commits are also in a larger one are removed by the next start (:func:`superseded`).
+for the commits of several files, links the new file, and unlinks the old ones. After a crash in
+between, the files whose commits are also in a larger one are removed by the next start
+(:func:`superseded`).
 
 ==============================  =============================================================
 left by a crash                 what the next start does
@@ -50,7 +52,9 @@ class CommitFile(NamedTuple):
 
 
 def superseded(files: Sequence[CommitFile]) -> tuple[list[CommitFile], list[CommitFile]]:
-    """Split *files* into those of the table, in order, and those whose commits others contain."""
+    """Split *files* into the files of the table, in order, and the files whose commits are also in
+    others.
+    """
     kept, gone = list[CommitFile](), list[CommitFile]()
     for file in sorted(files, key=lambda each: (each.first, -each.last)):
         contained = kept and file.last <= kept[-1].last
@@ -59,7 +63,7 @@ def superseded(files: Sequence[CommitFile]) -> tuple[list[CommitFile], list[Comm
 
 
 def to_compact(sizes: Sequence[int], file_bytes: int, files: int) -> int:
-    """Return how many of the last files are to be merged; 0: none.
+    """Return how many of the last files compaction should merge; 0: none.
 
     A file is merged with the files after it only if it is not larger than all of them together, so
     each row is rewritten about log2(*file_bytes* / size of a commit) times.
@@ -183,7 +187,7 @@ class ParquetTable:
         schema: pa.Schema,
         positions: Mapping[str, int],
     ) -> None:
-        """Write a file; it is there as a whole, synced, or not at all."""
+        """Write a file, atomically and durably."""
         assert self._origin is not None
         meta = {ORIGIN: self._origin.to_json(), POSITIONS: json.dumps(positions, sort_keys=True)}
         hidden, path = self._path(f"{HIDDEN}{file.name}.tmp"), self._path(file.name)

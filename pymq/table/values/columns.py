@@ -16,7 +16,7 @@ a union of null and X              as X: every column may be null
 other unions, any, recursion       string, with JSON
 =================================  ===========================================================
 
-In JSON, dates, times and base64 are converted in fields of the value itself. Further inside they
+In JSON, dates, times and base64 are converted in fields of the value itself. In nested fields they
 stay text.
 """
 
@@ -43,12 +43,12 @@ class Column(NamedTuple):
 
     name: str
     kind: pa.DataType
-    plain: pa.DataType  # before texts are converted
+    plain: pa.DataType  # the type before texts are converted
     prepare: Prepare | None = None  # of what the decoder returns, for Arrow
 
 
 class Typed(NamedTuple):
-    """A type of Arrow, and what has to be done with values before."""
+    """A type of Arrow, and how values are converted to it."""
 
     plain: pa.DataType
     prepare: Prepare | None = None

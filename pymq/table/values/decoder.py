@@ -46,7 +46,9 @@ class Decoder:
         self._is_fast = load is load_json and not any(each.prepare for each in columns)
 
     def __call__(self, values: Sequence[Value | None]) -> tuple[pa.Table, list[bool]]:
-        """Decode values, None for a tombstone; a value that fails has null in all columns."""
+        """Decode values; None is a tombstone. A value that cannot be decoded has null in all
+        columns.
+        """
         found = self._fast(values) if self._is_fast else None
         rows, good = (found, [True] * len(values)) if found is not None else self._slow(values)
         arrays = []
@@ -63,7 +65,7 @@ class Decoder:
         return pa.Table.from_arrays(arrays, schema=schema), good
 
     def _fast(self, values: Sequence[Value | None]) -> pa.StructArray | None:
-        """Decode all values at once; None if that is not certain to be right."""
+        """Decode all values at once; None if Python's decoder might decode them otherwise."""
         texts = [b"{}" if each is None else each.data for each in values]
         # Each value is one line and one object, if there are as many objects as lines: an object
         # cannot go on in the next line, for "}", a line break and "{" never follow in JSON.
@@ -124,7 +126,9 @@ class Decoder:
 
 
 def from_text(texts: pa.Array, kind: pa.DataType) -> tuple[pa.Array, list[int]]:
-    """Convert texts to *kind*; returns the column, and the indexes of those that are no such."""
+    """Convert texts to *kind*; returns the column, and the indexes of texts that cannot be
+    converted.
+    """
     if kind == TIME or kind == pa.date32():
         try:
             return texts.cast(kind), []

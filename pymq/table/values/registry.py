@@ -96,7 +96,8 @@ class RegisteredValues:
 def _avro(schemas: list[Schema]) -> Callable[[Value], Any]:
     """Return a function that decodes a value with the schema that it was written with.
 
-    It does not resolve to the last schema, which may lack fields of earlier ones.
+    The function does not convert to the latest schema, because it may lack fields of earlier
+    schemas.
     """
     decoders = {each.fingerprint.encode(): serde.Avro(each.text).codec(dict) for each in schemas}
     last = schemas[-1].fingerprint.encode()

@@ -1,4 +1,4 @@
-"""Checks values before Arrow converts them, which makes 1 of 1.5 and a list of a text."""
+"""Checks values before Arrow converts them: Arrow would convert 1.5 to 1, and a text to a list."""
 
 from __future__ import annotations
 

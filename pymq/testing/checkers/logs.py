@@ -76,7 +76,7 @@ class Watermark(Checker):
             self._check_durable(host, found)
 
     def _is_kept(self, found: probe.Look, last: probe.Look) -> bool:
-        """Whether all visible records of the last block must be before this block.
+        """Whether the log must still have all records of *last* that were visible.
 
         Records that a disk's cache has lost may be missing from the sealed block. Whether that is
         allowed is checked when the seal is committed (``seal-keeps-what-is-visible``).

@@ -1,1 +1,1 @@
-"""Kafka's record batches (version 2), which rest as body format 2 behind pymq's own header."""
+"""Kafka's record batches (version 2), stored as body format 2 behind pymq's own header."""

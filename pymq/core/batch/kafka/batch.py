@@ -97,13 +97,13 @@ def crc32c_function() -> Callable[[Buffer], int]:
 def wrap(data: Buffer, crc32c: Callable[[Buffer], int], now_ms: int) -> EncodedBatch:
     """Check a batch of a Kafka producer and put pymq's header before it; its bytes are not copied.
 
-    The records themselves are not decoded: a body whose CRC holds is what the producer has packed.
-    Readers check it again.
+    The records themselves are not decoded: if the CRC is right, the body is as the producer has
+    sent it. Readers check the CRC again.
 
     Raises:
-        CorruptBatch: it is cut short, or its CRC does not hold.
-        InvalidRequest: it is of an older format (``details`` hold its *magic*), it is no single
-            batch of records, or its counts contradict each other.
+        CorruptBatch: the batch is cut short, or its CRC is wrong.
+        InvalidRequest: it is of an older format (``details`` hold its *magic*), it is not exactly
+            one batch of records, or its counts contradict each other.
     """
     size = len(data)
     if size < KAFKA_HEADER_SIZE:
@@ -172,7 +172,7 @@ def check_kafka_crc(body: Buffer) -> None:
     """Check Kafka's own CRC in a body that did not come through :func:`wrap`.
 
     Raises:
-        CorruptBatch: it does not hold, so Kafka's clients could not read the batch.
+        CorruptBatch: the CRC is wrong, so Kafka's clients could not read the batch.
         MissingExtra: crc32c is not installed.
     """
     if len(body) < KAFKA_HEADER_SIZE:
@@ -225,12 +225,12 @@ def encoded_columns(header: Header, body: Buffer) -> dict[int, memoryview]:
 def serve(batch: EncodedBatch, crc32c: Callable[[Buffer], int]) -> list[Buffer]:
     """Return a batch of the log as Kafka's clients read it, in parts that follow each other.
 
-    A Kafka batch gets a new stamp and is not copied. One of pymq's own is encoded anew, which costs
-    1 to 3 us a record. What readers never see takes offsets all the same: it is served as a batch
-    without records, as compaction leaves them in Kafka.
+    A Kafka batch gets a new stamp and is not copied. A batch of pymq's own format is encoded as a
+    Kafka batch, which costs 1 to 3 us a record. A batch that readers never see has offsets, too. It
+    is served as a batch without records, like those that compaction leaves in Kafka.
 
     Raises:
-        CorruptBatch: one of pymq's own cannot be decoded.
+        CorruptBatch: a batch of pymq's own format cannot be decoded.
         MissingExtra: the package of its codec is not installed.
     """
     header = batch.header

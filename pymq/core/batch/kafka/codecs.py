@@ -1,4 +1,4 @@
-"""The codecs of Kafka's batches; unpacking is bounded, whatever a client has packed.
+"""The codecs of Kafka's batches; the size of unpacked data is bounded.
 
 ======  ======  ==============================================================================
 number  name    as
@@ -35,7 +35,7 @@ def unpack(codec: int, data: Buffer, most: int = BATCH_BYTES_MAX) -> Buffer:
     """Unpack *data*, to at most *most* bytes.
 
     Raises:
-        CorruptBatch: it cannot be unpacked, or is larger.
+        CorruptBatch: *data* cannot be unpacked, or would be larger.
         MissingExtra: the codec's package is not installed.
     """
     if codec == NONE:

@@ -6,8 +6,9 @@ A record is, with numbers as zigzag varints (at least seven bytes)::
     key length (-1: null), key, value length (-1: null), value,
     number of headers, and each: name length, name, value length (-1: null), value
 
-Both have nulls where pymq has none. A null value is a deletion, which pymq marks with the header
-``pymq.tombstone``; a null value of a header is read as an empty one.
+Values of records and of headers may be null, which pymq does not have. A record with a null value
+is a deletion, which pymq marks with the header ``pymq.tombstone``. A null value of a header is read
+as an empty value.
 
 Most varints have one byte, so :func:`decode` reads those in line: 0.45 instead of 1.5 us a record.
 """
@@ -88,7 +89,7 @@ def decode(records: Buffer, count: int) -> KafkaRecords:
 
 
 def _decode(data: bytes, count: int) -> tuple[KafkaRecords, int]:
-    # Written out: this is the cost of a record for every reader.
+    # Varints are decoded in line here: every reader has this cost for every record.
     found = KafkaRecords([], [], [], [], [])
     add_offset, add_time = found.offsets.append, found.times.append
     add_key, add_value, add_headers = (

@@ -1,9 +1,9 @@
 """The classic groups of one partition of the offsets topic: checks requests, and finds members.
 
-Offsets are those of pymq's groups: a group has one committed offset in a partition, whichever
-clients have committed it. Members are not kept: after a takeover they join again. A group has
-members of one kind at a time. What pymq's own clients ask of a group that has Kafka's members is
-refused, and the other way round.
+Classic groups and pymq's groups share offsets: a group has one committed offset in a partition,
+whichever client has committed it. The coordinator does not store members: after a takeover, members
+join again. At a time, all members of a group are clients of Kafka, or all are clients of pymq.
+Requests of the other kind of client are refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ClassicCoordinator:
         """Check that a group has no members of this kind.
 
         Raises:
-            InvalidRequest: it has.
+            InvalidRequest: the group has such members.
         """
         if self.has_members(group):
             raise InvalidRequest(f"group {group!r} has members that are Kafka's clients")

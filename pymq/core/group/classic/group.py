@@ -10,9 +10,9 @@ state          what happens
 =============  =====================================================================================
 
 A member that joins, leaves, is silent for its session, or changes its subscription, starts a
-rebalance. A member that does not join within the longest rebalance timeout is removed. So is one
-that has joined and does not sync. A static member is not: it may come back under a new id until its
-session ends, and gets its assignment back without a rebalance.
+rebalance. The group removes a member that does not join within the longest rebalance timeout, and a
+member that joins but does not sync. A static member stays until its session ends. If it returns
+before under a new id, it gets its assignment back without a rebalance.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ClassicGroup:
         self.protocol = ""
         self.leader = ""
         self.members: dict[str, JoinedMember] = {}
-        self.pending: dict[str, int] = {}  # ids given to new members, and until when
+        self.pending: dict[str, int] = {}  # ids given to new members, and when they expire
         self._reply = reply
         self._static: dict[str, str] = {}  # members by instance
         self._until = NEVER  # the rebalance, or the wait for syncs, ends
@@ -70,7 +70,7 @@ class ClassicGroup:
     # --- members --------------------------------------------------------------------------------
 
     def find(self, member: str, instance: str | None) -> JoinedMember | ClassicCode:
-        """Return a member by its id and its instance, or why it is none."""
+        """Return the member with an id and an instance, or the error code if there is none."""
         if instance is not None:
             holder = self._static.get(instance)
             if holder is None:
@@ -85,7 +85,7 @@ class ClassicGroup:
         return self._static.get(instance)
 
     def accepts(self, m: JoinClassic) -> bool:
-        """Whether the members have a protocol in common with the one that joins."""
+        """Whether all members have a protocol in common with a new member."""
         if not m.protocols or not m.protocol_type:
             return False
         others = [member for member in self.members.values() if member.id != m.member]
@@ -131,7 +131,7 @@ class ClassicGroup:
             self._rebalance(now)
 
     def rejoin(self, member: JoinedMember, m: JoinClassic, source: str, now: int) -> None:
-        """Take in that a member joins again."""
+        """Handle the join request of a member that has joined before."""
         is_same = member.protocols == dict(m.protocols)
         member.protocols = dict(m.protocols)
         member.session_ms, member.rebalance_ms = m.session_ms, m.rebalance_ms
@@ -140,11 +140,12 @@ class ClassicGroup:
         completing = self.state is ClassicGroupState.COMPLETING
         stable = self.state is ClassicGroupState.STABLE
         if is_same and (completing or (stable and not is_leader)):
-            # It did not get the answer to its last request, or asks without need.
+            # The member did not get the last answer, or joins again without need: repeat the
+            # answer.
             mark("classic.joined_again")
             self._joined(member, (source, m.id))
             return
-        self._refuse_join(member, ClassicCode.UNKNOWN_MEMBER_ID)  # Its former request, if any.
+        self._refuse_join(member, ClassicCode.UNKNOWN_MEMBER_ID)  # its former request
         member.joining = source, m.id
         if self.state is ClassicGroupState.PREPARING:
             self._complete_if_all(now)
@@ -163,7 +164,9 @@ class ClassicGroup:
             self._rebalance(now)
 
     def drop_pending(self, member: str, now: int) -> bool:
-        """Take in that the holder of a new id will not join; returns whether it was one."""
+        """Drop the id of a client that was given an id and will not join; returns whether there was
+        one.
+        """
         if self.pending.pop(member, None) is None:
             return False
         if self.state is ClassicGroupState.PREPARING:
@@ -171,7 +174,7 @@ class ClassicGroup:
         return True
 
     def waiting(self) -> tuple[list[Waiting], list[Waiting]]:
-        """The joins and the syncs that wait."""
+        """The waiting requests to join and to sync."""
         members = self.members.values()
         joins = [member.joining for member in members if member.joining is not None]
         return joins, [member.syncing for member in members if member.syncing is not None]
@@ -219,7 +222,7 @@ class ClassicGroup:
             self._joined(member, waiting)
 
     def _vote(self) -> str:
-        """Return the protocol that most members prefer, of those that all have."""
+        """Of the protocols that all members have, return the one that most members prefer."""
         everyone = list(self.members.values())
         common = set.intersection(*(set(member.protocols) for member in everyone))
         votes = Counter(next(p for p in member.protocols if p in common) for member in everyone)
@@ -241,12 +244,12 @@ class ClassicGroup:
         self._reply(source, answer)
 
     def sync(self, member: JoinedMember, m: SyncClassic, source: str, now: int) -> None:
-        """Take in the leader's assignment, or answer a member with its own."""
+        """Store the leader's assignment, or answer another member with its part."""
         member.beat(now)
         if self.state is ClassicGroupState.STABLE:
             self._synced(member, (source, m.id))
             return
-        self._refuse_sync(member, ClassicCode.REBALANCE_IN_PROGRESS)  # Its former request, if any.
+        self._refuse_sync(member, ClassicCode.REBALANCE_IN_PROGRESS)  # its former request
         member.syncing = source, m.id
         if member.id != self.leader:
             return
@@ -290,7 +293,7 @@ class ClassicGroup:
             mark("classic.never_came")
             del self.pending[name]
         for member in list(self.members.values()):
-            # One that waits for the others to join is alive.
+            # A member that waits for others to join sends no heartbeats, but counts as alive.
             if member.gone_at <= now and member.joining is None and member.id in self.members:
                 mark("classic.silent")
                 self.remove(member, now)

@@ -27,13 +27,13 @@ class JoinedMember:
 
     @classmethod
     def of(cls, m: JoinClassic, member: str) -> JoinedMember:
-        """Return the member that sends a request to join."""
+        """Return a new member, from its request to join."""
         return cls(
             member, m.instance, m.client, m.host, m.session_ms, m.rebalance_ms, dict(m.protocols)
         )
 
     def beat(self, now: int) -> None:
-        """Begin its session anew."""
+        """Restart the session timeout."""
         self.gone_at = now + self.session_ms
 
     def describe(self, protocol: str) -> ClassicMember:
