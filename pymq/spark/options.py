@@ -16,7 +16,7 @@ from pymq.core.values import value
 from pymq.errors import ConfigError
 from pymq.spark import kafka_names
 
-EARLIEST, LATEST = -2, -1  # instead of offsets, as in Kafka's source
+EARLIEST, LATEST = -2, -1  # used in place of offsets, as in Kafka's source
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 
 # Options of both sides, of the source, of the sink.
@@ -85,7 +85,7 @@ class Admission:
     """When a batch of a stream begins, and what it takes at most."""
 
     min_offsets: int | None = None
-    max_delay_s: float = 900.0  # a batch begins then, though it has fewer than *min_offsets*
+    max_delay_s: float = 900.0  # after this time a batch begins even with fewer than *min_offsets*
     max_bytes: int | None = None
 
 
@@ -94,7 +94,7 @@ class ValueOptions:
     """The form of values."""
 
     format: str = "binary"  # one of FORMATS
-    schema: str | None = None  # as text; None: of the query, or of the registry
+    schema: str | None = None  # as text; None: the schema of the query, or of the registry
     null_tombstones: bool = False
     is_permissive: bool = False  # a value that cannot be decoded becomes null
 
@@ -124,7 +124,7 @@ class SourceOptions:
     include_headers: bool
     timeout_s: float
     admission: Admission = Admission()
-    group: str | None = None  # to which a stream publishes its progress
+    group: str | None = None  # the group under whose name a stream publishes its progress
     values: ValueOptions = ValueOptions()
     is_stream: bool = False
 
@@ -232,7 +232,7 @@ def source_options(found: Mapping[str, str], *, is_stream: bool) -> SourceOption
     """Parse and check the options of a source.
 
     Raises:
-        ConfigError: something is missing, unknown or out of range; the message names the option.
+        ConfigError: an option is missing, unknown or out of range; the message names the option.
     """
     options = Options(found, _COMMON + _SOURCE)
     if not found:
@@ -281,7 +281,7 @@ def source_options(found: Mapping[str, str], *, is_stream: bool) -> SourceOption
 
 
 def check_source(found: Mapping[str, str]) -> SourceOptions:
-    """Parse the options of a source of which it is not known yet whether it is a stream.
+    """Parse the options of a source before it is known whether the source is a stream.
 
     Raises:
         ConfigError: neither a table nor a stream can have these options.

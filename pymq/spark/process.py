@@ -29,7 +29,9 @@ def process_cache(name: str) -> dict[Any, Any]:
     key = (os.getpid(), name)
     if key not in _caches:
         for other in [other for other in _caches if other[0] != key[0]]:
-            del _caches[other]  # The entries of another pid are the parent's.
+            del _caches[
+                other
+            ]  # Entries of another process id were copied from the parent process by fork.
         _caches[key] = {}
     return _caches[key]
 

@@ -25,13 +25,13 @@ from pymq.spark.process import client, process_cache
 T = TypeVar("T")
 
 POLL_MS = 1000  # how long a fetch waits for new records
-REFRESH_S = 1.0  # how long a zkserver may take where the last known metadata is good enough
-AWAY_S = 5.0  # after that was too short: how long the known metadata is used without asking
+REFRESH_S = 1.0  # time for a zkserver's answer when cached metadata can be used instead
+AWAY_S = 5.0  # after such a timeout, cached metadata is used for this long without a request
 
 
 @define
 class KnownTopics:
-    """The last known metadata of a cluster, for queries that go on without a zkserver."""
+    """Cached metadata of a cluster, for queries that continue while no zkserver answers."""
 
     names: list[str] | None = None
     topics: dict[str, Topic] = Factory(dict)
@@ -41,8 +41,8 @@ class KnownTopics:
 class ClusterLog:
     """The log of a cluster, read through a client.
 
-    If *known* is given, and no zkserver answers, the last known metadata is used: topics and
-    partitions added meanwhile are found later.
+    If *known* is given, and no zkserver answers, the log uses the cached metadata. It then finds
+    new topics and partitions when a zkserver answers again.
     """
 
     def __init__(self, mq: Client, timeout_s: float, known: KnownTopics | None = None) -> None:
@@ -75,7 +75,7 @@ class ClusterLog:
         return found
 
     def _refresh(self, known: KnownTopics, last: T, ask: Callable[[float], T]) -> T:
-        """Return the answer of a zkserver; *last* if none answers soon."""
+        """Return the answer of a zkserver, or *last* if no zkserver answers soon."""
         now = self._client.driver.monotonic()
         if now < known.away_until:
             return last
@@ -140,7 +140,7 @@ class ClusterLog:
             begun = None
             if batches:
                 position = batches[-1].end_offset
-                if position < end:  # Fetch ahead while the caller works on these.
+                if position < end:  # Send the next fetch while the caller processes these batches.
                     begun = self.begin(wanted._replace(start=position), fetch_bytes)
                 for batch in batches:
                     yield batch.verify().at(topic, partition)
@@ -165,7 +165,7 @@ def _overtaken(wanted: Range, error: OffsetOutOfRange) -> OffsetOutOfRange:
     """Convert a broker's error for a removed offset to the one that :class:`TopicLog` raises."""
     start = error.details.get("log_start")
     if not isinstance(start, int) or start <= wanted.start:
-        return error  # The offset is beyond the end: no later start to offer.
+        return error  # The offset is beyond the end of the log.
     place = f"{wanted.topic}/{wanted.partition}"
     return OffsetOutOfRange(f"{place} begins at offset {start}, after {wanted.start}", start=start)
 

@@ -50,7 +50,7 @@ def metadata_state(path: str) -> State:
             with open(name, "rb") as file:
                 about = os.fstat(file.fileno())
         except OSError:
-            continue  # A file that cannot be read raises when it is needed.
+            continue  # If the file cannot be read, its later use raises the error.
         found.append((about.st_ino, about.st_size, about.st_mtime_ns))
     return tuple(found)
 
@@ -229,8 +229,8 @@ class FolderLog:
     def _end(self, id: BlockId, block: BlockNode) -> int:
         """Return where the open block ends now: after its last complete batch.
 
-        Behind it are preallocated zeros or an incomplete batch. A batch may itself end in zeros, so
-        this reads the file from the front.
+        After that batch there are preallocated zeros or an incomplete batch. A batch may itself end
+        in zeros, so this reads the file from the front.
         """
         with self._open(id) as handle:
             if handle < 0:

@@ -1,4 +1,4 @@
-"""How much a batch takes: where gaps end, and how many records are so many bytes."""
+"""The size of a batch: where gaps end, and how many records a number of bytes is."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pymq.spark.planning import Place, Range
 from pymq.spark.read.offsets import Position
 
 SAMPLE_BYTES = 64 << 10  # of one fetch; a broker answers with a whole batch at least
-SAMPLED = 32  # partitions whose records are looked at: those with most waiting offsets
-ROUNDS = 4  # until the estimate has to do
+SAMPLED = 32  # partitions whose records are sampled: those with most waiting offsets
+ROUNDS = 4  # rounds of estimation; the last estimate is used
 
 SizeAt = Callable[[Place, int, int], float]  # bytes of a record of a place at an offset, of an end
 
@@ -19,7 +19,9 @@ SizeAt = Callable[[Place, int, int], float]  # bytes of a record of a place at a
 def skip_gaps(
     first: Mapping[Place, int], starts: Mapping[Place, int], ends: Mapping[Place, int]
 ) -> dict[Place, int]:
-    """Return the first offsets that are still there, so that a batch's limit counts records."""
+    """Return the first offset of each partition that retention has not removed, so that a batch's
+    limit counts existing records only.
+    """
     return {
         place: min(max(offset, starts.get(place, 0)), max(offset, ends.get(place, 0)))
         for place, offset in first.items()
@@ -38,7 +40,7 @@ def record_sizes(log: TopicLog, end: Position) -> SizeAt:
                 if not header.is_hidden and len(batch):
                     return max(header.raw_length, 1) / len(batch)
         except (OffsetOutOfRange, UnknownTopic, UnknownPartition):
-            return 0.0  # The task that reads it reports the loss.
+            return 0.0  # The task that reads this range reports the loss.
         return 0.0
 
     return size_at

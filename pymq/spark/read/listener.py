@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
-TIMEOUT_S = 2.0  # of a request: Spark's other listeners wait for this one
+TIMEOUT_S = 2.0  # short, because Spark's other listeners wait for this one
 
 
 @value
@@ -48,7 +48,7 @@ class ProgressListener(StreamingQueryListener):
         with pymq.metrics.registered(mq):  # for prometheus_client
             ...
 
-    The bytes are an estimate: the size of a few records where the query is, times the lag.
+    The bytes are an estimate: the size of a few records at the query's position, times the lag.
     """
 
     def __init__(self, mq: Client) -> None:
@@ -91,7 +91,7 @@ class ProgressListener(StreamingQueryListener):
             self._lags[str(progress.id)] = lags
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Do nothing: the last progress still holds."""
+        """Do nothing: the last progress is still valid."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Forget a query."""
@@ -108,7 +108,7 @@ class ProgressListener(StreamingQueryListener):
             try:
                 sizes.append(size_at(place, end - waiting[place], end))
             except PymqError:
-                break  # The cluster is busy or away: estimate by what is known.
+                break  # The cluster does not answer: estimate by the samples so far.
         usual = sum(sizes) / len(sizes) if sizes else 0.0
         rest = sum(waiting.values())
         known = sorted(waiting.values(), reverse=True)[: len(sizes)]

@@ -14,7 +14,7 @@ from typing import Any
 from pymq.core.values import value
 from pymq.errors import InvalidRequest
 
-IDS = "@"  # no topic has this name
+IDS = "@"  # a key that cannot be the name of a topic
 
 
 def order(partition: str) -> tuple[int, int | str]:

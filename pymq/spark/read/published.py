@@ -1,6 +1,7 @@
 """Publishes the progress of a stream as the offsets of a group, for monitoring only.
 
-The group has no members, and a query never reads its offsets: the checkpoint counts.
+The group has no members. A query never reads the offsets of the group; it continues from its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pymq.spark.planning import Place
 from pymq.spark.process import client
 from pymq.spark.read.offsets import Position
 
-EVERY_S = 1.0  # at most, so that short batches do not wait for it
+EVERY_S = 1.0  # at most once in this time, so that short batches are not delayed
 TIMEOUT_S = 2.0  # of each request
 
 log_ = logging.getLogger("pymq.spark")

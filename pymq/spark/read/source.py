@@ -1,7 +1,7 @@
 """Readers for batch and streaming queries.
 
 Spark creates these objects anew for nearly every call, in several processes, and pickles them. So
-they hold only options and positions, and open their log where they need it.
+the readers contain only options and positions, and open the log in the process that needs it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         if options.max_offsets is not None:
             return ReadMaxRows(options.max_offsets)
-        # Spark asks for all available instead if the trigger is to have no limit.
+        # For a trigger without a limit, Spark requests all available records instead.
         if options.admission.max_bytes is not None:
             return ReadMaxBytes(options.admission.max_bytes)
         if options.admission.min_offsets is not None:
@@ -144,8 +144,8 @@ class StreamReader(Prompt, DataSourceStreamReader, SupportsTriggerAvailableNow):
             most_bytes = self._options.admission.max_bytes
             if most_bytes is not None and not isinstance(limit, ReadAllAvailable):
                 ends = limit_bytes(record_sizes(log, target), first, ends, most_bytes)
-        # Keep the offsets of partitions that have gone: if they return, they are not new. Drop
-        # those of a topic that was created again: its old offsets mean nothing.
+        # Keep the offsets of partitions that have gone: if they return, they are not new. Drop the
+        # offsets of a topic that was deleted and created again: they belong to the old topic.
         ids = {**begin.ids, **target.ids}
         kept = {
             place: offset
@@ -276,7 +276,7 @@ def _read(
     options: SourceOptions, schema: StructType, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, ReadTask):
-        return  # For a query without tasks Spark runs one, with None.
+        return  # If a query has no tasks, Spark runs one task with None.
     names = [field.name for field in schema.fields]
     shape = columns.arrow_schema(schema)
     gathered = columns.ArrowColumns(names, shape, _value_column(options, shape))
@@ -292,7 +292,7 @@ def _read(
 
 
 def _value_column(options: SourceOptions, shape: pa.Schema) -> columns.Maker | None:
-    """Return what makes the column of values, if it is not as plain as the records'."""
+    """Return the function that makes the column of values, unless values stay bytes."""
     values = options.values
     if values.is_plain or "value" not in shape.names:
         return None
@@ -305,7 +305,7 @@ def _value_column(options: SourceOptions, shape: pa.Schema) -> columns.Maker | N
         values.format,
         None if text is None or is_columns(text) else text,
         shape.field("value").type,
-        # A tombstone has no value, so none that a format could decode.
+        # A tombstone has no value to decode.
         values.null_tombstones or values.format != "binary",
         values.is_permissive,
         partial(find, options),

@@ -38,7 +38,7 @@ def chosen(
             try:
                 found[name] = log.topic(name)
             except UnknownTopic:
-                pass  # Deleted since it was listed.
+                pass  # The topic was deleted after it was listed.
         return found
     names = sorted(options.topics if options.assigned is None else options.assigned)
     there = _described(log, names, skips_missing=skips_missing)
@@ -86,7 +86,9 @@ class Bounds:
     def of(
         cls, log: TopicLog, topics: Mapping[str, Topic], *, skips_missing: bool = False
     ) -> Bounds:
-        """Read the bounds of *topics* from the log; may leave out those deleted meanwhile."""
+        """Read the bounds of *topics* from the log; topics that were deleted after they were listed
+        may be left out.
+        """
         starts: dict[Place, int] = {}
         ends: dict[Place, int] = {}
         ids = {}

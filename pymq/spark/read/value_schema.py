@@ -15,7 +15,8 @@ def resolve_source(options: SourceOptions, given: StructType | None = None) -> S
     """Return the options with the registered schema of their topics, if they name a format and no
     schema.
 
-    *given* is the schema of a query: with it JSON needs none, and other formats only for values.
+    *given* is the schema that the query names. With it, JSON needs no registered schema, and other
+    formats need one only to decode values.
 
     Raises:
         ConfigError: topics have different schemas, or one of another format.

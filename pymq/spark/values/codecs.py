@@ -1,6 +1,6 @@
-"""Encodes and decodes single values, from and to what pyarrow makes of the rows of a struct.
-
-The functions raise whatever they like for a value that does not fit; the caller names the record.
+"""Encodes and decodes single values, from and to the Python objects that pyarrow makes of structs.
+For a value that does not fit, the functions raise any exception, and the caller adds which record
+it was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ValueCodec(NamedTuple):
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
-    schema: Schema | None  # None: values tell nobody which schema they have
+    schema: Schema | None  # None: the values carry no schema
     decoder_for: Callable[[Schema], Callable[[bytes], Any]] | None = None
 
 
@@ -152,7 +152,7 @@ def _moment(text: str) -> datetime.datetime:
 
 
 def _reader(kind: pa.DataType, *, is_text: bool, has_uuid: bool = False) -> Convert | None:
-    """Return a function that makes of a decoded item what pyarrow takes; None if it does so."""
+    """Return a function that converts a decoded item for pyarrow; None if none is needed."""
     again = {"is_text": is_text, "has_uuid": has_uuid}
     if pa.types.is_struct(kind):
         some = {each.name: read for each in kind if (read := _reader(each.type, **again))}

@@ -124,7 +124,7 @@ class _Json:
         self._within: tuple[str, ...] = ()  # the references that are being followed
 
     def of(self, schema: Any) -> T.DataType:
-        """Return the type of values of *schema*, which is inside of the root."""
+        """Return the type of values of *schema*, which is a part of the root schema."""
         if not isinstance(schema, dict):
             raise _unknown(schema)
         if (name := schema.get("$ref")) is not None:
@@ -173,7 +173,7 @@ class _Avro:
         self._within: tuple[str, ...] = ()
 
     def of(self, schema: Any, space: str = "") -> T.DataType:
-        """Return the type of values of *schema*; *space* is the namespace that is around it."""
+        """Return the type of values of *schema*; *space* is the enclosing namespace."""
         if isinstance(schema, list):
             some = [each for each in schema if each != "null"]
             if len(some) != 1:

@@ -181,7 +181,7 @@ class Writing:
 
 
 class ValueWriter:
-    """Makes values, and the headers that go with them, of the rows of a task."""
+    """Encodes the rows of a task as values, with their headers."""
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
@@ -259,7 +259,9 @@ def _arrow_stream(rows: pa.StructArray) -> bytes:
 
 
 def _with_headers(rows: pa.Table, header: tuple[str, bytes] | None, gone: Any) -> pa.Table:
-    """Add *header* to each row that has a value, and the mark of a tombstone to those *gone*."""
+    """Add *header* to each row that has a value, and the header of a tombstone to the rows in
+    *gone*.
+    """
     there = rows["headers"].to_pylist() if "headers" in rows.column_names else [None] * len(rows)
     mine = [] if header is None else [_pair(header)]
     dead = [_pair(TOMBSTONE)]

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pymq.core.batch import columns
 from pymq.hash.partitioner import MAX_PARTITIONS, key_partitions
 
-HASHED_BYTES = 16  # hashing one by one is as fast for longer keys
+HASHED_BYTES = 16  # for longer keys, hashing them one by one is as fast
 
 Cells = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 

@@ -26,7 +26,7 @@ FETCH_BYTES = 4 << 20
 AHEAD = 5  # staged batches fetched ahead
 ON_THEIR_WAY_MAX = 32  # of all partitions, each of up to a megabyte
 PIECES = 32  # per copy request, for one partition
-TRIES = 20  # each is lost to another process that copies the same batches
+TRIES = 20  # each attempt fails only if another process copies the same batches
 
 Numbered = tuple[int, StagedPiece]  # sequence of its first record, batch
 
@@ -84,8 +84,8 @@ class StagedCopy:
             try:
                 self._append(rest)
             except (DuplicateSequence, OutOfOrderSequence, UnknownTopic):
-                # Another process copies, too, or has finished; or a batch whose answer was lost
-                # was appended, and too many after it. Ask for the sequences again.
+                # Ask for the sequences again. Another process has copied batches, or a batch whose
+                # answer was lost has been appended, with too many after it.
                 tries -= 1
                 if not tries:
                     raise
@@ -120,16 +120,14 @@ class StagedCopy:
             names = [target.place[1] for target in targets]
             now = sequences(self._questions, topic, names, self._writer.producer, self._timeout_s)
             for target in targets:
-                # A topic that was created again has none.
+                # In a topic that was created again, sequences begin at 0.
                 start = target.start if target.topic_id == id else 0
                 found[target.place] = start, now[target.place[1]] - start
         return found
 
     def _ask(self, rest: dict[Place, list[Numbered]]) -> None:
         """Ask brokers to copy between partitions that they lead, so that no data passes this
-        process.
-
-        Batches that they do not copy stay missing; :meth:`_append` copies those.
+        process. :meth:`_append` copies the batches that the brokers have not copied.
         """
         known = self._topics(rest)
         stage = self._questions.topic_metadata(self._stage, self._timeout_s)

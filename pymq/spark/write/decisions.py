@@ -37,7 +37,7 @@ from pymq.spark.write.staging import StagedPiece
 
 TOPIC = f"{staging.PREFIX}decisions"
 PARTITIONS = 8
-BLOCK_BYTES = 4 << 20  # small, so that compaction leaves few records to read
+BLOCK_BYTES = 4 << 20  # small blocks, so that after compaction a reader has few records to read
 RECORD_BYTES = 32 << 20
 PAUSE_S = 0.02
 
@@ -175,7 +175,8 @@ class DecisionLedger:
             number = self.last.number + 1 if self.last is not None else 0
             if wanted in (number, 0):
                 return self.last
-            # Another process's decision is not yet committed; wait until it is readable.
+            # The decision of another process is not committed yet; wait until the decision is
+            # readable.
             if self._client.driver.monotonic() > until:
                 raise RequestTimeout(
                     f"{clause(wanted, 'record', 'was', 'were')} made for sink {self._sink!r}, "

@@ -130,7 +130,8 @@ def foreach_batch(
     """
     more = {"url": url, **({"topic": topic} if topic is not None else {}), **options}
     if TIMEOUT.lower() not in {name.lower() for name in more}:
-        more[TIMEOUT] = STREAM_TIMEOUT_MS  # Spark takes the write for one of a table.
+        # Spark treats this as the write of a table, whose timeout is shorter.
+        more[TIMEOUT] = STREAM_TIMEOUT_MS
 
     def write_batch(frame: DataFrame, number: int) -> None:
         query = _query_of(frame)
@@ -265,7 +266,8 @@ def _options(url: str, topic: str | None, options: Mapping[str, Any]) -> SinkOpt
         return parsed
     from pymq.spark.values.registered import resolve_sink
 
-    with pymq.open(parsed.url) as mq:  # The application's process should keep no client.
+    # Close the client afterwards: this is the application's process.
+    with pymq.open(parsed.url) as mq:
         return resolve_sink(parsed, mq)
 
 

@@ -2,7 +2,7 @@
 
 1. A task appends its rows to a staging topic and returns the places to the driver.
 2. The driver appends one decision per batch, with the attempts that count.
-3. The driver has their staged batches copied to their topics.
+3. The driver has the batches of those attempts copied to their topics.
 
 The rows of an attempt that failed or was slower stay in the staging topic, which is deleted.
 """
@@ -83,7 +83,8 @@ class TableWriter(Prompt, DataSourceArrowWriter):
         self._options = options
         self._sink = options.sink or f"job.{uuid4().hex}"
         self._batch = options.version or 0
-        self._run = uuid4().hex  # Pickled with this object, so the committing process has it.
+        # The run is pickled with this object, so the committing process knows it.
+        self._run = uuid4().hex
 
     @property
     def _stage(self) -> str:
@@ -103,7 +104,8 @@ class TableWriter(Prompt, DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete the stage after a task or the commit has failed."""
-        # A batch with an id may have been decided: the next run with that id finishes it.
+        # A batch with an id may have been decided. Then the next run with that id finishes the
+        # batch.
         if self._options.sink is None and self._options.is_exactly_once:
             staging.drop(client(self._options.url), self._stage, self._options.timeout_s)
 
@@ -160,7 +162,7 @@ def check_columns(options: SinkOptions, schema: StructType, *, is_overwrite: boo
         elif field.name in _TYPES:
             is_right = isinstance(field.dataType, _TYPES[field.name])
         elif options.ignores_columns or (field.name == "offset" and field.dataType == LongType()):
-            continue  # A frame that was read has offsets; its rows get new ones.
+            continue  # Rows that were read from pymq have offsets; they get new ones.
         else:
             raise ConfigError(
                 f"column {field.name!r} cannot be written; there are {names}. With option "
@@ -212,7 +214,7 @@ def write(options: SinkOptions, sink: str, stage: str, batches: Iterator[pa.Reco
 
 
 def _encoder(options: SinkOptions) -> ValueWriter | None:
-    """Return what makes values of a task's rows; None if they are values already."""
+    """Return the encoder for a task's rows; None if the rows already contain values."""
     if options.values.is_plain:
         return None
     from pymq.spark.values.checked import writing
@@ -271,7 +273,7 @@ def commit(
     stage: str,
     pieces: tuple[StagedPiece, ...],
 ) -> None:
-    """Commit a batch; an empty one needs no decision."""
+    """Commit a batch; an empty batch needs no decision."""
     if pieces:
         ledger(options, sink, run).commit(batch, stage, pieces)
     settle()

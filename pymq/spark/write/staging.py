@@ -26,7 +26,7 @@ from pymq.spark.planning import Place
 T = TypeVar("T")
 
 PREFIX = "pymq-spark."  # of the internal topics of Spark's tasks and drivers
-PARTITIONS = 4  # of a staging topic; or one for each broker, so that each leads some ...
+PARTITIONS = 4  # partitions of a staging topic; with more brokers, one for each broker ...
 PARTITIONS_MAX = 16  # ... up to this number
 KEPT_MS = 7 * 24 * 3600 * 1000  # retention of abandoned stages
 REPLICAS = 3
@@ -151,7 +151,7 @@ def drop(client: Client, topic: str, timeout_s: float = 0) -> None:
     try:
         patiently(client, timeout_s, lambda: client.delete_topic(topic))
     except UnknownTopic:
-        pass  # Nothing was staged, or another attempt has deleted it.
+        pass  # Nothing was staged, or another attempt has deleted the topic.
 
 
 def now_ms() -> int:
