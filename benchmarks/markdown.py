@@ -53,8 +53,9 @@ def _runs(machine: Found) -> str:
     busy = (
         " The machine was busy with other work: only the ratios are meaningful." if is_busy else ""
     )
+    runs = "One run" if machine["runs"] == 1 else f"Medians of {machine['runs']} runs in turn"
     return (
-        f"Medians of {machine['runs']} runs in turn, {scale.get(machine['scale'], '')}"
+        f"{runs}, {scale.get(machine['scale'], '')}"
         f"load {machine['load']} before and {machine['load_after']} after.{busy}"
     )
 
@@ -145,7 +146,7 @@ def _headline(part: Found, goal: Found) -> tuple[str, ...]:
 
 def _value(part: Found, side: str, measure: str) -> str:
     (found,) = [each for each in part["sides"] if each["name"] == side]
-    # A peer's figure may be of another measure than pymq's, as the best of several.
+    # A peer's figure may have another measure than pymq's, for example the best of several.
     name = measure if measure in found["median"] else next(iter(found["median"]))
     return f"{figure(found['median'][name])} {found['units'][name]}"
 

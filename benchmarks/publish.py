@@ -61,14 +61,14 @@ def merged(before: markdown.Found, found: markdown.Found) -> markdown.Found:
 
 
 def with_figures(page: str, found: markdown.Found) -> str:
-    """Return the page with the table of *found* between its marks."""
+    """Return the page, with the table of *found* between its two marker comments."""
     before, rest = page.split(BEGIN, 1)
     _, after = rest.split(END, 1)
     return f"{before}{BEGIN}\n{section(found)}\n{END}{after}"
 
 
 def section(found: markdown.Found) -> str:
-    """Return the text between the marks."""
+    """Return the text between the two marker comments."""
     return f"{markdown.front(found)}\n\n{markdown.about(found)}"
 
 

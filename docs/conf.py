@@ -24,7 +24,7 @@ nitpicky = True  # a name in a docstring that leads nowhere is an error, as a br
 myst_heading_anchors = 3  # so that pages can link to each other's sections
 myst_enable_extensions = ["colon_fence", "deflist"]
 
-# The reference is built where none of these is installed.
+# The packages that the build of the reference does without.
 autodoc_mock_imports = ["kazoo", "opentelemetry", "pandas", "pyarrow", "pyspark", "pytest", "zmq"]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

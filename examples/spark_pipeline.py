@@ -381,7 +381,7 @@ class Query:
         except ProcessLookupError:
             pass  # The process has ended.
         with self._process:
-            pass  # the child closes its pipes: its forked children notice that, and end
+            pass  # This closes the pipes; the child's forked children notice that and end.
 
     def finish(self) -> None:
         """Let the query write the rest, and end."""

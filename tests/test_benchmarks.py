@@ -214,5 +214,7 @@ def test_parts_that_were_measured_again_take_the_place_of_what_they_were() -> No
     told = markdown.about(found)
     assert "pymq 1; 2026-11-21" in told
     assert f"Later than that {old.part.name}: pymq 2, 2026-11-22, c. Medians of 3 runs" in told
+    single = markdown.about(publish.merged(before, as_json([new], later | {"runs": 1})))
+    assert f"Later than that {old.part.name}: pymq 2, 2026-11-22, c. One run, " in single
     (again,) = from_json(found, [old.part])  # the other part does not exist any more
     assert [each.reached for each in again.goals] == [3.0]

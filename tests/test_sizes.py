@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1] / "pymq"
 METHODS_MAX = 25
 FUNCTION_LINES_MAX = 60  # of the body, without the docstring
 FILE_LINES_MAX = 500
-# Lines that are comments count for neither: a comment should never be shortened for its size.
+# Neither limit of lines counts comments: nobody should have to shorten a comment.
 
 # What users call is one object, and its methods are the contract (docs/decisions/0159); the
 # simulated disk has the 21 operations of a file system besides its faults.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SIZE = 100
 COUNTS = (10**5, 10**6, 10**7, 10**8)
-SAMPLE = 10**5  # records put, and got from the middle, at that length of the log
+SAMPLE = 10**5  # at each length of the log: records to append, and to read from its middle
 
 
 def _counts(job: Job) -> list[int]:

@@ -14,7 +14,7 @@ APART_S = 0.004  # between the times of two tasks
 PATIENCE_S = 60.0  # after the last one's time
 OTHER = -1  # the number of tasks that are not timed
 ENTRY = struct.Struct("<qd")  # a number, and when it ran in seconds since 1970
-LOOK_S = 0.01  # between two looks; nothing announces what other processes write
+LOOK_S = 0.01  # between two reads of the file, since nothing announces what other processes write
 
 
 def note(file: Path, number: int) -> None:

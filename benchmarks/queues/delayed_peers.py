@@ -64,7 +64,7 @@ def _rq_sender(url: str, file: str) -> Iterator[Send]:
 
 
 def _rq_worker(url: str) -> None:
-    """The worker moves tasks that are due to the queue, once a second."""
+    """Once a second, the worker moves the due tasks into the queue."""
     from redis import Redis
     from rq import Queue, SimpleWorker
 

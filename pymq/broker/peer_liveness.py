@@ -37,7 +37,8 @@ class PeerLiveness:
 
     def __init__(self, incarnation: int, config: ReplicationConfig, rng: Rng) -> None:
         self.deadline = NEVER
-        # The open blocks for which this broker cannot act, by topic id and index.
+        # The open blocks of which this broker cannot be leader or follower, since its replica has
+        # failed; by topic id and index.
         self.failed: dict[tuple[str, int], BlockId] = {}
         self._incarnation = incarnation
         self._config = config

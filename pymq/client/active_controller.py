@@ -15,8 +15,9 @@ class ActiveController:
     def not_active(self, asked: str, hint: object = None) -> None:
         """Note that the zkserver *asked* is not active or does not answer.
 
-        The next request goes to *hint*, the zkserver that *asked* has named, if it is another one
-        of :attr:`names`; otherwise to the one after *asked*.
+        *hint* is the zkserver that *asked* has named. If *hint* is in :attr:`names` and is not
+        *asked*, the next request goes to *hint*; otherwise it goes to the zkserver after *asked* in
+        :attr:`names`.
         """
         if asked != self.active:
             return

@@ -58,7 +58,7 @@ class Waitable:
             _call(self._callbacks.pop(0))
 
     def wake(self, waiter: threading.Lock) -> None:
-        """Release *waiter* too once the work is done; the caller turns the loop."""
+        """Release *waiter* too once the work is done; the caller runs the loop."""
         if self.waiters is None:
             self.waiters = []
         self.waiters.append(waiter)
@@ -117,7 +117,7 @@ class ClientLoop(Protocol):
 
 
 class ClientDriver(Protocol):
-    """The driver that turns the loop; see :class:`pymq.runtime.driver.Driver`."""
+    """The driver that runs the loop; see :class:`pymq.runtime.driver.Driver`."""
 
     @property
     def loop(self) -> ClientLoop: ...

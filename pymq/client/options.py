@@ -102,7 +102,7 @@ def sender_config(
 
 
 def parse_offset(offset: int | str) -> int:
-    """Read an offset as users give it.
+    """Parse the offset that a user has given: a number, "begin" or "end".
 
     Raises:
         ConfigError: it is neither an offset nor "begin" nor "end".

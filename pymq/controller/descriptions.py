@@ -35,7 +35,7 @@ from pymq.errors import NotController, UnknownTopic
 
 DESCRIBE_WAIT_MS = 2_000
 SHOWN_MAX = 100  # partitions without a leader in one description
-PARTS_MAX = 250  # partitions described in a turn, some 10 ms
+PARTS_MAX = 250  # partitions described in a turn, which takes about 10 ms
 
 
 @define

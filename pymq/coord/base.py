@@ -49,7 +49,7 @@ class Coordinator(Protocol):
     **Connections** to a remote backend may be lost.
 
     * :class:`Suspended`: the connection is lost. This event comes at the latest when the session
-      may have ended. Requests are kept from then on.
+      may have ended. From this event on the backend keeps requests, and does not send them.
     * :class:`Resumed`: the connection is back, in the same session. The backend sends the kept
       requests and reports each loaded root as changed, because changes may have been missed.
     * :class:`SessionExpired`: the session has ended. Earlier watches have ended, kept commits are

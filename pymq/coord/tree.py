@@ -41,7 +41,8 @@ __all__ = ["MAX_DATA_BYTES", "CommitPlan", "Tree", "TreeWatches", "validate"]
 MAX_DATA_BYTES = 1 << 19
 
 # Paths that ZooKeeper refuses are refused here, too, so that a tree can move between backends: "."
-# and ".." as names, control characters, surrogates and the private planes' edges.
+# and ".." as names, control characters, surrogates, private-use characters and the specials from
+# U+FFF0.
 _PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)+")
 _by_path = attrgetter("path")
 
@@ -49,7 +50,7 @@ _by_path = attrgetter("path")
 def validate(request: CoordRequest) -> None:
     """Raise :class:`InvalidRequest` for a request that no backend could carry out.
 
-    Refused are a bad path, more than :data:`MAX_DATA_BYTES` of data, and a negative version (which
+    This refuses a bad path, more than :data:`MAX_DATA_BYTES` of data, and a negative version (which
     ZooKeeper would take for "any"). Every backend calls this in ``submit``; such a request is a bug
     of the caller.
     """
@@ -105,7 +106,7 @@ class CommitPlan:
 @define
 class _Node:
     entry: Entry
-    children: dict[str, _Node] = Factory(dict)  # by full path; only iterated in order of insertion
+    children: dict[str, _Node] = Factory(dict)  # by full path, in order of insertion
 
 
 class Tree:

@@ -42,7 +42,7 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class GateMachine(Protocol):
-    """A machine of the loop."""
+    """A state machine that the event loop runs."""
 
     @property
     def deadline(self) -> int: ...

@@ -1,7 +1,8 @@
 """The gate: speaks Kafka's protocol with clients, and pymq's messages with brokers.
 
-A gate belongs to one broker. It is a machine of the loop, like the broker: bytes and messages go
-in, bytes and messages come out, and time is an argument. The life of a request:
+A gate belongs to one broker. Like the broker, the gate is a state machine that the event loop runs:
+bytes and messages go in, bytes and messages come out, and time is an argument. The life of a
+request:
 
 1. The door hands a frame to :meth:`KafkaGate.received`. The request gets a place in the line of
    its connection, since Kafka's clients get their answers in order.
@@ -147,7 +148,8 @@ class KafkaGate:
         default_partitions: int = 1,
         auto_create: bool = True,
     ) -> None:
-        # What the door does when a connection has bytes to be sent, or was closed ...
+        # The door sets these two functions. The gate calls the first when a connection has bytes to
+        # be sent, or was closed ...
         self.wake: Callable[[KafkaConnection], None] = lambda _: None
         # ... and when a handler has raised an error, which is a bug.
         self.failed: Callable[[RequestHead, Exception], None] = lambda *_: None

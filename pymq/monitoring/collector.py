@@ -85,7 +85,7 @@ class Collector:
     # --- reading --------------------------------------------------------------------------------
 
     def collect(self) -> Metrics:
-        """Return all metrics; only the thread that turns the loop may call this."""
+        """Return all metrics; only the thread that runs the loop may call this."""
         out = Metrics()
         for broker, meter in self._brokers.items():
             out.add("pymq_info", 1, broker.me, "broker", self._version)

@@ -1,6 +1,6 @@
 """Gauges of a broker or a zkserver, read on request.
 
-The thread that turns the loop only copies the numbers, which takes about 5 us for each partition
+The thread that runs the loop only copies the numbers, which takes about 5 us for each partition
 that the broker leads. The thread that requested the numbers formats them.
 """
 

@@ -167,7 +167,7 @@ def assemble(
         loop.wall_clock.follow(_wall_ms, broker)
     driver = Driver(loop)
     with driver:
-        pass  # leaving the block turns the loop until recovery has ended
+        pass  # leaving the block runs the loop until recovery has ended
     closing = stack.pop_all()
 
     def close() -> None:

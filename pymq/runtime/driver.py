@@ -1,7 +1,7 @@
-"""The driver: decides which thread turns the loop.
+"""The driver: decides which thread runs the loop.
 
 A thread that waits for a durable record could hand the work to another thread and sleep. That costs
-two thread switches, some 40 us on top of the disk's 150. So a waiting thread turns the loop itself
+two thread switches, some 40 us on top of the disk's 150. So a waiting thread runs the loop itself
 unless another thread does. While that thread is in the system call, other threads add their
 records, and the next turn writes all of them with one write and one sync. A background thread does
 the work that no thread waits for: lingering batches, timers, long jobs.
@@ -87,7 +87,7 @@ class Driver:
     def __enter__(self) -> Loop:
         """Take the driver's lock.
 
-        Leaving the ``with`` block turns the loop until no work is left.
+        Leaving the ``with`` block runs the loop until no work is left.
         """
         self._check()
         is_taken = False
@@ -131,7 +131,7 @@ class Driver:
         return taken[0]
 
     def wait(self, what: Completion, timeout: float | None) -> bool:
-        """Wait until *what* is done, turning the loop if no other thread does.
+        """Wait until *what* is done, running the loop if no other thread does.
 
         *timeout* is in seconds; None waits without limit. Returns whether *what* is done.
         """
@@ -230,7 +230,7 @@ class Driver:
             self._wake.set()
 
     def soon(self, errand: Callable[[Loop], None]) -> None:
-        """Run *errand* in the next thread that turns the loop, at the latest the background thread.
+        """Run *errand* in the next thread that runs the loop, at the latest the background thread.
 
         This never waits, so an event loop may call it. Errands run in order.
         """

@@ -149,7 +149,7 @@ class Loop:
         self._events = self.jobs.done
         self._held: dict[str, Work] = {}  # work whose writes wait for those of other brokers, ...
         self._held_for = 0  # ... the number of turns for which these writes have waited, ...
-        # ... and the messages that arrived meanwhile for the broker's machines
+        # ... and the messages that arrived for the broker's machines during these turns
         self._held_back: list[tuple[str, str, Message]] = []
         self._coordinator: tuple[str, CoordinatorUser, Coordinator] | None = None
 
@@ -203,7 +203,7 @@ class Loop:
     # --- turning --------------------------------------------------------------------------------
 
     def touch(self, name: str) -> None:
-        """Drive a machine in the next turn; called by the thread that turns the loop."""
+        """Drive a machine in the next turn; called by the thread that runs the loop."""
         self._dirty[name] = None
 
     def poke(self, name: str) -> None:

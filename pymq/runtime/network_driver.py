@@ -155,7 +155,7 @@ class NetworkDriver(Driver):
                     self._bell.clear()
             if waiter.locked():
                 with self:
-                    pass  # Leaving polls the transport and turns the loop.
+                    pass  # Leaving polls the transport and runs the loop.
         return waiter.acquire(blocking=False)
 
     def is_watched(self) -> bool:

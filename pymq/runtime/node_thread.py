@@ -1,4 +1,4 @@
-"""Turns the loop of a node in its own thread; waits for messages, timers and requests."""
+"""Runs the loop of a node in its own thread; waits for messages, timers and requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUN_MS = 20  # limit of one run of the loop before new messages are handled
 
 
 class NodeThread:
-    """Turns the loop of a broker or zkserver.
+    """Runs the loop of a broker or zkserver.
 
     *note* gets all arrived messages before the loop does.
     """

@@ -109,7 +109,7 @@ class SourceOptions:
     """The checked options of a source."""
 
     url: str
-    topics: tuple[str, ...]  # of ``subscribe``; empty with a pattern or an assignment
+    topics: tuple[str, ...]  # those of ``subscribe``; empty with a pattern or an assignment
     pattern: str | None
     assigned: Mapping[str, tuple[str, ...]] | None
     starting: PartitionPoints

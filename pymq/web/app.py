@@ -82,7 +82,7 @@ def refuse(status: int, why: str, code: str = "INVALID_REQUEST") -> HttpResponse
 
 
 class WebApp:
-    """Serves metrics, and the page if there are *desks*, which hold views of a cluster.
+    """Serves metrics. With *desks*, which hold views of a cluster, the app serves the page, too.
 
     *may_scrape* decides whether a principal may read the metrics.
     """

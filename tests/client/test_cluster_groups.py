@@ -517,8 +517,8 @@ def test_all_brokers_are_restarted_one_by_one() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_until_end_includes_what_a_consumer_had_that_has_left_just_now(seed: int) -> None:
-    """An iteration to the end that does not know its partitions yet also waits for the records of a
-    leaving member.
+    """`until_end` also waits for the records of a member that is leaving the group. This holds even
+    if the consumer does not know its own partitions yet.
     """
     with Cluster(brokers=1, seed=seed) as cluster:
         mq, other = cluster.client(), cluster.client()

@@ -332,7 +332,9 @@ def test_after_a_failed_sync_nothing_is_tried_again() -> None:
 
 
 def test_votes_that_are_missing_are_final() -> None:
-    """If votes are missing, the block cannot be used: it can be read, but that is not enough."""
+    """If a block's saved votes are missing, its replica stays failed, even when its records can be
+    read.
+    """
     bench = Bench(shared(AckMode.RAFT))
     bench.refuse()
     bench.wait()

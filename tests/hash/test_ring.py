@@ -151,7 +151,9 @@ def test_bad_names_and_counts_are_refused() -> None:
     st.data(),
 )
 def test_racks_are_used_evenly(racks: dict[str, str | None], key: str, data: st.DataObject) -> None:
-    """While a rack has an unused member, no other rack is used more than once more often."""
+    """If a rack has an unused member, every other rack is picked at most one time more than that
+    rack.
+    """
     n = data.draw(st.integers(1, len(racks)))
     ring = Ring(list(racks))
     picked = ring.pick(key, n, racks=racks)

@@ -65,7 +65,7 @@ class Bench:
             loop.touch("kafka-0")
 
     def answers(self, *expected: tuple[str, int]) -> list[Any]:
-        """Return the answers that are there, which are of these APIs and versions."""
+        """Decode the answers that the gate has sent, by the *expected* APIs and versions."""
         data = b"".join(self.connection.out)
         self.connection.out.clear()
         found, position = [], 0

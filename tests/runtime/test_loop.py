@@ -276,7 +276,7 @@ def test_long_work_that_fails(loop: Loop, error: Exception) -> None:
 
 
 def test_an_exception_is_not_swallowed(loop: Loop) -> None:
-    """An exception of a machine propagates to the thread that turns the loop."""
+    """An exception of a machine propagates to the thread that runs the loop."""
     machine = Scripted()
 
     def fail(source: str, message: Message) -> None:

@@ -85,8 +85,8 @@ def in_cluster(what: str, url: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_queries_of_one_session_do_not_fence_each_other(java: None, tmp_path: Path) -> None:
-    """Spark commits in any idle process of its driver; four queries once fenced themselves
-    in 12 s.
+    """Spark's driver may use any idle Python process for a commit. Before this was handled, four
+    queries fenced each other within 12 s.
     """
     count, batches = 5_000, 100
     with processes(tmp_path, brokers=1) as cluster, pymq.open(cluster.url) as mq:

@@ -180,7 +180,7 @@ def test_zeros_do_not_hide_what_a_checkpoint_knew(store: FileStore, tmp_path: Pa
 def test_what_is_behind_zeros_is_judged(store: FileStore, tmp_path: Path) -> None:
     """A torn write into the zeros is truncated.
 
-    A batch that says earlier data was durable is not.
+    If a batch behind the zeros shows that the data before it was durable, nothing is truncated.
     """
     for durable, end in ((9, 9), (10, None)):
         path = crashed(store, tmp_path / str(durable))

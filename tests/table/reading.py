@@ -1,4 +1,4 @@
-"""Reads tables as anybody would, and logs to compare with."""
+"""Reads tables with public readers of their formats, and logs for a comparison."""
 
 from __future__ import annotations
 

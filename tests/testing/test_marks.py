@@ -364,7 +364,7 @@ def test_a_directed_test_comes_by(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_of_them_are_passed(record_property: Callable[[str, object], None]) -> None:
-    """Each mark is passed, or there is a reason why it is not.
+    """The tests reach each coverage mark, except those that are listed with a reason.
 
     Pytest's summary names the missing ones.
     """

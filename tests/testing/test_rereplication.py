@@ -92,8 +92,8 @@ def test_what_a_lost_broker_held_is_copied_and_not_before(acks: Acks) -> None:
 
 
 def test_no_data_moves_unless_somebody_asks() -> None:
-    """No data moves in an undisturbed hour, nor while a broker is away for less time than a lost
-    one.
+    """No data moves while all brokers are up, or while a broker is away for less than
+    `replica_lost_ms`.
     """
     with Cluster(brokers=4, seed=3, replica_lost_ms=60_000) as cluster:
         mq = cluster.client()

@@ -84,7 +84,9 @@ def test_many_go_back_in_steps(
 
 
 def test_a_request_may_be_for_fewer_letters(server: web.Server, mq: pymq.Client) -> None:
-    """A page that sends so many letters a second asks for so many at a time."""
+    """A request can limit the number of letters. So a page that sends a number of letters a second
+    can request them in parts.
+    """
     assert redrive(server, limit=1).json == {"count": 1, "stay": 0, "more": True}
     assert redrive(server, limit=10_000).json == {"count": 2, "stay": 0, "more": False}
     assert values(mq) == [b"a", b"b", b"c"] * 2

@@ -10,7 +10,7 @@ from typing import Protocol
 from benchmarks.network.roles import HandLoop
 from benchmarks.queues.board import Board
 
-AT_ONCE = 200  # sends on their way of a client that is a coroutine
+AT_ONCE = 200  # sends that a client of asyncio has in flight at a time
 
 
 class Sender(Protocol):
@@ -46,7 +46,7 @@ class Calls:
         self._flush()
 
     def paced(self, board: Board, tasks: Iterable[int], pause_s: float) -> None:
-        """See :class:`Sender`; a late one is sent at once."""
+        """See :class:`Sender`. A task that is late is sent at once."""
         due = time.monotonic()
         for task in tasks:
             due += pause_s
@@ -77,7 +77,7 @@ class Coroutines:
         await asyncio.gather(*(some() for _ in range(AT_ONCE)))
 
     def paced(self, board: Board, tasks: Iterable[int], pause_s: float) -> None:
-        """See :class:`Sender`; a late one is sent at once."""
+        """See :class:`Sender`. A task that is late is sent at once."""
         self._loop.run(self._paced(board, tasks, pause_s))
 
     async def _paced(self, board: Board, tasks: Iterable[int], pause_s: float) -> None:

@@ -95,7 +95,9 @@ def names(questions: Requests) -> list[str]:
 
 
 def _has_groups(questions: Requests) -> bool:
-    """Whether the offsets topic exists. A request for its metadata would create it."""
+    """Whether the offsets topic exists, found out without a metadata request, which would create
+    the topic.
+    """
     if questions.has_seen(OFFSETS_TOPIC):
         return True
     try:

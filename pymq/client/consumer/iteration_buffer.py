@@ -89,7 +89,8 @@ class IterationBuffer:
 
     def spans(self) -> list[Span]:
         """The offsets of all records; any thread may call this."""
-        # Copies: the thread that turns the loop calls this while the application iterates.
+        # Iterate over copies: the application may remove records while the thread that runs the
+        # loop calls this method.
         return [_span(record) for record in (*self.records.copy(), *self._aside.copy())]
 
 

@@ -207,7 +207,8 @@ class PartitionRoute:
                 [n for n in names if n != self.asked] if isinstance(names, (list, tuple)) else []
             )
             if found:
-                # The broker has named other brokers, so this is no trouble yet.
+                # The broker has named other brokers to try, so its answer does not count as an
+                # error yet.
                 self.trouble = before
                 turn = (self.tries - 1) % len(found)
                 self.others = [*found[turn:], *found[:turn]]

@@ -117,7 +117,7 @@ class Acknowledger:
             self._driver.arm(self.due)
 
     def acknowledge(self, records: Records, now: int) -> None:
-        """Acknowledge *records*: they are sent soon."""
+        """Acknowledge *records*. The member sends the acknowledgements some ms later."""
         for partition, span in spans(records):
             self.acks.setdefault(partition, deque()).append(span)
         if self.due == NEVER:

@@ -48,7 +48,7 @@ class LeasedFetch:
     handed: int  # records before this offset were lined up for delivery
     position: int  # records before this offset were fetched
     end: int  # end of the lease
-    since: int  # the time when the last records of this lease came, or when it was leased
+    since: int  # when the last records of this lease came; at first, the lease's time
     # findings about the batch at the position, if it came damaged
     damage: DamageCheck = Factory(DamageCheck)
     # fetched records that wait for those of earlier leases

@@ -429,7 +429,7 @@ class Deliveries:
             raise error
 
     def _pending(self, loop: ClientLoop) -> list[Batch]:
-        """Return the unfinished batches; the caller holds the driver's lock and turns the loop."""
+        """Return the unfinished batches; the caller holds the driver's lock and runs the loop."""
         if not all(part.pieces for part in self._parts):
             self._sender.seal_by(loop)
         return [batch for batch, _, _ in self._pieces() if not batch.is_done]

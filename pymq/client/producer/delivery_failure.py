@@ -1,4 +1,6 @@
-"""The error of a batch without an answer: its last obstacle, and whether it may be written."""
+"""The error of a batch that got no answer. It names what failed last, and whether a broker may have
+written the batch.
+"""
 
 from __future__ import annotations
 

@@ -378,7 +378,8 @@ class PartitionQueue:
         """Give the sequences of a lost batch to the batches after it, in a new epoch.
 
         The new epoch fences the lost batch, which may still be on its way to the broker. If the
-        broker has written it, or later ones, its answer to the next batch reports that.
+        broker has written the lost batch or later batches, its answer to the next batch reports
+        that.
         """
         if batch.sequence < 0:
             return

@@ -63,9 +63,9 @@ class SendBuffer:
         return batch
 
     def _wait_sealed(self, delivery: Delivery, queue: PartitionQueue, until: float | None) -> None:
-        """Close a delivery's batch, in this thread or in the one that turns the loop.
+        """Close a delivery's batch, in this thread or in the one that runs the loop.
 
-        The thread that turns the loop may be in the middle of a sync. Waiting for its lock would be
+        The thread that runs the loop may be in the middle of a sync. Waiting for its lock would be
         unfair: a thread that releases a lock gets it again before those that sleep. So a thread
         waits for the batch instead, and all threads that wait for one batch are woken together.
         """
@@ -101,7 +101,7 @@ class SendBuffer:
             try:
                 queue.callbacks.remove(entry)
             except ValueError:
-                return  # The machine has taken the callback.
+                return  # The producer's machine has taken the callback and will call it.
         batch.then(callback)
 
     def wait_for_space(self, timeout: float) -> bool:

@@ -109,7 +109,7 @@ class Sender(Outbox):
             self.seal_by(loop)
 
     def seal_by(self, loop: ClientLoop) -> None:
-        """Close the records sent so far; the caller holds the driver and turns the loop."""
+        """Close the records sent so far; the caller holds the driver and runs the loop."""
         self.sealer.seal_due(loop.clock(), everything=True)
         loop.touch(self.name)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pymq.client.producer.producer import Producer
 
 CHECK_S = 1.0  # how long a service counts as having responders after a check
-PROMPT_S = 0.05  # a request without a reply for so long checks whether there are responders
+PROMPT_S = 0.05  # wait for a reply, after which the requester checks whether there are responders
 
 
 class Requester:

@@ -131,7 +131,7 @@ class BrokerRegistry:
         self._commits.do(plan, done=done, failed=failed, sliced=sliced, is_urgent=True)
 
     def _is_told(self, node: BrokerNode) -> bool:
-        """Whether a broker is registered as *node* and has not confirmed its states yet."""
+        """Whether the zkserver has registered *node* and sent it all states, unconfirmed so far."""
         known = self._commits.image.brokers.get(node.name)
         return (
             node.name not in self._registering

@@ -33,7 +33,7 @@ class Subscribers:
         self._commits = commits
         self._attention = PausableClock(LOOK_MS)
         self._until: dict[Key, int] = {}  # expiry of readers, on the pausable clock
-        self._due: list[tuple[int, Key]] = []  # heap of checks on that clock, one for each reader
+        self._due: list[tuple[int, Key]] = []  # next check of each reader, on that clock
 
     def begin(self, now: int) -> None:
         """Begin after a take-over; readers get the full time to renew."""

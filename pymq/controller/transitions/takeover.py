@@ -10,9 +10,9 @@
 A fetch block cannot elect a leader. In a Raft block, every committed record is on a majority.
 
 If all in-sync disks of a fetch block were replaced, the replicas that were in sync until their
-restart count instead, provided that the leader cannot have committed without them since. All
-interrupted replicas together have all committed records, except those that they had not synced by
-then.
+restart count instead, provided that the leader cannot have committed without them since. The
+replicas that left the in-sync set by a restart have, together, all committed records that they had
+synced before the restart.
 
 A Raft replica with a replaced disk never votes again, because its earlier votes are lost. During a
 take-over of a Raft block no leader can be elected: it would need the vote of a replica that has

@@ -34,7 +34,8 @@ def split(data: Buffer) -> Iterator[EncodedBatch]:
 
 
 def clip(data: bytes, offset: int) -> bytes:
-    """Return *data* from *offset* on; its first batch may begin earlier only if it is empty.
+    """Return *data* from *offset* on. If the first batch has records and begins before *offset*,
+    the batch is returned whole; a batch without records is shortened.
 
     Compaction merges empty batches, so *offset* may be a batch's end on one broker and inside a
     merged batch on another. Compaction never merges batches with records.

@@ -86,7 +86,8 @@ SIGNED = 32  # position of the part that the batch CRC covers
 BATCH_BYTES_MAX = 64 << 20
 COUNT_MAX = 1 << 24
 NO_PRODUCER = -1
-# bits that a producer raises itself; each new producer of its name raises the upper half
+# A producer raises the lower half of its epoch itself; each new producer with the same name raises
+# the upper half.
 EPOCH_HALF = 32
 EPOCH_LOW = (1 << EPOCH_HALF) - 1
 

@@ -76,8 +76,8 @@ class Index:
         """Remove the group that holds the record before *end*, and all groups after it.
 
         Returns:
-            The start of that group, whose remaining batches must be added again. None if the index
-            was empty.
+            The start of the group that held the record before *end*. The caller adds the remaining
+            batches of that group again. None if the index was empty.
         """
         at = max(bisect_left(self.offsets, end) - 1, 0)
         if at >= len(self.offsets):

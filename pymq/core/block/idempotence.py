@@ -318,8 +318,9 @@ class ProducerTable:
     def tell(self, now_ms: int) -> None:
         """Advance the wall clock to *now_ms*.
 
-        If the clock was set, or this is another broker's clock, all stored times move with it: such
-        a jump is no silence. A pause between two readings counts as a minute at most.
+        If the clock was set, or *now_ms* comes from another broker's clock, all stored times move
+        by the same amount. So a producer does not look inactive because a clock has jumped. A pause
+        between two readings counts as a minute at most.
         """
         before, self._told = self._told, now_ms
         step = now_ms - before

@@ -124,7 +124,7 @@ class ReplicaHost(Protocol):
         ...
 
     def is_alive(self, peer: str) -> bool:
-        """Whether another broker seems to be alive and able to act on the block."""
+        """Whether another broker seems to be alive, and able to lead or follow in the block."""
         ...
 
 

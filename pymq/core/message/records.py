@@ -170,7 +170,7 @@ class Copy:
 class Copied:
     """All batches are in the log, as durable as ``acks`` require.
 
-    After an *error* some of them may be in the log.
+    With an *error*, some of the batches may be in the log.
     """
 
     id: int

@@ -36,7 +36,7 @@ from pymq.kafka.wire.messages import (
 _ACKS = {0: AckMode.LEADER, 1: AckMode.LEADER, -1: AckMode.RAFT}
 LAST_EPOCH = 32_767
 WAIT_MIN_MS, WAIT_MAX_MS = 1_000, 120_000
-# The topic is another one meanwhile, or led elsewhere.
+# The cached metadata is old: the topic was replaced by a new topic, or the leader has changed.
 _STALE = frozenset(
     (Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LEADER_NOT_AVAILABLE)
 )

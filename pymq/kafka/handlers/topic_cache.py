@@ -1,7 +1,7 @@
 """What the gate knows of topics: Kafka names partitions by numbers, and topics by ids, too.
 
-A client's metadata request asks the zkserver each time. Other requests use what is known, until a
-broker refuses one.
+A client's metadata request asks the zkserver each time. Other requests use the cached metadata,
+until a broker refuses one of them.
 """
 
 from __future__ import annotations

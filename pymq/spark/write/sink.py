@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 # local properties that Spark passes to its tasks
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-RUN = "spark.jobGroup.id"  # a new one for each start of a query
+RUN = "spark.jobGroup.id"  # each start of a query has a new id
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "value": (BinaryType, StringType),
     "key": (BinaryType, StringType),

@@ -1,8 +1,9 @@
 """Staging topics: hold the records of tasks until the driver commits them.
 
-Each batch of a sink has a staging topic, with records as they will be in their target. Only the
-task that staged a batch knows its offset, and reports it to the driver. Once the batch is decided
-and copied, the topic is deleted, together with the records of attempts that lost.
+Each batch of a sink has a staging topic. Its records are already encoded as the target topic will
+contain them. Only the task that staged a batch knows its offset, and reports it to the driver. Once
+the batch is decided and copied, the topic is deleted, together with the records of attempts that
+lost.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Known:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Known:
-        """Decode the content of such a file.
+        """Decode the content of a file that :meth:`to_bytes` has encoded.
 
         Raises:
             CorruptMetadata: it is damaged; the caller does without it.

@@ -91,7 +91,8 @@ class DeltaView:
         assert self._table is not None
         schema = union(self._schema, rows.schema)
         self._table.update_incremental()
-        # Also of partitions that are new to us: another process may have begun with them.
+        # Check the positions of all partitions, even of those that this process has not appended
+        # yet: another process may have appended their rows.
         if self._read_positions([*positions]) != self._positions:
             raise StoreLocked(f"another process has appended to {self._location}")
         changed = {name: at for name, at in positions.items() if at != self._positions.get(name)}

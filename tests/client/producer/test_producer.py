@@ -875,8 +875,8 @@ def test_a_name_is_opened_for_ever(tmp_path: Path, opened: int) -> None:
 
 
 def test_a_producer_that_lost_much_is_fenced_too(mq: pymq.Client) -> None:
-    """Each abandoned batch raises the producer's own half of the epoch, but never reaches the next
-    producer's epoch.
+    """Each abandoned batch raises the lower half of the producer's epoch. The epoch stays below
+    that of the next producer with the same name.
     """
     older = mq.producer(producer_id="me", linger_ms=0)
     older.send("one", b"1").result()

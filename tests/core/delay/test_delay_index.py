@@ -132,7 +132,7 @@ def test_records_take_little_memory() -> None:
 
 
 def test_what_was_cancelled_is_remembered_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So long a client may ask again; and never more than so many."""
+    """A client may repeat a cancellation for a minute; at most `CANCELLED_MAX` are remembered."""
     monkeypatch.setattr(delay_index, "CANCELLED_MAX", 3)
     index = DelayIndex()
     assert index.cancelled_from(0) == NEVER

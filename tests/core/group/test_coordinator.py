@@ -703,7 +703,7 @@ def test_where_retention_has_left_a_group_is_written() -> None:
     host.written()
     assert Host(host.log).offsets()["0"] == (6, 6, 0, 0)
     host.send("m1", Acquire(host.id(), "g", "m1", (("0", 6, 11),), 0, 0))
-    assert host.flush() == 0  # The log already had this offset.
+    assert host.flush() == 0  # The log already contained the committed offset.
 
 
 def test_ranges_that_had_no_room_are_written_when_there_is_some(host: Host) -> None:

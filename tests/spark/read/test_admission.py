@@ -137,7 +137,9 @@ def test_what_is_wrong_with_an_option(options: dict[str, str], name: str) -> Non
 
 @pytest.mark.spark
 def test_a_gap_is_skipped_at_once(folder: str, stream: Stream) -> None:
-    """The limit of a batch counts the records that are left, not those that are lost."""
+    """The limit of a batch counts the records that the log still has, not those that retention has
+    removed.
+    """
     with pymq.open(folder) as mq:
         mq.create_topic("t", block_bytes=4096, retention_bytes=8192)
         fill(mq, "t", 10)

@@ -38,7 +38,7 @@ def test_spark_reads_a_frame_with_the_filters_of_another_query(pushing: SparkSes
     from pyspark.sql.types import StructType
 
     class Reader(DataSourceReader):
-        """Reads 0 to 3, or of these what a filter for one number leaves."""
+        """Reads the numbers 0 to 3; with a filter for one number, only that number."""
 
         def __init__(self) -> None:
             self.wanted: list[int] = []

@@ -83,7 +83,7 @@ class ClassicCoordinator:
         self._context.host.reply(source, message, self._now)
 
     def settle(self, name: str) -> None:
-        """Note when something of a group is due; drop it if it has neither members nor offsets."""
+        """Set the timer of a group. Drop the group if it has neither members nor offsets."""
         group = self.groups.get(name)
         if group is None:
             return

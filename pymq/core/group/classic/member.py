@@ -37,7 +37,7 @@ class JoinedMember:
         self.gone_at = now + self.session_ms
 
     def describe(self, protocol: str) -> ClassicMember:
-        """Describe it for the leader, and for people."""
+        """Describe this member, for the leader of the group and for people."""
         metadata = self.protocols.get(protocol, b"")
         return ClassicMember(
             self.id, self.instance, self.client, self.host, metadata, self.assignment

@@ -100,8 +100,8 @@ class OffsetRules(Checker):
         shares = {partition: (m.group, topic, partition) for partition, _ in m.acks}
         for partition, span in m.acks:
             self._cover(shares[partition], span)
-        # If a request is repeated, it may be answered for the first time, with no more than it
-        # could have got before.
+        # The coordinator may answer only the repetition of a request. That answer confirms no more
+        # than an answer to the first request could have confirmed.
         if m.id and host.broker is not None and (source, m.id) not in self._settles:
             self._settles[source, m.id] = {
                 shared: attrs.evolve(found, offset=self._reached(found.offset, m, partition))

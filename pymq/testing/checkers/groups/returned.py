@@ -127,7 +127,7 @@ class ReturnedRules(Checker):
                     found[index] = attrs.evolve(each, is_confirmed=True, losses=losses)
 
     def on_append(self, log: ReplicaLog, header: Header) -> None:
-        """Forget what a coordinator does not write, because of the limit of ranges."""
+        """Forget the returned records of partitions with more ranges than a coordinator writes."""
         broker = self.watch.cluster.brokers[log.node].broker
         name = self.watch.names.get((log.block.topic_id, log.block.partition))
         if self._returned and broker is not None and name is not None and name[0] == OFFSETS_TOPIC:
