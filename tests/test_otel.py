@@ -211,7 +211,7 @@ def test_every_request_of_a_client_has_a_span() -> None:
     methods = {name for name in dir(pymq.Client) if not name.startswith("_")}
     public = {name for name in methods if callable(getattr(pymq.Client, name))}
     assert public - otel.REQUESTS == {
-        *("close", "consumer", "forget", "metrics", "producer", "reply", "topic"),
+        *("close", "consumer", "forget", "kafka", "metrics", "producer", "reply", "topic"),
     }
     assert public >= otel.REQUESTS
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pymq.aio.rpc import AsyncRequester, AsyncResponder
     from pymq.aio.typed import AsyncTypedTopic
     from pymq.client.rpc.mailbox import Request
+    from pymq.kafka.endpoint import KafkaEndpoint
     from pymq.serde.compatibility import Compatibility
     from pymq.serde.serializer import Serializer
 
@@ -217,6 +218,19 @@ class AsyncClient(AsyncHandle):
     async def cluster(self) -> ClusterDescription:
         """See :meth:`pymq.Client.cluster`."""
         return await self._bridge.call(self._client.cluster)
+
+    async def kafka(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        partitions: int = 1,
+        auto_create: bool = True,
+    ) -> KafkaEndpoint:
+        """See :meth:`pymq.Client.kafka`: ``with await mq.kafka() as kafka:``."""
+        return await self._bridge.call(
+            self._client.kafka, host, port, partitions=partitions, auto_create=auto_create
+        )
 
     async def cancel(self, topic: str, partition: str | int, offset: int) -> bool:
         """See :meth:`pymq.Client.cancel`."""

@@ -39,8 +39,9 @@ REQUESTS = (
         msg.DeleteGroup,
     ),
     *(msg.GetGroup, msg.ListGroups, msg.GetLeases),
-    # JoinClassic and SyncClassic wait for other members, which says nothing about the broker.
-    *(msg.BeatClassic, msg.LeaveClassic, msg.CommitClassic, msg.DescribeClassic),
+    # The times of JoinClassic and SyncClassic include the wait for other members, as in Kafka.
+    *(msg.JoinClassic, msg.SyncClassic, msg.BeatClassic, msg.LeaveClassic),
+    *(msg.CommitClassic, msg.DescribeClassic),
     *(msg.CreateTopic, msg.CreatePartition, msg.DeleteTopic, msg.AlterTopic),
     *(msg.SetPartitionState, msg.Reassign, msg.Decommission, msg.Recommission),
     msg.BalanceLeaders,
@@ -53,7 +54,7 @@ ANSWERS = frozenset(
     (
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer, msg.Copied),
-        *(msg.ClassicDone, msg.ClassicState),
+        *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),
         *(msg.LeaderAndIsrAnswer, msg.Stopped, msg.PartitionReports, msg.Cancelled),
     )
 )

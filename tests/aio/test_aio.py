@@ -800,7 +800,7 @@ def test_a_time_to_wait_is_a_number_of_seconds(timeout: Any) -> None:
                 deliveries.wait,
                 deliveries.result,
                 deliveries.exception,
-                consumer.commit,
+                lambda timeout: consumer.commit(timeout=timeout),
                 lambda timeout: consumer.poll(timeout=timeout),
                 lambda timeout: consumer.poll_batches(timeout=timeout),
                 lambda timeout: mq.decommission("broker-0", wait=True, timeout=timeout),

@@ -183,6 +183,7 @@ def test_the_example_in_a_folder(tmp_path: Path) -> None:
         assert spoken(run(tmp_path, "data", EXAMPLE)) == SHOP
 
 
+@pytest.mark.slow
 def test_the_example_on_brokers(url: str, tmp_path: Path) -> None:
     """Its own handlers and those of the command share the messages."""
     app = Running("examples.faststream_app:app", tmp_path, url, "--workers", "2")

@@ -168,6 +168,7 @@ def test_the_program_of_the_page_for_celery_users(url: str, tmp_path: Path) -> N
         assert run(tmp_path / "app.py", tmp_path, url) == told
 
 
+@pytest.mark.slow
 def test_the_scheduler_of_taskiq_on_brokers(url: str, tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(TICKING)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import pymq
 from pymq.testing.child import environment
 from tests.nodes.processes import ROOT, processes
@@ -13,6 +15,7 @@ from tests.nodes.processes import ROOT, processes
 RECORDS = [b"%d " % number + b"x" * 1_000 for number in range(60)]
 
 
+@pytest.mark.slow
 def test_a_broker_is_emptied_over_the_network(tmp_path: Path) -> None:
     """``pymq cluster decommission --wait`` ends when other brokers have all blocks and the files
     are removed.

@@ -190,7 +190,8 @@ class OffsetLog:
     def _replay(self, batch: EncodedBatch, now: int) -> None:
         if batch.header.is_control:
             return
-        ahead = self._ahead(now)
+        ahead, time = self._ahead(now), self._clock.at(now)
+        written = batch.header.max_timestamp
         for key, item, headers in zip(batch.keys, batch.values, batch.headers, strict=True):
             kind, name, topic, partition = cbor.loads(key or b"")
             if kind != OFFSET_KEY:
@@ -214,7 +215,9 @@ class OffsetLog:
                     [(a, b) for a, b in done],
                     [(a, b, n) for a, b, n in counted],
                     [(a, b, error) for error, spans in failed for a, b in spans],
-                    [(a, b, due + ahead) for a, b, due in delayed],
+                    # The wall clock of the former coordinator may have been ahead: no record
+                    # waits for longer than was left when its delay was written.
+                    [(a, b, min(due + ahead, time + due - written)) for a, b, due in delayed],
                 )
                 note = str(known.get(NOTE, b""), "utf-8")
                 belongs_to = topic_id[0] if topic_id else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pymq.core.batch.batch_validation import KAFKA_SLACK
 from pymq.core.batch.kafka.batch import wrap
 from pymq.core.batch.record import EncodedBatch
 from pymq.core.message import Produce, Produced
@@ -110,6 +111,8 @@ def _message(
         return planned.pop()
     assert mode is not None
     assert not isinstance(records, list)
+    if len(records or b"") > topic.config.max_record_bytes + KAFKA_SLACK:
+        return Code.MESSAGE_TOO_LARGE  # before its records cost anything
     try:
         batch: EncodedBatch = wrap(records or b"", context.crc32c, context.wall_ms())
     except PymqError as error:

@@ -924,6 +924,27 @@ def test_delays_are_known_to_the_next_coordinator(host: Host) -> None:
     assert again.poll("m1", {"0": 3}) == [("0", 1, 3, 2)]
 
 
+class Behind(Host):
+    """A host whose wall clock is an hour behind that of :class:`Host`."""
+
+    def wall_ms(self, now: int) -> int:
+        return now + 1_000_000 - 3_600_000
+
+
+def test_a_wall_clock_that_is_wrong_prolongs_no_delay(host: Host) -> None:
+    """A returned record waits at the next coordinator for as long as was left, at most."""
+    host.join("m1")
+    host.poll("m1", {"0": 1})
+    host.send("m1", Settle(0, "g", "m1", nacks=(("0", (0, 1), 500),)))
+    host.settle_all()
+    again = Behind(host.log)
+    again.join("m1")
+    again.at(499)
+    assert again.poll("m1", {"0": 1}) == []
+    again.at(500)
+    assert again.poll("m1", {"0": 1}) == [("0", 0, 1, 2)]
+
+
 def test_so_many_different_errors_are_written(host: Host) -> None:
     """Each commit writes the errors again, so a coordinator writes only a limited number of
     them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import pymq
+import pymq.aio
 from tests.kafka.clients.conftest import Served
 
 ck = pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
@@ -403,3 +405,16 @@ def test_a_topic_that_was_deleted_and_made_again_is_another_one(memory: Served) 
         assert [record.value for record in memory.records("t")] == [b"%d" % round_]
         (gone,) = client.delete_topics(["t"]).values()
         gone.result(S)
+
+
+def test_an_asyncio_client_serves_kafka_too() -> None:
+    async def script() -> None:
+        async with pymq.aio.open("memory:") as mq:
+            with await mq.kafka() as kafka:
+                producer = ck.Producer({"bootstrap.servers": kafka.bootstrap})
+                producer.produce("orders", b"two teapots")
+                assert await asyncio.to_thread(producer.flush, S) == 0
+            async with mq.consumer("orders", mode="reader") as reader:
+                assert [record.value async for record in reader.until_end()] == [b"two teapots"]
+
+    asyncio.run(script())

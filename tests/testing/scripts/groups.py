@@ -65,7 +65,7 @@ def two_members_share(desk: Desk) -> None:
                 done.update(("t", r.partition, r.offset) for r in (*mine, *theirs))
                 for consumer, records in ((first, mine), (second, theirs)):
                     consumer.ack(records)
-                    desk.insist(consumer.commit, PATIENCE_S)
+                    desk.insist(consumer.commit, timeout=PATIENCE_S)
     except FencedMember:
         pass  # the leased records are delivered again, to the next member
     desk.work()

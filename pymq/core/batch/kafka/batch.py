@@ -97,13 +97,15 @@ def crc32c_function() -> Callable[[Buffer], int]:
 def wrap(data: Buffer, crc32c: Callable[[Buffer], int], now_ms: int) -> EncodedBatch:
     """Check a batch of a Kafka producer and put pymq's header before it; its bytes are not copied.
 
-    The records themselves are not decoded: if the CRC is right, the body is as the producer has
-    sent it. Readers check the CRC again.
+    The records are decoded once, as Kafka's brokers do (``LogValidator``): a batch that some reader
+    could not decode would stop all readers of its partition.
 
     Raises:
         CorruptBatch: the batch is cut short, or its CRC is wrong.
-        InvalidRequest: it is of an older format (``details`` hold its *magic*), it is not exactly
-            one batch of records, or its counts contradict each other.
+        InvalidRequest: the batch is of an older format (``details`` hold its *magic*), *data* is
+            not exactly one batch of records, the batch's counts contradict each other, or its
+            records cannot be decoded.
+        MissingExtra: the package of the batch's codec is not installed.
     """
     size = len(data)
     if size < KAFKA_HEADER_SIZE:
@@ -129,7 +131,12 @@ def wrap(data: Buffer, crc32c: Callable[[Buffer], int], now_ms: int) -> EncodedB
     elif found.producer_epoch < 0 or found.base_sequence < 0:
         raise InvalidRequest("a producer with an id must have an epoch and a sequence")
     first_ms = now_ms if found.first_ms < 0 else found.first_ms
-    return _wrapped(data, producer, found.size, first_ms, max(first_ms, found.max_ms))
+    batch = _wrapped(data, producer, found.size, first_ms, max(first_ms, found.max_ms))
+    try:
+        encoded_columns(batch.header, data)
+    except CorruptBatch as error:
+        raise InvalidRequest(f"the records cannot be decoded: {error.message}") from None
+    return batch
 
 
 def _wrapped(

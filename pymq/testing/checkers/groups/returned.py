@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import attrs
 
+from pymq.broker.broker import BrokerMachine
 from pymq.core.batch.header import Header
 from pymq.core.group import offset_log
 from pymq.core.group.coordinator import GroupCoordinator
@@ -129,10 +130,12 @@ class ReturnedRules(Checker):
         """Forget the returned records of partitions with more ranges than a coordinator writes."""
         broker = self.watch.cluster.brokers[log.node].broker
         name = self.watch.names.get((log.block.topic_id, log.block.partition))
-        if not self._returned or broker is None or name is None or name[0] != OFFSETS_TOPIC:
-            return
+        if self._returned and broker is not None and name is not None and name[0] == OFFSETS_TOPIC:
+            self._drop_unwritten(broker, log.block.partition)
+
+    def _drop_unwritten(self, broker: BrokerMachine, index: int | None = None) -> None:
         for coordinator, group, topic, partition, leases in probe.all_leases(broker):
-            is_its = coordinator.index == log.block.partition
+            is_its = index is None or coordinator.index == index
             if is_its and len(leases.spans.counts()) > offset_log.RANGES_MAX:
                 self._returned.pop((group, topic, partition), None)
 
@@ -142,6 +145,9 @@ class ReturnedRules(Checker):
         if not isinstance(process, BrokerHost):
             return
         if isinstance(message, Settled) and message.error is None:
+            if self._returned and process.broker is not None:
+                # The broker wrote the ranges that it had before the append, which was later.
+                self._drop_unwritten(process.broker)
             self._confirmed(peer, message)
         elif isinstance(message, Acquired):
             group, member = self._asked.pop((peer, message.id), ("", ""))
