@@ -148,7 +148,7 @@ class Bridge:
             try:
                 errand(loop)
             finally:
-                # If an errand queues another one, that runs after the turns between them.
+                # If an errand queues another errand, that runs after the turns between them.
                 self.driver.soon(end)
 
         def end(loop: ClientLoop) -> None:
@@ -181,7 +181,7 @@ async def called(callback: Callable[..., object], *args: object) -> object:
 
 
 def close_late(handle: Client | Producer | Consumer) -> None:
-    """Close a handle whose opener was cancelled meanwhile."""
+    """Close a handle whose opener was cancelled while it opened."""
     try:
         handle.close()
     except PymqError:

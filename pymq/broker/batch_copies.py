@@ -1,4 +1,4 @@
-"""Copies batches from one partition that the broker leads to another one.
+"""Copies batches between two partitions that the broker leads.
 
 A client that publishes staged batches names them instead of fetching and sending them again. The
 request also has the producer sequences under which the broker appends them. A copy consists of
@@ -156,7 +156,7 @@ class BatchCopies:
 
     def _line_up(self, job: _Job) -> None:
         if job.number not in self._jobs:
-            return  # The copy has ended meanwhile.
+            return  # The copy has ended.
         if job.pieces and not job.is_in_line and job.unsafe < UNSAFE_BYTES:
             job.is_in_line = True
             self._line.setdefault(job.account, {})[job.number] = job

@@ -144,7 +144,7 @@ class BrokerMachine:
         for part in self._timed:
             if part.deadline < due:
                 due = part.deadline
-        # A copy, because the loop's thread adds and removes coordinators meanwhile.
+        # A copy, because the loop's thread may add and remove coordinators at the same time.
         for coordinator in list(self._coordinators.by_index.values()):
             if coordinator.deadline < due:
                 due = coordinator.deadline

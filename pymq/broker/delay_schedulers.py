@@ -100,7 +100,7 @@ class DelaySchedulers:
             self.step(name, message, now)
 
     def fetched(self, name: TopicPartition, m: Fetched, now: int) -> None:
-        """Queue a part that was fetched from this broker or another one."""
+        """Queue a part that was fetched from this broker or another broker."""
         if name in self.by_name:
             self._parts.append((name, m))
             if now >= self._part_at:

@@ -79,7 +79,7 @@ class PeerLiveness:
         Returns:
             Whether *name* was gone or has restarted: notify all partitions shared with it. And
             else the blocks on which it can no longer act, or can again. Notify no others: a
-            follower that is notified about its leader may look for another one.
+            follower that is notified about its leader may look for another leader.
         """
         peer = self._peers.get(name)
         if peer is None:

@@ -89,7 +89,7 @@ def described(mq: pymq.Client) -> Iterator[TopicDescription]:
         try:
             yield mq.describe_topic(name)
         except UnknownTopic:
-            continue  # the topic was deleted meanwhile
+            continue  # the topic has been deleted
 
 
 def suggest(mq: pymq.Client, error: PymqError) -> None:

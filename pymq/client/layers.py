@@ -176,7 +176,7 @@ class Layers(Admin):
 
         One of the responders that have called :meth:`reply` for the service gets the request with
         its deadline; after *timeout* seconds no responder gets it. If that responder dies before it
-        has replied, another one gets the request.
+        has replied, another responder gets the request.
 
         Raises:
             NoResponders: nobody answers requests of that name; at once, not after *timeout*.

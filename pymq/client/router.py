@@ -3,7 +3,7 @@
 A client has one router. Producers and consumers look up leaders in it and report stale metadata.
 
 The router sends a request to the zkserver that was active last. If that zkserver does not answer,
-or is no longer active, the router sends the request to another one under the same id, until a
+or is no longer active, the router sends the request to another zkserver under the same id, until a
 zkserver has carried it out or its time is up. The time starts again whenever a zkserver answers
 that it is working on the request. So a request may be carried out twice: a caller whose request
 must not be repeated checks :attr:`Call.is_repeated`.
@@ -281,7 +281,7 @@ class Router(Outbox):
         key = (topic, partition)
         known = self.metadata.leaders.get(key)
         if known is not None and known.leader is not None and known.leader != asked:
-            return True  # Another handle has refreshed the metadata meanwhile.
+            return True  # Another handle has refreshed the metadata.
         hint = error.details.get("leader")
         if known is not None and isinstance(hint, str) and hint and hint != asked:
             self.metadata.hint(key, hint)

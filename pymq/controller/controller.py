@@ -88,7 +88,7 @@ class ControllerConfig:
     endpoint: str = ""
     # a broker that is silent for longer counts as dead; 0: the broker lives in this process
     session_ms: int = 0
-    # a broker that is dead for so long is replaced, if another one is available
+    # a broker that is dead for so long is replaced, if another broker is available
     replace_ms: int = 10_000
     # after the first answer in a take-over, how long the zkserver waits for the other replicas
     takeover_ms: int = 1_000

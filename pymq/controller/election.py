@@ -74,7 +74,7 @@ class Resigned:
 
 @value
 class StandsBy:
-    """The zkserver stands by: another one is active, or none can be."""
+    """The zkserver stands by: another zkserver is active, or none can be."""
 
 
 Outcome = Elected | Reloaded | Resigned | StandsBy

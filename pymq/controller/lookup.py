@@ -152,7 +152,7 @@ def metadata(look: Callable[[Image], Lookup], name: str) -> Callable[[Image], Re
     def result(image: Image) -> Result | Later:
         if image.topic(name).node.id != topic_id:
             mark("lookup.made_again")
-            return Later.MORE  # The topic was deleted and created again meanwhile.
+            return Later.MORE  # The topic was deleted and created again.
         return look(image).metadata(name, tuple(found))
 
     return gradually(names, each, result, PARTS_MAX)

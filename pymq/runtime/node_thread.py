@@ -88,7 +88,7 @@ class NodeThread:
         Any other thread may call this; it waits for at most *timeout* seconds.
 
         Raises:
-            TimeoutError: no turn has ended meanwhile.
+            TimeoutError: no turn has ended.
             Closed: the node has ended.
         """
         answer: Future[T] = Future()

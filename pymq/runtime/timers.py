@@ -66,7 +66,7 @@ class Timers:
                 told = self.telling.get(name)
                 if told is not None:
                     due = min(due, told.deadline)
-        # A copy, because the loop's thread adds and removes machines meanwhile.
+        # A copy, because the loop's thread may add and remove machines at the same time.
         for machine in list(self._asked.values()):
             at = machine.deadline
             if at < due:

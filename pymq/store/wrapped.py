@@ -1,4 +1,4 @@
-"""A base class for stores that wrap another one and change or observe some calls."""
+"""A base class for stores that wrap another store and change or observe some calls."""
 
 from __future__ import annotations
 

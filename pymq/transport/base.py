@@ -41,7 +41,7 @@ class Transport(Protocol):
 
     **Names.** Machines are addressed by name: ``broker-1`` is a node and its main machine,
     ``client-7.producer1`` is another machine of the node ``client-7``. The name of a node may be
-    its endpoint, as ``tcp://10.0.0.1:7878``. A node knows another one only after ``learn``, or
+    its endpoint, as ``tcp://10.0.0.1:7878``. A node knows another node only after ``learn``, or
     after a message from it.
 
     **Guarantees.** Messages arrive unchanged at the machine to which they were sent, and their

@@ -149,7 +149,7 @@ class ClusterSnapshot:
             except AuthorizationFailed:
                 hidden.append(name)
             except LookupError:
-                pass  # the topic was deleted meanwhile
+                pass  # the topic has been deleted
         return found, hidden
 
     def _visit_topics(self, names: Sequence[str]) -> None:
@@ -229,7 +229,7 @@ class ClusterSnapshot:
             try:
                 parts = self.client.describe_topic(topic).partitions
             except (AuthorizationFailed, LookupError):
-                continue  # the client has no permission, or the group was deleted meanwhile
+                continue  # the client has no permission, or the group has been deleted
             found += [(topic, part.name) for part in parts]
         return [name for name in found if name not in group.committed]
 

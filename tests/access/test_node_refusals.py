@@ -132,7 +132,7 @@ REPORTS: dict[str, Callable[[Cluster], Message]] = {
 
 @pytest.mark.parametrize("kind", REPORTS)
 def test_a_report_about_another_broker_changes_nothing(kind: str) -> None:
-    """A broker's report about another one changes nothing: it could move partitions that others
+    """A broker's report about another broker changes nothing: it could move partitions that others
     lead.
     """
     cluster = Cluster()

@@ -1,7 +1,7 @@
 """Many random producers and consumers at a time: no record is lost or done twice.
 
-Leases last longer than the test, so it is an error if a consumer gets a record that another one
-holds. The test has no time limit, but LIMIT_S without progress is an error too.
+Leases last longer than the test, so it is an error if a consumer gets a record which another
+consumer holds. The test has no time limit, but LIMIT_S without progress is an error too.
 """
 
 from __future__ import annotations

@@ -108,9 +108,9 @@ class Storm:
         node.resume()
 
     def cut(self) -> None:
-        """Cut a broker off from another one or from all others.
+        """Cut a broker off from another broker or from all others.
 
-        Or lose its messages to another one.
+        Or lose its messages to another broker.
         """
         assert self._wires is not None
         victim, other = self._dice.sample(self.cluster.brokers, 2)

@@ -112,7 +112,7 @@ def measure(folder: Path, flag: Path, rounds: int, tell: Tell) -> None:
 
 
 def test_a_disk_that_fails_to_sync(tmp_path: Path, flag: Path, tell: Tell) -> None:
-    """A broker survives a failed sync, and another one leads as soon as after kill -9."""
+    """A broker survives a failed sync, and another broker leads as soon as after kill -9."""
     measure(tmp_path / "cluster", flag, 2, tell)
 
 

@@ -193,7 +193,7 @@ class Chaos:
                 each.raft.tick(cluster.now)
 
     def notice(self, node: Node) -> None:
-        """Notify a broker that another one is alive or dead, which may be true or false."""
+        """Notify a broker that another broker is alive or dead, which may be true or false."""
         cluster, rng = self.cluster, self.rng
         me, peer = node, rng.choice(list(cluster.nodes))
         if not me.is_up or peer == me.me:

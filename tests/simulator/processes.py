@@ -31,7 +31,7 @@ __all__ = ["Disk", "NodeFailed", "NodeProcess", "ProcessCluster"]
 
 START_S = 60.0  # time limit for the start of one process, on a machine with other load
 STOP_S = 30.0
-SESSION_MS = 1_500  # session of zkservers at ZooKeeper, after which another one takes over
+SESSION_MS = 1_500  # session of zkservers at ZooKeeper, after which another zkserver takes over
 
 
 class NodeFailed(PymqError):

@@ -142,7 +142,7 @@ def test_a_folder_is_looked_at_again_when_it_has_changed(tmp_path: Path) -> None
         mq.create_topic("new")
         log.look()
         assert log.topics() == ["new", "old"]
-        # A recent change may be followed by another one with the same times.
+        # A recent change may be followed by another change with the same times.
         assert not is_settled(metadata_state(path), time.time_ns())
         mq.delete_topic("old")
         log.look()

@@ -77,7 +77,7 @@ def _described(mq: pymq.Client, name: str) -> pymq.GroupDescription | None:
     try:
         return mq.describe_group(name)
     except UnknownGroup:
-        return None  # the group was deleted meanwhile
+        return None  # the group has been deleted
 
 
 def _describe(args: argparse.Namespace, show: Show) -> int:
@@ -126,7 +126,7 @@ def _not_begun(mq: pymq.Client, group: pymq.GroupDescription) -> list[tuple[str,
         try:
             parts = mq.describe_topic(topic).partitions
         except UnknownTopic:
-            continue  # the topic was deleted meanwhile
+            continue  # the topic has been deleted
         found += [(topic, part.name) for part in parts]
     return [name for name in found if name not in group.committed]
 

@@ -39,7 +39,7 @@ def fates(
         except UnknownGroup:
             if only is not None:
                 raise
-            continue  # the group was deleted meanwhile
+            continue  # the group has been deleted
         if only is not None or topic in _topics(group):
             found.append(_fate(mq, group, topic, part, offset))
     return found

@@ -156,7 +156,7 @@ def describe(questions: Requests, group: str) -> GroupDescription:
 
 
 def _routes(questions: Requests, topics: Iterable[str]) -> dict[str, str]:
-    """The routes of topics; a topic that was deleted meanwhile has none."""
+    """The routes of topics; a topic that has been deleted has none."""
     found = {}
     for topic in sorted(topics):
         try:

@@ -61,7 +61,7 @@ class OwnedTopic:
     def claim(self, load: Callable[[], None]) -> bool:
         """Fence the previous writer; *load* reads the topic.
 
-        Returns False if another writer claimed the topic meanwhile.
+        Returns False if another writer has claimed the topic.
         """
         identities, questions = self._client.questions.identities, self._client.questions
         self.producer_id, epoch = identities.named(self.name)
@@ -93,7 +93,7 @@ class OwnedTopic:
         headers: list[Headers],
         sequence: int,
     ) -> EncodedBatch:
-        """Return a batch of the writer's producer, for this topic or another one."""
+        """Return a batch of the writer's producer, for this topic or another topic."""
         return EncodedBatch.encode(
             values,
             timestamp_ms=self._client._wall_ms(),

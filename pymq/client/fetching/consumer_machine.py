@@ -131,7 +131,8 @@ class ConsumerMachine(Outbox, ABC):
     def _first(self, stuck: Collection[str]) -> int:
         """The index of the first view of a partition that is not *stuck*, or -1.
 
-        The loop appends views meanwhile, which would break an iterator; an index stays valid.
+        The loop may append views at the same time. This would break an iterator; an index stays
+        valid.
         """
         if not stuck:
             return 0 if self.chunks else -1

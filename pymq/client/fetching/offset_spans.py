@@ -54,5 +54,5 @@ def ranges(items: Sequence[int | Range]) -> list[Range]:
 
 
 def drain(queue: deque[T]) -> list[T]:
-    """Take out the items of *queue*; another thread may append more meanwhile."""
+    """Take out the items of *queue*; another thread may append more at the same time."""
     return [queue.popleft() for _ in range(len(queue))]

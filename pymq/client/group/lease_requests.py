@@ -151,7 +151,7 @@ class LeaseRequests:
         """Whether one more request is allowed; gives up those whose answers are long overdue.
 
         Records that a lost answer leased cannot be delivered until their leases run out. So a
-        request that may still be answered is not given up while the member waits for another one.
+        request that may still be answered is not given up while the member awaits another answer.
         """
         while len(self._open) >= ACQUIRES_MAX:
             oldest, due = next(iter(self._open.items()))

@@ -73,7 +73,7 @@ class UndeliveredRecords:
     def spans(self) -> list[Span]:
         """The offsets of all undelivered records."""
         found = self._settler.buffered() + self._leased.coming()
-        # A copy: the application's thread takes chunks out meanwhile.
+        # A copy: the application's thread may take chunks out at the same time.
         found += [(c.partition, (c.base_offset, c.end_offset)) for c in self._chunks.copy()]
         return found
 

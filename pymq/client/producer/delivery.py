@@ -277,7 +277,7 @@ class OpenBatch:
         self.batches: list[Batch] = []  # batches that may contain some of the rows
 
     def take(self) -> list[Row | DeliveryPart]:
-        """Take out the records; records that other threads append meanwhile stay."""
+        """Take out the records; records that other threads append at the same time stay."""
         taken = self.items[:]
         del self.items[: len(taken)]
         return taken

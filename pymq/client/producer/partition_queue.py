@@ -206,7 +206,7 @@ class PartitionQueue:
         if self.sealed:
             while self.waiters:
                 self.sealed[-1].wake(self.waiters.popleft())
-            # Callbacks that other threads add meanwhile are handled next time.
+            # Callbacks that other threads add at the same time are handled next time.
             for _ in range(len(self.callbacks)):
                 try:
                     entry = self.callbacks.popleft()

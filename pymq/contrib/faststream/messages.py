@@ -57,7 +57,7 @@ class PymqMessage(StreamMessage[Raw]):
         """Acknowledge the message: the group does not deliver it again.
 
         Raises:
-            Closed: the subscriber has stopped; the group delivers the message to another one.
+            Closed: the subscriber has stopped; the group delivers the message to another member.
         """
         if self.committed is not None:
             return
@@ -74,7 +74,7 @@ class PymqMessage(StreamMessage[Raw]):
         message that was delivered ``max_deliver`` times becomes a dead letter.
 
         Raises:
-            Closed: the subscriber has stopped; the group delivers the message to another one.
+            Closed: the subscriber has stopped; the group delivers the message to another member.
             ConfigError: *delay* is no number of seconds.
         """
         if self.committed is not None:
@@ -90,7 +90,7 @@ class PymqMessage(StreamMessage[Raw]):
         reason goes to the requester.
 
         Raises:
-            Closed: the subscriber has stopped; the group delivers the message to another one.
+            Closed: the subscriber has stopped; the group delivers the message to another member.
             PymqError: the dead letter could not be written; the message is delivered again.
         """
         if self.committed is not None:

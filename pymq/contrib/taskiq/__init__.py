@@ -14,7 +14,7 @@
 It needs the extra ``taskiq``.
 
 A task is a record of the topic ``taskiq``, which the workers consume as a group: each record is
-leased to one worker, and is delivered to another one if that worker dies. A result is a record of
+leased to one worker, and delivered to another worker if the first one dies. A result is a record of
 the compacted topic ``taskiq.results``, whose key is the task's id. Tasks and results are JSON, and
 never pickles.
 """

@@ -232,7 +232,7 @@ class BrokerRegistry:
         sweep = Sweep(broker)
 
         def plan(draft: Draft) -> Result | Later:
-            if broker in self._members:  # the broker has registered again meanwhile
+            if broker in self._members:  # the broker has registered again
                 return None
             return (
                 None

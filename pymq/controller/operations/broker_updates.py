@@ -235,7 +235,7 @@ class BrokerUpdates:
         *,
         full: bool = False,
     ) -> list[int]:
-        """Send the current states of *names*, without partitions that were deleted meanwhile.
+        """Send the current states of *names*, without partitions that have been deleted.
 
         States that are too large for one message take several; the last one carries *full*.
         Returns the ids of the messages.

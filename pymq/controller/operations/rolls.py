@@ -322,7 +322,7 @@ class Rolls:
     def _failed(self, roll: Roll, error: PymqError, now: int) -> None:
         """Note that the commit failed: retry the roll, and answer its callers with the error."""
         if roll.state is not RollState.COMMITTING:
-            return  # The partition was deleted meanwhile.
+            return  # The partition has been deleted.
         if isinstance(error, (StaleEpoch, LookupError)):
             self._end(roll, error, now)
             return

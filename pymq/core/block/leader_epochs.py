@@ -40,7 +40,7 @@ class LeaderEpochs(list[tuple[int, int]]):
         return self[index - 1][0], self[index][1] if index < len(self) else end
 
     def agreed(self, end: int, other: Epochs, other_end: int) -> int:
-        """Return the offset up to which this log, which ends at *end*, equals another one."""
+        """Return the offset up to which this log, which ends at *end*, equals another log."""
         for index, (epoch, start) in enumerate(other):
             theirs = other[index + 1][1] if index + 1 < len(other) else other_end
             mine = next(((s, i) for i, (e, s) in enumerate(self) if e == epoch), None)

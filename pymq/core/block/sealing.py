@@ -103,7 +103,7 @@ class Sealing:
         """Handle the end of the seal's write; returns whether the block is sealed now."""
         if log.end == log.stable_end:
             return True
-        self._move(SealState.DRAINING)  # More batches were appended meanwhile.
+        self._move(SealState.DRAINING)  # More batches have been appended.
         return False
 
     def done(

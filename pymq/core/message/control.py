@@ -246,7 +246,7 @@ class OfflineReplica:
     topic: str
     partition: str
     topic_id: str
-    is_damaged: bool  # only this block is damaged; the disk can hold another one
+    is_damaged: bool  # only this block is damaged; the disk can hold another copy
     why: str  # reason, as text for users
 
 

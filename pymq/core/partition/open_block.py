@@ -271,7 +271,7 @@ class OpenBlock:
         return True
 
     def end_appointment(self) -> None:
-        """The appointed replica leads, or another one was elected before it did."""
+        """The appointed replica leads, or another replica was elected before it did."""
         if self.replica is ReplicaState.APPOINTED:
             self._move(ReplicaState.ACTIVE)
 

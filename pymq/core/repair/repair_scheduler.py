@@ -9,7 +9,7 @@ queue       Other repairs wait without a deadline of their own. Begun repairs go
 timeouts    If a holder does not answer in time, no repair asks it for as long again, then one
             repair at a time, with a timeout that doubles. So a broker that is away costs one slot,
             and a slow broker gets the time that it needs.
-no holder   A repair whose holders all fail to answer gives its slot to another one.
+no holder   A repair whose holders all fail to answer gives its slot to another repair.
 moves       Copies of blocks that move here are fetched at a bounded rate, without a slot while they
             wait. They are less urgent than blocks that were just rolled.
 ==========  ========================================================================================

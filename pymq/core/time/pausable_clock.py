@@ -1,6 +1,6 @@
 """A clock for failure detection that ignores the pauses of its own process.
 
-A node may consider another one dead only if it was itself listening during the silence. A process
+A node may consider another node dead only if it was itself listening during the silence. A process
 that was stopped or slow, or whose clock jumped forward, was not listening: messages to it are still
 queued, or were lost. So failure detectors read this clock at an interval; between two readings it
 advances by little more than that interval.
@@ -12,7 +12,7 @@ from pymq.core.types import NEVER
 
 
 class PausableClock:
-    """A clock that follows another one, but only while it is being read.
+    """A clock that follows another clock, but only while it is being read.
 
     A caller that waits for a time has to read it every *every_ms* milliseconds. Readings come late,
     so a gap counts for at most one and a half intervals.

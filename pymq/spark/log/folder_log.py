@@ -180,7 +180,7 @@ class FolderLog:
                 position = batch.end_offset
             if position < end:
                 self._image = None
-                # Retention may have removed the file meanwhile.
+                # Retention may have removed the file.
                 self._blocks_from(wanted, position)
                 path = self._folder.file(id)
                 raise corrupt(path, 0, position, f"it ends before offset {end}")

@@ -238,7 +238,7 @@ class DecisionLedger:
         """Append the decision that commits staged batches.
 
         Raises:
-            OutOfOrderSequence: another process has decided meanwhile; call :meth:`refresh`.
+            OutOfOrderSequence: another process has decided first; call :meth:`refresh`.
             ProducerFenced: another process has taken over.
         """
         wanted: dict[str, list[str]] = {}

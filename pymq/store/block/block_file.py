@@ -365,7 +365,7 @@ def find_magic(window: Window, position: int) -> int | None:
     while position + HEADER_SIZE <= window.size:
         piece = bytes(window.piece(position, CHUNK, HEADER_SIZE))
         if len(piece) < HEADER_SIZE:
-            break  # another process has truncated the file meanwhile
+            break  # another process has truncated the file
         at = piece.find(MAGIC)
         if at >= 0:
             return position + at

@@ -20,7 +20,7 @@ _SPAN_MAX = (1 << 32) - 1
 
 
 def is_due(clean: int, dirty: int, min_dirty: float) -> bool:
-    """Whether the *dirty* bytes since the last compaction are enough for another one.
+    """Whether the *dirty* bytes since the last compaction are enough for another compaction.
 
     *clean* is the size in bytes after the last compaction. Compacting after each new block would
     make the total cost quadratic; waiting for a share of the whole keeps it linear (Kafka,

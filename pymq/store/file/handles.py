@@ -26,7 +26,7 @@ class Handles:
     # --- opening and closing --------------------------------------------------------------------
 
     def open(self, block: StoredBlock) -> int:
-        """Open the block's file, closing another one if too many are open."""
+        """Open the block's file, closing another file if too many are open."""
         path = self._folder.file(block.id)
         self.make_room()
         with explained("open", path):

@@ -18,7 +18,7 @@ SOONER = 4  # how much faster than the checker's a zkserver's clock may be
 class CopyRules(Checker):
     """Data moves only if a broker is lost or decommissioned, or if an administrator requests it.
 
-    A replica leaves a sealed block only after another one has all of it. So the number of copies
+    A replica leaves a sealed block only after another replica has it all. So the number of copies
     does not shrink, on the disks and in the tree.
     """
 

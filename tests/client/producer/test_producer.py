@@ -551,7 +551,7 @@ def test_a_topic_that_is_deleted(mq: pymq.Client) -> None:
 
 @pytest.mark.parametrize("partitions", [1, 2])
 def test_a_topic_that_is_made_anew(mq: pymq.Client, partitions: int) -> None:
-    """A recreated topic is another one: its partitions begin at 0, and the producer can send at
+    """A recreated topic is a new topic: its partitions begin at 0, and the producer can send at
     once.
     """
     mq.create_topic("again", partitions=2)

@@ -287,7 +287,7 @@ def test_what_was_told_to_have_failed_is_not_done_by_the_next_zkserver() -> None
 
 
 def test_what_somebody_else_wants_is_not_taken_out_with_what_has_failed() -> None:
-    """A request that was answered with success stays in effect, although another one has failed."""
+    """A request that was answered with success stays in effect if another request has failed."""
     cluster, held, request = refused()
     held.do_all()
     cluster.pass_ms(1_000)

@@ -19,7 +19,7 @@ from pymq.errors import ConfigError
 
 HELP = "list, show, redrive and purge dead letters"
 
-SUFFIX = ".dlq"  # suffix of a dead-letter topic, unless a consumer names another one
+SUFFIX = ".dlq"  # suffix of a dead-letter topic, unless a consumer names another topic
 ERROR, TEXT = 60, 40  # characters shown of an error, and of a key or value
 
 Where = Callable[[pymq.Record], bool]
