@@ -1,4 +1,4 @@
-"""The benchmarks of work queues time each task once, and their sides run; no figure is checked."""
+"""The benchmarks of work queues run with all products; no figure is checked."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class AsyncDelivery:
     async def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait until the record is acknowledged, and return its metadata.
 
-        Waiting sends the record at once, regardless of ``linger_ms``. Cancelling the wait does not
-        affect the record.
+        The record is sent at once, regardless of ``linger_ms``. Cancelling the wait does not affect
+        the record.
 
         Raises:
             DeliveryTimeout: *timeout* seconds are over; the record is still being sent.

@@ -1,7 +1,7 @@
 """Which other brokers hold replicas of a broker's open blocks.
 
 The broker notifies the partitions that share a block with a peer when that peer seems gone or is
-back. The broker's pings report to the peers for which open blocks it cannot act.
+back. In its pings, the broker tells its peers which open blocks it cannot serve.
 """
 
 from __future__ import annotations

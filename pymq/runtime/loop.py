@@ -211,7 +211,7 @@ class Loop:
         self._pokes.append(name)
 
     def rearm(self, name: str) -> None:
-        """Note that a telling machine's deadline may have changed; any thread may call this."""
+        """Note that a machine's deadline may have changed; any thread may call this."""
         self._timers.rearm(name)
 
     def take(self, arrivals: Iterable[tuple[str, str, Message]]) -> None:

@@ -53,7 +53,7 @@ class Timers:
             self._known.settle()
 
     def rearm(self, name: str) -> None:
-        """Note that a telling machine's deadline may have changed; any thread may call this."""
+        """Note that a machine's deadline may have changed; any thread may call this."""
         self._rearmed.append(name)
 
     @property

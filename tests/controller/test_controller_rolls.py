@@ -399,8 +399,8 @@ def test_a_dead_broker_is_not_taken_in() -> None:
 
 
 def test_what_was_asked_for_is_void_once_it_was_refused() -> None:
-    """The leader has to learn that a refused request is void, because it counts on the replicas in
-    it.
+    """The leader must learn that its request was refused: until then it waits for the replicas that
+    the request names.
     """
     cluster = led()
     leader, (one, two) = cluster.leader(), cluster.followers()

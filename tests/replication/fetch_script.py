@@ -265,7 +265,7 @@ class FetchScript:
     # --- time
 
     def do_settle(self) -> None:
-        """Run everything that takes no time."""
+        """Run all work that needs no time to pass."""
         for _ in range(1_000):
             before = self.cluster.sent
             for name, node in self.nodes.items():

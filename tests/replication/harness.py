@@ -424,7 +424,7 @@ class Cluster:
         return letter
 
     def settle(self, limit: int = 10_000) -> None:
-        """Run everything that takes no time."""
+        """Run all work that needs no time to pass."""
         for _ in range(limit):
             if not self.turn():
                 return

@@ -268,7 +268,7 @@ class RaftScript:
     # --- time
 
     def do_settle(self) -> None:
-        """Run everything that takes no time."""
+        """Run all work that needs no time to pass."""
         self.cluster.settle()
         self._posted = []
 

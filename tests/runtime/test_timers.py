@@ -81,7 +81,7 @@ def test_who_is_removed_is_due_no_more() -> None:
 
 
 def test_a_machine_that_tells_is_ticked() -> None:
-    """A machine with *tells* is ticked after ``rearm``, and after it was driven."""
+    """With *tells* a machine is called only after ``rearm``, or after the loop has run it."""
     now = [100]
     loop, machine = Loop(lambda: now[0]), Scripted()
     loop.add("m", machine, tells=True)

@@ -149,7 +149,7 @@ def test_a_column_never_changes_its_type(tmp_path: Path, format: Any) -> None:
         with mq.topic("orders", OrderWithTextCount, compatibility="none") as orders:
             orders.send(OrderWithTextCount("tea", "2"))
         with table_view("orders", str(tmp_path / "t"), format, url=mq) as view:
-            for _ in range(2):  # The second time begins where the table ends, too.
+            for _ in range(2):  # The second run begins at the end of the table, too.
                 with pytest.raises(SchemaIncompatible, match="column 'count' was int64"):
                     view.sync()
         assert len(read(str(tmp_path / "t"), format)) == 1

@@ -209,7 +209,7 @@ class Consumer(Handle):
             yield record
 
     def _fill(self, max_records: int, timeout: float | None) -> None:
-        """Poll records that an iteration shows and acknowledges one by one."""
+        """Poll records for an iterator that returns them one at a time and acknowledges each."""
         self._unread.take(self._poll(max_records, timeout))
         self._last = []
 

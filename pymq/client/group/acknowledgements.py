@@ -64,7 +64,7 @@ class Settlement:
 class Acknowledger:
     """Collects acknowledgements from any thread, and sends them to the coordinator.
 
-    The object is part of the machine of the consumer *name*.
+    This object is a part of the state machine of the consumer *name*.
     """
 
     def __init__(

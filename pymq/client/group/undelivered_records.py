@@ -141,7 +141,7 @@ class UndeliveredRecords:
         self.renew_at = min(self.renew_at, now + self._third_ms)
 
     def fetched(self, now: int) -> None:
-        """Note that records may have been fetched."""
+        """Note that a fetch may have returned records."""
         if self.is_at_work and self._chunks:
             self.return_at = min(self.return_at, now + AHEAD_MS)
 

@@ -271,7 +271,7 @@ class Redrive:
 
         The other partitions get their letters.
 
-        Else no redrive could do anything until the refused letters are accepted.
+        Otherwise letters that the topic refuses would block each later redrive.
         """
         left = self._left(sent) or {}
         for name, offsets in left.items():

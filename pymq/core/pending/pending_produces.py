@@ -17,7 +17,8 @@ class DelayedAppended:
 
     id: int
     batch: EncodedBatch | None = None
-    error: PymqError | None = None  # None unless it is unknown whether the batch becomes committed
+    # set only while it is unknown whether the batch will be committed
+    error: PymqError | None = None
 
 
 Waited = Produced | Sequence | DelayedAppended
