@@ -2,8 +2,8 @@
 
 A machine does no I/O. A machine returns a :class:`Ready`, whose fields tell the loop what to do
 when: messages in ``send`` may leave now; writes in ``write`` must be done, and durable where they
-say so, before messages in ``after`` leave. In each turn the loop merges the work of all machines, so
-that many producers share one write and one sync.
+say so, before messages in ``after`` leave. In each turn the loop merges the work of all machines,
+so that many producers share one write and one sync.
 """
 
 from __future__ import annotations
