@@ -37,7 +37,9 @@ class DiskFaults:
             host.on_death.append(self._died)
 
     def _died(self, process: Process) -> None:
-        self._failing.discard(process.name)
+        # A fault that has not happened yet meets the next incarnation of the broker.
+        if not self._cluster.brokers[process.name].files.failing:
+            self._failing.discard(process.name)
 
     def restart_failing(self, *, keeps_one: bool) -> None:
         """Restart the brokers whose disk has failed.
