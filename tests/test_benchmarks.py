@@ -101,7 +101,8 @@ def test_a_tiny_run_measures_and_writes_everything(tmp_path: Path) -> None:
 def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
     """All parts together take an hour; an interrupt loses only the part that is running."""
     json_file = tmp_path / "bench.json"
-    command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", "E10", "G3", "G2", "G5"]
+    parts = ["E10", "G1", "G2", "G3", "G4", "G5"]
+    command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", *parts]
     command += ["--json", str(json_file), "--png", str(tmp_path / "bench.png")]
     command += ["--curves", str(tmp_path / "growth.png"), "--folder", str(tmp_path)]
     with subprocess.Popen(
@@ -109,16 +110,16 @@ def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
     ) as process:
         assert process.stderr is not None
         # the second part of the benchmark has begun
-        assert any("G3" in line for line in process.stderr)
+        assert any("G1" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         said, failed = process.communicate(timeout=120)
     assert process.returncode == 130, said + failed
     assert "interrupted" in said
     found = json.loads(json_file.read_text(encoding="utf-8"))
-    # The running part may end before the signal comes, but the last of four parts does not.
+    # Some parts may end before the signal comes on a busy machine, but the last one does not.
     names = [part["name"] for part in found["parts"]]
     assert names[0] == "E10-own"
-    assert len(names) < 4
+    assert len(names) < len(parts)
 
 
 def test_the_readme_shows_what_was_measured() -> None:

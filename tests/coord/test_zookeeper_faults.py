@@ -166,9 +166,13 @@ def test_a_server_that_is_restarted(own: ZooKeeper) -> None:
         one.wait(Suspended, since)
         tags = one.start(Put("/a", b"", 0)), one.start_load("/")
         own.servers[0].start()
-        assert one.answer(tags[0]) == Committed(tags[0], (1,))
+        answer = one.answer(tags[0])
         assert isinstance(one.answer(tags[1]), Loaded)
-        assert kinds(one, since) == [Suspended, Resumed]
+        # A server that is not up yet may take the first connection, and close it with the request.
+        times = 1 if answer == Committed(tags[0], (1,)) else 2
+        assert times == 1 or answer == Uncertain(tags[0])
+        news = [kind for kind in kinds(one, since) if kind is not Uncertain]
+        assert news == [Suspended, Resumed] * times
         for root in ("/a", "/later"):
             one.until_changed(root, since)
         assert one.backend.session == name
