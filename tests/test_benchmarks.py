@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,14 @@ def test_what_was_measured_before_an_interrupt_is_shown(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "--tiny", "--only", *parts]
     command += ["--json", str(json_file), "--png", str(tmp_path / "bench.png")]
     command += ["--curves", str(tmp_path / "growth.png"), "--folder", str(tmp_path)]
+    # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 # one call, no lock
     ) as process:
         assert process.stderr is not None
         # the second part of the benchmark has begun
