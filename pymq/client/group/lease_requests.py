@@ -313,7 +313,8 @@ class LeaseAhead:
     def delivered(self, records: int, wanted: int, now: int) -> None:
         """Note that a poll for up to *wanted* has returned *records*; any thread may call this."""
         work_ms = self._pace.expected_ms(records)
-        if work_ms is None or not (self._requests.has_more and self._requests.shares):
+        # With less than a millisecond of work the application polls before an answer could come.
+        if not (work_ms and self._requests.has_more and self._requests.shares):
             return
         self._wanted = wanted
         self.due = due = now + max(0, work_ms - LEAD_MS)
