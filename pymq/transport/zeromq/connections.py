@@ -33,9 +33,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from pymq.descriptors import soft_limit
+from pymq.transport.zeromq.monitor_event import monitor_event
 
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Socket
@@ -109,10 +109,10 @@ class Connections:
         """Handle libzmq's pending events of connections."""
         while True:
             try:
-                event = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
+                event, value = monitor_event(self.socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            self.heard(event["event"], event["value"])
+            self.heard(event, value)
 
     def heard(self, event: int, descriptor: int) -> None:
         """Handle a connection that was accepted, or that ended and whose descriptor is closed."""
