@@ -6,6 +6,9 @@ KEY := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' -)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 # Build backends come from the environment itself: pip does not constrain those it would fetch.
 EDITABLE := $(PIP) --no-build-isolation --editable
+# Some containers forbid Python to keep compiled modules. Then each process that a test starts compiles
+# all of pymq again, which takes a node three times as long as to start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick soak bench figures docs lint spark venv lock clean
 .DELETE_ON_ERROR:

@@ -194,6 +194,18 @@ def is_clean(which: str, seed: int) -> bool:
     return HUNTS[which].run(seed).violation is None
 
 
+def attempt(name: str, which: str, seed: int) -> Result | None:
+    """Return a run with a bug if the bug made it break a rule.
+
+    The same run without the bug must break none, see :func:`is_clean`.
+    """
+    with planted(name):
+        result = HUNTS[which].run(seed)
+    if result.violation is None or BLUNDERS.search(result.message):
+        return None
+    return result
+
+
 def hunt(name: str, seeds: int) -> Kill | None:
     """Look for a bug in a number of seeds of each of its hunts.
 
@@ -204,10 +216,7 @@ def hunt(name: str, seeds: int) -> Kill | None:
         for which in BUGS[name].hunts:
             for seed in range(first, min(first + TURN, seeds)):
                 runs += 1
-                with planted(name):
-                    result = HUNTS[which].run(seed)
-                if result.violation is None or BLUNDERS.search(result.message):
-                    continue
-                if is_clean(which, seed):
-                    return Kill(which, seed, runs, result.violation)
+                result = attempt(name, which, seed)
+                if result is not None and is_clean(which, seed):
+                    return Kill(which, seed, runs, str(result.violation))
     return None

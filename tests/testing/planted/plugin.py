@@ -18,6 +18,8 @@ import pytest
 
 from tests.testing.planted import BUGS, planted
 
+PLUGINS = ("pymq.testing.pytest_plugin", "pytest_timeout")  # those that the tests need
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Name the bug."""
@@ -33,7 +35,8 @@ def pytest_runtest_call(item: pytest.Item) -> object:
 
 def main(names: list[str]) -> None:
     """Run the test of each bug."""
-    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    quiet = ["-q", "--exitfirst", "-p", "no:cacheprovider"]
+    quiet += [part for plugin in PLUGINS for part in ("-p", plugin)]
     # pymq is a plugin of pytest and already loaded, so pytest cannot rewrite its assertions and
     # would warn.
     quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]

@@ -311,7 +311,6 @@ bug(
     "a leader counts without a follower before the zkserver has taken it out",
     "Kafka before KIP-497; ISR shrink not by compare and set",
     "fetch-rolls fetch-network",
-    is_slow=True,
 )
 
 
