@@ -90,11 +90,7 @@ def find_by_tests(names: list[str], record_property: Property) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.testing.planted.plugin", *names],
         cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # to look for plugins takes longer than a test
-        },
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
         check=True,

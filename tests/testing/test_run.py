@@ -24,7 +24,7 @@ from pymq.testing.workload.liveness import Waived
 from tests.testing.planted import planted
 
 # number of seeds in a test, so that workers share them, and number of such tests
-CHUNK, CHUNKS = 10, 8
+CHUNK, CHUNKS = 8, 5
 SECONDS = 3.0  # seconds of faults in each run: some 5,000 events
 PLANS = Path(__file__).parents[1] / "data" / "plans"
 
@@ -167,7 +167,7 @@ def run(hash_seed: int) -> list[list[str]]:
 
     A run with a single broker has no order of brokers to vary.
     """
-    command = "-m pymq.testing --seeds 0:10 --profile all --seconds 3".split()
+    command = "-m pymq.testing --seeds 0:10 --profile all --seconds 1".split()
     done = subprocess.run(
         [sys.executable, *command],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},

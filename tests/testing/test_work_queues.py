@@ -34,7 +34,7 @@ KINDS = (
     *("slow_link", "slow_disk", "expire", "late"),
 )
 FAULTS_S = 30.0  # so long faults begin
-SEEDS = seeds(6, 150)
+SEEDS = seeds(2, 150)
 PATIENCE_S = 120.0  # virtual seconds in which a call must succeed, with repetitions
 
 

@@ -69,7 +69,6 @@ bug(
     "sealed blocks move off any broker, whether it is lost or not",
     "K8: no data ever moves to rebalance",
     test=f"{TESTS}::test_no_data_moves_unless_somebody_asks",
-    is_slow=True,
 )
 
 

@@ -35,7 +35,8 @@ def pytest_runtest_call(item: pytest.Item) -> object:
 
 def main(names: list[str]) -> None:
     """Run the test of each bug."""
-    quiet = ["-q", "--exitfirst", "-p", "no:cacheprovider"]
+    # To look for all installed plugins takes longer than most tests.
+    quiet = ["-q", "--exitfirst", "-p", "no:cacheprovider", "--disable-plugin-autoload"]
     quiet += [part for plugin in PLUGINS for part in ("-p", plugin)]
     # pymq is a plugin of pytest and already loaded, so pytest cannot rewrite its assertions and
     # would warn.
