@@ -103,8 +103,8 @@ def open_transport(
         MissingExtra: pyzmq is not installed.
     """
     with zmq_needed():
+        from pymq.transport.base import Tuning
         from pymq.transport.curve.key_ring import KeyRing  # on demand: these modules load zmq
-        from pymq.transport.zeromq.sockets import Tuning
         from pymq.transport.zeromq.transport import ZmqTransport
 
     limits = access.check()
