@@ -18,6 +18,10 @@ Arrival = tuple[str, str, Message]  # (receiver, sender, message), as the loop t
 Gate = Callable[[str, str, Message], Sequence[Message] | None]
 
 ANONYMOUS = ""  # the principal of a connection that has not proved its identity
+NEW_MAX = 2_000  # new connections, which have not sent a packet; each takes some 20 KiB
+FILES = 320  # descriptors kept for other purposes: a store's files, and some more
+LEAST = 64  # connections allowed even with few descriptors
+TELL_S = 10.0  # interval of reports that connections were turned away
 CLIENT_PREFIX = "client-"  # prefix of clients' node names; a unique number follows
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pymq.transport.base import Tuning
-from pymq.transport.zeromq.connections import FILES, LEAST, Connections, address_of, source_of
+from pymq.transport.base import FILES, LEAST, Tuning
+from pymq.transport.zeromq.connections import Connections, address_of, source_of
 from pymq.transport.zeromq.sockets import make_context, make_router
 from tests.transport.zmtp import frame, shake_hands
 
