@@ -19,7 +19,7 @@ from pymq.transport.bell import Bell
 from pymq.transport.packets import HELLO
 from pymq.transport.peers import PeerTable, node_of_identity
 from pymq.transport.tcp.certificates import Certificates, read_certificate, reason
-from pymq.transport.tcp.connection import READ, WRITE, Connection, State, TcpPeer
+from pymq.transport.tcp.connection import READ, WRITE, Connection, Ended, State, TcpPeer
 from pymq.transport.tcp.endpoints import Endpoint, parse_endpoint
 from pymq.transport.tcp.listener import Listener
 from pymq.transport.tcp.long_packets import LongPackets
@@ -29,6 +29,7 @@ from pymq.transport.tcp.stream import greeting
 SCRATCH_BYTES = 256 << 10
 SWEEP_S = 0.5  # interval of searches for connections that take too long
 SHAKES = 8  # handshakes of TLS that go on in one poll: a step may take a millisecond
+SETTLED_S = 1.0  # a connection that lasted so long is tried again soon
 REFUSED_S = 1.0  # pause after a refusal or an invalid endpoint, before the next try
 
 
@@ -265,7 +266,6 @@ class TcpConnections:
         if "://" not in peer.name and node != peer.name:
             raise InvalidRequest(f"{node} is there")
         found.state = State.OPEN
-        peer.pause_s = 0.0
         if self.on_lost is not None:
             self.on_lost(peer.name, False)
 
@@ -318,13 +318,17 @@ class TcpConnections:
         if endpoint is not None:
             assert peer is not None
             now = time.monotonic()
+            if state is State.OPEN and now - found.since > SETTLED_S:
+                peer.pause_s = 0.0  # The connection was no failure.
             peer.pause_s = min(
                 max(2 * peer.pause_s, self._tuning.reconnect_ms / 1000),
                 self._tuning.reconnect_max_ms / 1000,
             )
             is_refused = isinstance(error, (InvalidRequest, ssl.SSLError))
             peer.refused_until = now + (REFUSED_S if is_refused else peer.pause_s)
-            self.drop(found, f"{endpoint}: {why}")
+            # A peer that refuses this node sends its reason, then closes the connection.
+            is_told = isinstance(error, Ended) and state is State.OPEN
+            self.drop(found, "" if is_told else f"{endpoint}: {why}")
             if state is State.OPEN and self.on_lost is not None:
                 self.on_lost(peer.name, True)
             return
