@@ -15,7 +15,7 @@ from pymq.core.values import Factory, define
 from pymq.transport.peers import BasePeer
 from pymq.transport.shapes import Buffer
 from pymq.transport.tcp.certificates import Certificate
-from pymq.transport.tcp.endpoints import Endpoint
+from pymq.transport.tcp.endpoints import TcpEndpoint
 from pymq.transport.tcp.stream import PacketReader, head
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -34,7 +34,7 @@ class State(Enum):
     CLOSED = "closed"
 
 
-class Ended(OSError):
+class PeerGone(OSError):
     """The peer has closed the connection."""
 
 
@@ -46,7 +46,7 @@ class Connection:
     state: State
     since: float  # when the connection, or its state CLOSING, began
     origin: str  # the peer's IP address
-    endpoint: Endpoint | None = None  # if this node has made the connection
+    endpoint: TcpEndpoint | None = None  # if this node has made the connection
     peer: TcpPeer | None = None
     identity: bytes = b""  # of the peer's process
     certificate: Certificate | None = None
@@ -168,7 +168,7 @@ class Connection:
         """Receive some bytes; returns whether more may have arrived. Never waits.
 
         Raises:
-            Ended: the peer has closed the connection.
+            PeerGone: the peer has closed the connection.
             OSError: the connection is broken.
         """
         buffer = self.reader.buffer(scratch)
@@ -177,7 +177,7 @@ class Connection:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
         if not count:
-            raise Ended("the peer has closed the connection")
+            raise PeerGone("the peer has closed the connection")
         size = len(buffer)
         del buffer  # the reader's buffer may grow
         self.reader.received(count, scratch)
@@ -195,12 +195,12 @@ class Connection:
         """Drop some bytes that have arrived.
 
         Raises:
-            Ended: the peer has closed the connection.
+            PeerGone: the peer has closed the connection.
             OSError: the connection is broken.
         """
         try:
             if not self.socket.recv_into(scratch):
-                raise Ended("the peer has closed the connection")
+                raise PeerGone("the peer has closed the connection")
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
 

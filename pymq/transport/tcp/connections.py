@@ -19,9 +19,9 @@ from pymq.transport.bell import Bell
 from pymq.transport.packets import HELLO
 from pymq.transport.peers import PeerTable, node_of_identity
 from pymq.transport.tcp.certificates import Certificates, read_certificate, reason
-from pymq.transport.tcp.connection import READ, WRITE, Connection, Ended, State, TcpPeer
-from pymq.transport.tcp.endpoints import Endpoint, parse_endpoint
-from pymq.transport.tcp.listener import Listener
+from pymq.transport.tcp.connection import READ, WRITE, Connection, PeerGone, State, TcpPeer
+from pymq.transport.tcp.endpoints import TcpEndpoint, parse_endpoint
+from pymq.transport.tcp.listener import TcpListener
 from pymq.transport.tcp.long_packets import LongPackets
 from pymq.transport.tcp.resolver import Resolver
 from pymq.transport.tcp.stream import greeting
@@ -46,7 +46,7 @@ class TcpConnections:
         peers: PeerTable[TcpPeer],
         tuning: Tuning,
         certificates: Certificates | None,
-        door: Listener | None,
+        door: TcpListener | None,
         lose: Callable[[int, str], None],
     ) -> None:
         self.on_lost: Callable[[str, bool], None] | None = None
@@ -107,7 +107,7 @@ class TcpConnections:
             self._lose(0, f"{peer.name} at {endpoint}: {error}")
             return None
 
-    def _begin(self, peer: TcpPeer, endpoint: Endpoint, now: float) -> Connection | None:
+    def _begin(self, peer: TcpPeer, endpoint: TcpEndpoint, now: float) -> Connection | None:
         if endpoint.is_tls and self._certificates is None:
             raise ConfigError("TLS needs certificates; give the folder tls_dir")
         if not endpoint.is_tls and self._certificates is not None:
@@ -327,7 +327,7 @@ class TcpConnections:
             is_refused = isinstance(error, (InvalidRequest, ssl.SSLError))
             peer.refused_until = now + (REFUSED_S if is_refused else peer.pause_s)
             # A peer that refuses this node sends its reason, then closes the connection.
-            is_told = isinstance(error, Ended) and state is State.OPEN
+            is_told = isinstance(error, PeerGone) and state is State.OPEN
             self.drop(found, "" if is_told else f"{endpoint}: {why}")
             if state is State.OPEN and self.on_lost is not None:
                 self.on_lost(peer.name, True)

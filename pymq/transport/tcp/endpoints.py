@@ -20,7 +20,7 @@ _ENDPOINT = re.compile(r"(pymq|tls)://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-
 EVERYWHERE = ("0.0.0.0", "::")  # compared with, not bound
 
 
-class Endpoint(NamedTuple):
+class TcpEndpoint(NamedTuple):
     """The parts of an endpoint."""
 
     host: str  # without brackets
@@ -40,12 +40,12 @@ class Endpoint(NamedTuple):
             return self.host == "localhost"
 
     @property
-    def reachable(self) -> Endpoint:
+    def reachable(self) -> TcpEndpoint:
         """The endpoint as peers reach it: the wildcard address becomes this host's name."""
         return self._replace(host=platform.node()) if self.host in EVERYWHERE else self
 
 
-def parse_endpoint(endpoint: str) -> Endpoint:
+def parse_endpoint(endpoint: str) -> TcpEndpoint:
     """Return the parts of an endpoint.
 
     Raises:
@@ -54,4 +54,4 @@ def parse_endpoint(endpoint: str) -> Endpoint:
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None or not int(found[3]) < 65536:
         raise ConfigError(f"{endpoint!r} is no endpoint; pymq://HOST:PORT and tls://HOST:PORT are")
-    return Endpoint(found[2].strip("[]"), int(found[3]), found[1] == "tls")
+    return TcpEndpoint(found[2].strip("[]"), int(found[3]), found[1] == "tls")

@@ -19,7 +19,7 @@ ACCEPTED = 64  # connections that are accepted in one poll
 REST_S = 1.0  # without new connections, after the process had no descriptors left
 
 
-class Listener:
+class TcpListener:
     """The socket that listens, at *bound*, and the limits of its connections.
 
     With certificates, the listener admits only peers with a certificate of a trusted authority, and

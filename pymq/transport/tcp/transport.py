@@ -36,7 +36,7 @@ from pymq.transport.tcp.certificates import Certificates
 from pymq.transport.tcp.connection import Connection, State, TcpPeer
 from pymq.transport.tcp.connections import TcpConnections
 from pymq.transport.tcp.endpoints import SCHEMES, parse_endpoint
-from pymq.transport.tcp.listener import Listener
+from pymq.transport.tcp.listener import TcpListener
 
 WRITE_BYTES = 1 << 20  # packets for so many bytes are given to a connection at once
 
@@ -90,7 +90,7 @@ class TcpTransport(PacketTransport[TcpPeer]):
         self.endpoint = ""
         door = self._door = None
         if listen is not None:
-            door = self._door = Listener(
+            door = self._door = TcpListener(
                 listen, tuning, certificates, insecure=insecure, on_refused=on_refused
             )
             found = parse_endpoint(advertise) if advertise else door.bound.reachable

@@ -166,7 +166,7 @@ def test_a_packet_arrives_in_any_pieces() -> None:
                 if start % 97 == 0:
                     found += server.poll()
             if size > 1:
-                until(lambda found=found: len(found) == 2, server, found=found)  # type: ignore[misc]
+                until(lambda found=found: len(found) == 2, server, found=found)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
                 assert [(source, message) for _, source, message in found] == [
                     ("client-x.x", Produced(1)),
                     ("client-x.y", data),
