@@ -1,7 +1,7 @@
 """The runs that find planted bugs soonest, for ``make test``.
 
 A run is a hunt and a seed. The table has few runs, each with the bugs that it finds, since each run
-must also be made once without a bug. To choose them anew (half an hour):
+must also be made once without a bug. To choose them anew (some ten minutes):
 
 ``python -m tests.testing.planted.soonest``
 
