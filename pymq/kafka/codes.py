@@ -50,6 +50,7 @@ class Code(IntEnum):
     INVALID_RECORD = 87
     THROTTLING_QUOTA_EXCEEDED = 89
     UNKNOWN_TOPIC_ID = 100
+    INVALID_REGULAR_EXPRESSION = 128
 
 
 # By the codes of pymq's errors; the subclasses of an error have lines of their own.

@@ -38,6 +38,7 @@ from pymq.kafka.handlers import (
     list_offsets,
     metadata,
     produce,
+    reconciled_groups,
     topics,
 )
 from pymq.kafka.handlers.conversation import (
@@ -53,6 +54,7 @@ from pymq.kafka.handlers.conversation import (
     Pause,
     Steps,
 )
+from pymq.kafka.handlers.subscriptions import Subscriptions
 from pymq.kafka.handlers.topic_cache import TopicCache
 from pymq.kafka.handlers.watches import Watches, watch_request
 from pymq.kafka.wire.messages import ApiVersionsResponse, ApiVersionsResponseApiVersion
@@ -80,6 +82,8 @@ HANDLERS: dict[int, Handler] = {
     33: configs.alter_configs,
     37: topics.create_partitions,
     42: groups.delete_groups,
+    68: reconciled_groups.consumer_group_heartbeat,
+    69: reconciled_groups.consumer_group_describe,
     44: configs.incremental_alter_configs,
     60: metadata.describe_cluster,
 }
@@ -168,6 +172,7 @@ class KafkaGate:
             endpoints,
             TopicCache(),
             watches,
+            Subscriptions(),
             crc32c,
             wall_ms,
             new_id,

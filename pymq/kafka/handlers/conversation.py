@@ -26,6 +26,7 @@ from pymq.errors import PymqError, ReplicaNotAvailable, RequestTimeout
 from pymq.kafka.codes import Code
 
 if TYPE_CHECKING:
+    from pymq.kafka.handlers.subscriptions import Subscriptions
     from pymq.kafka.handlers.topic_cache import TopicCache
     from pymq.kafka.handlers.watches import Watches
 
@@ -93,6 +94,7 @@ class GateContext:
     endpoints: dict[str, Endpoint]  # of all brokers, by name
     topics: TopicCache
     watches: Watches
+    subscriptions: Subscriptions
     crc32c: Callable[[Buffer], int]
     wall_ms: Callable[[], int]
     new_id: Callable[[], str]  # 32 random hex digits

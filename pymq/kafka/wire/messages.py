@@ -105,6 +105,126 @@ class ApiVersionsResponse:
 
 
 @define
+class ConsumerGroupDescribeRequest:
+    """ConsumerGroupDescribeRequest, key 69, versions 0 to 1."""
+
+    group_ids: list[str] = Factory(list)
+    include_authorized_operations: bool = False
+
+
+@define
+class ConsumerGroupDescribeResponseTopicPartitions:
+    """TopicPartitions of ConsumerGroupDescribeResponse."""
+
+    topic_id: bytes = NO_ID
+    topic_name: str = ""
+    partitions: list[int] = Factory(list)
+
+
+@define
+class ConsumerGroupDescribeResponseAssignment:
+    """Assignment of ConsumerGroupDescribeResponse."""
+
+    topic_partitions: list[ConsumerGroupDescribeResponseTopicPartitions] = Factory(list)
+
+
+@define
+class ConsumerGroupDescribeResponseMember:
+    """Member of ConsumerGroupDescribeResponse."""
+
+    member_id: str = ""
+    instance_id: str | None = None
+    rack_id: str | None = None
+    member_epoch: int = 0
+    client_id: str = ""
+    client_host: str = ""
+    subscribed_topic_names: list[str] = Factory(list)
+    subscribed_topic_regex: str | None = None
+    assignment: ConsumerGroupDescribeResponseAssignment = Factory(
+        ConsumerGroupDescribeResponseAssignment
+    )
+    target_assignment: ConsumerGroupDescribeResponseAssignment = Factory(
+        ConsumerGroupDescribeResponseAssignment
+    )
+    member_type: int = -1
+
+
+@define
+class ConsumerGroupDescribeResponseDescribedGroup:
+    """DescribedGroup of ConsumerGroupDescribeResponse."""
+
+    error_code: int = 0
+    error_message: str | None = None
+    group_id: str = ""
+    group_state: str = ""
+    group_epoch: int = 0
+    assignment_epoch: int = 0
+    assignor_name: str = ""
+    members: list[ConsumerGroupDescribeResponseMember] = Factory(list)
+    authorized_operations: int = -2147483648
+
+
+@define
+class ConsumerGroupDescribeResponse:
+    """ConsumerGroupDescribeResponse, key 69, versions 0 to 1."""
+
+    throttle_time_ms: int = 0
+    groups: list[ConsumerGroupDescribeResponseDescribedGroup] = Factory(list)
+
+
+@define
+class ConsumerGroupHeartbeatRequestTopicPartitions:
+    """TopicPartitions of ConsumerGroupHeartbeatRequest."""
+
+    topic_id: bytes = NO_ID
+    partitions: list[int] = Factory(list)
+
+
+@define
+class ConsumerGroupHeartbeatRequest:
+    """ConsumerGroupHeartbeatRequest, key 68, versions 0 to 1."""
+
+    group_id: str = ""
+    member_id: str = ""
+    member_epoch: int = 0
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = -1
+    subscribed_topic_names: list[str] | None = None
+    subscribed_topic_regex: str | None = None
+    server_assignor: str | None = None
+    topic_partitions: list[ConsumerGroupHeartbeatRequestTopicPartitions] | None = None
+
+
+@define
+class ConsumerGroupHeartbeatResponseTopicPartitions:
+    """TopicPartitions of ConsumerGroupHeartbeatResponse."""
+
+    topic_id: bytes = NO_ID
+    partitions: list[int] = Factory(list)
+
+
+@define
+class ConsumerGroupHeartbeatResponseAssignment:
+    """Assignment of ConsumerGroupHeartbeatResponse."""
+
+    topic_partitions: list[ConsumerGroupHeartbeatResponseTopicPartitions] = Factory(list)
+
+
+@define
+class ConsumerGroupHeartbeatResponse:
+    """ConsumerGroupHeartbeatResponse, key 68, versions 0 to 1."""
+
+    throttle_time_ms: int = 0
+    error_code: int = 0
+    error_message: str | None = None
+    member_id: str | None = None
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    assignment: ConsumerGroupHeartbeatResponseAssignment | None = None
+
+
+@define
 class CreatePartitionsRequestCreatePartitionsAssignment:
     """CreatePartitionsAssignment of CreatePartitionsRequest."""
 
