@@ -140,7 +140,7 @@ def test_the_apis_are_those_with_a_handler(bench: Bench, version: int) -> None:
     assert set(found) == {*HANDLERS, 18}
     assert found[0] == (0, 13)
     assert found[1] == schemas()["FetchRequest"].versions
-    assert not {24, 25, 26, 28, 68, 71, 72, 76} & set(found)
+    assert not {24, 25, 26, 28, 71, 72, 76} & set(found)
 
 
 def test_a_version_of_api_versions_that_is_unknown_is_answered_as_version_0(bench: Bench) -> None:

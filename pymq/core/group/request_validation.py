@@ -131,6 +131,18 @@ def check(m: R) -> R:
             check_name(m.topic, "topic name")
             check_name(m.partition, "partition name")
             _number("the offset", m.offset, 0, OFFSET_MAX)
+        case Unsubscribe():
+            if m.group != m.name:
+                # The guard has checked access only to the group that the request names.
+                raise InvalidRequest(f"{m.name!r} is no group's subscription")
+        case _:
+            _check_kafka(m)
+    return m
+
+
+def _check_kafka(m: GroupRequest) -> None:
+    """Check a request of a Kafka client; see :func:`check`."""
+    match m:
         case JoinClassic():
             check_name(m.group, "group name")
             _number("the size of subscriptions", _size(m.protocols), 0, SUBSCRIPTION_MAX)
@@ -152,13 +164,8 @@ def check(m: R) -> R:
             for topic, found in m.owned or ():
                 for index in found:
                     _number(f"a partition of {topic!r}", index, 0, PARTITIONS_MAX)
-        case Unsubscribe():
-            if m.group != m.name:
-                # The guard has checked access only to the group that the request names.
-                raise InvalidRequest(f"{m.name!r} is no group's subscription")
         case _:
             pass  # These requests have no numbers, and a name that is only looked up.
-    return m
 
 
 def refusal(m: GroupRequest, error: PymqError) -> Message:

@@ -14,7 +14,7 @@ from pymq.core.message import (
 )
 from pymq.kafka.codes import Code, group_code
 from pymq.kafka.handlers.conversation import Ask, GateContext, KafkaCall, Steps, ask
-from pymq.kafka.handlers.subscriptions import Subscription, compile_pattern
+from pymq.kafka.handlers.subscriptions import MemberSubscription, compile_pattern
 from pymq.kafka.wire.messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -94,8 +94,8 @@ def consumer_group_heartbeat(
 
 
 def _subscription(
-    m: ConsumerGroupHeartbeatRequest, known: Subscription | None
-) -> Subscription | None:
+    m: ConsumerGroupHeartbeatRequest, known: MemberSubscription | None
+) -> MemberSubscription | None:
     """Return what a heartbeat subscribes to; None if its pattern is invalid."""
     names, pattern = (known.names, known.pattern) if known is not None else ((), None)
     if m.subscribed_topic_names is not None:
@@ -104,7 +104,7 @@ def _subscription(
         pattern = compile_pattern(m.subscribed_topic_regex) if m.subscribed_topic_regex else None
         if m.subscribed_topic_regex and pattern is None:
             return None
-    return Subscription(names, pattern)
+    return MemberSubscription(names, pattern)
 
 
 def consumer_group_describe(

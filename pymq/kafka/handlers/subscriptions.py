@@ -31,7 +31,7 @@ Topic = tuple[str, str, int]  # (name, id, number of partitions)
 
 
 @value
-class Subscription:
+class MemberSubscription:
     """What a member subscribes to."""
 
     names: tuple[str, ...] = ()
@@ -42,18 +42,18 @@ class Subscriptions:
     """The subscriptions of members, and when topics were looked up."""
 
     def __init__(self) -> None:
-        self._members: dict[tuple[str, str], Subscription] = {}
+        self._members: dict[tuple[str, str], MemberSubscription] = {}
         self._loaded: dict[str, tuple[TopicMetadata | None, int]] = {}
         self._names: tuple[tuple[str, ...], int] = (), -FRESH_MS  # all topics
 
-    def put(self, group: str, member: str, subscription: Subscription) -> None:
+    def put(self, group: str, member: str, subscription: MemberSubscription) -> None:
         """Store the subscription of a member."""
         if len(self._members) >= MEMBERS_MAX:
             # The member that was stored first: its topics are no longer looked up.
             del self._members[next(iter(self._members))]
         self._members[group, member] = subscription
 
-    def get(self, group: str, member: str) -> Subscription | None:
+    def get(self, group: str, member: str) -> MemberSubscription | None:
         """Return the subscription of a member, if it is known."""
         return self._members.get((group, member))
 
@@ -62,7 +62,7 @@ class Subscriptions:
         self._members.pop((group, member), None)
 
     def topics(
-        self, context: GateContext, found: Subscription
+        self, context: GateContext, found: MemberSubscription
     ) -> Generator[Ask, Any, tuple[Topic, ...]]:
         """Return the subscribed topics that exist."""
         names = set(found.names)

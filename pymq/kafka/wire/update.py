@@ -24,6 +24,7 @@ KEYS = {
 }
 """The keys of the APIs that pymq serves."""
 
+LINE_MAX = 100  # characters; a longer line is broken as the formatter breaks it
 MESSAGES = Path(__file__).with_name("messages.py")
 
 HEAD = '''"""The messages of Kafka's protocol: a class a struct, with the fields of all versions.
@@ -147,7 +148,10 @@ def render_messages(schemas: dict[str, MessageSchema]) -> str:
                     value = "Factory(list)"
                 elif value.endswith("()"):
                     value = f"Factory({value[:-2]})"
-                parts.append(f"    {field.name}: {hint(message.name, field)} = {value}")
+                line = f"    {field.name}: {hint(message.name, field)} = {value}"
+                if len(line) > LINE_MAX:
+                    line = line.replace("(", "(\n        ").replace(")", "\n    )")
+                parts.append(line)
             if not fields:
                 parts[-1] = parts[-1].rstrip("\n")
     return "\n".join(parts).replace("\n\n\n\n", "\n\n\n") + "\n"

@@ -143,7 +143,15 @@ def peers() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted({*SCHEMAS} - {"ApiVersionsResponse"}))
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        name
+        for name in SCHEMAS
+        # It does not know the new groups.
+        if name != "ApiVersionsResponse" and not name.startswith("ConsumerGroup")
+    ),
+)
 def test_kafka_python_writes_the_same_bytes(name: str) -> None:
     """Its decoder of ApiVersionsResponse reads version 0 only."""
     pytest.importorskip("kafka", reason="kafka-python is not installed")

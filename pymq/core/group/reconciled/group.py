@@ -20,8 +20,8 @@ from enum import Enum
 from pymq.core.group.consumer_group import Assignors
 from pymq.core.group.reconciled.codes import ReconciledCode
 from pymq.core.group.reconciled.member import (
-    MemberState,
     Part,
+    ReconciliationState,
     ReconcilingMember,
     indexes,
     parts_of,
@@ -162,8 +162,8 @@ class ReconciledGroup:
             self._release(found)
             found.is_away = True
             found.revoking, found.revoke_by = frozenset(), NEVER
-            if found.state is MemberState.UNREVOKED:
-                found.state = MemberState.STABLE
+            if found.state is ReconciliationState.UNREVOKED:
+                found.state = ReconciliationState.STABLE
             self._hold(found)
             return
         self.remove(found)
@@ -250,7 +250,7 @@ class ReconciledGroup:
         if not self.members:
             return ReconciledGroupState.EMPTY
         is_stable = all(
-            member.state is MemberState.STABLE and member.epoch == self.epoch
+            member.state is ReconciliationState.STABLE and member.epoch == self.epoch
             for member in self.members.values()
         )
         return ReconciledGroupState.STABLE if is_stable else ReconciledGroupState.RECONCILING

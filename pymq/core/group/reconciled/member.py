@@ -12,7 +12,7 @@ from pymq.core.values import Factory, define
 Part = tuple[str, int]  # (id of a topic, index of a partition)
 
 
-class MemberState(Enum):
+class ReconciliationState(Enum):
     """What a member's next step waits for."""
 
     STABLE = "the member has its target of its epoch"
@@ -36,7 +36,7 @@ class ReconcilingMember:
     assignor: str | None = None
     epoch: int = 0
     previous_epoch: int = 0
-    state: MemberState = MemberState.STABLE
+    state: ReconciliationState = ReconciliationState.STABLE
     assigned: frozenset[Part] = frozenset()  # the partitions that the member may use
     revoking: frozenset[Part] = frozenset()  # those that it may not use, and may still be using
     target: frozenset[Part] = frozenset()
@@ -68,25 +68,27 @@ class ReconcilingMember:
             is_free: whether no other member holds a partition.
             now: the coordinator's time.
         """
-        if self.state is MemberState.UNREVOKED:
+        if self.state is ReconciliationState.UNREVOKED:
             if owned is None or not owned.isdisjoint(self.revoking):
                 return  # The member has not given up all of them.
             self.revoking, self.revoke_by = frozenset(), NEVER
-            self.state = MemberState.STABLE
-        if self.state is MemberState.STABLE and self.epoch == target_epoch:
+            self.state = ReconciliationState.STABLE
+        if self.state is ReconciliationState.STABLE and self.epoch == target_epoch:
             return
         lost = self.assigned - self.target
         self.assigned &= self.target
         # A member that has just joined owns nothing, whatever was assigned to its former self.
         if lost and (owned is None or not owned.isdisjoint(lost)):
             # The epoch stays until the member has given them up.
-            self.revoking, self.state = lost, MemberState.UNREVOKED
+            self.revoking, self.state = lost, ReconciliationState.UNREVOKED
             self.revoke_by = now + self.rebalance_ms
             return
         missing = self.target - self.assigned
         free = frozenset(part for part in missing if is_free(part, self.id))
         self.assigned |= free
-        self.state = MemberState.STABLE if free == missing else MemberState.UNRELEASED
+        self.state = (
+            ReconciliationState.STABLE if free == missing else ReconciliationState.UNRELEASED
+        )
         self.move_to(target_epoch)
 
     def move_to(self, epoch: int) -> None:
