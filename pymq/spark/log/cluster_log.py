@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 POLL_MS = 1000  # how long a fetch waits for new records
 REFRESH_S = 1.0  # time for a zkserver's answer when cached metadata can be used instead
-AWAY_S = 5.0  # after such a timeout, cached metadata is used for this long without a request
+AWAY_S = 5.0  # how long cached metadata is used without a request after such a timeout
 
 
 @define
@@ -41,8 +41,8 @@ class KnownTopics:
 class ClusterLog:
     """The log of a cluster, read through a client.
 
-    If *known* is given, and no zkserver answers, the log uses the cached metadata. It then finds
-    new topics and partitions when a zkserver answers again.
+    If *known* is given, and no zkserver answers, the log uses the cached metadata. The log finds
+    new topics and partitions once a zkserver answers again.
     """
 
     def __init__(self, mq: Client, timeout_s: float, known: KnownTopics | None = None) -> None:

@@ -33,8 +33,8 @@ def lag(query: StreamingQuery | StreamingQueryProgress) -> dict[str, dict[str, i
 def describe(query: StreamingQuery | StreamingQueryProgress) -> list[str]:
     """Return what each source of a query reads, such as ``pymq[orders,payments]``.
 
-    Spark shows the name of a Java class as the description of a Python source. Takes what
-    :func:`lag` takes; the list is empty before the end of a query's first batch.
+    Spark shows the name of a Java class as the description of a Python source. The argument is that
+    of :func:`lag`; the list is empty before the end of a query's first batch.
     """
     progress = query.lastProgress if hasattr(query, "lastProgress") else query
     return [description(source) for source in progress.sources] if progress is not None else []
@@ -56,7 +56,7 @@ class OffsetsBehind:
 
 
 def behind(source: SourceProgress) -> OffsetsBehind | None:
-    """Return how far one source is behind; None for another kind, or one that read nothing yet."""
+    """Return how far one source is behind; None for other sources, and before the first batch."""
     at, latest = _position(source.endOffset), _position(source.latestOffset)
     if at is None or latest is None:
         return None

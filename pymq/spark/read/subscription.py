@@ -1,4 +1,4 @@
-"""Resolves which partitions a query reads, and their start and end offsets."""
+"""Finds the partitions that a query reads, and their start and end offsets."""
 
 from __future__ import annotations
 
