@@ -15,7 +15,7 @@ import pyarrow as pa
 from pymq.core.values import value
 from pymq.errors import StoreError
 
-ROW_GROUP = 1 << 17  # rows
+ROW_GROUP = 1 << 17  # rows per Parquet row group
 
 
 @value
@@ -93,7 +93,8 @@ class TableFormat(Protocol):
         partitions of the table.
 
         Raises:
-            StoreLocked: another process has appended since the last call; nothing was appended.
+            StoreLocked: another process has appended since the last call; this call appended
+            nothing.
         """
         ...
 

@@ -3,7 +3,7 @@
 The positions are transaction identifiers of the protocol: each partition has one, whose version is
 the offset of the next record. The identifiers are in the same commit as the rows, and survive
 checkpoints and the clean-up of the table's log. Delta refuses a commit if another writer has set
-one of them since this process read the table.
+one of these identifiers since this process read the table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ImportError as error:
     raise MissingExtra.of(f"{error.name} is missing", "delta") from error
 
 ORIGIN = "pymq.origin"
-VACUUM_S = 3600.0  # between two searches for files that no version needs
+VACUUM_S = 3600.0  # seconds between two searches for files that no version needs
 
 
 class DeltaView:
@@ -121,7 +121,7 @@ class DeltaView:
         self._table.optimize.compact(target_size=self._file_bytes)
         if time.monotonic() - self._vacuumed_at > VACUUM_S or not self._vacuumed_at:
             self._vacuumed_at = time.monotonic()
-            self._table.vacuum(dry_run=False)  # keeps what the table's retention says, a week
+            self._table.vacuum(dry_run=False)  # keeps files for the table's retention, a week
         return True
 
     def close(self) -> None:

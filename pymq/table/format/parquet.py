@@ -7,7 +7,7 @@ committed rows only.
 
 A file is named by the commits in it, ``0000000007-0000000009.parquet``. Compaction writes one file
 for the commits of several files, links the new file, and unlinks the old ones. After a crash in
-between, the files whose commits are also in a larger one are removed by the next start
+between, the next start removes the files whose commits are also in a larger file
 (:func:`superseded`).
 
 ==============================  =============================================================
@@ -52,9 +52,7 @@ class CommitFile(NamedTuple):
 
 
 def superseded(files: Sequence[CommitFile]) -> tuple[list[CommitFile], list[CommitFile]]:
-    """Split *files* into the files of the table, in order, and the files whose commits are also in
-    others.
-    """
+    """Split *files* into the table's files, in order, and files that a larger file replaces."""
     kept, gone = list[CommitFile](), list[CommitFile]()
     for file in sorted(files, key=lambda each: (each.first, -each.last)):
         contained = kept and file.last <= kept[-1].last
@@ -63,7 +61,7 @@ def superseded(files: Sequence[CommitFile]) -> tuple[list[CommitFile], list[Comm
 
 
 def to_compact(sizes: Sequence[int], file_bytes: int, files: int) -> int:
-    """Return how many of the last files compaction should merge; 0: none.
+    """Return how many of the last files compaction should merge; 0 for none.
 
     A file is merged with the files after it only if it is not larger than all of them together, so
     each row is rewritten about log2(*file_bytes* / size of a commit) times.
