@@ -93,7 +93,8 @@ def offset_fetch(context: GateContext, m: OffsetFetchRequest, call: KafkaCall) -
                         each.committed_offset,
                         -1,
                         each.metadata,
-                        # Until version 1 an error of the group was reported for each partition.
+                        # Up to version 1, the answer reports an error of the group for each
+                        # partition.
                         each.error_code or (one.error_code if call.version < 2 else 0),
                     )
                     for each in topic.partitions
@@ -136,7 +137,7 @@ def _named(
     found: TopicMetadata | PymqError | None,
     known: dict[str, dict[str, tuple[int, str]]],
 ) -> OffsetFetchResponseOffsetFetchResponseTopics:
-    """Return the offsets of some partitions of a topic; -1 where there is none."""
+    """Return the offsets of some partitions of a topic; -1 where there is no offset."""
     results = []
     for index in topic.partition_indexes:
         committed, note = -1, ""
