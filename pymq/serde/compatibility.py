@@ -1,10 +1,11 @@
 """Whether readers with one schema can read values that were written with another.
 
 =============  ===============================================================================
-``backward``   the new schema can read values of earlier ones; update consumers first ``forward``
-earlier schemas can read values of the new one; update producers first ``full``       both
-directions ``none``       nothing is checked =============
-===============================================================================
+``backward``   the new schema can read values of earlier ones; update consumers first
+``forward``    earlier schemas can read values of the new one; update producers first
+``full``       both directions
+``none``       nothing is checked
+=============  ===============================================================================
 
 The check compares a schema with all earlier schemas of its topic, since a log may hold values of
 each (Confluent calls that ``BACKWARD_TRANSITIVE``). In doubt, the schemas count as incompatible: a

@@ -16,9 +16,9 @@ tuple[X, Y]                            array of that length
 dict[str, X]                           object
 dataclass, attrs, TypedDict,           object by field names; fields with a default may be missing,
 NamedTuple                             unknown fields are ignored
-X | Y                                  the first type that fits object, Any
-whatever JSON has =====================================
-=========================================================
+X | Y                                  the first type that fits
+object, Any                            any value that JSON has
+=====================================  =========================================================
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ class PymqBroker(AsyncBroker):
 
     ============  ==================================================================
     ``delay``     seconds until the task may run; the task is in the log, and no process waits
-    ``expires``   seconds, after the delay, until the task is too old for workers ``priority``  from
-    0, the default, to 9; workers get the most urgent waiting task first ============
-    ==================================================================
+    ``expires``   seconds, after the delay, until the task is too old for workers
+    ``priority``  from 0, the default, to 9; workers get the most urgent waiting task first
+    ============  ==================================================================
 
     Args:
         url: a folder, ``memory:``, or the URL of a cluster, as for :func:`pymq.open`. Or a client
