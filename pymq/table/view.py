@@ -311,13 +311,13 @@ def table_view(
         prefix: put before the table's own columns, if the values have fields of the same names.
         commit_s: commit rows after this many seconds at the latest.
         commit_bytes: commit rows as soon as this much Arrow data has been collected in memory.
-        file_bytes: approximate size of a file after compaction. compact_files: how many small files
-        are merged at a time. on_gap: what to do if retention has removed records that the table
-        lacks. catalog: for Iceberg: a catalog of pyiceberg, or its name in pyiceberg's
-        configuration;
+        file_bytes: approximate size of a file after compaction.
+        compact_files: how many small files are merged at a time.
+        on_gap: what to do if retention has removed records that the table lacks.
+        catalog: for Iceberg: a catalog of pyiceberg, or its name in pyiceberg's configuration;
             None: a catalog in SQLite, in the folder.
-        storage_options: for Delta: options of the object store. curve_dir, principal: as in
-        :func:`pymq.open`.
+        storage_options: for Delta: options of the object store.
+        curve_dir, principal: as in :func:`pymq.open`.
 
     Raises:
         ConfigError: an option is out of range, or does not belong to the format.
