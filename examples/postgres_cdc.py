@@ -207,7 +207,7 @@ class Decoder:
         self._relations: dict[int, Relation] = {}
 
     def read(self, messages: Sequence[bytes], after: int) -> tuple[int, list[Change]]:
-        """Return the end of the last transaction, and the changes of transactions ending after *after*.
+        """Return the end of the last transaction, and the changes of those that end after *after*.
 
         A message begins with a letter: B(egin), R(elation), I(nsert), U(pdate), D(elete), C(ommit).
         """
