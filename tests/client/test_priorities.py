@@ -110,7 +110,9 @@ def test_readers_and_headers(mq: pymq.Client) -> None:
 
 
 def test_records_of_a_named_producer_stay_in_order(mq: pymq.Client) -> None:
-    """A named producer relies on the order of its records when it resumes after a crash."""
+    """Records of a named producer stay in order, because the producer relies on it after a
+    crash.
+    """
     mq.create_topic("t")
     with mq.producer(producer_id="named", linger_ms=50) as producer:
         sent = [

@@ -52,7 +52,7 @@ def parse_script(text: str, name: str = "script") -> list[ScriptStep]:
     """Split a script into its steps.
 
     Raises:
-        ScriptError: a step has no commands or no rule.
+        ScriptError: a step has no commands, or no line ``----``.
     """
     steps: list[ScriptStep] = []
     step = ScriptStep(0, [], [], [])
@@ -108,7 +108,7 @@ def check_script(path: Path, run: Run, *, rewrite: bool = False) -> None:
     """Run the script at *path*; with *rewrite*, put the actual output into the file.
 
     Raises:
-        ScriptError: something else came than the file says.
+        ScriptError: the output differs from the file.
     """
     steps = parse_script(path.read_text(encoding="utf-8"), path.name)
     for step in steps:

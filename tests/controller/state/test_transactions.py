@@ -242,7 +242,9 @@ def test_what_a_zkserver_had_no_more_right_to_commit_may_be_asked_again() -> Non
 
 
 def test_a_broker_that_leaves_is_answered_what_it_has_asked_last() -> None:
-    """A stopping broker asks ten times a second, and the zkserver answers its latest request."""
+    """A stopping broker sends its request ten times a second, and the zkserver answers the latest
+    one.
+    """
     cluster = Cluster()
     held = Held(cluster)
     cluster.to_active("client", create(1001, "a"))

@@ -286,7 +286,7 @@ def test_a_client_is_given_no_more_room_for_calling_itself_by_its_own_name(
         until_heard(made, there, seen)
         link = made._peers.by_name["server"].link
         assert link is not None
-        # the frame is too long by 1
+        # the frame is one byte too long
         link.socket.send(b"\x5a" + (most - 4).to_bytes(4, "big") + bytes(most - 4))
         turn(made, there, until=lambda: "header" in there.problem)
         assert f"the most is {most}" in there.problem
