@@ -8,8 +8,8 @@ key. Each changed row becomes a record, with the primary key as its key and the 
 both as JSON; a deleted row becomes a tombstone. Changes of one row keep their order. To capture
 rows from before the first start, run `UPDATE items SET id = id`.
 
-You may kill the process at any moment. It reads changes from a replication slot without consuming
-them, and then, for each batch of transactions, takes these steps:
+You may kill the process at any moment. The process reads changes from a replication slot without
+consuming them, and then, for each batch of transactions, takes these steps:
 
 1. send the changes, by a named producer, and wait until they are acknowledged;
 2. write the position, and the number of records in each partition up to that position, to
@@ -47,7 +47,7 @@ INTEGERS, FLOATS, BOOLEAN = (20, 21, 23), (700, 701), 16  # type ids of PostgreS
 
 
 def main() -> int:
-    """Capture changes until Ctrl-C, or those that exist now."""
+    """Capture changes until Ctrl-C, or only the existing changes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dsn", help="the database, as 'host=127.0.0.1 dbname=shop'")
     parser.add_argument("table", help="NAME, or SCHEMA.NAME")

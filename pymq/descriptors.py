@@ -97,7 +97,7 @@ def keep_back() -> Limit:
 
 
 def give_back() -> None:
-    """End the reserve."""
+    """Release the reserved descriptors."""
     _kept.give_back()
 
 

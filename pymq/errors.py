@@ -201,7 +201,9 @@ class NotEnoughReplicas(PymqError):
 
 
 class ReplicaNotAvailable(PymqError):
-    """This broker does not hold that part of the partition; ``details`` names those that do."""
+    """This broker does not hold that part of the partition; ``details`` names the brokers
+    that do.
+    """
 
     code = "REPLICA_NOT_AVAILABLE"
     retriable = True

@@ -189,7 +189,7 @@ def _types(schema: dict[str, Any]) -> set[str]:
 
 # --- Protocol Buffers -----------------------------------------------------------------------------
 
-# Types of which each can read the values of the others (protobuf.dev, "Updating A Message Type").
+# Groups of types that can read each other's values (protobuf.dev, "Updating A Message Type").
 _LIKE = ({5, 3, 13, 4, 8, 14}, {17, 18}, {9, 12}, {7, 15}, {6, 16})
 
 

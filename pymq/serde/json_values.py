@@ -223,7 +223,8 @@ class _Shapes:
         if self._kinds.setdefault(name, kind) is not kind:
             raise ConfigError(f"two classes of the name {name!r} in one schema")
 
-        def read(found: Any) -> Any:  # looked up at each call, because a class may contain itself
+        # the class is looked up at each call, because it may contain itself
+        def read(found: Any) -> Any:
             return self.classes[name].read(found)
 
         def write(value: Any) -> Any:

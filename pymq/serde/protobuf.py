@@ -42,8 +42,8 @@ class Protobuf:
 def message_class(text: str) -> Any:
     """Return a message class for a schema, without the application's generated class.
 
-    The class has names of its own for messages, and numbers for enumerations, because neither name
-    is on the wire.
+    The class has generated names for messages, and integers in place of enumerations, because
+    neither name is on the wire.
 
     Raises:
         ConfigError: the text is not a schema of :class:`Protobuf`.

@@ -51,7 +51,7 @@ NULLABLE = frozenset({"key", "value", "headers"})  # where Spark looks for nulls
 def schema(*, has_headers: bool, value: DataType | None = None) -> StructType:
     """Return the columns of the source, in the order of Kafka's source.
 
-    *value* is the type of the column of values, if they are not binary.
+    *value* is the type of the column of values, if that type is not binary.
     """
     fields = FIELDS if value is None else {**FIELDS, "value": value}
     names = [name for name in fields if has_headers or name != "headers"]

@@ -86,8 +86,8 @@ def settle() -> None:
     """Exclude all objects loaded so far from garbage collection; once per process.
 
     Spark's worker runs a collection after each task, over a million live objects of pandas and
-    pyarrow. That takes 45 ms, as long as reading 150,000 records. Does nothing outside of Spark's
-    workers.
+    pyarrow. A collection takes 45 ms, as long as reading 150,000 records. Does nothing outside of
+    Spark's workers.
     """
     if is_daemons() and not (known := process_cache("settled")):
         known[True] = True

@@ -94,7 +94,7 @@ class TableView:
             StoreLocked: another process keeps the table.
             OffsetOutOfRange: retention has removed records that the table lacks.
             SchemaIncompatible: a column would change its type.
-            PymqError: the topic cannot be read; what was committed stays, and a later call goes on.
+            PymqError: the topic cannot be read; committed rows stay, and a later call continues.
         """
         with self._reading() as source:
             ends = source.ends()
@@ -121,7 +121,7 @@ class TableView:
         return self.progress()
 
     def progress(self) -> TableProgress:
-        """Return what was done since the view was opened."""
+        """Return the progress since the view was opened."""
         undecoded = 0 if self._maker is None else self._maker.undecoded
         return TableProgress(
             self._rows, self._commits, self._compactions, undecoded, dict(self._committed)

@@ -255,10 +255,11 @@ class SimulationRun:
     def _recover(self) -> None:
         """Let administrators look for blocks that lost their whole in-sync set with a disk.
 
-        A fault replaces a disk only if other brokers have its records. But the controller may place
-        a block on a disk that is already lost, and a leader's last request for a smaller in-sync
-        set may arrive after its disk was lost. A run does not wait for the administrators: if there
-        is such a block, the rules demand its recovery only after the administrators have looked.
+        A fault replaces a disk only if other brokers have its records. The controller may also
+        place a block on a disk that is already lost, and a leader's last request for a smaller
+        in-sync set may arrive after its disk was lost. A run does not wait for the administrators:
+        if there is such a block, the rules demand its recovery only after the administrators have
+        looked.
         """
         if not any(step[1] in ("wipe", "flip") for step in self.plan.faults):
             return

@@ -220,8 +220,8 @@ def _cookie_name(port: int) -> str:
 
 
 def _cookie(request: HttpRequest) -> str | None:
-    # Not http.cookies: if one cookie is malformed, that parser finds none, and on localhost the
-    # browser sends the cookies of all servers.
+    # This code does not use http.cookies, which finds no cookie at all if one is malformed; and on
+    # localhost the browser sends the cookies of all servers.
     wanted = _cookie_name(request.port)
     for pair in request.headers.get("cookie", "").split(";"):
         name, _, found = pair.strip().partition("=")

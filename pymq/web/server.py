@@ -185,7 +185,7 @@ class _Http(ThreadingHTTPServer):
     def _make_room(self) -> bool:
         """Make room for a connection.
 
-        If the server is full, drop the one with the earliest deadline.
+        If the server is full, drop the connection with the earliest deadline.
         """
         live = [found for found in self._live.values() if not found.is_given_up]
         if len(live) < CONNECTIONS_MAX:

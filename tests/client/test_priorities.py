@@ -17,7 +17,7 @@ WAIT_S = 30.0
 
 
 def send(mq: pymq.Client, levels: list[int], topic: str = "t", linger_ms: int = 5) -> None:
-    """Send a record for each priority; its value is the priority and its number.
+    """Send a record for each priority; the record's value contains the priority and a number.
 
     Without a linger each record is written before the next one is sent.
     """

@@ -1,4 +1,4 @@
-"""The gate without a socket: bytes in, bytes out, on an embedded queue in memory."""
+"""The gate without a socket, as a function from bytes to bytes, on an embedded queue in memory."""
 
 from __future__ import annotations
 

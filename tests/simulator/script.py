@@ -6,8 +6,7 @@ All machines use the same format::
     verb argument argument
     and another line for the same output
     ----
-    exactly what comes of it,
-    to the next blank line
+    exactly the output of both, to the next blank line
 
     verb
     ----

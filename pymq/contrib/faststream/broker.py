@@ -48,9 +48,9 @@ class PymqBroker(PymqRegistrator, BrokerUsecase[Raw, AsyncClient, PymqBrokerConf
     """A FastStream broker on pymq.
 
     Args:
-        url: a folder, ``memory:``, or the URL of a cluster, as for :func:`pymq.open`. Or a client
-            of :func:`pymq.aio.open`, which stays open. Brokers with the same URL in the same event
-            loop share one client. Only one process can open a folder.
+        url: a folder, ``memory:``, or the URL of a cluster, as for :func:`pymq.open`. Instead of a
+            URL, a client of :func:`pymq.aio.open`, which stays open. Brokers with the same URL in
+            the same event loop share one client. Only one process can open a folder.
         partitions, replicas, retention_ms: for missing topics of subscribers and publishers, which
             the broker creates in ack mode ``raft``. *replicas* None means as many as there are
             brokers, three at most. *retention_ms* is how long messages stay in the log, handled or

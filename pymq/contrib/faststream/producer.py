@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class PymqProducer(ProducerProto[PymqPublishCommand]):
-    """Sends what a broker, its publishers and its handlers publish.
+    """Sends the messages that a broker, its publishers and its handlers publish.
 
     The producer creates missing topics that the application publishes to, but not a topic that only
     a message names as the place for its reply.

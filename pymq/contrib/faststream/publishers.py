@@ -175,7 +175,7 @@ class TopicPublisher(PublisherUsecase):
 
 
 class TopicBatchPublisher(TopicPublisher):
-    """Publishes each item of a sequence as a message of its own."""
+    """Publishes each item of a sequence as a separate message."""
 
     async def publish(  # type: ignore[override] # as in FastStream: many messages instead of one
         self,

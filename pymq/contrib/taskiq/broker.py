@@ -57,9 +57,9 @@ class PymqBroker(AsyncBroker):
     ============  ==================================================================
 
     Args:
-        url: a folder, ``memory:``, or the URL of a cluster, as for :func:`pymq.open`. Or a client
-            of :func:`pymq.aio.open`, which stays open. Only one process can open a folder: start
-            the worker in the same process, by ``taskiq.api.run_receiver_task``.
+        url: a folder, ``memory:``, or the URL of a cluster, as for :func:`pymq.open`. Instead of a
+            URL, a client of :func:`pymq.aio.open`, which stays open. Only one process can open a
+            folder: start the worker in the same process, by ``taskiq.api.run_receiver_task``.
         topic: the topic of the tasks. If it does not exist, :meth:`startup` creates it, with
             *partitions*, *replicas* (by default as many as there are brokers, three at most) and
             *retention_ms*: how long tasks stay in the log, done or not.

@@ -24,7 +24,8 @@ from pymq.kafka.wire.messages import (
     OffsetFetchResponseOffsetFetchResponseTopics,
 )
 
-METADATA_MAX = 4_096  # characters of the text beside an offset, as offset.metadata.max.bytes
+# characters of the text that is committed with an offset, as offset.metadata.max.bytes
+METADATA_MAX = 4_096
 GROUPS_FROM = 8  # the version of OffsetFetch that names several groups
 
 

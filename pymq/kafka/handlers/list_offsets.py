@@ -26,7 +26,7 @@ TIME_BITS = 62  # bits of a time in milliseconds
 
 
 def list_offsets(context: GateContext, m: ListOffsetsRequest, call: KafkaCall) -> Steps:
-    """Find offsets by time; some times have a meaning of their own."""
+    """Find offsets by time; some times have a special meaning."""
     del call
     answer = ListOffsetsResponse()
     for topic in m.topics:

@@ -46,7 +46,8 @@ def metadata_state(path: str) -> State:
     found = []
     for name in (path, path + "-wal"):
         try:
-            # Not `os.stat`: on a network file system only opening refreshes the attributes.
+            # `os.stat` is not enough: on a network file system only opening refreshes the
+            # attributes.
             with open(name, "rb") as file:
                 about = os.fstat(file.fileno())
         except OSError:

@@ -31,7 +31,7 @@ def lag(query: StreamingQuery | StreamingQueryProgress) -> dict[str, dict[str, i
 
 
 def describe(query: StreamingQuery | StreamingQueryProgress) -> list[str]:
-    """Return what each source of a query reads, such as ``pymq[orders,payments]``.
+    """Return a name of what each source of a query reads, such as ``pymq[orders,payments]``.
 
     Spark shows the name of a Java class as the description of a Python source. The argument is that
     of :func:`lag`; the list is empty before the end of a query's first batch.

@@ -1,9 +1,10 @@
 """The decision log of a sink: which staged batches are committed, and which are copied.
 
-A decision is one record in a compacted topic, with the sink's id as its key. It names staged
-batches and their target partitions, and commits them: after a crash the next driver finishes it
-first. Two drivers cannot both decide: a driver appends a decision with the sequence after the last
-one it knows, and the broker refuses the second of two appends with the same sequence.
+A decision is one record in a compacted topic, with the sink's id as its key. A decision names
+staged batches and their target partitions, and commits these batches: after a crash the next driver
+finishes it first. Two drivers cannot both decide: a driver appends a decision with the sequence
+after the last one it knows, and the broker refuses the second of two appends with the same
+sequence.
 
 Copies have sequences, too. A decision holds the first sequence of its records in each partition, so
 the partition's next sequence tells how many of them have been copied.

@@ -172,7 +172,7 @@ def send_udf(topic: str, *, url: str) -> UserDefinedFunction:
 
     # Annotations are strings in this module; Spark needs types.
     send.__annotations__ = {"values": Iterator[pa.Array], "return": Iterator[pa.Array]}
-    make: Any = arrow_udf  # Its type hints reject annotations set at run time.
+    make: Any = arrow_udf  # Spark's type hints reject annotations set at run time.
     return cast("UserDefinedFunction", make(send, "long").asNondeterministic())
 
 

@@ -4,7 +4,8 @@
 2. The driver appends one decision per batch, with the attempts that count.
 3. The driver has the batches of those attempts copied to their topics.
 
-The rows of an attempt that failed or was slower stay in the staging topic, which is deleted.
+The rows of an attempt that failed or was slower stay in the staging topic, and are deleted with
+this topic.
 """
 
 from __future__ import annotations
@@ -285,7 +286,7 @@ def ledger(options: SinkOptions, sink: str, run: str, job: str | None = None) ->
     """Return this process's ledger of a sink, which may be a task of a job.
 
     Spark commits in any idle process of its driver, so several processes hold ledgers of one sink
-    in turn. Those of one *run* share an epoch; another run fences them.
+    in turn. Producers of one *run* share an epoch; another run fences them.
     """
     mq = client(options.url)
     ledgers: dict[Any, DecisionLedger] = process_cache("ledgers")

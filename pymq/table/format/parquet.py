@@ -1,4 +1,4 @@
-"""A table as a folder of Parquet files, without anything beside them.
+"""A table as a folder of Parquet files, without any other file.
 
 Each commit is one file, which is written under a hidden name, synced and then linked to its own
 name: linking is one system call, and is the commit. The footer of the file holds the positions

@@ -67,9 +67,8 @@ class Decoder:
     def _fast(self, values: Sequence[Value | None]) -> pa.StructArray | None:
         """Decode all values at once; None if Python's decoder might give another result."""
         texts = [b"{}" if each is None else each.data for each in values]
-        # Each value is one line and one object, if there are as many objects as lines: an object
-        # that spans two lines would need "}", a line break and "{" in a row, which is never valid
-        # JSON.
+        # If there are as many objects as lines, each value is one object on one line: a line break
+        # inside a value would have to follow "}" and precede "{", which is never valid JSON.
         if not all(text[:1] == b"{" and text[-1:] == b"}" for text in texts):
             return None
         data = b"\n".join(texts)

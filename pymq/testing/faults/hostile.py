@@ -3,8 +3,8 @@
 Brokers must refuse all its batches: some have a sound header and a bad body, some a false header,
 and some the id and sequences of another producer, read from the log. The client also sends more
 requests than it receives answers, fills a group with members, and settles records of other members.
-It knows only what every client can know, and the ends of logs. Its random numbers are separate, so
-plans without a hostile client stay the same.
+The hostile client knows only what every client can know, and the ends of logs. Its random numbers
+are separate, so plans without a hostile client stay the same.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RefusedRequest(Checker):
 
     def __init__(self, watch: StoreWatch) -> None:
         super().__init__(watch)
-        self.batches: dict[int, str] = {}  # what is wrong with each batch, by CRC
+        self.batches: dict[int, str] = {}  # the defect of each batch, by CRC
         self.asked: dict[tuple[str, int], int] = {}  # CRCs, by the client's address and request
 
     def on_append(self, log: ReplicaLog, header: Header) -> None:
@@ -175,7 +175,7 @@ class Hostile:
         call.then(lambda: then(call))
 
     def _renumbered(self, rng: Random, other: Header) -> tuple[EncodedBatch, str]:
-        """Return a batch under the id of another producer, and what is wrong with it."""
+        """Return a batch under the id of another producer, and a description of its defect."""
         kind = rng.choice(["repeat", "repeat", "gap", "epoch"])
         sequence, epoch = other.base_sequence, other.producer_epoch
         if kind != "repeat":
@@ -226,7 +226,7 @@ class Hostile:
                 self._ask(broker, join)
 
     def _settle(self, rng: Random, topic: str, place: str, peer: str) -> None:
-        """Settle records of groups of which the client is no member."""
+        """Settle records of groups to which the client does not belong."""
         group, start = rng.choice(self._groups), rng.randrange(50)
         ranges = ((place, (start, start + rng.choice([1, 10, FAR]))),)
         member = f"{NAME}-{rng.randrange(FLOOD)}"

@@ -111,9 +111,10 @@ def generate(
     """Generate the plan of a seed: the kinds of fault, their rates, and everything else.
 
     Without *brokers* the plan mostly has three or five brokers, and without *zkservers* one to
-    three zkservers. The profile ``"all"`` selects a profile for each seed. *restart* selects what
-    restarts when the faults end: ``"all"`` nodes and clients, the ``"apps"``, ``"none"``, or one of
-    these at random (``"any"``). A run without a restart finds failures that a restart would hide.
+    three zkservers. The profile ``"all"`` selects a profile for each seed. *restart* selects the
+    nodes that restart when the faults end: ``"all"`` nodes and clients, the ``"apps"``, ``"none"``,
+    or one of these at random (``"any"``). A run without a restart finds failures that a restart
+    would hide.
     """
     if restart == "any":
         restart = Random(mix(seed, "restart")).choice(["all", "all", "apps", "none"])

@@ -1,10 +1,10 @@
 """A simulated coordinator backend over a network that delays, and loses connections.
 
-An :class:`Ensemble` is the backend. It does not fail, but connections to it do. Each zkserver has a
-:class:`CoordinatorSession` with the order that :class:`pymq.coord.base.Coordinator` promises:
-requests arrive in order, and so do answers, with a delay. If the connection breaks, the backend
-carries out a commit in progress at once, a little later, or never; the client gets
-:class:`Uncertain`.
+An :class:`Ensemble` is the backend. The coordinator backend does not fail, but connections to it
+do. Each zkserver has a :class:`CoordinatorSession` with the order that
+:class:`pymq.coord.base.Coordinator` promises: requests arrive in order, and so do answers, with a
+delay. If the connection breaks, the backend carries out a commit in progress at once, a little
+later, or never; the client gets :class:`Uncertain`.
 
 The simulated backend is as harsh as a real ZooKeeper (``tests/coord/test_zookeeper_faults.py``):
 

@@ -14,8 +14,8 @@ each place where the power may fail, run once and look at :attr:`SimDisk.operati
 with :attr:`SimDisk.cut_in` set to 0, 1, 2 and so on, or let :meth:`SimDisk.fork` copy the disk
 before each operation.
 
-A crash leaves what POSIX allows: see :mod:`pymq.testing.simulation.simulated_file` for writes, and
-:mod:`pymq.testing.simulation.simulated_folders` for names.
+A crash leaves a state that POSIX allows: see :mod:`pymq.testing.simulation.simulated_file` for
+writes, and :mod:`pymq.testing.simulation.simulated_folders` for names.
 """
 
 from __future__ import annotations
@@ -71,15 +71,17 @@ class SimDisk:
     def crash(self, rng: random.Random, keep: str | Survival = "random") -> None:
         """Let the power fail and come back; *rng* decides which unsynced data is lost.
 
-        With *keep* ``"none"`` all unsynced data is lost, with ``"all"`` none; a :class:`Survival`
-        decides part by part.
+        With *keep* ``"none"`` the crash loses all unsynced data, with ``"all"`` no data; a
+        :class:`Survival` decides part by part.
         """
         self.kill()
         survival = _Chance(rng, keep, self.holes) if isinstance(keep, str) else keep
         self._folders.crash(survival)
 
     def unsynced(self) -> tuple[list[tuple[str, str]], list[SimFile]]:
-        """Return what a crash may lose, in order: names (folder, name), and files with writes."""
+        """Return everything that a crash may lose, in order: names (folder, name), and files with
+        writes.
+        """
         return self._folders.unsynced()
 
     def kill(self) -> None:

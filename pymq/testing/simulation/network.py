@@ -115,7 +115,8 @@ class Network:
         self, link: NetworkLink, peer: str, source: str, message: Message, lag: int, slow: int = 1
     ) -> None:
         """Send *message* to machine *peer*; the message leaves *lag* microseconds from now."""
-        # Always draw the same number of values, so that those of other messages stay the same.
+        # Always draw the same number of values, so that the values for other messages stay the
+        # same.
         bits = link.rng.getrandbits(96)
         link.sent += 1
         if link.cuts:

@@ -1,4 +1,4 @@
-"""A simulated process: machines, a loop, perhaps a disk, and its own clock. It can die anywhere.
+"""A simulated process that can die anywhere: machines, a loop, perhaps a disk, and its own clock.
 
 The process runs the real :class:`~pymq.runtime.loop.Loop`. Each effect of the loop passes a
 *boundary*: a message that is sent, an operation of the disk, a request to the coordinator backend.

@@ -66,7 +66,9 @@ class Folders:
         self._durable = {folder: dict(left) for folder, left in names.items()}
 
     def unsynced(self) -> tuple[list[tuple[str, str]], list[SimFile]]:
-        """Return what a crash may lose, in order: names (folder, name), and files with writes."""
+        """Return everything that a crash may lose, in order: names (folder, name), and files with
+        writes.
+        """
         names: list[tuple[str, str]] = []
         files: dict[int, SimFile] = {}
         for folder in sorted({*self._names, *self._durable}):

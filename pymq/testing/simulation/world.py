@@ -39,7 +39,7 @@ class Violation(AssertionError):
 def uncollected() -> Iterator[None]:
     """Disable the garbage collector within the ``with`` block; no world must outlive the block.
 
-    A collection at a random moment could run finalizers in the middle of an event. And the
+    A collection at a random moment could run finalizers in the middle of an event. Also, the
     collector treats a world that survives a collection as long-lived, and would keep it in memory
     during a dozen further worlds.
     """

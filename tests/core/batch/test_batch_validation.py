@@ -29,7 +29,7 @@ def sealed(batch: EncodedBatch, raw: bytes | None = None, **fields: Any) -> Enco
     if raw is not None and not (fields.get("attributes", 0) & COMPRESSION_MASK):
         lengths["raw_length"] = len(raw)
     made = EncodedBatch.sealed(batch.header._replace(**{**lengths, **fields}), body)
-    # Encoded and parsed again, because a broker parses what it receives.
+    # Encode and parse the batch again, because a broker parses what it receives.
     return EncodedBatch.parse(bytes(made.head) + bytes(made.body))
 
 

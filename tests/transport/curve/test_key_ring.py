@@ -564,7 +564,7 @@ def test_what_is_wrong_with_keys_is_complained_of_once(
 
 
 def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
-    """Silent connections are closed, since 200 of them hold a descriptor each."""
+    """Silent connections are closed, since each of them occupies a descriptor."""
     import socket
 
     make_keys(tmp_path, "server", "alice")

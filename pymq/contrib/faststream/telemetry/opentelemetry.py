@@ -22,7 +22,7 @@ SYSTEM = "pymq"
 class PymqTelemetryMiddleware(TelemetryMiddleware[PymqPublishCommand]):
     """Traces messages: ``PymqBroker(url, middlewares=[PymqTelemetryMiddleware()])``.
 
-    It needs ``pip install opentelemetry-sdk``.
+    The middleware needs ``pip install opentelemetry-sdk``.
 
     Args:
         include_messages_counters: count messages, in addition to durations.
