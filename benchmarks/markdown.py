@@ -79,7 +79,7 @@ def headlines(found: Found) -> str:
     return table(("work", "pymq", "best peer", "ratio", "goal"), rows)
 
 
-# The README's rows: the work, the part, pymq's side, and the measure, which the peers also have.
+# The README's rows: the work, the part, pymq's side, and the measure of pymq and its peers.
 FRONT = (
     ("put, synced every 1,000 records, one process", "E1-put-durable", "pymq send_many", "put"),
     ("put, synced each record, one process", "E4-one-durable", "pymq", "put"),

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = cast(int, args.run(args, show))
         if sys.stdout is not None:  # None if the shell has closed standard output
-            sys.stdout.flush()  # here, so that a closed pipe is caught below
+            sys.stdout.flush()  # flush here, so that a closed pipe is caught below
         return code
     except KeyboardInterrupt:
         if args.debug:

@@ -25,7 +25,7 @@ class Step(Protocol):
     """A progress bar."""
 
     def at(self, done: int) -> None:
-        """Set the number done so far."""
+        """Show how much is done so far."""
 
 
 class Show:

@@ -33,10 +33,10 @@ from pymq.transport.bell import Bell
 
 CONNECTIONS_MAX = 1_000
 RECEIVING_MAX = 512 << 20  # bytes of incomplete frames, of all connections
-READ_BYTES = 4 << 20  # read from one connection in a round
+READ_BYTES = 4 << 20  # bytes that are read from one connection in a round
 PARTS = 64  # most buffers in a system call
 IDLE_S = 600.0  # the door closes a connection that sends no request for this long, as Kafka does
-LOOK_S = 30.0  # between two searches for idle connections
+LOOK_S = 30.0  # seconds between two searches for idle connections
 REST_S = 1.0  # accept no connection for this long if the process has no descriptors left
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE

@@ -72,7 +72,7 @@ class PymqLogStorage(DefaultLoggerStorage):
         self._level = level
 
     def register_subscriber(self, params: dict[str, Any]) -> None:
-        """Make room for the names of a subscriber."""
+        """Widen the log's columns for the topic and the group of a subscriber."""
         self._topic_width = max(self._topic_width, len(params.get("topic", "")))
         self._group_width = max(self._group_width, len(params.get("group", "")))
 

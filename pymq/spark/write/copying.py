@@ -84,8 +84,9 @@ class StagedCopy:
             try:
                 self._append(rest)
             except (DuplicateSequence, OutOfOrderSequence, UnknownTopic):
-                # Ask for the sequences again. Another process has copied batches, or a broker has
-                # appended a batch whose answer was lost, and too many after that batch.
+                # Ask for the sequences again. Another process has copied batches; or a broker has
+                # appended a batch, its answer was lost, and the broker has forgotten the batch
+                # since then.
                 tries -= 1
                 if not tries:
                     raise

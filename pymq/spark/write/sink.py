@@ -156,7 +156,7 @@ def check_columns(options: SinkOptions, schema: StructType, *, is_overwrite: boo
         if field.name == "headers":
             is_right = field.dataType.simpleString() == columns.FIELDS["headers"].simpleString()
         elif field.name == "value" and options.values.format != "binary":
-            from pymq.spark.values.checked import check_rows  # on demand: most sinks need none
+            from pymq.spark.values.checked import check_rows  # on demand: most sinks need no check
 
             check_rows(options.values, field.dataType)
             is_right = True

@@ -45,8 +45,8 @@ def watch(cluster: Cluster) -> StoreWatch:
     immutable = Immutable(found)
     for checker in (
         LogMatching(found),
-        # this checker forgets records that may be lost, so it runs before checkers that rely on
-        # that
+        # this checker forgets records that may be lost; it runs before the checkers that must not
+        # see these records
         OneLeader(found),
         Watermark(found),
         immutable,

@@ -13,8 +13,8 @@ The simulated backend is as harsh as a real ZooKeeper (``tests/coord/test_zookee
 - Watches end with the connection. After :class:`Resumed`, the client reports each loaded root as
   changed once its watch is set again; it does not report the changes in between one by one.
 - Before a session expires, its connection is lost.
-- If a connection breaks, only the first of the commits in progress are done, because it keeps their
-  order.
+- If a connection breaks, only the first of the commits in progress are done, because a connection
+  keeps the order of commits.
 - A commit may have at most 1 MiB.
 - Some connections are slow, like those to a server that lags behind.
 """
