@@ -8,8 +8,9 @@ request:
    connection's queue, since Kafka's clients get their answers in order.
 2. The request's handler (:mod:`pymq.kafka.handlers`) runs until the handler must wait for answers
    of nodes, for a partition to grow, or for a time.
-3. When the answer, the records or the time have come, the handler continues. The gate encodes the
-   handler's answer, and sends it when all earlier requests of the connection are answered.
+3. Once the answer or the records have arrived, or the time has come, the handler continues. The
+   gate encodes the handler's answer, and sends it when all earlier requests of the connection are
+   answered.
 
 A waiting fetch delays all later answers of its connection. So the gate answers the fetch at once
 when the connection sends another request.

@@ -48,9 +48,9 @@ def client(url: str) -> Client:
 class Prompt:
     """Base class of pickled task input; unpickling it turns delayed TCP ACKs off.
 
-    Spark's JVM sends a task in two small writes. Nagle's algorithm holds the second until the first
-    is acknowledged, and the worker's kernel delays that ACK by 40 ms. The worker unpickles the
-    first write before that, so :meth:`__setstate__` runs in time.
+    Spark's JVM sends a task in two small writes. Nagle's algorithm holds the second write back
+    until the first is acknowledged, and the worker's kernel delays that ACK by 40 ms. The worker
+    unpickles the first write before that, so :meth:`__setstate__` runs in time.
     """
 
     def __setstate__(self, state: dict[str, Any]) -> None:

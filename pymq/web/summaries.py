@@ -1,9 +1,9 @@
 """Summaries of each topic and group, for sums over all of them on the page.
 
-A snapshot describes only the first topics and groups in full, because the page shows these. Of the
-others, each snapshot describes the next few, and keeps a summary of each. So after a few snapshots
-the sums cover all topics and groups, at a cost per snapshot that does not grow with their number.
-The page shows how many topics or groups each sum covers.
+A snapshot describes only the first topics and groups in full, because the page shows these. Each
+snapshot also describes the next few of the others, and keeps a summary of each. So after a few
+snapshots the sums cover all topics and groups, at a cost per snapshot that does not grow with their
+number. The page shows how many topics or groups each sum covers.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def _request(place: _Place, share: int) -> partial[Fetch]:
         Fetch,
         topic=name.topic,
         partition=name.partition,
-        # Treat negative offsets as 0: Kafka has none, but pymq's brokers give them a meaning.
+        # Treat negative offsets, which have a meaning only for pymq's brokers, as 0.
         offset=max(place.asked.fetch_offset, 0),
         max_bytes=max(min(place.asked.partition_max_bytes, share), 1),
         max_wait_ms=0,

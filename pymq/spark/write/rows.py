@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pymq.spark.values.value_columns import ValueWriter
 
 BATCH_BYTES = 512 << 10
-HELD_BYTES = 32 << 20  # of rows that wait until their batch is full
+HELD_BYTES = 32 << 20  # bytes of rows that wait until their batch is full
 BATCH_ROWS = 50_000
 NAMES = ("value", "key", "topic", "partition", "headers", "timestamp")
 

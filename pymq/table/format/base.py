@@ -1,7 +1,7 @@
 """The interface of a table format.
 
 A format appends rows and the positions after them in one atomic step: after a crash at any moment,
-the table has both or neither. Because of that, a view contains each record exactly once.
+the table has both or neither. Therefore a view contains each record exactly once.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ORIGIN, POSITIONS = "pymq.origin", "pymq.positions"
 NAMESPACE, CATALOG_FILE = "pymq", "catalog.db"
-COMPACTED_ROWS = 4_000_000  # in memory at a time
+COMPACTED_ROWS = 4_000_000  # rows in memory at a time
 PROPERTIES = {
     "commit.retry.num-retries": "0",
     "write.metadata.delete-after-commit.enabled": "true",
