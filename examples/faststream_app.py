@@ -29,7 +29,7 @@ app = FastStream(broker)
 
 
 class Order(BaseModel):
-    """What a customer buys."""
+    """An order of a customer."""
 
     customer: str
     euros: int

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.model import Job, Measures
 
-APART_S = 0.004  # between the times of two tasks
+APART_S = 0.004  # seconds between the times of two tasks
 PATIENCE_S = 60.0  # seconds to wait after the due time of the last task
 OTHER = -1  # the number of tasks that are not timed
 ENTRY = struct.Struct("<qd")  # a task's number, and when it ran, in seconds since 1970

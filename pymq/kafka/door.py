@@ -88,7 +88,7 @@ class DoorDriver(Protocol):
 class KafkaListener:
     """A socket that listens for the clients of one gate."""
 
-    name: str  # of the gate in the loop
+    name: str  # the gate's name in the loop
     gate: KafkaGate
     socket: socket.socket
 

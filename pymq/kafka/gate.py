@@ -86,7 +86,8 @@ HANDLERS: dict[int, Handler] = {
 }
 """The offered APIs, by Kafka's keys."""
 
-REQUESTS_MAX = 100  # of a connection at a time; the door then stops reading from it
+# waiting requests of a connection; above this, the door stops reading from the connection
+REQUESTS_MAX = 100
 OUT_BYTES_MAX = 64 << 20  # unsent bytes of a connection; the door then stops reading from it
 _PRODUCE = 0
 _FETCH = 1

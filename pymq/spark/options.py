@@ -83,7 +83,7 @@ class PartitionPoints:
 
 @value
 class Admission:
-    """When a batch of a stream begins, and its largest size."""
+    """The conditions under which a batch of a stream begins, and its largest size."""
 
     min_offsets: int | None = None
     max_delay_s: float = 900.0  # after this time a batch begins even with fewer than *min_offsets*

@@ -47,7 +47,7 @@ class Value(NamedTuple):
     """A value to decode."""
 
     data: bytes
-    fingerprint: bytes | None  # of the writer's schema, if the record names it
+    fingerprint: bytes | None  # fingerprint of the writer's schema, if the record names one
 
 
 Decode = Callable[[Sequence[Value | None]], tuple[pa.Table, list[bool]]]

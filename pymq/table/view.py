@@ -36,7 +36,7 @@ Values = GivenValues | RegisteredValues
 
 @value
 class TableProgress:
-    """What a view has done since it was opened."""
+    """The progress of a view since it was opened."""
 
     rows: int
     commits: int

@@ -43,7 +43,7 @@ async def started(*brokers: PymqBroker) -> AsyncIterator[PymqBroker]:
 
 
 class Seen(asyncio.Queue[Any]):
-    """What handlers have seen, in order."""
+    """The messages that handlers have seen, in order."""
 
     async def next(self, timeout: float = SECONDS) -> Any:
         return await asyncio.wait_for(self.get(), timeout)

@@ -25,7 +25,7 @@ FRESH_S = 0.02  # how old an answer of ``has`` may be, so that many waiting task
 
 @define
 class KeyedValue:
-    """Where the value of a key is."""
+    """The place of a key's value."""
 
     partition: str
     offset: int

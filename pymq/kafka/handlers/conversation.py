@@ -34,7 +34,7 @@ HOLDERS_MAX = 3  # how many holders of older records the gate asks at most
 
 
 class Outcome(Enum):
-    """What the gate does for a request without an answer."""
+    """The gate's step for a request without an answer."""
 
     NO_ANSWER = 1
     CLOSE = 2  # the client has to connect anew
@@ -77,7 +77,7 @@ Steps = Generator[Ask | Doze | Pause, Any, Any]
 
 
 class Endpoint(NamedTuple):
-    """Where a broker listens for Kafka's clients."""
+    """The address at which a broker listens for Kafka's clients."""
 
     node: int
     host: str
@@ -90,7 +90,7 @@ class GateContext:
 
     me: str  # the broker that the gate belongs to
     controller: str
-    endpoints: dict[str, Endpoint]  # of all brokers, by name
+    endpoints: dict[str, Endpoint]  # endpoints of all brokers, by name
     topics: TopicCache
     watches: Watches
     crc32c: Callable[[Buffer], int]

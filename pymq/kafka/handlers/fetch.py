@@ -34,7 +34,8 @@ from pymq.kafka.wire.messages import (
     FetchResponsePartitionData,
 )
 
-PARTITION_BYTES_MIN = 64 << 10  # of an answer, however many partitions share it
+# bytes for a partition in an answer, however many partitions share the answer
+PARTITION_BYTES_MIN = 64 << 10
 WAIT_MAX_MS = 60_000
 _STALE = frozenset((Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION))
 

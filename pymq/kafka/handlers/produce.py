@@ -113,7 +113,7 @@ def _message(
     assert mode is not None
     assert not isinstance(records, list)
     if len(records or b"") > topic.config.max_record_bytes + KAFKA_SLACK:
-        return Code.MESSAGE_TOO_LARGE  # before any work for its records
+        return Code.MESSAGE_TOO_LARGE  # refuse before any work for the records
     try:
         batch: EncodedBatch = wrap(records or b"", context.crc32c, context.wall_ms())
     except PymqError as error:

@@ -28,7 +28,7 @@ from pymq.kafka.wire.messages import (
     DeleteTopicsResponseDeletableTopicResult,
 )
 
-PARTITIONS_MAX = 10_000  # of a topic, in one request
+PARTITIONS_MAX = 10_000  # partitions of a topic that one request may create
 Refusal = tuple[Code, str]
 _DEFAULT = -1  # stands for no number
 

@@ -36,7 +36,8 @@ from pymq.store.file.os_files import OsFiles
 CKPT = ".ckpt"
 TRIES = 5  # a copy of the metadata taken during a change is inconsistent
 SETTLED_NS = 2_000_000_000
-READ_BYTES = 512 << 10  # per read: stays in the CPU cache until it is checked and copied
+# bytes of a read, which stay in the CPU cache until they are checked and copied
+READ_BYTES = 512 << 10
 
 State = tuple[tuple[int, int, int], ...]  # of each file: inode, size, mtime
 
@@ -72,7 +73,7 @@ class FolderLog:
         self._folder = Folder(path, self._files)
         self._image: Image | None = None
         self._metadata = os.path.join(path, METADATA)
-        self._state: State = ()  # of the metadata that the image shows
+        self._state: State = ()  # state of the metadata in the image
         self._looked_ns = 0  # when that state was read
 
     def look(self) -> None:

@@ -9,7 +9,7 @@ from pymq.spark.log.topic_log import TopicLog
 from pymq.spark.planning import Place, Range
 from pymq.spark.read.offsets import Position
 
-SAMPLE_BYTES = 64 << 10  # of one fetch; a broker answers with a whole batch at least
+SAMPLE_BYTES = 64 << 10  # bytes of one fetch; a broker answers with at least one whole batch
 SAMPLED = 32  # records of this many partitions are sampled: those with most waiting offsets
 ROUNDS = 4  # rounds of estimation; the last estimate is used
 

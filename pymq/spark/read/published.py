@@ -19,7 +19,7 @@ from pymq.spark.process import client
 from pymq.spark.read.offsets import Position
 
 EVERY_S = 1.0  # at most once in this time, so that short batches are not delayed
-TIMEOUT_S = 2.0  # of each request
+TIMEOUT_S = 2.0  # timeout of each request
 
 log_ = logging.getLogger("pymq.spark")
 

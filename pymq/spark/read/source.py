@@ -37,7 +37,7 @@ from pymq.spark.read.offsets import Position
 from pymq.spark.read.published import GroupProgress
 from pymq.spark.read.subscription import Bounds, check_order, chosen, resolve
 
-ARROW_BYTES = 2 << 20  # of record batches per Arrow batch
+ARROW_BYTES = 2 << 20  # bytes of record batches that become one Arrow batch
 ARROW_ROWS = 50_000
 
 log_ = logging.getLogger("pymq.spark")

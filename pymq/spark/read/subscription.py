@@ -80,7 +80,7 @@ class Bounds:
 
     starts: dict[Place, int]
     ends: dict[Place, int]
-    ids: dict[str, str]  # of the topics
+    ids: dict[str, str]  # ids of the topics
 
     @classmethod
     def of(

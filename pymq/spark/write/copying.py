@@ -25,7 +25,7 @@ from pymq.spark.write.staging import StagedPiece
 FETCH_BYTES = 4 << 20
 AHEAD = 5  # staged batches fetched ahead
 ON_THEIR_WAY_MAX = 32  # batches in flight for all partitions, up to a megabyte each
-PIECES = 32  # per copy request, for one partition
+PIECES = 32  # batches in one copy request, for one partition
 TRIES = 20  # an attempt fails only if another process copies the same batches
 
 Numbered = tuple[int, StagedPiece]  # sequence of its first record, batch

@@ -53,8 +53,8 @@ class Decision:
     targets: tuple[Target, ...] = ()
     pieces: tuple[StagedPiece, ...] = ()
     is_done: bool = False  # all batches are copied
-    count: int = 0  # of records
-    tasks: int = 0  # of the job that this task belongs to; 0 if unknown
+    count: int = 0  # number of records
+    tasks: int = 0  # number of tasks of this task's job; 0 if unknown
 
     def encode(self) -> bytes:
         """Encode the decision as a record's value."""

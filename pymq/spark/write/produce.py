@@ -45,7 +45,7 @@ _ACKS = pa.schema(
     ]
 )
 TIMEOUT = "requestTimeoutMs"
-ROWS = 5000  # per batch of ``foreach_partition``
+ROWS = 5000  # rows of a batch of ``foreach_partition``
 
 
 def produce_in_arrow(
@@ -194,7 +194,7 @@ class Sending(Prompt):
         # Reused only after success: after an error it is unknown which sequences were written.
         direct = known.pop(options.url, None) or Direct(mq, options.timeout_s)
         starts: deque[int] = deque()
-        counts: deque[list[int]] = deque()  # of the batches of each column in flight
+        counts: deque[list[int]] = deque()  # by column in flight: the record counts of its batches
         for column in columns:
             turn = turns[options.topic] = turns.get(options.topic, _task() - 1) + 1
             rows = Rows(metadata, staging.now_ms, options.topic, turn)

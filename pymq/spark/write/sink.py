@@ -73,7 +73,7 @@ class Staged(WriterCommitMessage):
     stage: str
     pieces: tuple[StagedPiece, ...]
     counts: tuple[tuple[Place, int], ...]  # rows, also of those appended without staging
-    run: str = ""  # of the query
+    run: str = ""  # run id of the query
 
 
 class TableWriter(Prompt, DataSourceArrowWriter):

@@ -24,7 +24,7 @@ from pymq.spark.planning import Place
 
 T = TypeVar("T")
 
-PREFIX = "pymq-spark."  # of the internal topics of Spark's tasks and drivers
+PREFIX = "pymq-spark."  # prefix of the internal topics of Spark's tasks and drivers
 PARTITIONS = 4  # partitions of a staging topic; with more brokers, one for each broker ...
 PARTITIONS_MAX = 16  # ... up to this number
 KEPT_MS = 7 * 24 * 3600 * 1000  # retention of abandoned stages
@@ -51,7 +51,7 @@ class Stage:
         self._metadata: TopicMetadata | None = None
         self._appends = Appends(client.questions, timeout_s)
         self._chosen: dict[Place, str] = {}
-        # of each batch: staging partition, target, count
+        # by batch: staging partition, target, count
         self._put: list[tuple[str, Place, int]] = []
         self.pieces: list[StagedPiece] = []
 

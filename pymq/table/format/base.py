@@ -25,7 +25,7 @@ class TableOrigin:
     topic: str
     topic_id: str
     is_typed: bool  # False: values are bytes
-    prefix: str  # of the fixed columns
+    prefix: str  # prefix of the fixed columns
     has_headers: bool
 
     def to_json(self) -> str:
@@ -63,7 +63,7 @@ class TableOrigin:
 
 @value
 class TableState:
-    """What a table holds."""
+    """The content of a table."""
 
     origin: TableOrigin
     positions: Mapping[str, int]  # by partition: the offset of the next record to append

@@ -55,7 +55,7 @@ class DeltaView:
         self._vacuumed_at = 0.0
 
     def load(self, partitions: Sequence[str]) -> TableState | None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         try:
             self._table = DeltaTable(self._location, storage_options=self._storage)
         except TableNotFoundError:
@@ -69,7 +69,7 @@ class DeltaView:
         return TableState(self._origin, self._positions, self._schema)
 
     def create(self, origin: TableOrigin, schema: pa.Schema) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         self._origin, self._schema = origin, schema
         try:
             self._table = DeltaTable.create(
@@ -87,7 +87,7 @@ class DeltaView:
             raise StoreLocked(f"another process has created {self._location}") from error
 
     def append(self, rows: pa.Table, positions: Mapping[str, int]) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         assert self._table is not None
         schema = union(self._schema, rows.schema)
         self._table.update_incremental()
@@ -113,7 +113,7 @@ class DeltaView:
         self._positions = {**self._positions, **positions}
 
     def compact(self) -> bool:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         assert self._table is not None
         sizes = pa.table(self._table.get_add_actions(flatten=True)).column("size_bytes").to_pylist()
         if sum(size < self._file_bytes // 2 for size in sizes) < self._compact_files:
@@ -125,7 +125,7 @@ class DeltaView:
         return True
 
     def close(self) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         self._table = None
 
     def _id(self, partition: str) -> str:

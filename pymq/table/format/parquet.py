@@ -88,7 +88,7 @@ class ParquetTable:
         self._positions: dict[str, int] = {}
 
     def load(self, partitions: Sequence[str]) -> TableState | None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         self._take_lock()
         found: list[CommitFile] = []
         for name in os.listdir(self._folder):
@@ -118,11 +118,11 @@ class ParquetTable:
         return TableState(self._origin, known, self._schema)
 
     def create(self, origin: TableOrigin, schema: pa.Schema) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`; the first commit makes a file."""
+        """See :class:`~pymq.table.format.base.TableFormat`; the first commit makes a file."""
         self._origin, self._schema = origin, schema
 
     def append(self, rows: pa.Table, positions: Mapping[str, int]) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         schema = union(self._schema, rows.schema)
         number = self._files[-1].last + 1 if self._files else 1
         file = CommitFile(number, number)
@@ -131,7 +131,7 @@ class ParquetTable:
         self._schema, self._positions = schema, {**self._positions, **positions}
 
     def compact(self) -> bool:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         sizes = [os.path.getsize(self._path(file.name)) for file in self._files]
         count = to_compact(sizes, self._file_bytes, self._compact_files)
         if not count:
@@ -144,7 +144,7 @@ class ParquetTable:
         return True
 
     def close(self) -> None:
-        """As :class:`~pymq.table.format.base.TableFormat`."""
+        """See :class:`~pymq.table.format.base.TableFormat`."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

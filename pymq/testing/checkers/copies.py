@@ -34,7 +34,7 @@ class CopyRules(Checker):
         self._silences: dict[
             tuple[str, str], list[tuple[int, int]]
         ] = {}  # long silences that have ended
-        # when the zkserver planned each commit in progress
+        # by commit in progress: the time at which the zkserver planned it
         self._planned_us: dict[tuple[Op, ...], int] = {}
 
     def on_receive(self, process: Process, peer: str, source: str, message: Message) -> None:

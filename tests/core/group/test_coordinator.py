@@ -1262,7 +1262,7 @@ def test_who_joins_tells_of_a_topic_that_was_made_again(host: Host) -> None:
             log.beat("m1")
         with pytest.raises(StaleEpoch):
             log.join("m3", topic_id="a1")  # The join is late.
-        log.coordinator.forget_topic("t", log.now, "a1")  # and this deletion is late, too
+        log.coordinator.forget_topic("t", log.now, "a1")  # this deletion is late, too
         log.settle_all()
         for offsets in (log.offsets(), Host(log.log).offsets()):
             assert {name: found[0] for name, found in offsets.items()} == {"0": 1}
