@@ -154,7 +154,7 @@ HALF_FORKED = """
 import os, sys
 reading, writing = os.pipe()
 os.register_at_fork(after_in_child=lambda: os.close(writing) or os.read(reading, 1))
-# import only now the code that runs in a forked child
+# imported only now, so that its fork handlers run after the one above
 from pymq.store.file.file_store import FileStore
 store = FileStore(sys.argv[1])
 if not os.fork():
