@@ -1,6 +1,6 @@
 """The interface between handlers and the gate: requests to pymq's nodes, and the ways to wait.
 
-A handler is a generator. A handler yields one of
+A handler is a generator, which yields one of
 
 * :class:`Ask`: requests to nodes; the handler gets their answers, in the same order. An answer that
   is not there in time is a :class:`Late`;
