@@ -43,7 +43,7 @@ from pymq.kafka.wire.messages import (
     SyncGroupResponse,
 )
 
-SLACK_MS = 10_000  # beyond the rebalance timeout, after which the coordinator has answered
+SLACK_MS = 10_000  # waiting time beyond the rebalance timeout, when the coordinator answers
 REBALANCE_MAX_MS = 1 << 31
 CLIENT_MAX = 64  # characters of a client's name in the ids of its members
 ID_REQUIRED_FROM = 4  # the version of JoinGroup whose clients know MEMBER_ID_REQUIRED
@@ -91,7 +91,7 @@ def join_group(context: GateContext, m: JoinGroupRequest, call: KafkaCall) -> St
 
 
 def sync_group(context: GateContext, m: SyncGroupRequest, call: KafkaCall) -> Steps:
-    """Get an assignment; the answer waits for the leader's."""
+    """Get an assignment; the answer waits until the group's leader has sent the assignments."""
     del call
     assignments = tuple((each.member_id, each.assignment) for each in m.assignments)
     who = m.group_id, m.member_id, m.group_instance_id, m.generation_id

@@ -1,4 +1,4 @@
-"""confluent-kafka, the client in C that most others wrap, unmodified."""
+"""confluent-kafka, unmodified: the client in C that most other clients wrap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kafka.clients.conftest import Served
 ck = pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 admin = pytest.importorskip("confluent_kafka.admin")
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
-S = 20  # seconds that anything may take
+S = 20  # time limit of any step
 
 
 def produce(
@@ -116,7 +116,7 @@ def test_all_acks(memory: Served, acks: str) -> None:
 
 
 def test_a_consumer_that_waits_gets_a_record_at_once(memory: Served) -> None:
-    """Not when its fetch ends: a fetch waits up to half a second."""
+    """The record ends the waiting fetch, which would otherwise wait up to half a second."""
     memory.mq.create_topic("t")
     consumer = assigned(memory, "t")
     assert consumer.poll(0.3) is None
@@ -315,7 +315,7 @@ def test_offsets_by_time(kafka: Served) -> None:
 
 
 def test_records_that_only_another_broker_holds_are_read() -> None:
-    """To move a partition moves no data: its leader holds only what came since."""
+    """Moving a partition moves no data: the new leader has only the later records."""
     with pymq.open("memory:", brokers=3) as mq, mq.kafka() as endpoint:
         kafka = Served(mq, endpoint)
         mq.create_topic("t")
