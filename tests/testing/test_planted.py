@@ -39,13 +39,12 @@ def tell(name: str, found: Kill | None, seeds: int, record_property: Property) -
 @pytest.mark.parametrize("name", SOON)
 def test_a_planted_bug_is_found_soon(name: str, record_property: Property) -> None:
     """The run that found a bug soonest finds it, or another one, if runs are not what they were."""
-    which, seed = SOONEST[name]
-    result = attempt(name, which, seed)
-    if result is not None:  # the next test makes this run without the bug
-        found: Kill | None = Kill(which, seed, 1, str(result.violation))
-    else:
-        found = hunt(name, QUICK)
-    tell(name, found, QUICK, record_property)
+    found: Kill | None = None
+    if name in SOONEST:  # the next test makes this run without the bug
+        which, seed = SOONEST[name]
+        result = attempt(name, which, seed)
+        found = result and Kill(which, seed, 1, str(result.violation))
+    tell(name, found or hunt(name, QUICK), QUICK, record_property)
 
 
 @pytest.mark.timeout(600)
@@ -114,7 +113,7 @@ def test_most_are_found_soon() -> None:
     assert len(FOUND) >= 48
     assert len(SOON) >= 0.9 * len(FOUND)
     assert len(AT_ONCE) >= 0.9 * len(BY_TEST)
-    assert {*SOON} == {*SOONEST}
+    assert {*SOONEST} <= {*SOON}
     assert all(which in BUGS[name].hunts for name, (which, _) in SOONEST.items())
     assert len(AREAS) == 9
     assert len(BY_TEST) + len(FOUND) == len(BUGS)
