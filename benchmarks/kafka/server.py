@@ -51,29 +51,29 @@ WARM_SINGLE = 20_000  # records of a pass that are sent one at a time, in a long
 
 
 @contextmanager
-def kafka(folder: Path, nodes: int = 1) -> Iterator[str]:
-    """Run Kafka with its data in *folder*, where a later call finds them; yields
-    ``bootstrap.servers``.
+def kafka(folder: Path, *, nodes: int = 1, port: int = 0) -> Iterator[str]:
+    """Run Kafka with its data in *folder*, where a later call finds them; *port* is that of a
+    single node, by default a free one. Yields ``bootstrap.servers``.
 
     Raises:
         ServerFailed: a node ended, or was not ready in time.
     """
-    ports, votes = free_ports(nodes), free_ports(nodes)
+    ports, votes = [port] if port else free_ports(nodes), free_ports(nodes)
     cluster = folder / "cluster.id"
     if not cluster.exists():
         cluster.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
     with ExitStack() as stack:
-        for number, port in enumerate(ports):
+        for number, own in enumerate(ports):
             home = folder / f"kafka-{number}"
-            _configure(home, number, port, votes)
+            _configure(home, number, own, votes)
             if not (home / "data").exists():
                 _run_tool(home, "kafka.tools.StorageTool", "format", "-t", cluster.read_text())
-        for number, port in enumerate(ports):
+        for number, own in enumerate(ports):
             home = folder / f"kafka-{number}"
             command = [*_java(home), "kafka.Kafka", str(home / "server.properties")]
-            is_up = lambda port=port: nodes > 1 or listens(port)  # noqa: E731  # it differs from node to node
+            is_up = lambda own=own: nodes > 1 or listens(own)  # noqa: E731  # it differs from node to node
             stack.enter_context(running(command, home / "log", is_up))
-        bootstrap = ",".join(f"{HOST}:{port}" for port in ports)
+        bootstrap = ",".join(f"{HOST}:{own}" for own in ports)
         _wait_for_brokers(bootstrap, nodes)
         yield bootstrap
 

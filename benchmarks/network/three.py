@@ -44,7 +44,7 @@ def _rabbit(job: Job) -> Iterator[Any]:
 @contextmanager
 def _kafka(job: Job) -> Iterator[Any]:
     job.warm(12 * job.count(COUNT) * 100)
-    with server.kafka(job.folder, 3) as bootstrap:
+    with server.kafka(job.folder, nodes=3) as bootstrap:
         yield server.ready(job, bootstrap, replicas=3, acks=-1)
 
 
