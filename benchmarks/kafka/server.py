@@ -74,7 +74,11 @@ def kafka(folder: Path, *, nodes: int = 1, port: int = 0) -> Iterator[str]:
             is_up = lambda own=own: nodes > 1 or listens(own)  # noqa: E731  # it differs from node to node
             stack.enter_context(running(command, home / "log", is_up))
         bootstrap = ",".join(f"{HOST}:{own}" for own in ports)
-        _wait_for_brokers(bootstrap, nodes)
+        try:
+            _wait_for_brokers(bootstrap, nodes)
+        except TimeoutError as error:
+            logs = [(folder / f"kafka-{number}" / "log").read_text() for number in range(nodes)]
+            raise ServerFailed(f"{error}: {' '.join(log[-1000:] for log in logs)}") from None
         yield bootstrap
 
 
@@ -132,7 +136,7 @@ def _wait_for_brokers(bootstrap: str, count: int) -> None:
         except KafkaException:
             pass  # none answers yet
         if time.monotonic() > deadline:
-            raise ServerFailed("Kafka's nodes did not register as brokers")
+            raise TimeoutError("Kafka's nodes did not register as brokers")
         time.sleep(0.05)  # there is no event, and the measurement has not begun
 
 

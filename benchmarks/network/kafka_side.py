@@ -51,6 +51,16 @@ def mock() -> tuple[Any, Place]:
     return admin, Place(f"{broker.host}:{broker.port}", topics, 4, -1)
 
 
+def records(there: Place) -> int:
+    """Return how many records there are, of topics from which none was deleted."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": there.bootstrap, "group.id": "bench"})
+    ends = [consumer.get_watermark_offsets(TopicPartition(*part), 10)[1] for part in there.parts]
+    consumer.close()
+    return sum(ends)
+
+
 def _producer(there: Place, **settings: Any) -> Any:
     """Connect a producer; it knows the leaders of all partitions."""
     from confluent_kafka import Producer
