@@ -147,13 +147,15 @@ def check(found: Mapping[str, str], pins: Mapping[str, str]) -> None:
     Raises:
         FetchFailed: a jar is missing, is not pinned, or has other bytes.
     """
-    wrong = [
-        f"{name} has SHA-256 {found.get(name, 'none: missing')}, not {pins.get(name, 'pinned')}"
-        for name in sorted(found.keys() | pins.keys())
-        if found.get(name) != pins.get(name)
+    wrong = [f"{name} is missing" for name in pins.keys() - found.keys()]
+    wrong += [f"{name} is not pinned" for name in found.keys() - pins.keys()]
+    wrong += [
+        f"{name} has SHA-256 {found[name]}, not {pins[name]}"
+        for name in found.keys() & pins.keys()
+        if found[name] != pins[name]
     ]
     if wrong:
-        raise FetchFailed("; ".join(wrong))
+        raise FetchFailed("; ".join(sorted(wrong)))
 
 
 def _retrieve(jars: Jars, work: Path, out: Path) -> None:
