@@ -10,7 +10,7 @@ EDITABLE := $(PIP) --no-build-isolation --editable
 # all of pymq again, which takes a node three times as long as to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick soak bench figures docs lint spark venv lock clean
+.PHONY: demo test quick soak bench kafka figures docs lint spark venv lock clean
 .DELETE_ON_ERROR:
 
 demo: .venv/made-demo-$(KEY)
@@ -44,7 +44,12 @@ lint: .venv/made-test-$(KEY)
 	$(BIN)/mypy
 
 bench: .venv/made-bench-$(KEY)
+	-$(BIN)/python -m benchmarks.kafka.jars  # without them Kafka is reported as missing
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# The jars of a Kafka and of Spark's Kafka connector, 50 MB in the user's cache folder, for `make bench`.
+kafka: .venv/made-bench-$(KEY)
+	$(BIN)/python -m benchmarks.kafka.jars
 
 # What examples/spark_pipeline.py needs, which asks for it by itself; Java 17 is yours to install.
 spark: .venv/made-spark-$(KEY)

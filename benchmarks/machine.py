@@ -10,6 +10,8 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from benchmarks.kafka import jars
+
 PACKAGES = (
     "attrs",
     "cbor2",
@@ -52,7 +54,8 @@ def describe(folder: Path) -> dict[str, object]:
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "pymq": _commit(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in PACKAGES if (found := _version(name))}
+        | {each.name: each.version for each in jars.ALL.values() if not jars.missing(each.name)},
     }
 
 

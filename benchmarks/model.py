@@ -109,6 +109,7 @@ class Needs(NamedTuple):
 
     modules: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    jars: tuple[str, ...] = ()  # sets of jars by name, see benchmarks.kafka.jars
 
 
 NOTHING = Needs()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.kafka import jars
 from benchmarks.machine import ROOT
 from benchmarks.model import At, Goal, Measures, Part, Side
 from benchmarks.network.servers import find_program
@@ -35,7 +36,7 @@ class SideResult:
 
     side: Side
     runs: list[Measures] = field(default_factory=list)
-    missing: str | None = None  # the module that is not installed
+    missing: str | None = None  # what it needs and is not there
     error: str | None = None
     trace: str = ""  # traceback of the error
 
@@ -105,7 +106,7 @@ class PartResult:
 
 
 def missing(side: Side) -> str | None:
-    """Return the first module or program that *side* needs and that is missing."""
+    """Return the first module, program or set of jars that *side* needs and that is missing."""
     for name in side.needs.programs:
         if not find_program(name):
             return name
@@ -115,7 +116,7 @@ def missing(side: Side) -> str | None:
                 return name
         except ModuleNotFoundError:
             return name
-    return None
+    return next(filter(None, map(jars.missing, side.needs.jars)), None)
 
 
 def run_part(

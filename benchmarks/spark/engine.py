@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NEEDS = Needs(("pyspark", "pyarrow", "pandas"), ("java",))
 OURS = Needs((*NEEDS.modules, "zmq"), NEEDS.programs)
+KAFKA = Needs((*NEEDS.modules, "confluent_kafka"), NEEDS.programs, ("kafka", "spark-kafka"))
 FILES = 4  # as many files as partitions: two for each slot
 KEYS = 100_000
 VALUE_BYTES = 100
@@ -34,8 +35,10 @@ MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBase
 
 
 @contextmanager
-def session(folder: Path) -> Iterator[SparkSession]:
-    """Start Spark with two slots and the settings of docs/spark.md, Sizing, for all sides alike."""
+def session(folder: Path, jars: Sequence[Path] = ()) -> Iterator[SparkSession]:
+    """Start Spark with two slots and the settings of docs/spark.md, Sizing, for all sides alike;
+    *jars* are additional ones.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -50,6 +53,7 @@ def session(folder: Path) -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "2g",
+        "spark.jars": ",".join(map(str, jars)),
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",

@@ -211,6 +211,23 @@ def test_each_body_that_is_accepted_can_be_read(seed: int) -> None:
         assert len(batch.records()) == len(ROWS) * 5
 
 
+EDGES = [limit + step for limit in (1 << 6, 1 << 13, 1 << 20) for step in (-1, 0)]
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_numbers_of_one_two_and_more_bytes_are_read(edge: int) -> None:
+    """Each length and each number of a record has as many bytes as it needs."""
+    times = [edge, -edge, -edge - 1, 0]
+    keys, values = [b"k" * edge, b"k", None, b""], [b"v", b"v" * edge, b"", b"v"]
+    offsets = [0, edge, edge + 1, 2 * edge]
+    body = records.encode(offsets, times, keys, values, [()] * 4)
+    found = records.decode(body, 4)
+    assert found == (offsets, times, keys, values, [()] * 4)
+    for end in range(max(0, len(body) - 20), len(body)):
+        with pytest.raises(CorruptBatch):
+            records.decode(body[:end], 4)
+
+
 def test_a_time_of_more_than_64_bits_is_refused() -> None:
     body = records.encode([0], [1 << 66], [None], [b"v"], [()])
     data = bytearray(packed(ROWS)[:KAFKA_HEADER_SIZE] + body)
