@@ -19,10 +19,12 @@ from pymq.core.group.request_validation import refusal
 from pymq.core.message import (
     Acquire,
     BeatClassic,
+    BeatReconciled,
     CommitClassic,
     CommitOffset,
     DeleteGroup,
     DescribeClassic,
+    DescribeReconciled,
     Fetched,
     GetGroup,
     GetLeases,
@@ -65,6 +67,8 @@ OneGroup = (
     | LeaveClassic
     | CommitClassic
     | DescribeClassic
+    | BeatReconciled
+    | DescribeReconciled
 )
 
 

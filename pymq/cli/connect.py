@@ -19,7 +19,7 @@ URL = "PYMQ_URL"
 def arguments(parser: argparse.ArgumentParser, *, is_top: bool = False) -> None:
     """Add ``--url`` and the key options.
 
-    If a nested command has them too, they override those of the *top*.
+    The options of a nested command override those of the *top* command.
     """
     default = None if is_top else argparse.SUPPRESS
     parser.add_argument(
@@ -35,6 +35,12 @@ def arguments(parser: argparse.ArgumentParser, *, is_top: bool = False) -> None:
     )
     parser.add_argument(
         "--principal", metavar="NAME", default=default, help="the name of our own key"
+    )
+    parser.add_argument(
+        "--tls-dir",
+        metavar="DIR",
+        default=default,
+        help="the folder of certificates, for tls://HOST:PORT",
     )
 
 
@@ -54,7 +60,7 @@ def url_of(args: argparse.Namespace) -> str:
 
 
 def folder_of(url: str) -> str | None:
-    """Return the folder that a URL names; None if it names none."""
+    """Return the folder that a URL names; None for other URLs."""
     if url in ("memory:", ":memory:"):
         return None
     scheme, separator, rest = url.partition("://")
@@ -75,7 +81,9 @@ def opened(args: argparse.Namespace, *, makes: bool = False) -> Iterator[pymq.Cl
         raise StoreError(
             f"there is no queue in {folder!r}; 'pymq topic create --url {folder} NAME' creates one"
         )
-    with pymq.open(url, curve_dir=args.curve_dir, principal=args.principal) as mq:
+    with pymq.open(
+        url, curve_dir=args.curve_dir, principal=args.principal, tls_dir=args.tls_dir
+    ) as mq:
         try:
             yield mq
         except (UnknownTopic, UnknownGroup) as error:
@@ -93,12 +101,12 @@ def described(mq: pymq.Client) -> Iterator[TopicDescription]:
 
 
 def suggest(mq: pymq.Client, error: PymqError) -> None:
-    """Add the similar or existing names to an error, if they can be read."""
+    """Add similar or existing names to an error, if the names can be read."""
     kind = "topic" if isinstance(error, UnknownTopic) else "group"
     try:
         names = mq.topics() if kind == "topic" else mq.groups()
     except PymqError:
-        return  # the first error is the one to report
+        return  # report the first error, not this one
     wanted = error.message.split("'")[1] if error.message.count("'") >= 2 else ""
     near = difflib.get_close_matches(wanted, names, 1)
     if near:
