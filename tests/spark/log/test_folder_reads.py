@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'pymq-log[spark]'")
 
 import pymq
-from pymq.errors import CorruptBlock, OffsetOutOfRange
+from pymq.core.batch.record import EncodedBatch
+from pymq.errors import CorruptBatch, CorruptBlock, OffsetOutOfRange
 from pymq.spark import backfill, columns
-from pymq.spark.log.block_files import OPENED_MAX
+from pymq.spark.log.block_files import OPENED_MAX, verified
 from pymq.spark.log.folder_log import FolderLog
 from pymq.spark.options import source_options
 from pymq.spark.planning import Range
@@ -249,6 +252,17 @@ def test_a_damaged_batch_is_named_with_its_file_and_offset(tmp_path: Path, numbe
         read(table(tmp_path))
     assert raised.value.details["file"] == str(path)
     assert raised.value.details["offset"] == 10 * number
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=40), st.data())
+def test_each_flipped_bit_of_a_batch_is_found(values: list[bytes], data: st.DataObject) -> None:
+    """The checksum is zlib's, whichever library computes it."""
+    batch = EncodedBatch.encode(values, timestamp_ms=1).stamp(7, 1, 0)
+    assert verified(batch) is batch
+    body = bytearray(batch.body)
+    body[data.draw(st.integers(0, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(CorruptBatch, match="batch at offset 7"):
+        verified(EncodedBatch(batch.head, body, batch.header))
 
 
 @pytest.mark.parametrize("left", [0, 1, 50])
