@@ -1,4 +1,4 @@
-"""The machine and the versions, without which no figure means anything."""
+"""The computer and the versions, without which no figure means anything."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def describe(folder: Path) -> dict[str, object]:
-    """Describe the machine as far as it may affect results; *folder* is where the data goes."""
+    """Describe the machine as far as it may affect results; *folder* is the folder for the data."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": _cpu(),
@@ -57,7 +57,7 @@ def describe(folder: Path) -> dict[str, object]:
 
 
 def load() -> float:
-    """Return how many processes wanted to run in the last minute."""
+    """Return the load: how many processes wanted to run in the last minute."""
     return round(os.getloadavg()[0], 2)
 
 

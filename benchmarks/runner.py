@@ -40,18 +40,18 @@ class SideResult:
     trace: str = ""  # traceback of the error
 
     def median(self, measure: str) -> float | None:
-        """The median of all runs."""
+        """Return the median of all runs."""
         found = [run[measure] for run in self.runs if measure in run]
         return statistics.median(found) if found else None
 
     def spread(self, measure: str) -> tuple[float, float]:
-        """The lowest and the highest run."""
+        """Return the lowest and the highest run."""
         found = [run[measure] for run in self.runs if measure in run]
         return min(found), max(found)
 
     @property
     def measures(self) -> list[str]:
-        """The names of the measures."""
+        """Return the names of the measures."""
         return list(self.runs[0]) if self.runs else []
 
 
@@ -61,7 +61,7 @@ class GoalResult:
 
     goal: Goal
     reached: float | None  # None: pymq, or all of its peers, could not be measured
-    peer: str = ""  # the best of its peers
+    peer: str = ""  # the best peer
 
     @property
     def is_met(self) -> bool | None:
@@ -95,7 +95,7 @@ class PartResult:
         return GoalResult(goal, self._ratio(goal.ours, best), best.side)
 
     def _median(self, at: At) -> float | None:
-        side = self.sides.get(at.side)  # An earlier run may have fewer sides.
+        side = self.sides.get(at.side)  # an earlier run may have fewer sides
         return side.median(at.measure) if side is not None else None
 
     def _ratio(self, ours: At, peer: At) -> float:
@@ -121,7 +121,7 @@ def missing(side: Side) -> str | None:
 def run_part(
     part: Part, folder: Path, scale: str, runs: int, told: Callable[[str], object]
 ) -> PartResult:
-    """Run all sides of *part* in turn, *runs* times; calls *told* with the progress."""
+    """Run all sides of *part* in turn, *runs* times; call *told* with the progress."""
     sides = {side.name: SideResult(side, missing=missing(side)) for side in part.sides}
     home = folder / part.name
     rounds = min(runs, part.runs_max)
@@ -182,7 +182,7 @@ def _start(part: Part, side: Side, mine: Path, scale: str, number: int, phase: s
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """End the worker, and the servers that it has started."""
+    """End the worker, and the servers that the worker has started."""
     process.terminate()
     try:
         process.communicate(timeout=STOP_S)

@@ -20,7 +20,7 @@ SETTINGS = {"linger.ms": 5, "batch.num.messages": 10_000, "batch.size": 1_000_00
 def mock() -> tuple[Any, str]:
     """Start a mock broker in this process.
 
-    Returns the object that keeps it alive, and its address.
+    Returns the server's address, and the object that keeps the server alive.
     """
     from confluent_kafka.admin import AdminClient
 

@@ -78,9 +78,9 @@ def passes(job: Job) -> tuple[int, int]:
 def rate(job: Job, count: int, work: Callable[[], float | None]) -> float:
     """Return the median of *count* rows per second; *work* may return its own time.
 
-    A JVM interprets at first and compiles code that runs often. Until then, for some millions of
-    rows, it handles a third of the rate, so that most of any side's time would be the same time of
-    the JVM. Each side therefore gets the same warm-up, even if a side does not need one.
+    A JVM first interprets code, and then compiles code that runs often. Until then, for some
+    millions of rows, it has a third of its final rate, and most of any side's time would be the
+    JVM's. Each side therefore gets the same warm-up, even if a side does not need one.
     """
     warm, measured = passes(job)
     found = []
@@ -92,15 +92,15 @@ def rate(job: Job, count: int, work: Callable[[], float | None]) -> float:
 
 
 def took(sink: DataStreamWriter) -> float:
-    """Run a query until it ends; returns the seconds of its batches that had rows."""
+    """Run a query until it ends; return the seconds of its batches that had rows."""
     for left in reversed(range(TRIES)):
         query = sink.start()
         try:
             query.awaitTermination()
         except Exception as error:
             if not left or "failed to connect back" not in str(error):
-                # otherwise a Python process took more than the ten seconds that Spark allows for
-                # its start
+                # a failure here means that a Python process took more than the ten seconds that
+                # Spark allows for its start
                 raise
         else:
             break

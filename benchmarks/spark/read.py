@@ -113,7 +113,7 @@ def parquet(job: Job) -> Measures:
 
 
 def json(job: Job) -> Measures:
-    """Read with Spark's own reader, which gets the schema."""
+    """Read with Spark's own reader, which is given the schema."""
     return _read(job, lambda spark: spark.read.schema(SCHEMA).json(str(job.folder / TOPIC)))
 
 
@@ -137,7 +137,7 @@ def ours(place: Callable[[Path], AbstractContextManager[str]]) -> Callable[[Job]
 
 
 def _stream(spark: SparkSession, options: dict[str, str], checkpoint: Path, count: int) -> float:
-    """Read everything as a stream of one batch; returns the seconds of the batch."""
+    """Read everything as a stream of one batch; return the seconds of the batch."""
     source = spark.readStream.format("pymq").options(**options).load()
     shutil.rmtree(checkpoint, ignore_errors=True)
     sink = source.writeStream.foreachBatch(lambda frame, number: _aggregate(frame, count))

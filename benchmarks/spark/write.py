@@ -49,7 +49,7 @@ def _rows(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def _stream(spark: SparkSession, job: Job, kind: str, options: dict[str, str]) -> float:
-    """Write everything as a stream of one batch; returns the seconds of the batch."""
+    """Write everything as a stream of one batch; return the seconds of the batch."""
     source = spark.readStream.schema("id long").parquet(str(job.folder / "numbers"))
     checkpoint = job.folder / "checkpoint"
     shutil.rmtree(checkpoint, ignore_errors=True)

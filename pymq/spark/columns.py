@@ -47,7 +47,7 @@ NULLABLE = frozenset({"key", "value", "headers"})  # where Spark looks for nulls
 def schema(*, has_headers: bool, value: DataType | None = None) -> StructType:
     """Return the columns of the source, in the order of Kafka's source.
 
-    *value* is the type of the column of values, if they are not binary.
+    *value* is the type of the column of values, if that type is not binary.
     """
     fields = FIELDS if value is None else {**FIELDS, "value": value}
     names = [name for name in fields if has_headers or name != "headers"]
@@ -148,7 +148,7 @@ def _partition(parts: Sequence[BatchPart], count: int) -> pa.Array:
 
 
 def _names(counts: Sequence[tuple[str, int]], count: int) -> pa.Array:
-    """Repeat each name; a task reads its partitions one after the other."""
+    """Repeat each name; a task reads one partition after the other."""
     names = {name for name, _ in counts}
     if len(names) == 1:
         return arrays.repeated(names.pop(), count)

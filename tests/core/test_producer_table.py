@@ -129,8 +129,8 @@ def test_no_table_is_larger_than_a_roll_can_take(bytes_max: int) -> None:
 
 
 def test_of_those_that_are_long_silent_only_the_last_batch_goes_along() -> None:
-    """For producers that were silent for long the table stores only the next sequence, because they
-    wait for no answer.
+    """For producers that were silent for long, the table stores only the next sequence, because
+    these producers wait for no answer.
     """
     late, busy = table_of(5_000, 5, 0), table_of(1_000, 5, UNDER_WAY_MS, first=1)
     table = ProducerTable.restore(

@@ -22,7 +22,7 @@ RECORDS = 24
 
 
 def fill(mq: Client, topic: str, records: int = RECORDS) -> list[bytes]:
-    """Records of a kilobyte, of which four make a block."""
+    """Send records of a kilobyte; four of them fill a block."""
     values = [b"%s %d " % (topic.encode(), number) + b"x" * 1_000 for number in range(records)]
     with mq.producer(linger_ms=0) as producer:
         for value in values:

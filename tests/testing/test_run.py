@@ -124,7 +124,7 @@ def test_no_broker_beats_so_slowly_that_it_is_taken_for_dead() -> None:
     """However different the clocks are, no broker's heartbeats are so slow that it is declared
     dead.
 
-    In an earlier version a broker was registered and declared dead in turn.
+    In an earlier version such a broker was registered and declared dead again and again.
     """
     plans = [generate(101_812, brokers=None, zkservers=None, profile="all", seconds=4)]
     plans += [generate(seed, brokers=3, zkservers=2, profile="swarm") for seed in range(100)]

@@ -34,7 +34,7 @@ T = TypeVar("T")
 POLL_MS = 1000  # how long a fetch waits for new records
 REFRESH_S = 1.0  # time for a zkserver's answer when cached metadata can be used instead
 BLOCKS_S = 2.0  # time for the description of blocks, without which a plan is less even
-AWAY_S = 5.0  # after such a timeout, cached metadata is used for this long without a request
+AWAY_S = 5.0  # how long cached metadata is used without a request after such a timeout
 
 
 @define
@@ -70,7 +70,7 @@ class ClusterLog:
         self._rack = rack
 
     def topics(self) -> list[str]:
-        """As :class:`TopicLog`."""
+        """See :class:`TopicLog`."""
         known = self._known
         if known is None or known.names is None:
             names = self._list(self._timeout_s)
@@ -81,7 +81,7 @@ class ClusterLog:
         return names
 
     def topic(self, name: str) -> Topic:
-        """As :class:`TopicLog`."""
+        """See :class:`TopicLog`."""
         known = self._known
         there = known.topics.get(name) if known is not None else None
         if known is None or there is None:
@@ -113,13 +113,13 @@ class ClusterLog:
     def bounds(
         self, topic: str, partitions: Sequence[str], topic_id: str = ""
     ) -> Mapping[str, tuple[int, int]]:
-        """As :class:`TopicLog`."""
+        """See :class:`TopicLog`."""
         return self._questions.all_bounds(topic, partitions, self._timeout_s, topic_id)
 
     def at_time(
         self, topic: str, partitions: Sequence[str], timestamp_ms: int, topic_id: str = ""
     ) -> Mapping[str, int]:
-        """As :class:`TopicLog`."""
+        """See :class:`TopicLog`."""
         found = self._questions.ask_leaders(
             topic,
             partitions,
@@ -158,7 +158,7 @@ class ClusterLog:
     def read(
         self, wanted: Range, fetch_bytes: int, begun: Call | None = None
     ) -> Iterator[EncodedBatch]:
-        """As :class:`TopicLog`; *begun* is the result of :meth:`begin` for the same range."""
+        """See :class:`TopicLog`; *begun* is the result of :meth:`begin` for the same range."""
         topic, partition, position, end, _ = wanted
         preference = Preference(f"spark-{position}", self._rack)
         route = PartitionRoute(topic, partition, preference=preference)

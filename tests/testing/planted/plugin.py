@@ -2,9 +2,9 @@
 
 Run as a program, it tests many bugs in a row.
 
-``python -m tests.testing.planted.plugin NAME...`` runs the ordinary test that is to find each bug,
-all in one process, since to start one takes longer than most of the tests. The program prints a
-line of JSON for each bug: its name, pytest's exit status and pytest's output.
+``python -m tests.testing.planted.plugin NAME...`` runs the ordinary test that must find each bug.
+All tests run in one process, because a new process takes longer than most of the tests. The program
+prints a line of JSON for each bug: its name, pytest's exit status and pytest's output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Bugs of replication: which replica has which records, what is committed, and who leads.
+"""Bugs of replication: which replica has which records, which records are committed, and which
+replica leads.
 
 Raft has further mutants in its own tests.
 """
