@@ -254,11 +254,11 @@ class ConsumerGroup:
             due = min(due, member.gone_at, member.waits_until)
         return due
 
-    def describe(self, request: int, now: int) -> GroupState:
-        """Describe the group, as the answer to a request."""
+    def describe(self, request: int, now: int, *, is_new: bool = False) -> GroupState:
+        """Describe the group, as the answer to a request; *is_new*: of a new coordinator."""
         members = tuple(member.describe(now) for member in self.members.values())
         offsets = self.offsets.describe()
-        return GroupState(request, self.name, self.generation, members, offsets)
+        return GroupState(request, self.name, self.generation, members, offsets, is_new=is_new)
 
 
 def strictest(said: Iterable[bool | None]) -> bool | None:
