@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from random import Random
 
-from pymq.testing.checkers.base import StoreWatch
 from pymq.testing.cluster import Cluster
+from pymq.testing.faults.plan import Plan
 from pymq.testing.simulation import probe
 from pymq.testing.simulation.world import mix
 
@@ -30,17 +30,17 @@ def draw_survivor(seed: int, brokers: list[str], left: str | None) -> str | None
     return rng.choice(found)
 
 
-def committed_on(cluster: Cluster, watch: StoreWatch, name: str) -> Wanted:
-    """Return up to where a broker has each partition from its beginning, committed.
+def committed_on(cluster: Cluster, plan: Plan, name: str) -> Wanted:
+    """Return up to where a broker has each partition of the plan's topics, committed.
 
-    Topics that are deleted and created again are left out, and records after a block that this
-    broker lacks.
+    Records after a block that this broker lacks are left out.
     """
     found: Wanted = {}
+    topics = {str(topic["name"]) for topic in plan.topics}
     broker = cluster.brokers[name].broker
     for partition in probe.partitions(broker) if broker is not None else ():
         topic, key = partition.name
-        if topic.startswith("__") or topic in watch.mortal:
+        if topic not in topics:
             continue
         end = probe.readable_from_begin(partition)
         if end is not None:
