@@ -128,10 +128,9 @@ def deliver_to_the_first(deliver: Any, self: ReplyMailbox, replies: Any) -> None
 bug(
     "reply-accepted-twice",
     AREA,
-    "a request accepts a second reply, of the responder that got it again",
-    "own",
-    "calm-3 crash-3 network-3 crash",
-    is_slow=True,
+    "a request accepts a second reply; responders reply twice, as if each request came again",
+    "own; at-least-once delivery repeats replies",
+    "calm calm-3",
 )
 
 
@@ -143,9 +142,10 @@ def deliver_again(deliver: Any, self: ReplyMailbox, replies: Any) -> None:
             pending.take(reply)
 
 
-@plant("reply-accepted-twice", ReplyMailbox, "drop")
-def never_drop(drop: Any, self: ReplyMailbox, id: bytes) -> None:
-    pass
+@plant("reply-accepted-twice", Responder, "answer")
+def answer_twice(answer: Any, self: Responder, consumer: Consumer, record: Record) -> None:
+    answer(self, consumer, record)
+    answer(self, consumer, record)
 
 
 bug(
