@@ -48,6 +48,7 @@ from pymq.core.types import NEVER
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
 
+FIRST_EPOCH = 1  # of a partition; each leader has a later one
 LIFE_BITS = 20  # each step of the incarnation reserves 2**LIFE_BITS request ids
 
 OneGroup = (
@@ -134,6 +135,7 @@ class GroupCoordinators:
                 self._last_request,
                 self._limits,
                 self.awaited,
+                is_first=_is_first(partition),
             )
             self.by_index[state.index] = coordinator
             coordinator.offsets.begin(now)
@@ -199,3 +201,8 @@ class GroupCoordinators:
         for coordinator in self.by_index.values():
             if coordinator.offsets.is_dirty:
                 coordinator.offsets.flush(now)
+
+
+def _is_first(partition: Partition) -> bool:
+    """Whether nobody has led an offsets partition before: its first block is in its first epoch."""
+    return len(partition.state.blocks) == 1 and partition.leads_at == FIRST_EPOCH

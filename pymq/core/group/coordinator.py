@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from pymq.core.group.kafka.coordinator import KafkaGroupCoordinator
 
 LOOK_MS = 250  # interval of checks of sessions and leases
+# Within this time, members of the former coordinator have joined the new one: they send a heartbeat
+# every three seconds at least.
+REJOIN_MS = 4_000
 
 
 class GroupCoordinator:
@@ -74,7 +77,10 @@ class GroupCoordinator:
         first_request: int = 0,
         limits: GroupLimits | None = None,
         awaited: Awaited | None = None,
+        *,
+        is_first: bool = True,
     ) -> None:
+        """Prepare to load the groups; *is_first*: there was no coordinator before."""
         self.index = index
         self.deadline = NEVER
         self.groups: dict[str, ConsumerGroup] = {}
@@ -98,6 +104,8 @@ class GroupCoordinator:
         self._context = context
         self._kafka: KafkaGroupCoordinator | None = None  # made for the first Kafka client
         self._assignors = assignors
+        # Until then, members of a former coordinator may not have joined this one.
+        self._is_new_until = 0 if is_first else now + REJOIN_MS
         # requests and deleted topics that wait until the offsets are loaded
         self._parked: list[tuple[str, GroupRequest]] = []
         self._deleted: list[tuple[str, str]] = []
@@ -111,6 +119,8 @@ class GroupCoordinator:
 
     def _loaded(self, m: Fetched, now: int) -> None:
         if self.offsets.loaded(m, now):
+            if self._is_new_until:
+                self._is_new_until = now + REJOIN_MS
             for name in self.groups:
                 self._rearm(name)  # The clock must run until delays end, also before members come.
             deleted, self._deleted = self._deleted, []
@@ -257,10 +267,12 @@ class GroupCoordinator:
     def _describe(self, source: str, m: GetGroup | GetLeases, now: int) -> None:
         group = self.groups.get(m.group)
         answer: Message
+        is_new = now < self._is_new_until
         if group is None:
-            answer = refusal(m, UnknownGroup(f"there is no group {m.group!r}"))
+            error = UnknownGroup(f"there is no group {m.group!r}", is_new=is_new)
+            answer = refusal(m, error)
         elif isinstance(m, GetGroup):
-            answer = group.describe(m.id, self.clock.ms)
+            answer = group.describe(m.id, self.clock.ms, is_new=is_new)
         else:
             answer = group.offsets.describe_leases(m, self.clock.ms)
         self._host.reply(source, answer, now)

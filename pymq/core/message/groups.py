@@ -243,6 +243,8 @@ class GroupState:
     members: tuple[GroupMember, ...] = ()
     offsets: tuple[GroupOffset, ...] = ()
     error: PymqError | None = None
+    is_new: bool = False
+    """Whether the coordinator has just taken over: members that have not joined it are missing."""
 
 
 @value
