@@ -54,11 +54,11 @@ def clip(data: bytes, offset: int) -> bytes:
 def restamp(data: Buffer, durable: int) -> list[EncodedBatch]:
     """Check the batches in *data*, which another broker stamped, and stamp them with *durable*.
 
-    A follower does this with batches of its leader. *durable* is about the disk of the broker that
-    stores the batch, so the follower sets what *its own* disk holds, at most the start of *data*.
-    The function checks header and body of each batch, and that each batch continues the previous
-    one, with the next offset and no earlier epoch. The caller checks that the first one continues
-    the log. Bodies are not copied.
+    A follower calls this for batches of its leader. *durable* describes the disk of the broker that
+    stores the batch, so the follower passes the offset before which *its own* disk holds all
+    batches, at most the start of *data*. The function checks header and body of each batch, and
+    that each batch continues the previous one, with the next offset and no earlier epoch. The
+    caller checks that the first one continues the log. Bodies are not copied.
 
     Raises:
         CorruptBatch: *data* is not an unbroken sequence of whole, sound batches.

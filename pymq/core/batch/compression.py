@@ -31,7 +31,7 @@ def codec_number(name: str | None) -> int:
 
 
 def compress(codec: int, data: bytes) -> bytes:
-    """Compress *data* with a codec of :func:`codec_number`."""
+    """Compress *data* with the codec of a number from :func:`codec_number`."""
     if codec == LZ4:
         packed: bytes = _lz4().compress(data)
         return packed

@@ -47,13 +47,14 @@ from pymq.core.message import (
 from pymq.core.types import check_name
 from pymq.errors import InvalidRequest, PymqError
 
-SESSION_MAX_MS = 30 * 60_000  # as Kafka's group.max.session.timeout.ms
+SESSION_MAX_MS = 30 * 60_000  # like Kafka's group.max.session.timeout.ms
 TIME_MAX = 1 << 52  # milliseconds; sums of a few of them stay below 64 bits
 OFFSET_MAX = 1 << 61
-RECORDS_MAX = 1 << 31  # in one request
+RECORDS_MAX = 1 << 31  # most records in one request
 ID_MAX = 32  # hex digits of a topic's id
-SUBSCRIPTION_MAX = 1 << 20  # bytes that a member of a classic group may say about itself ...
-ASSIGNMENTS_MAX = 16 << 20  # ... and that its leader may assign to all
+# most bytes of the data that a member of a classic group sends about itself ...
+SUBSCRIPTION_MAX = 1 << 20
+ASSIGNMENTS_MAX = 16 << 20  # ... and of the assignments that the leading member sends
 HEX = frozenset("0123456789abcdef")
 
 ClassicRequest = (
@@ -80,8 +81,8 @@ def check(m: R) -> R:
     """Check a request, and return it.
 
     Raises:
-        InvalidRequest: a number is out of its range, or a range ends before it begins.
-        InvalidName: a name may not be one.
+        InvalidRequest: a number is out of its range, or a range ends before it begins. InvalidName:
+        a name is not allowed.
     """
     match m:
         case Join():
@@ -139,10 +140,10 @@ def check(m: R) -> R:
                 _number("the offset", each.offset, 0, OFFSET_MAX)
         case Unsubscribe():
             if m.group != m.name:
-                # The guard has checked access only to the group that the request names.
+                # Access was checked only for the group that the request names.
                 raise InvalidRequest(f"{m.name!r} is no group's subscription")
         case _:
-            pass  # These requests have no numbers, and a name that is only looked up.
+            pass  # These requests have no numbers, and their name is only looked up.
     return m
 
 

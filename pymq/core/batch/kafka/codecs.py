@@ -1,14 +1,11 @@
 """The codecs of Kafka's batches; the size of unpacked data is bounded.
 
 ======  ======  ==============================================================================
-number  name    as
-======  ======  ==============================================================================
-0       none
-1       gzip    RFC 1952
-2       snappy  one raw block, or the blocks of Java's snappy stream behind its magic
-3       lz4     frames
-4       zstd    frames
-======  ======  ==============================================================================
+number  name    as ======  ======
+============================================================================== 0       none 1
+gzip    RFC 1952 2       snappy  one raw block, or the magic of Java's snappy stream and its blocks
+3       lz4     frames 4       zstd    frames ======  ======
+==============================================================================
 """
 
 from __future__ import annotations
@@ -35,8 +32,8 @@ def unpack(codec: int, data: Buffer, most: int = BATCH_BYTES_MAX) -> Buffer:
     """Unpack *data*, to at most *most* bytes.
 
     Raises:
-        CorruptBatch: *data* cannot be unpacked, or would be larger.
-        MissingExtra: the codec's package is not installed.
+        CorruptBatch: *data* cannot be unpacked, or unpacks to more than *most* bytes. MissingExtra:
+        the codec's package is not installed.
     """
     if codec == NONE:
         return data
