@@ -139,7 +139,7 @@ class DelayIndex:
     # --- cancelled records ----------------------------------------------------------------------
 
     def was_cancelled(self, id: int) -> bool:
-        """Whether a record was cancelled in the last minute; earlier cancellations are forgotten."""
+        """Whether a record was cancelled in the last minute; the index forgets older ones."""
         return id in self._cancelled
 
     def cancelled_from(self, wall_ms: int) -> int:

@@ -30,7 +30,7 @@ class GroupOffsets:
     # --- topics ---------------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicState:
-        """Return the state of a topic that a member consumes, or in which the group has an offset."""
+        """The state of a topic that a member consumes, or in which the group has an offset."""
         found = self.topics.get(name)
         if found is None:
             found = self.topics[name] = TopicState(name)
@@ -136,7 +136,7 @@ class GroupOffsets:
     # --- unordered records ------------------------------------------------------------------------
 
     def open(self, topic: str, partition: str) -> None:
-        """Note that a partition may have records that members without this partition can process."""
+        """Note that a partition may have records for members that do not own the partition."""
         consumed = self.topics.get(topic)
         if consumed is not None and consumed.ordered is not True:
             consumed.open[partition] = None

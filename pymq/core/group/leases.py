@@ -253,7 +253,7 @@ class Leases:
             self.next = end
 
     def acknowledge(self, member: str, ranges: Iterable[Range]) -> int:
-        """Acknowledge records; returns how many are refused because *member* has no lease on them."""
+        """Acknowledge records; returns how many are refused because *member* has no lease."""
         refused = 0
         for start, end in ranges:
             held = 0

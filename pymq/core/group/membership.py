@@ -144,7 +144,7 @@ class MembershipManager:
     def forget(
         self, group: ConsumerGroup, topic: str, is_gone: Callable[[str], bool], now: int
     ) -> None:
-        """Drop the offsets in deleted topics of that name, and remove the members of these topics."""
+        """Drop the offsets of deleted topics of that name, and remove the topics' members."""
         for name in group.offsets.forget(topic, is_gone):
             self._context.offsets.changed(group.name, *name)
         members = [x for x in group.members.values() if x.topic == topic and is_gone(x.topic_id)]

@@ -62,7 +62,7 @@ class ReplicaFetched:
 
 @value
 class RaftAppend:
-    """AppendEntries (Raft, figure 2): batches from *prev* on; the previous batch has *prev_epoch*."""
+    """AppendEntries (Raft, figure 2): batches from *prev* on, after a batch of *prev_epoch*."""
 
     block: BlockId
     epoch: int
@@ -93,7 +93,9 @@ class RaftAppended:
 
 @value
 class RaftVote:
-    """RequestVote for a log that ends at *end* with *last_epoch*; if *pre*, PreVote (thesis 9.6)."""
+    """RequestVote for a log that ends at *end* with *last_epoch*; with *pre* a PreVote (thesis
+    9.6).
+    """
 
     block: BlockId
     epoch: int

@@ -19,7 +19,7 @@ RECORD_MAX = 32 << 20  # bytes; the upper limit of max_record_bytes
 
 @value
 class TopicConfig:
-    """The options of a topic; None for an option whose value depends on the partition's ack mode."""
+    """The options of a topic; None if an option's value depends on the partition's ack mode."""
 
     block_bytes: int = 128 << 20  # the size at which a block is rolled
     block_ms: int = 7 * 24 * 3600 * 1000  # the age at which a block is rolled

@@ -1,4 +1,4 @@
-"""Answers the fetches of one partition, at once or when records arrive; searches offsets by time."""
+"""Answers fetches of one partition, at once or when records arrive; finds offsets by time."""
 
 from __future__ import annotations
 

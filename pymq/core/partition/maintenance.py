@@ -165,7 +165,7 @@ class Maintenance:
 
 
 def _keeping(delays: DelayBounds, blocks: Sequence[BlockNode], kept: int) -> int:
-    """Return the number of the first block to keep: *kept*, or an earlier one with delayed records."""
+    """Return the number of the first block to keep: *kept*, or one with delayed records."""
     delays.wanted_from = next(block.start for block in blocks if block.number == kept)
     return max(
         (b.number for b in blocks if b.number <= kept and b.start <= delays.pending_from),

@@ -176,7 +176,7 @@ class OpenBlock:
 
     @property
     def is_in_touch(self) -> bool:
-        """Whether the replica's high watermark is up to date: it leads, or its leader seems alive."""
+        """Whether the replica learns what is committed: it leads, or its leader seems alive."""
         if not self.is_running:
             return False
         leader = self.leader

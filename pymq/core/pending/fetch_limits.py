@@ -280,7 +280,7 @@ class Fetches:
         return loads is not None and (self.limits.node_bytes - loads.node) // 2 < LEAST_BYTES
 
     def _pass(self, account: str, connection: str) -> None:
-        """Skip a connection without room: try the account's next connection, then the next account."""
+        """Skip a connection without room; try the account's next one, then the next account."""
         self._looks += 1
         connections = self._line[account]
         connections.move_to_end(connection)

@@ -13,7 +13,7 @@ from pymq.errors import PymqError
 
 @value
 class DelayedAppended:
-    """Informs the delay scheduler that a batch with delayed records, or their copies, is committed."""
+    """Informs the delay scheduler: a batch with delayed records or copies is committed."""
 
     id: int
     batch: EncodedBatch | None = None

@@ -185,7 +185,7 @@ class BlockRepair:
 
     @property
     def paced_bytes(self) -> int:
-        """The approximate bytes of the next request, if the block is moving to this broker; else 0."""
+        """The approximate bytes of the next request, if the block moves to this broker; else 0."""
         move = self._block.move
         if move is None or move.adding != self._host.me:
             return 0

@@ -110,7 +110,7 @@ class PartitionRepairs:
         ]
 
     def recovered(self, state: PartitionState, found: Recovered, now: int) -> bool:
-        """Handle the store's answer with a copy's end; returns whether that copy is under repair."""
+        """Handle the store's answer with a copy's end; returns whether the copy is in repair."""
         repair = self._repairs.get(found.block.number)
         if repair is None or not repair.log.is_recovering:
             return False

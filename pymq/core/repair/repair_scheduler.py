@@ -92,7 +92,7 @@ class RepairScheduler:
     # --- called by repairs ------------------------------------------------------------------------
 
     def want(self, repair: Asker) -> None:
-        """Queue *repair*, which needs another part of its block. A repeated call changes nothing."""
+        """Queue *repair*, which needs a further part of its block; repeated calls change nothing."""
         if self._slots.get(repair) is not None or repair in self._timers:
             return
         if repair not in self.waiting:
