@@ -1,10 +1,10 @@
-"""The leased records of a member that its application has not got yet.
+"""The leased records of a member that the application has not got yet.
 
 | record | what the member does |
 |---|---|
 | waits for the application | renews the lease |
-| came while the application works on other records | returns it after some milliseconds |
-| is for another group, or expired or delayed | acknowledges it, without delivering it |
+| arrived while the application works on other records | returns it after some milliseconds |
+| is for another group, expired or delayed | acknowledges it without delivering it |
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pymq.core.types import NEVER
 from pymq.errors import CorruptBatch
 
 FOR_SOME = TIMED | ROUTED
-BEGINNING = 0  # the time at which no record has expired
+BEGINNING = 0  # a time at which no record has expired
 EXPIRED = b"the record expired before a consumer got it"
 
 Dead = tuple[RecordBatch, bytes | None]  # records for the dead-letter topic, and their error
 
 
 class UndeliveredRecords:
-    """The undelivered records of one member: fetched ones (*chunks*) and those being fetched."""
+    """The undelivered records of one member: fetched (*chunks*) or being fetched."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class UndeliveredRecords:
         tally: Counters,
         dead: deque[Dead],
     ) -> None:
-        self.is_at_work = False  # the application has got records and has not polled since
+        self.is_at_work = False  # whether the application has got records and has not polled since
         self.renew_at = NEVER
         self.return_at = NEVER
         self._membership = membership
@@ -73,14 +73,15 @@ class UndeliveredRecords:
     def spans(self) -> list[Span]:
         """The offsets of all undelivered records."""
         found = self._settler.buffered() + self._leased.coming()
-        # A copy: the application's thread may take chunks out at the same time.
+        # Iterate over a copy, because the application's thread may take out chunks at the same
+        # time.
         found += [(c.partition, (c.base_offset, c.end_offset)) for c in self._chunks.copy()]
         return found
 
     # --- for this group, and due ------------------------------------------------------------------
 
     def due_now(self, view: RecordBatch) -> RecordBatch:
-        """Return the fetched records that are for this group and due; the others count as holes.
+        """Return the fetched records that are for this group and due; other offsets count as holes.
 
         Expired records are included if they become dead letters.
         """
@@ -103,7 +104,7 @@ class UndeliveredRecords:
     def without_expired(self, view: RecordBatch) -> RecordBatch:
         """Return the leased records that have not expired.
 
-        The others become dead letters, if the consumer wants that.
+        Expired records become dead letters if the option ``expired`` says so.
         """
         if not self._membership.config.buries_expired or not _may_expire(view):
             return view
@@ -112,9 +113,9 @@ class UndeliveredRecords:
         return kept
 
     def unexpired(self, view: RecordBatch) -> RecordBatch:
-        """Return the records of a view that have not expired by the time the application gets them.
+        """Return the records of a view that have not expired when the application gets them.
 
-        All other records are acknowledged, or become dead letters.
+        The expired records are acknowledged, or become dead letters.
         """
         if self._membership.config.buries_expired:
             return self.without_expired(view)
@@ -161,10 +162,11 @@ class UndeliveredRecords:
         return [(c.partition, (c.base_offset, c.end_offset)) for c in chunks]
 
     def return_surplus(self, *, is_stuck: bool) -> None:
-        """Return records that came while the application works on others.
+        """Return records that arrived while the application works on others.
 
-        The member sent a second request before the first answer came, and both brought records. The
-        records of the second answer would wait here although other members are idle.
+        The member has sent a second request before the first answer arrived, and both answers
+        contained records. The records of the second answer would wait here although other members
+        are idle.
         """
         self.return_at = NEVER
         if not self.is_at_work or is_stuck:
@@ -174,7 +176,7 @@ class UndeliveredRecords:
             self._settler.give_back(surplus)
 
     def stop(self) -> None:
-        """Stop renewing and returning records: the leases are lost."""
+        """Stop renewing and returning records, because the leases are lost."""
         self.renew_at = self.return_at = NEVER
 
 

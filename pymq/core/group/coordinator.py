@@ -112,7 +112,7 @@ class GroupCoordinator:
                 self.step(source, request, now)
 
     def resign(self, error: PymqError, now: int) -> None:
-        """Answer all waiting requests with *error*, since another broker takes over (emigration)."""
+        """Answer all waiting requests with *error*; another broker takes over (emigration)."""
         self._membership.resign(error, now)
         if self._classic is not None:
             self._classic.resign(error, now)

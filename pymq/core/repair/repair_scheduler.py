@@ -92,7 +92,7 @@ class RepairScheduler:
     # --- called by repairs ------------------------------------------------------------------------
 
     def want(self, repair: Asker) -> None:
-        """Queue *repair*, which needs a further part of its block; repeated calls change nothing."""
+        """Queue *repair*, which needs a part of its block; a repeated call changes nothing."""
         if self._slots.get(repair) is not None or repair in self._timers:
             return
         if repair not in self.waiting:
