@@ -203,10 +203,10 @@ class FetchReplicator:
         self._rearm()
 
     def transfer(self, peer: str, now: int) -> None:
-        """Do nothing, because the zkserver rolls the block, and the next one gets another leader."""
+        """Do nothing: the zkserver rolls the block, and the next block gets another leader."""
 
     def relinquish(self, now: int) -> None:
-        """Do nothing, because the zkserver rolls the block, and the next one gets another leader."""
+        """Do nothing: the zkserver rolls the block, and the next block gets another leader."""
 
     # --- the leader -----------------------------------------------------------------------------
 
