@@ -64,7 +64,7 @@ class Handles:
             self._files.close(handle)
 
     def reader(self, block: StoredBlock) -> Pread:
-        """Return a function that reads the block's file, or returns no bytes if there is no file."""
+        """Return a function that reads the block's file; without a file it returns no bytes."""
         if block.size == 0:
             return _nothing
         handle = block.handle if block.handle >= 0 else self.open(block)
