@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Socket
 
 _IDENTITY = re.compile(rb"(?:[A-Za-z0-9._-]{1,220}|(?:tcp|ipc)://[!-~]{1,220})/[0-9a-f]{16}")
-NAMES_KEPT = 10_000  # names of machines in the cache
+NAMES_KEPT = 10_000  # most names of machines in the cache
 FENCED_KEPT = 1_000
 
 Frames = list[Buffer]
 
 
 def make_identity(node: str) -> bytes:
-    """Make a routing id for this process of *node*; it is unique.
+    """Make a unique routing id for this process of *node*.
 
     Raises:
         ConfigError: *node* is not a valid name of a node.
@@ -52,21 +52,21 @@ class Peer:
     packet: wire.Packet | None = None  # the packet that is being built
     waiting: deque[tuple[float, int, Frames]] = Factory(deque)  # (time, bytes, packet)
     waiting_bytes: int = 0
-    link: PeerLink | None = None  # the connection made by this node
-    route: bytes | None = None  # routing id of the connection that the peer made
+    link: PeerLink | None = None  # the connection that this node has made
+    route: bytes | None = None  # routing id of the connection that the peer has made
     heard_at: float = 0.0
     greeted_at: float = float("-inf")
     principal: str = ANONYMOUS
     key: str = ""  # the key that the peer's connection has proved
-    refused_until: float = 0.0  # until this time the node does not connect again
+    refused_until: float = 0.0  # this node does not connect again before this time
     header_max: int = wire.HEADER_BYTES_MAX  # limit of the headers of the peer's packets
-    # whether the peer is a client, which is neither a broker nor a zkserver
+    # whether the peer is a client, not a broker or a zkserver
     is_client: bool = False
     flight: InFlight = Factory(InFlight)  # packets in libzmq, if the peer is a client
     came_from: Origin = NOWHERE  # the connection of the peer's last packet, if the peer is a client
 
     def expire(self, since: float) -> int:
-        """Drop packets from before *since*, because their senders have retried by now.
+        """Drop packets from before *since*, because their senders have already retried.
 
         Returns the number of dropped packets.
         """
@@ -86,7 +86,7 @@ class Peer:
 
 @define
 class PeerLink:
-    """A connection made by this node."""
+    """A connection that this node has made."""
 
     endpoint: str
     socket: Socket
@@ -118,7 +118,7 @@ class Peers:
         return peer.name if "://" in peer.name else self._endpoints.get(peer.name)
 
     def find(self, machine: str) -> tuple[Peer, str]:
-        """Return the peer of a machine, and the machine's name there."""
+        """Return the peer of a machine, and the machine's name on that node."""
         known = self._machines.get(machine)
         if known is not None:
             return known
@@ -133,17 +133,17 @@ class Peers:
         return found
 
     def get(self, node: str) -> Peer:
-        """Return the peer of a node; make it if it is new."""
+        """Return the peer of a node; create the peer if the node is new."""
         peer = self.by_name.get(node)
         if peer is None:
             peer = self.by_name[node] = Peer(node)
             if node.startswith(CLIENT_PREFIX):
                 peer.header_max, peer.is_client = wire.CLIENT_HEADER_BYTES_MAX, True
-            self._machines.clear()  # cached machines may belong to the new node
+            self._machines.clear()  # cached names may now belong to the new node
         return peer
 
     def admit(self, peer: Peer, route: bytes) -> None:
-        """Set the connection that a peer has made, and fence an earlier one of its name."""
+        """Set the connection that a peer has made, and fence an earlier connection of that name."""
         if peer.route is not None and peer.route != route:
             self.by_route.pop(peer.route, None)
             self.fenced[peer.route] = None
@@ -155,7 +155,7 @@ class Peers:
     def forget_idle(self) -> None:
         """Remove peers without a connection, an endpoint and waiting packets.
 
-        Each client that leaves before it gets its answer leaves such a peer behind.
+        A client that disconnects before it gets its answer leaves such a peer behind.
         """
         gone = [
             peer.name
@@ -169,13 +169,13 @@ class Peers:
             self._machines.clear()
 
     def forget_route(self, peer: Peer) -> int:
-        """Remove the lost connection that a peer has made; return the number of lost packets."""
+        """Remove the lost connection of a peer; return the number of packets lost with it."""
         if peer.route is not None:
             self.by_route.pop(peer.route, None)
             peer.route = None
         if peer.link is not None or self.endpoint(peer) is not None:
             return 0
-        # Only the peer can reconnect, so its packets are lost with the connection.
+        # Only the peer can reconnect, so packets for it are lost with the connection.
         self.by_name.pop(peer.name, None)
         self._machines.clear()
         return peer.lose()
