@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pymq.transport.zeromq.transport import ZmqTransport
 
 SCHEME = "zmq+"
-OPTIONS = ("curve_dir", "principal")  # of a URL
+OPTIONS = ("curve_dir", "principal")  # options that a URL may have
 
 
 @value
@@ -44,7 +44,7 @@ def parse_url(
     Arguments take precedence over the URL.
 
     Raises:
-        ConfigError: it is no such URL.
+        ConfigError: *url* is not such a URL.
     """
     if not url.startswith(SCHEME):
         raise ConfigError(f"{url!r} is no URL of a cluster; zmq+tcp://HOST:PORT is one")
@@ -83,11 +83,12 @@ def open_cluster(
     With *curve_dir*, or ``?curve_dir=PATH`` at the end of the URL, the client connects as the
     *principal* whose secret key is in that folder.
 
-    This does not wait for a zkserver: if none answers, the first call that needs one raises.
+    This function does not wait for a zkserver: if none answers, the first call that needs one
+    raises an error.
 
     Raises:
-        ConfigError: the URL is not one, or there is no such key.
-        MissingExtra: pyzmq is not installed.
+        ConfigError: the URL is invalid, or there is no such key. MissingExtra: pyzmq is not
+        installed.
     """
     where = parse_url(url, curve_dir, principal)
     transport = open_transport(where)
@@ -114,8 +115,8 @@ def connect(
 ) -> Client:
     """Create a client of the zkservers *controllers* over any transport.
 
-    *trouble* returns the transport's problem, which is shown if no zkserver answers. If the client
-    *has_keys*, its producers use ids that the cluster assigns.
+    *trouble* returns the transport's problem, for the error message if no zkserver answers. If
+    *has_keys* is set, the client's producers use ids that the cluster assigns.
     """
     loop = Loop(monotonic_ms, transport.send, transport.flush)
     directory = Directory(f"{node}.directory", controllers, transport.learn, monotonic_ms)
@@ -152,7 +153,7 @@ def _options(url: str) -> tuple[str, dict[str, str]]:
 
 
 def endpoints(text: str) -> list[str]:
-    """Parse ``tcp://host:port,host:port``; the scheme may also stand before each endpoint.
+    """Parse ``tcp://host:port,host:port``; each endpoint may also have the scheme.
 
     Raises:
         ConfigError: *text* has another form.
