@@ -218,7 +218,7 @@ def _operations(word: str, where: str) -> Sequence[Operation]:
         return [Operation(word)]
     except ValueError:
         known = ", ".join(["All", *(each.value for each in Operation)])
-        raise ConfigError(f"{where}: {word!r} is no operation; there are {known}") from None
+        raise ConfigError(f"{where}: {word!r} is not an operation; choose from {known}") from None
 
 
 def _pattern(text: str, where: str) -> Pattern:
@@ -227,7 +227,7 @@ def _pattern(text: str, where: str) -> Pattern:
         kind = Kind(word)
     except ValueError:
         known = ", ".join(each.value for each in Kind)
-        raise ConfigError(f"{where}: {text!r} is no resource; there are {known}") from None
+        raise ConfigError(f"{where}: {text!r} is not a resource; write {known}") from None
     if kind is Kind.CLUSTER:
         if colon:
             raise ConfigError(f"{where}: there is one cluster; write 'cluster', not {text!r}")

@@ -120,8 +120,8 @@ class BatchCopies:
             self._forget(self._jobs[known])
         elif self._held.get(account, 0) >= COPIES_MAX - len(self._jobs):
             error = ReplicaNotAvailable(
-                f"{self._host.me} makes {len(self._jobs)} copies, as many as it can or too many "
-                "for this principal; try again"
+                f"{self._host.me} makes {len(self._jobs)} copies, which is its limit or that "
+                "of this principal; try again"
             )
             self._host.reply(source, Copied(m.id, error=error), now)
             return

@@ -188,7 +188,7 @@ class Handle(ABC):
             # Raise the first error, with this one as a note.
             if error is None:
                 raise
-            error.add_note(f"and on closing the {type(self).__name__.lower()}: {second}")
+            error.add_note(f"closing the {type(self).__name__.lower()} has failed, too: {second}")
 
 
 class Outbox:

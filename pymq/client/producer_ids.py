@@ -108,7 +108,7 @@ def _checked(given: object) -> ProducerIds:
     """
     if not isinstance(given, ProducerIds) or given.first < 0 or given.count < 1:
         raise InternalError(
-            f"a zkserver was asked for a producer's id and answered {given!r}, which is none; it "
+            f"a zkserver answered {given!r} to a request for a producer's id; the zkserver "
             "may be of a version that this client does not know: use the same version for both"
         )
     return given

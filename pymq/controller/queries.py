@@ -79,7 +79,7 @@ class QueryHandler:
             replicas, count = self._offsets_replicas, len(usable(image, context.members.live))
             # The request waits until enough brokers are alive, or all have had time to register.
             if count < (1 if context.members.is_settled else replicas):
-                wait = NoBrokers("the brokers that groups are kept on are not there yet")
+                wait = NoBrokers("the brokers for the offsets of groups are not alive yet")
                 context.send(source, Answer(m.id, error=wait))
                 return
             make = request_plans.offsets_topic(0, self._offsets_partitions, replicas, count)

@@ -79,7 +79,7 @@ def parse(url: str) -> Address:
             return _zookeeper(url, rest[2:])
         case _:
             raise ConfigError(
-                f"{url!r} is no coordinator; write memory:, sqlite:PATH "
+                f"{url!r} is not a coordinator; write memory:, sqlite:PATH "
                 "or zookeeper://HOST:PORT,HOST:PORT/ROOT"
             )
 

@@ -65,7 +65,7 @@ def _read(path: Path) -> Identity | None:
     except InvalidRequest:
         pass
     raise CorruptMetadata(
-        f"{path} is damaged; without it the blocks beside it have no owner. "
+        f"{path} is damaged, so the owner of the blocks beside it is unknown. "
         "Restore it, or move the folder away: the broker then starts with a new, empty disk"
     )
 

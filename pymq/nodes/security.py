@@ -54,7 +54,9 @@ class Access:
                 raise ConfigError(f"connections_{by}={most} must be at least 1")
         if self.curve_dir is None:
             for by in chosen:
-                raise ConfigError(f"connections_{by} needs keys: without curve_dir all come in")
+                raise ConfigError(
+                    f"connections_{by} needs curve_dir: without keys clients are not limited"
+                )
             if self.policy is not None or self.audit is not None:
                 raise ConfigError("a policy needs keys: without curve_dir clients have no names")
         elif self.insecure:
@@ -231,7 +233,7 @@ class NodeSecurity:
         except ConfigError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.error("the policy is that of before: %s", error)
+                log.error("the old policy stays in use: %s", error)
             return
         self._stamp, self._complaint = stamp, ""
         self._guard.replace(found)

@@ -53,12 +53,12 @@ def stopped_by(problem: BaseException) -> PymqError:
     """Return the error for callers of a loop that was stopped by *problem*."""
     if isinstance(problem, Exception):
         return InternalError(
-            f"the loop broke on {type(problem).__name__}: {problem}; what was "
-            "acknowledged is safe: open a new client, and please report this"
+            f"{type(problem).__name__} stopped the loop: {problem}; records that were "
+            "acknowledged are safe; open a new client, and please report this"
         )
     return Closed(
-        f"{type(problem).__name__} stopped the client in the middle of its work; what was "
-        "acknowledged is safe: open a new client"
+        f"{type(problem).__name__} stopped the client in the middle of its work; records that were "
+        "acknowledged are safe; open a new client"
     )
 
 

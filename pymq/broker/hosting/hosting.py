@@ -116,11 +116,11 @@ class HostedPartitions:
             return error
         if self._orders.is_late(request, state.topic_id, name):
             mark("broker.late_state")
-            return StaleEpoch(f"{name} was given up, or is at a later state")
+            return StaleEpoch(f"{name} was removed, or has a later state")
         if self._parts.is_part(state):
             return None
         if (whole := self._parts.whole(state)) is None:
-            return ReplicaNotAvailable(f"not all blocks of {name} have been told")
+            return ReplicaNotAvailable(f"the metadata of {name} is incomplete; retry")
         state = whole
         if not any(self._host.me in block.replicas for block in state.blocks):
             return UnknownPartition(f"{self._host.me} is no replica of {name}")

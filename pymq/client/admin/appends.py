@@ -109,7 +109,7 @@ def _lowered(
     """
     enough = batch.header.raw_length  # upper bound for the size of the batch's records
     return RecordTooLarge(
-        f"{topic}/{partition}: {error.message}. It was lowered after the rows were checked: "
+        f"{topic}/{partition}: {error.message}; the limit was lowered after the rows were checked: "
         f"alter_topic({topic!r}, max_record_bytes={enough}) lets the batch be written, then run "
         "the query again; once the batch is written the limit may be lowered again",
         **error.details,

@@ -31,7 +31,7 @@ def until_empty(
         described = questions.ask(msg.DescribeCluster).brokers
         found = next((each for each in described if each.name == broker), None)
         if found is None or not found.is_draining:
-            raise InvalidRequest(f"the decommission of {broker!r} was taken back")
+            raise InvalidRequest(f"the decommission of {broker!r} was cancelled")
         on_progress(found)
         if not found.blocks and not found.kept_by:
             return

@@ -205,7 +205,7 @@ class Requests:
             pause = min(RETRY_PAUSE_S * 2 ** min(tries, 10), RETRY_PAUSE_MAX_S)
             for name, call in calls.items():
                 if call.error is None and missing[name].is_elsewhere and _is_nothing(call):
-                    call.error = ReplicaNotAvailable(f"{call.peer} does not know of it yet")
+                    call.error = ReplicaNotAvailable(f"{call.peer} does not know the partition yet")
                 if call.error is None:
                     found[name] = call.result
                     del missing[name]

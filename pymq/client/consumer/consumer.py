@@ -169,10 +169,10 @@ class Consumer(Handle):
         """
         self._polling.check()
         if not isinstance(error, PymqError):
-            raise InvalidRequest(f"{error!r} is no error that a poll has raised")
+            raise InvalidRequest(f"{error!r} is not an error of a poll")
         partition, end = error.details.get("partition"), error.details.get("end")
         if not isinstance(partition, str) or type(end) is not int:
-            raise InvalidRequest(f"{error.code} does not say what is to be gone past") from error
+            raise InvalidRequest(f"{error.code} does not say which records to skip") from error
         if self._reader is not None:
             self.seek(partition, end)
             return

@@ -321,7 +321,7 @@ class Reader(ConsumerMachine):
     ) -> None:
         if self._is_made_again(cursor, error):
             why = f"{self.topic}/{cursor.partition}: the topic was deleted and created again"
-            why = f"{why}, offset {cursor.position} is of the one before"
+            why = f"{why}, and offset {cursor.position} is of the deleted topic"
             self.fail(OffsetOutOfRange(why, **_place(self.topic, cursor)))
             return
         cursor.damage.heard(cursor.route.asked, error)
@@ -472,7 +472,7 @@ class Reader(ConsumerMachine):
         result.search.done.finish()
 
 
-_NOTHING = ReplicaNotAvailable("it has nothing of what it was said to hold")
+_NOTHING = ReplicaNotAvailable("the broker does not have the records that it was named for")
 
 
 def _place(topic: str, cursor: Cursor) -> dict[str, object]:

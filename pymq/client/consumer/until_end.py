@@ -96,11 +96,13 @@ class UntilEnd:
             lost = [p for p, end in self._ends.items() if read[p] < end and p not in paused]
             if lost:
                 at, end = read[lost[0]], self._ends[lost[0]]
-                why = f"{consumer.topic}/{lost[0]} has nothing from {at} on, and reached to {end}"
+                why = (
+                    f"{consumer.topic}/{lost[0]} has no records from {at} on, but its end was {end}"
+                )
         now = consumer._driver.monotonic()
         if why is None:
             self._since = None
         elif self._since is None:
             self._since = now
         elif now - self._since > STALL_S:
-            raise RequestTimeout(f"nothing has come for {STALL_S:g} s: {why}")
+            raise RequestTimeout(f"no record has arrived for {STALL_S:g} s: {why}")

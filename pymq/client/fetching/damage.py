@@ -39,7 +39,7 @@ class DamageCheck:
             return error
         brokers = sorted(broker for broker, found in self.found.items() if found == crc)
         return CorruptBatch(
-            f"the same wrong bytes lie on {', '.join(brokers)}: the batch was damaged when it came",
+            f"{', '.join(brokers)} have the same wrong bytes: the producer sent a damaged batch",
             **error.details,
         )
 

@@ -300,7 +300,7 @@ class Acknowledger:
             error = self._commit_failed()
         if error is None and self._forfeited and is_waited_for:
             error = FencedMember(
-                f"of what was acknowledged {self._forfeited} came to nothing: the coordinator has "
+                f"{self._forfeited} acknowledgements have failed, because the coordinator has "
                 "changed or had given this consumer up, so those records are delivered again"
             )
             self._forfeited = 0
@@ -369,7 +369,7 @@ class Acknowledger:
 
     def close(self) -> None:
         """Finish all requests, because no answer will arrive."""
-        self._give_up(Closed("the consumer was closed before it could settle"))
+        self._give_up(Closed("the consumer was closed before the acknowledgements were written"))
 
     def _give_up(self, error: PymqError) -> None:
         for settlement in (Settlement(_NO_SETTLE, self._held), *self._sent.values()):

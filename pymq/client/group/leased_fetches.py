@@ -343,4 +343,4 @@ class LeasedFetches:
         return last
 
 
-_NOTHING = ReplicaNotAvailable("it has nothing of what it was said to hold")
+_NOTHING = ReplicaNotAvailable("the broker does not have the records that it was named for")

@@ -36,8 +36,8 @@ class PollTimer:
     def late(self) -> FencedMember:
         """Return the error for the next commit of an application that polled too late."""
         return FencedMember(
-            f"nothing was polled for {self._max_poll_ms / 1000:g} s "
-            "(max_poll_interval_s), so its records go to others of the group"
+            f"the application has not polled for {self._max_poll_ms / 1000:g} s "
+            "(max_poll_interval_s), so other members get its records"
         )
 
     def stop(self) -> None:

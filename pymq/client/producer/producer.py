@@ -220,8 +220,8 @@ class Producer(Handle):
         timeout = self._config.delivery_timeout_ms / 1000
         if not self._backlog.wait_for_space(timeout):
             raise BufferFull(
-                f"{self._backlog.buffered} bytes wait to be answered, and none was for "
-                f"{timeout:g} s; this record was not sent: slow down or look at the broker"
+                f"{self._backlog.buffered} bytes are unacknowledged; the buffer stayed full for "
+                f"{timeout:g} s; this record was not sent: slow down, or check the broker"
             )
         if self._is_closed:
             raise Closed("the producer was closed")

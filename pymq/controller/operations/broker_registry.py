@@ -95,7 +95,7 @@ class BrokerRegistry:
             check_name(m.name, "broker name")
             if self._registering.get(m.name) is not m:
                 mark("registry.superseded")
-                raise NotRegistered(f"{m.name} has started once more")
+                raise NotRegistered(f"{m.name} has restarted since")
             known = draft.image.brokers.get(m.name)
             if (
                 known is not None
@@ -104,7 +104,7 @@ class BrokerRegistry:
             ):
                 mark("registry.old_incarnation")
                 raise NotRegistered(
-                    f"{m.name} is known as incarnation {known.incarnation}; take a higher one",
+                    f"{m.name} has incarnation {known.incarnation}; register with a higher one",
                     incarnation=known.incarnation,
                 )
             request_plans.keep_secret(

@@ -401,7 +401,7 @@ def init_producer(draft: Draft, m: InitProducer, new_id: Callable[[], str]) -> P
         if len(draft.image.producers) >= NAMES_MAX:
             raise ProducerLimitReached(
                 f"the cluster has {NAMES_MAX} named producers, and {m.name!r} is not one of them; "
-                "names are for good, so give them to programs and not to single runs"
+                "names are permanent, so name a program, not each of its runs"
             )
         number = grants.new_named(new_id) if m.takes_ids else -1
         node = ProducerNode(m.name, 0, m.run, number)

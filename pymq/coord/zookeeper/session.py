@@ -226,7 +226,7 @@ class ZookeeperLink:
             self._client.stop()
             self._client.close()
         except Exception:
-            _log.exception("the session was not ended in order; it will expire")
+            _log.exception("the session could not be ended; it will expire")
 
     # --- for kazoo's thread ---------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no
         now = time.monotonic()
         # Late bytes prove nothing, because they may have arrived while this process was stopped.
         if self.is_unwanted or self.is_silent(now):
-            raise self.timeout_exception("nothing was heard for too long")
+            raise self.timeout_exception("no bytes were received for too long")
         if self._server in ready[0]:
             self._heard = now
         return ready

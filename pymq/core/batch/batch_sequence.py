@@ -72,7 +72,7 @@ def restamp(data: Buffer, durable: int) -> list[EncodedBatch]:
         if after > size:
             raise CorruptBatch("the body is cut short")
         if crc32(view[position + SIGNED : after]) != batch_crc:
-            raise CorruptBatch(f"the CRC of the batch at offset {base} does not hold", offset=base)
+            raise CorruptBatch(f"the CRC of the batch at offset {base} does not match", offset=base)
         if (base != end and position) or leader_epoch < epoch or not header.span:
             raise CorruptBatch(
                 f"the batch [{base}, {base + header.span}) of epoch {leader_epoch} does not follow "

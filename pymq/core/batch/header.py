@@ -173,7 +173,7 @@ def parse_header(data: Buffer, position: int = 0) -> Header:
     if header.magic != MAGIC:
         raise CorruptBatch("no batch begins here: the magic is missing")
     if header_crc(memoryview(data)[position : position + HEADER_SIZE]) != header.header_crc:
-        raise CorruptBatch("the header's CRC does not hold")
+        raise CorruptBatch("the header's CRC does not match")
     if header.version != VERSION:
         raise CorruptBatch(f"batch version {header.version} is unknown; a newer pymq wrote it")
     if (

@@ -370,7 +370,7 @@ class EncodedBatch:
         """
         if crc32(self.body, crc32(memoryview(self.head)[SIGNED:])) != self.header.batch_crc:
             raise CorruptBatch(
-                f"the CRC of the batch at offset {self.header.base_offset} does not hold",
+                f"the CRC of the batch at offset {self.header.base_offset} does not match",
                 offset=self.header.base_offset,
             )
         return self

@@ -112,7 +112,7 @@ class FencedMembers:
 
     def reason(self, group: str, member: str) -> PymqError:
         """Return the error for a request of a member that *group* does not have."""
-        why = f"{member} is no member of group {group!r} any more"
+        why = f"{member} is no longer a member of group {group!r}"
         if member not in self._topics:
             return FencedMember(why)
         topic, is_deleted = self._topics[member]

@@ -94,7 +94,7 @@ def check(m: R) -> R:
             _number("ack_wait_ms", m.ack_wait_ms, 1, TIME_MAX)
             _number("max_deliver", m.max_deliver, 0, TIME_MAX)
             if len(m.topic_id) > ID_MAX or not set(m.topic_id) <= HEX:
-                raise InvalidRequest(f"{m.topic_id[:ID_MAX]!r} is no id of a topic")
+                raise InvalidRequest(f"{m.topic_id[:ID_MAX]!r} is not the id of a topic")
             if m.reset not in (BEGIN, END):
                 raise InvalidRequest(f"a group begins at {BEGIN} or {END}, not at {m.reset}")
         case Heartbeat():
@@ -141,7 +141,7 @@ def check(m: R) -> R:
         case Unsubscribe():
             if m.group != m.name:
                 # Access was checked only for the group that the request names.
-                raise InvalidRequest(f"{m.name!r} is no group's subscription")
+                raise InvalidRequest(f"{m.name!r} is not the subscription of a group")
         case _:
             pass  # These requests have no numbers, and their name is only looked up.
     return m
@@ -191,7 +191,7 @@ def _number(what: str, number: int, least: int, most: int) -> None:
 def _ranges(ranges: Iterable[Range]) -> None:
     for start, end in ranges:
         if not 0 <= start <= end <= OFFSET_MAX:
-            raise InvalidRequest(f"[{start}, {end}) is no range of offsets")
+            raise InvalidRequest(f"[{start}, {end}) is not a range of offsets")
 
 
 def _size(pairs: Iterable[tuple[str, bytes]]) -> int:

@@ -297,7 +297,7 @@ class FetchHandler:
 
     def _answer_empty(self, source: str, m: Fetch, now: int) -> None:
         if self._is_early(m) and not m.any_replica:
-            why = f"{self._partition.name} has a new leader, which does not know its end yet"
+            why = f"{self._partition.name} has a new leader, which does not know the log's end yet"
             error = ReplicaNotAvailable(f"{why}; try again")
             self._host.reply(source, self._answer(m, -1, error), now)
             return

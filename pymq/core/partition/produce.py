@@ -113,7 +113,7 @@ class ProduceHandler:
     def _park(self, source: str, m: Produce, now: int) -> None:
         """Park a batch; if too many bytes are already parked, refuse this and all later batches."""
         if self._parked_bytes >= PARKED_BYTES:
-            wait = f"{self._partition.name} cannot be written now, and much waits already"
+            wait = f"{self._partition.name} cannot be written now, and too many bytes already wait"
             self._refuse(source, m, ReplicaNotAvailable(f"{wait}; try again"), now)
             return
         self._parked.append((source, m))
@@ -146,7 +146,7 @@ class ProduceHandler:
             return InvalidRequest(f"topic {state.topic!r} is compacted: it has no delayed records")
         delays = partition.delays
         if delays is not None and delays.is_full and header.attributes & NOTE == DELAYED:
-            return DelayLimitReached(f"{name} has as many delayed records as it may")
+            return DelayLimitReached(f"{name} has reached its limit of delayed records")
         limit = state.config.max_record_bytes
         # rare: check more closely only then
         is_large = max(header.length, header.raw_length) > limit
@@ -214,8 +214,8 @@ class ProduceHandler:
                 if is_raft and len(block.in_sync) <= len(block.replicas) // 2:
                     mark("partition.repeat_of_too_few")
                     return ReplicaNotAvailable(
-                        f"what {self._partition.name} has at offset {offset} is on "
-                        f"{len(block.in_sync)} of {len(block.replicas)} disks so far; try again"
+                        f"the record of {self._partition.name} at offset {offset} is on only "
+                        f"{len(block.in_sync)} of {len(block.replicas)} disks; try again"
                     )
         return None
 
@@ -232,7 +232,7 @@ class ProduceHandler:
             error = partition.opened.refusal(error)
         elif not partition.is_settled:
             mark("partition.sequence_too_early")
-            error = ReplicaNotAvailable(f"{partition.name} does not know yet where its log ends")
+            error = ReplicaNotAvailable(f"{partition.name} does not know the end of its log yet")
         elif not partition.leads:
             error = NotLeader.of(partition.name, partition.opened.leader)
         elif (log := partition.opened.log) is not None:

@@ -37,7 +37,7 @@ class HardState(NamedTuple):
                     return cls(term, vote)
         except InvalidRequest:
             pass  # Handled like the error below.
-        raise CorruptMetadata("what was saved of the elections of a block cannot be read")
+        raise CorruptMetadata("the saved term and vote of a block cannot be read")
 
 
 class PersistentState:

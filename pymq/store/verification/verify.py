@@ -148,8 +148,8 @@ class _Verifier:
             size = sum(map(self._size, files))
             self.report.unknown.append(Unknown(id, tuple(files), size))
             what = f"{plural(size, 'byte')} in {plural(len(files), 'file')} of a block that the "
-            what += "metadata do not know: a crash came before they were removed with their topic, "
-            what += "or when their time was"
+            what += "metadata does not contain: a crash prevented their removal with the topic, "
+            what += "or by retention"
             self.report.problem(files[0], None, None, what, _REMOVE, is_note=True)
 
     def _size(self, path: str) -> int:

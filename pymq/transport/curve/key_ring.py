@@ -113,8 +113,8 @@ class KeyRing:
         if found is None or found.key != self.own.public:
             expected = "a key that is missing" if found is None else f"the key of {found.name}"
             raise ConfigError(
-                f"{node} at {endpoint} is expected to have {expected} by what is in {self.folder}, "
-                f"and has the key of {self.own.name}"
+                f"{node} at {endpoint} must have {expected} by the files in {self.folder}, "
+                f"but has the key of {self.own.name}"
             )
 
     # --- reading --------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class KeyRing:
         except (ConfigError, OSError) as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.error("the keys are those of before: %s", error)
+                log.error("the old keys stay in use: %s", error)
             return
         self._seen, self._complaint = seen, ""
         log.info("keys were read again: %d are known", len(self._principals))

@@ -54,7 +54,7 @@ class Listener:
         if keys is None and not insecure and not is_local(listen):
             raise ConfigError(
                 f"{listen} is open to the network, and there are no keys: give a folder of "
-                "keys (curve_dir), or say insecure to let anybody do anything"
+                "keys (curve_dir), or set insecure to allow everybody everything"
             )
         self._keys = keys
         self._on_refused = on_refused
@@ -105,7 +105,7 @@ class Listener:
         elif node == me:
             problem = f"{node} is here"
         elif keys is not None and not self._may_be(keys, peers, principal, node):
-            problem = f"{principal} may not go by the name of {node}"
+            problem = f"{principal} may not use the name {node}"
         else:
             peer = peers.get(node)
             peers.admit(peer, identity)

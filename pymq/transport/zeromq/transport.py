@@ -319,7 +319,7 @@ class ZmqTransport:
         if self.outbox.loaded:
             for peer in self.outbox.cut_stalled(now):
                 self.cut += 1
-                self._lose(self._peers.forget_route(peer), f"{peer.name} took nothing for too long")
+                self._lose(self._peers.forget_route(peer), f"{peer.name} did not read for too long")
         if now - self._swept_at > SILENT_S / 6:
             self._sweep(now)
         if self._dirty:

@@ -111,7 +111,7 @@ def check_library() -> None:
     if zmq.zmq_version_info() < LIBZMQ_MIN:
         least = ".".join(map(str, LIBZMQ_MIN))
         raise ConfigError(
-            f"libzmq {zmq.zmq_version()} has holes that are open to the network: "
+            f"libzmq {zmq.zmq_version()} has vulnerabilities that are open to the network: "
             f"{least} or later is needed; install pyzmq from a wheel"
         )
 

@@ -117,7 +117,7 @@ def wrap(data: Buffer, crc32c: Callable[[Buffer], int], now_ms: int) -> EncodedB
     if found.length + LENGTH_FROM != size:
         raise InvalidRequest("a partition's records must be exactly one batch")
     if crc32c(memoryview(data)[SIGNED_FROM:]) != found.crc:
-        raise CorruptBatch("the CRC of the batch does not hold")
+        raise CorruptBatch("the CRC of the batch does not match")
     if found.attributes & ~codecs.CODEC_MASK or found.attributes > codecs.ZSTD:
         what = "unknown attributes"
         if found.attributes & _TRANSACTIONAL:
@@ -186,7 +186,7 @@ def check_kafka_crc(body: Buffer) -> None:
         raise CorruptBatch("the Kafka batch is cut short")
     found = KafkaHeader._make(KAFKA_HEADER.unpack_from(body))
     if crc32c_function()(memoryview(body)[SIGNED_FROM:]) != found.crc:
-        raise CorruptBatch("the CRC of the Kafka batch does not hold")
+        raise CorruptBatch("the CRC of the Kafka batch does not match")
 
 
 # --- reading ------------------------------------------------------------------------------------
