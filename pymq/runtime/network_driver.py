@@ -207,7 +207,7 @@ class _Sleep:
         self._blind_ms = min(2 * self._blind_ms, BLIND_MAX_MS)
         found = self._alone.poll(ms)
         # The application's thread handles all deadlines. Taking the lock from that thread would
-        # cost both threads a thread switch, and contention for the GIL.
+        # cost a thread switch and contention for the GIL.
         while not found and (ms := self._driver.hot_ms()) > 0:
             found = self._alone.poll(ms + 0.5)
         self._blind_until = 0.0

@@ -62,7 +62,7 @@ class BlockStore(Protocol):
 
         Raises:
             CorruptBlock, StoreError: as for :meth:`read` with *verify*. CorruptBatch: a batch in
-            the range cannot be decoded although its CRC is right, because the producer sent it so.
+            the range cannot be decoded although its CRC is right: the producer sent a bad batch.
         """
         ...
 

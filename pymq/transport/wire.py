@@ -171,7 +171,7 @@ PAYLOAD: dict[type, tuple[str, ...]] = {
     msg.RaftAppend: ("data",),
 }
 
-# Places of removed fields, so that the other fields keep their places.
+# The places of removed fields, which stay reserved so that the other fields keep their places.
 RESERVED: dict[type, tuple[int, ...]] = {
     msg.RaftAppend: (6,),
     msg.RaftAppended: (5,),

@@ -182,7 +182,7 @@ class Acknowledger:
         return done
 
     def _worked_on(self, acks: list[Span]) -> list[Span]:
-        """Return the part of *acks* that was delivered under leases that may still hold."""
+        """Return the part of *acks* that was delivered under leases that may still be valid."""
         handed, buffered = self.handed, list[Span]()
         if self._was_fenced and acks:
             # A record in the buffer may be a redelivery that the application has not seen.

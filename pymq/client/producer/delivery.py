@@ -264,7 +264,7 @@ class Batch(Waitable):
 
 
 class OpenBatch:
-    """The records in a queue that are not closed into batches yet, and then these batches.
+    """Collects records of a queue until they are closed into batches; then has these batches.
 
     A thread may add a record just after the machine has replaced the queue's open batch. The thread
     then reports the old open batch as late

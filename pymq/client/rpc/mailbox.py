@@ -117,7 +117,7 @@ class ReplyMailbox:
         return (*(more or ()), (REPLY_TO, self.partition.encode()), (REQUEST_ID, id))
 
     def deliver(self, replies: Iterable[Record]) -> None:
-        """Store replies at the requests that wait for them."""
+        """Pass replies to the requests that wait for them."""
         for reply in replies:
             id = header(reply.headers, REQUEST_ID)
             pending = self._waiting.pop(id, None) if id is not None else None

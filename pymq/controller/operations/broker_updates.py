@@ -52,7 +52,7 @@ class Mailbox:
     full: int = 0  # id of the last message with all states, until the broker answers it; else 0
     new: dict[TopicPartition, None] = Factory(dict)  # states for the next flush
     later: dict[TopicPartition, None] = Factory(dict)  # states to send when *out* is answered
-    out: dict[int, None] = Factory(dict)  # unanswered messages of states from *later*
+    out: dict[int, None] = Factory(dict)  # unanswered messages with states from *later*
     # unconfirmed states, each with the id of its last message
     owed: dict[TopicPartition, int] = Factory(dict)
     stops: dict[Stop, int] = Factory(dict)  # unconfirmed removals, each with the id of its message

@@ -128,7 +128,7 @@ class Transactions:
         sliced: Callable[[int], None] | None = None,
         is_urgent: bool = False,
     ) -> None:
-        """Queue *plan*; the tasks of one queue, urgent or not, run in order.
+        """Queue *plan* as an urgent or another task; tasks of the same queue run in order.
 
         Later tasks of the other queue may run first, so a plan must rely only on the current tree.
         """

@@ -96,7 +96,7 @@ class BlockLog:
         self.start = self.end = self.stable_end = start
         # offset before which all is known to be committed; a restart keeps it
         self.committed = start
-        self.size = self.stable_size = 0  # bytes of all batches, and of the written ones
+        self.size = self.stable_size = 0  # bytes of all batches; bytes of the written batches
         self.max_timestamp = -1  # latest timestamp of any record, including truncated records
         self.epochs = LeaderEpochs()
         self.seal_end: int | None = None  # the offset after the seal batch, if there is one

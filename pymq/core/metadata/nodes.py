@@ -163,7 +163,7 @@ class BlockNode:
     opened_ms: int = 0  # wall clock
     # for an open block with fetch replication: replicas that restarted and left *in_sync*
     interrupted: tuple[Interrupted, ...] = ()
-    move: Move | None = None  # for a sealed block that moves
+    move: Move | None = None  # the move of a sealed block, if any
 
     @property
     def name(self) -> str:

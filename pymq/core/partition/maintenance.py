@@ -116,7 +116,7 @@ class Maintenance:
             self.roll_at = now + config.block_ms - age
 
     def _retain(self, now: int) -> None:
-        """Request the removal of blocks past their retention, and compact new ones."""
+        """Request the removal of blocks past their retention, and compact new blocks."""
         partition, state = self._partition, self._partition.state
         config, blocks, log = state.config, state.blocks, partition.opened.log
         # A partition with a single block has nothing to retire or compact.

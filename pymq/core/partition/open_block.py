@@ -103,7 +103,7 @@ class OpenBlock:
         visible: int,
     ) -> None:
         self.replica = ReplicaState.ABSENT
-        self.is_running = False  # the log is recovered and the replicator runs
+        self.is_running = False  # whether the log is recovered and the replicator runs
         self.offsets = BlockOffsets(state.blocks[-1].start, visible)
         self._adopt(state)
         self.log: BlockLog | None = None  # set if this broker hosts the block

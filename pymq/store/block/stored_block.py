@@ -341,8 +341,8 @@ def first_at(batch: EncodedBatch, timestamp_ms: int) -> int | None:
     clock.
 
     Raises:
-        CorruptBatch: the CRC is right but the columns cannot be decoded, because the producer sent
-        the batch so. ``details`` hold ``offset`` and ``end``, the offset after the batch.
+        CorruptBatch: the CRC is right but the columns cannot be decoded: the producer sent a bad
+        batch. ``details`` hold ``offset`` and ``end``, the offset after the batch.
     """
     if batch.header.is_hidden:
         return None

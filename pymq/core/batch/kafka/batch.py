@@ -97,8 +97,8 @@ def crc32c_function() -> Callable[[Buffer], int]:
 def wrap(data: Buffer, crc32c: Callable[[Buffer], int], now_ms: int) -> EncodedBatch:
     """Check a batch of a Kafka producer and put pymq's header before it; its bytes are not copied.
 
-    Like Kafka's brokers (``LogValidator``), this decodes the records once: a batch that cannot be
-    decoded would stop all readers of its partition.
+    Like Kafka's brokers (``LogValidator``), the function decodes the records once, because a batch
+    that cannot be decoded would stop all readers of its partition.
 
     Raises:
         CorruptBatch: the batch is cut short, or its CRC is wrong.
