@@ -146,7 +146,7 @@ def load_policy(path: Path) -> Policy:
 
     Raises:
         ConfigError: the file cannot be read, others can write it, or a part of it is unknown. With
-        an unknown part ignored, the policy could allow requests that it is meant to deny.
+            an unknown part ignored, the policy could allow requests that it is meant to deny.
     """
     try:
         with path.open("rb") as file:

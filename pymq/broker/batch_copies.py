@@ -247,8 +247,8 @@ class BatchCopies:
         """Append the requested ones among the fetched batches.
 
         Raises:
-            InvalidRequest: the partition has other batches at these offsets. CorruptBatch: a batch
-            is damaged or cannot be decoded.
+            InvalidRequest: the partition has other batches at these offsets.
+            CorruptBatch: a batch is damaged or cannot be decoded.
         """
         asked = job.asked
         for batch in split(m.data):

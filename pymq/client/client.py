@@ -123,15 +123,17 @@ class Client(Layers):
 
         Args:
             acks: when the broker acknowledges a record; None: by the partition's mode. With
-            ``"raft"`` on a partition of mode ``leader``, the broker acknowledges a record when all
-            in-sync replicas have it, and refuses records while fewer than ``min_in_sync`` replicas
-            are in sync. linger_ms: how long a record may wait for other records, to be sent in one
-            batch. batch_bytes: the size at which a batch is sent at once. buffer_bytes: the number
-            of unacknowledged bytes at which ``send`` waits. compression: None, ``"lz4"`` or
-            ``"zstd"``. idempotent: whether brokers recognise a batch that is sent twice, and write
-            it once. producer_id: a name; a restarted producer of that name continues its sequences.
-            delivery_timeout_s: the time after which an unacknowledged record fails. max_in_flight:
-            the most unacknowledged batches of a partition.
+                ``"raft"`` on a partition of mode ``leader``, the broker acknowledges a record when
+                all in-sync replicas have it, and refuses records while fewer than ``min_in_sync``
+                replicas are in sync.
+            linger_ms: how long a record may wait for other records, to be sent in one batch.
+            batch_bytes: the size at which a batch is sent at once.
+            buffer_bytes: the number of unacknowledged bytes at which ``send`` waits.
+            compression: None, ``"lz4"`` or ``"zstd"``.
+            idempotent: whether brokers recognise a batch that is sent twice, and write it once.
+            producer_id: a name; a restarted producer of that name continues its sequences.
+            delivery_timeout_s: the time after which an unacknowledged record fails.
+            max_in_flight: the most unacknowledged batches of a partition.
 
         Raises:
             ConfigError: an option is unknown or out of its range.
@@ -241,15 +243,17 @@ class Client(Layers):
         ``bootstrap.servers``. The queue must be embedded: in memory, or in a folder.
 
         Args:
-            host: the address to listen on; only addresses of this machine alone are allowed. port:
-            the port of the first broker; other brokers have the next ports. 0: any free ports.
+            host: the address to listen on; only addresses of this machine alone are allowed.
+            port: the port of the first broker; other brokers have the next ports. 0: any free
+                ports.
             partitions: number of partitions of a topic that a client creates without one.
             auto_create: whether a client's request for an unknown topic creates the topic.
 
         Raises:
-            MissingExtra: the extra ``kafka`` is not installed. ConfigError: the queue is not
-            embedded, or *host* is not an address of this machine alone. OSError: the address is in
-            use.
+            MissingExtra: the extra ``kafka`` is not installed.
+            ConfigError: the queue is not embedded, or *host* is not an address of this machine
+                alone.
+            OSError: the address is in use.
         """
         from pymq.kafka.endpoint import open_endpoint  # lazy: few queues need it
 
@@ -278,8 +282,8 @@ class Client(Layers):
         record twice does no harm.
 
         Raises:
-            UnknownTopic, UnknownPartition: as their names say. InvalidRequest: the record at
-            *offset* is not delayed.
+            UnknownTopic, UnknownPartition: as their names say.
+            InvalidRequest: the record at *offset* is not delayed.
         """
         check_range("offset", offset, 0, OFFSET_MAX)
         name = self.questions.partition_name(topic, partition)

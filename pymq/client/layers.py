@@ -64,17 +64,21 @@ class Layers(Admin):
         compacted topic, named *topic* with ``.redriven``, stores which letters were sent back.
 
         Args:
-            topic: the dead-letter topic, as ``orders.dlq``. to: another topic to which all letters
-            are sent; None: the topic in each letter's headers. where: a function that chooses
-            letters, such as ``lambda letter: letter.key == b"7"``; None: all. dry_run: only count
-            the letters. rate: most letters per second. limit: most letters to send; later letters
-            are not looked at. Letters of an interrupted redrive are sent first and do not count.
-            None: all.
+            topic: the dead-letter topic, as ``orders.dlq``.
+            to: another topic to which all letters are sent; None: the topic in each letter's
+                headers.
+            where: a function that chooses letters, such as ``lambda letter: letter.key == b"7"``;
+                None: all.
+            dry_run: only count the letters.
+            rate: most letters per second.
+            limit: most letters to send; later letters are not looked at. Letters of an interrupted
+                redrive are sent first and do not count. None: all.
 
         Raises:
-            UnknownTopic: there is no such topic. ProducerFenced: another redrive of this topic has
-            begun, and continues this one. RecordTooLarge: a letter exceeds the ``max_record_bytes``
-            of its topic. Another *where* can leave such a letter out, like other refused letters.
+            UnknownTopic: there is no such topic.
+            ProducerFenced: another redrive of this topic has begun, and continues this one.
+            RecordTooLarge: a letter exceeds the ``max_record_bytes`` of its topic. Another *where*
+                can leave such a letter out, like other refused letters.
             ConfigError: an option is out of its range.
         """
         from pymq.client.redrive.redrive import redrive
@@ -124,15 +128,16 @@ class Layers(Admin):
         Each record carries the fingerprint of its schema in the header ``pymq.schema``.
 
         Args:
-            name: the topic; it must exist when the handle is used. kind: the type of the values,
-            such as a dataclass. serializer: a serializer of :mod:`pymq.serde`; None:
-            :class:`pymq.serde.Json`. compatibility: ``"backward"``, ``"forward"``, ``"full"`` or
-            ``"none"``. The schema is registered before the first value is sent or read, if the
-            schema is compatible with the earlier ones. None: no registry.
+            name: the topic; it must exist when the handle is used.
+            kind: the type of the values, such as a dataclass.
+            serializer: a serializer of :mod:`pymq.serde`; None: :class:`pymq.serde.Json`.
+            compatibility: ``"backward"``, ``"forward"``, ``"full"`` or ``"none"``. The schema is
+                registered before the first value is sent or read, if the schema is compatible with
+                the earlier ones. None: no registry.
 
         Raises:
             ConfigError: *serializer* is not a serializer or has no encoding for *kind*, or
-            *compatibility* is unknown.
+                *compatibility* is unknown.
             MissingExtra: the serializer's library is not installed.
         """
         from pymq.client.typed.topic import TypedTopic

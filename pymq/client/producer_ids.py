@@ -38,8 +38,8 @@ class ProducerIdentities:
         """Return an id that no other producer has.
 
         Raises:
-            RequestTimeout: the cluster has keys, and no zkserver answered. InternalError: the
-            zkserver's answer is invalid.
+            RequestTimeout: the cluster has keys, and no zkserver answered.
+            InternalError: the zkserver's answer is invalid.
         """
         if not self._has_keys:
             return self._by_lot()

@@ -146,7 +146,8 @@ def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
     function opens a copy.
 
     Raises:
-        CorruptMetadata: the file is damaged or not of pymq. StoreError: the file cannot be read.
+        CorruptMetadata: the file is damaged or not of pymq.
+        StoreError: the file cannot be read.
     """
     import shutil  # imported on demand: opening a queue does not need these modules
     import tempfile

@@ -204,37 +204,43 @@ class Broker(Node):
     """A broker, which stores the blocks of partitions and serves them.
 
     Args:
-        name: the broker's permanent name; the metadata assigns blocks to this name. zkservers: the
-        endpoints of the zkservers. data: a folder, created if absent, or ``"memory:"``. listen: the
-        endpoint for clients and other brokers, as ``"tcp://0.0.0.0:7774"``; port 0 means any free
-        port. advertise: the endpoint to which they connect, if it differs from *listen*. rack: the
-        broker's rack. Brokers of one rack may fail together, so replicas are placed in different
-        racks. weight: the broker's share of the load, relative to others. gate: a function that
-        checks every arriving message, with the principal of its connection, instead of the policy;
-        for example a ``pymq.access.guard.Guard``. transport, store: objects that replace ``listen``
-        and ``data``; the transport then has to call the gate. heartbeat_ms: the interval of
-        heartbeats. copy_bytes_s: the limit in bytes a second for sealed blocks that move to this
-        broker; 0 is no limit. Repairs of the broker's own blocks after a start do not count.
+        name: the broker's permanent name; the metadata assigns blocks to this name.
+        zkservers: the endpoints of the zkservers.
+        data: a folder, created if absent, or ``"memory:"``.
+        listen: the endpoint for clients and other brokers, as ``"tcp://0.0.0.0:7774"``; port 0
+            means any free port.
+        advertise: the endpoint to which they connect, if it differs from *listen*.
+        rack: the broker's rack. Brokers of one rack may fail together, so replicas are placed in
+            different racks.
+        weight: the broker's share of the load, relative to others.
+        gate: a function that checks every arriving message, with the principal of its connection,
+            instead of the policy; for example a ``pymq.access.guard.Guard``.
+        transport, store: objects that replace ``listen`` and ``data``; the transport then has to
+            call the gate.
+        heartbeat_ms: the interval of heartbeats.
+        copy_bytes_s: the limit in bytes a second for sealed blocks that move to this broker; 0 is
+            no limit. Repairs of the broker's own blocks after a start do not count.
         curve_dir: a folder of keys from ``pymq keys``. With keys, all traffic is encrypted, and the
-        policy applies to every principal. The broker uses the key of its own name. policy: the file
-        of the policy; by default ``policy.toml`` in the folder of keys. audit: a file for refusals;
-        by default they are written to the log. insecure: listen to the network without keys; every
-        client then has all permissions. connections_per_address: the limit for one address, with
-        keys; by default 1,000. connections_per_principal: the limit for one principal over all
-        addresses, with keys; by
+            policy applies to every principal. The broker uses the key of its own name.
+        policy: the file of the policy; by default ``policy.toml`` in the folder of keys.
+        audit: a file for refusals; by default they are written to the log.
+        insecure: listen to the network without keys; every client then has all permissions.
+        connections_per_address: the limit for one address, with keys; by default 1,000.
+        connections_per_principal: the limit for one principal over all addresses, with keys; by
             default 500.
         fetch_max_bytes: the limit of one fetch answer, which always has at least one batch; by
-        default 4 MiB (fetch.max.bytes of Kafka).
+            default 4 MiB (fetch.max.bytes of Kafka).
         fetch_memory_bytes: the limit of all fetch answers that clients have not received yet; by
             default 32 MiB, at least 1 MiB.
         group_max_members: the most members of a consumer group that this broker coordinates; by
-        default 1,000 (group.max.size of Kafka). http: the address that serves metrics, as
-        ``"127.0.0.1:9100"``. http_cert: a PEM file with a certificate and its key, which HTTP on a
-        network address requires.
+            default 1,000 (group.max.size of Kafka).
+        http: the address that serves metrics, as ``"127.0.0.1:9100"``.
+        http_cert: a PEM file with a certificate and its key, which HTTP on a network address
+            requires.
 
     Raises:
-        ConfigError: an option is wrong. StoreError, StoreLocked: the store cannot be opened, or
-        another process has opened it.
+        ConfigError: an option is wrong.
+        StoreError, StoreLocked: the store cannot be opened, or another process has opened it.
     """
 
     def __init__(
@@ -369,20 +375,23 @@ class ZkServer(Node):
     """A zkserver, which keeps the metadata; the active zkserver is the cluster's controller.
 
     Args:
-        listen: the zkserver's endpoint; port 0 means any free port. coordinator: the coordinator
-        backend: ``"memory:"``, ``"sqlite:PATH"``,
+        listen: the zkserver's endpoint; port 0 means any free port.
+        coordinator: the coordinator backend: ``"memory:"``, ``"sqlite:PATH"``,
             ``"zookeeper://hosts/root"``, or a backend object.
         name: the zkserver's name; by default its endpoint, with which clients find the active
-        zkserver at once. gate: as for a :class:`Broker`. session_ms: a broker without a heartbeat
-        for this long counts as dead. replica_lost_s: a broker that is dead for this long counts as
-        lost, and its sealed blocks are copied from other replicas. 0: never. copies_at_once: the
-        most sealed blocks that are copied at the same time. leader_balance_s: the interval at which
-        the zkserver spreads leaderships evenly, one partition at a time, if all brokers are alive.
-        0: only at an administrator's request. http, http_cert: as for a broker; a zkserver also
-        serves the cluster page. http_writable: allow changes on the page. curve_dir, policy, audit,
-        insecure, connections_per_address, connections_per_principal: as for a broker. The
-        zkserver's key is the key whose file names the zkserver's endpoint, by default the key of
-        ``zkserver``.
+            zkserver at once.
+        gate: as for a :class:`Broker`.
+        session_ms: a broker without a heartbeat for this long counts as dead.
+        replica_lost_s: a broker that is dead for this long counts as lost, and its sealed blocks
+            are copied from other replicas. 0: never.
+        copies_at_once: the most sealed blocks that are copied at the same time.
+        leader_balance_s: the interval at which the zkserver spreads leaderships evenly, one
+            partition at a time, if all brokers are alive. 0: only at an administrator's request.
+        http, http_cert: as for a broker; a zkserver also serves the cluster page.
+        http_writable: allow changes on the page.
+        curve_dir, policy, audit, insecure, connections_per_address, connections_per_principal: as
+            for a broker. The zkserver's key is the key whose file names the zkserver's endpoint, by
+            default the key of ``zkserver``.
 
     Raises:
         ConfigError: an option is wrong.

@@ -58,9 +58,11 @@ def open_folder(path: str | os.PathLike[str], brokers: int | None = None) -> Cli
     deleted topic, these stay until ``pymq verify --remove-unknown`` removes them.
 
     Raises:
-        StoreLocked: another process has the folder open. StoreError: the folder cannot be read or
-        written. CorruptMetadata: the metadata is damaged. ConfigError: the folder has more brokers
-        than *brokers*, or has a single broker and so cannot have several.
+        StoreLocked: another process has the folder open.
+        StoreError: the folder cannot be read or written.
+        CorruptMetadata: the metadata is damaged.
+        ConfigError: the folder has more brokers than *brokers*, or has a single broker and so
+            cannot have several.
     """
     folder = os.fspath(path)
     metadata = os.path.join(folder, METADATA)

@@ -32,8 +32,9 @@ def next_identity(folder: Path, name: str) -> Identity:
     """Return the identity of a broker that starts with *folder*, which must be locked.
 
     Raises:
-        ConfigError: the folder belongs to a broker of another name. CorruptMetadata: the identity
-        file is damaged. StoreError: the identity file cannot be read or written.
+        ConfigError: the folder belongs to a broker of another name.
+        CorruptMetadata: the identity file is damaged.
+        StoreError: the identity file cannot be read or written.
     """
     path = folder / FILE
     try:

@@ -87,8 +87,8 @@ def open_cluster(
     raises an error.
 
     Raises:
-        ConfigError: the URL is invalid, or there is no such key. MissingExtra: pyzmq is not
-        installed.
+        ConfigError: the URL is invalid, or there is no such key.
+        MissingExtra: pyzmq is not installed.
     """
     where = parse_url(url, curve_dir, principal)
     transport = open_transport(where)

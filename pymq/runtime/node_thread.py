@@ -89,7 +89,8 @@ class NodeThread:
         Any other thread may call this; it waits for at most *timeout* seconds.
 
         Raises:
-            TimeoutError: no turn has ended in time. Closed: the node has ended.
+            TimeoutError: no turn has ended in time.
+            Closed: the node has ended.
         """
         answer: Future[T] = Future()
 

@@ -49,7 +49,7 @@ class BlockStore(Protocol):
 
         Raises:
             CorruptBlock: a header in the range is damaged, or, with *verify*, the first body; in
-            this case ``details`` hold ``end``, the offset after the batch.
+                this case ``details`` hold ``end``, the offset after the batch.
             StoreError: the block cannot be read.
         """
         ...
@@ -61,8 +61,9 @@ class BlockStore(Protocol):
         older.
 
         Raises:
-            CorruptBlock, StoreError: as for :meth:`read` with *verify*. CorruptBatch: a batch in
-            the range cannot be decoded although its CRC is right: the producer sent a bad batch.
+            CorruptBlock, StoreError: as for :meth:`read` with *verify*.
+            CorruptBatch: a batch in the range cannot be decoded although its CRC is right: the
+                producer sent a bad batch.
         """
         ...
 

@@ -56,11 +56,12 @@ class Admin(Handle):
         """Create a topic.
 
         Args:
-            name: 1 to 249 of ``[A-Za-z0-9._-]``. partitions: the number of partitions, named
-            ``"0"`` and so on, or a list of names. replicas: the number of brokers that store each
-            partition. acks: the partitions' ack mode: ``"leader"``, ``"raft"``, ``"none"`` or
-            ``"unset"``. exist_ok: do nothing if a topic of this name exists. config: options of
-            :class:`pymq.TopicConfig`, as ``retention_bytes=...``.
+            name: 1 to 249 of ``[A-Za-z0-9._-]``.
+            partitions: the number of partitions, named ``"0"`` and so on, or a list of names.
+            replicas: the number of brokers that store each partition.
+            acks: the partitions' ack mode: ``"leader"``, ``"raft"``, ``"none"`` or ``"unset"``.
+            exist_ok: do nothing if a topic of this name exists.
+            config: options of :class:`pymq.TopicConfig`, as ``retention_bytes=...``.
 
         Raises:
             InvalidName, TopicExists, ConfigError, NotEnoughBrokers: as their names say.
@@ -154,7 +155,7 @@ class Admin(Handle):
 
         Raises:
             UnknownTopic, UnknownPartition, ConfigError, NotEnoughBrokers: as their names say;
-            nothing has changed.
+                nothing has changed.
         """
         mode = AckMode.of(acks)
         if replicas is not None:
@@ -259,8 +260,8 @@ class Admin(Handle):
         ``auto_offset_reset``.
 
         Raises:
-            UnknownGroup: there is no group of that name. InvalidRequest: the group has members;
-            close them first.
+            UnknownGroup: there is no group of that name.
+            InvalidRequest: the group has members; close them first.
         """
         from pymq.client.admin import groups  # imported on demand: few programs need it
 
@@ -275,16 +276,17 @@ class Admin(Handle):
         :meth:`delete_group` removes the offsets.
 
         Args:
-            group: the name of the group. topics: a topic or several topics; None: all topics in
-            which the group has members or offsets.
+            group: the name of the group.
+            topics: a topic or several topics; None: all topics in which the group has members or
+                offsets.
 
         Returns:
             The topics that the group was unsubscribed from.
 
         Raises:
-            UnknownGroup: there is no group of that name (only with ``topics=None``). UnknownTopic,
-            InvalidName: as their names say; nothing has changed. NotSubscribed: the group is not
-            subscribed to any of *topics*.
+            UnknownGroup: there is no group of that name (only with ``topics=None``).
+            UnknownTopic, InvalidName: as their names say; nothing has changed.
+            NotSubscribed: the group is not subscribed to any of *topics*.
         """
         from pymq.client.admin import groups  # imported on demand: few programs need it
 
@@ -331,17 +333,18 @@ class Admin(Handle):
         """Move all leadership, new blocks and sealed blocks away from a broker.
 
         Args:
-            broker: the name of the broker. wait: return only when the broker holds no more blocks;
-            then it may be stopped for good. timeout: the longest wait in seconds; None: no limit.
+            broker: the name of the broker.
+            wait: return only when the broker holds no more blocks; then it may be stopped for good.
+            timeout: the longest wait in seconds; None: no limit.
             on_progress: called with the broker's description during the wait: ``blocks`` is the
-            number of remaining blocks, and ``kept_by`` has the reasons.
+                number of remaining blocks, and ``kept_by`` has the reasons.
 
         Returns:
             The number of partitions whose open block is on the broker.
 
         Raises:
-            NotEnoughBrokers: there are too few other brokers; nothing has changed. RequestTimeout:
-            the broker is not empty after *timeout*; the decommission continues.
+            NotEnoughBrokers: there are too few other brokers; nothing has changed.
+            RequestTimeout: the broker is not empty after *timeout*; the decommission continues.
         """
         check_name(broker, "broker name")
         check_timeout(timeout)

@@ -66,8 +66,8 @@ class Appends:
         """Append a batch; waits for earlier answers while too many are in flight.
 
         Raises:
-            RecordTooLarge: the topic's limit was lowered after the rows were checked. PymqError:
-            this batch or one of an earlier call has failed; see :func:`append`.
+            RecordTooLarge: the topic's limit was lowered after the rows were checked.
+            PymqError: this batch or one of an earlier call has failed; see :func:`append`.
         """
         if len(self._sent) >= self._on_their_way:
             self._end()

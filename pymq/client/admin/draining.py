@@ -23,7 +23,8 @@ def until_empty(
 
     Raises:
         RequestTimeout: after *timeout* seconds the broker still holds replicas; the message says
-        why. InvalidRequest: the decommission was cancelled.
+            why.
+        InvalidRequest: the decommission was cancelled.
     """
     until = None if timeout is None else questions.monotonic() + timeout
     pause = LOOK_S

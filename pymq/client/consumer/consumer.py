@@ -93,15 +93,16 @@ class Consumer(Handle):
 
         Raises:
             OffsetOutOfRange: retention has removed the records at this reader's position, or the
-            topic was deleted and created again; seek to a valid offset. ``details`` hold ``topic``,
-            ``partition`` and ``offset``.
+                topic was deleted and created again; seek to a valid offset. ``details`` hold
+                ``topic``, ``partition`` and ``offset``.
             CorruptBlock, CorruptBatch: the next record of a partition is damaged or cannot be
                 decoded; ``details`` hold ``topic``, ``partition`` and ``offset``. All earlier
                 records were returned. The consumer returns records of other partitions and raises
                 the error again, until the application skips the record (:meth:`skip`,
                 :meth:`seek`).
-            UnknownTopic: the topic was deleted. ConfigError: *max_records* is not a number from 1,
-            or *timeout* not a number of seconds. Closed: the consumer was closed.
+            UnknownTopic: the topic was deleted.
+            ConfigError: *max_records* is not a number from 1, or *timeout* not a number of seconds.
+            Closed: the consumer was closed.
         """
         check_timeout(timeout)
         check_range("max_records", max_records, 1, MOST)
@@ -273,7 +274,7 @@ class Consumer(Handle):
 
         Raises:
             ConfigError: *delay* is not a number of seconds from 0 on, or *error* is neither an
-            exception nor a text.
+                exception nor a text.
         """
         settler = self._settler()
         found = delays(records, self._retry, delay)
@@ -300,8 +301,8 @@ class Consumer(Handle):
         acknowledged.
 
         Raises:
-            InvalidRequest: the consumer is a reader. PymqError: a dead letter could not be written;
-            the record is not acknowledged.
+            InvalidRequest: the consumer is a reader.
+            PymqError: a dead letter could not be written; the record is not acknowledged.
         """
         self._member()
         rejected = [records] if isinstance(records, Record) else list(records)
@@ -318,13 +319,15 @@ class Consumer(Handle):
         commit, acknowledgements are sent after some milliseconds and synced within a second.
 
         Raises:
-            RequestTimeout: the group coordinator did not answer in time. CommitFailed: leases of
-            acknowledged records had expired; these records are delivered again. FencedMember: the
-            group has removed this consumer, or a new coordinator does not know its leases. Some
-            records are delivered again, to this or other consumers. The consumer joins the group
-            again. StoreFull, StoreError: the offsets could not be written; the coordinator retries.
+            RequestTimeout: the group coordinator did not answer in time.
+            CommitFailed: leases of acknowledged records had expired; these records are delivered
+                again.
+            FencedMember: the group has removed this consumer, or a new coordinator does not know
+                its leases. Some records are delivered again, to this or other consumers. The
+                consumer joins the group again.
+            StoreFull, StoreError: the offsets could not be written; the coordinator retries.
             ConfigError: *timeout* is not a number of seconds, or was given without its name.
-            (:meth:`ack` takes records, ``commit`` does not.)
+                (:meth:`ack` takes records, ``commit`` does not.)
         """
         check_commit(nothing)
         check_timeout(timeout)

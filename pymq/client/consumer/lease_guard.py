@@ -57,8 +57,8 @@ class LeaseGuard:
         """Wait until all acknowledgements are written, and, if *durable*, synced.
 
         Raises:
-            RequestTimeout: the group coordinator did not answer in time. PymqError: the reason why
-            the acknowledgements could not be written.
+            RequestTimeout: the group coordinator did not answer in time.
+            PymqError: the reason why the acknowledgements could not be written.
         """
         worker = self._worker
         with self._driver as loop:

@@ -155,8 +155,8 @@ def dead_letter_topic(options: ConsumerOptions) -> str | None:
 
     Raises:
         InvalidName: the name is not allowed, or is that of the consumed topic, whose dead letters
-        would then fail and be moved forever. ConfigError: with these options no record would ever
-        be moved to the topic.
+            would then fail and be moved forever.
+        ConfigError: with these options no record would ever be moved to the topic.
     """
     topic, dead_letter, group = options.topic, options.dead_letter, options.group
     if group is None:

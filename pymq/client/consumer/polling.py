@@ -78,8 +78,8 @@ class Polling:
         """Check that the consumer may be used here.
 
         Raises:
-            Closed: the consumer was closed. ForkedError: the consumer belongs to the parent
-            process.
+            Closed: the consumer was closed.
+            ForkedError: the consumer belongs to the parent process.
         """
         self._driver.check_process()  # After a fork, the records belong to the parent process.
         if self.is_closed:

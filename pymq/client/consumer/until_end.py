@@ -87,7 +87,7 @@ class UntilEnd:
 
         Raises:
             RequestTimeout: no record has arrived for STALL_S seconds, though some are before the
-            end.
+                end.
         """
         consumer = self._consumer
         why = consumer._intake.trouble()

@@ -49,7 +49,7 @@ def sound(batch: EncodedBatch, start: int = 0) -> RecordBatch:
 
     Raises:
         CorruptBatch: the batch's CRC does not match; ``details`` hold ``end``, the offset after the
-        batch.
+            batch.
     """
     try:
         if not batch.header.is_control:  # Consumers never decode control batches.

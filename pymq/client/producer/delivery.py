@@ -350,8 +350,8 @@ class Delivery:
         Waiting for a delivery sends the record at once, regardless of ``linger_ms``.
 
         Raises:
-            DeliveryTimeout: *timeout* seconds are over; the producer continues to send. PymqError:
-            the reason why the record was not written.
+            DeliveryTimeout: *timeout* seconds are over; the producer continues to send.
+            PymqError: the reason why the record was not written.
         """
         batch = self.owner.queue.backlog.settle(self, timeout)
         if batch.error is not None:
@@ -416,9 +416,9 @@ class Deliveries:
         """Wait until all records are acknowledged.
 
         Raises:
-            DeliveryTimeout: *timeout* seconds are over; the producer continues to send. PymqError:
-            the error of the first record that was not written. ConfigError: *timeout* is not a
-            number of seconds.
+            DeliveryTimeout: *timeout* seconds are over; the producer continues to send.
+            PymqError: the error of the first record that was not written.
+            ConfigError: *timeout* is not a number of seconds.
         """
         check_timeout(timeout)
         until = NEVER if timeout is None else self._driver.monotonic() + timeout

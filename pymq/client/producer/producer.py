@@ -90,15 +90,19 @@ class Producer(Handle):
         """Send one record and return its delivery, without waiting for it.
 
         Args:
-            topic: the topic's name. value: the payload, any bytes-like object. key: chooses the
-            partition; records of one key keep their order. headers: pairs of a name and a bytes
-            value. partition: the partition's name or index, if the key shall not choose it.
+            topic: the topic's name.
+            value: the payload, any bytes-like object.
+            key: chooses the partition; records of one key keep their order.
+            headers: pairs of a name and a bytes value.
+            partition: the partition's name or index, if the key shall not choose it.
             timestamp_ms: the record's own time; by default the time at which its batch is closed.
-            delay_s: seconds until groups may get the record. deliver_at: instead of *delay_s*, the
-            time from which groups may get the record, with a time zone. expires_s: seconds after
-            which groups no longer get the record; they count from its time of delivery if it has
-            one. priority: 0 to 9; groups get available records of a higher priority first
-            (docs/howto/priorities.md).
+            delay_s: seconds until groups may get the record.
+            deliver_at: instead of *delay_s*, the time from which groups may get the record, with a
+                time zone.
+            expires_s: seconds after which groups no longer get the record; they count from its time
+                of delivery if it has one.
+            priority: 0 to 9; groups get available records of a higher priority first
+                (docs/howto/priorities.md).
 
         Readers see a delayed record at once (docs/howto/delays.md). The partition and offset in the
         delivery's result are the arguments of :meth:`pymq.Client.cancel`.
@@ -107,9 +111,10 @@ class Producer(Handle):
             TypeError: value, key or a header is not bytes-like.
             ConfigError: a delay or an expiry is negative, or above 1,000 years, or a priority is
                 not 0 to 9.
-            InvalidRequest: *timestamp_ms* is negative or too large. UnknownTopic, UnknownPartition,
-            RecordTooLarge: as their names say. BufferFull: the buffer stayed full for
-            ``delivery_timeout_s``. Closed: the producer was closed.
+            InvalidRequest: *timestamp_ms* is negative or too large.
+            UnknownTopic, UnknownPartition, RecordTooLarge: as their names say.
+            BufferFull: the buffer stayed full for ``delivery_timeout_s``.
+            Closed: the producer was closed.
 
         If ``send`` raises, the record was not sent and will not be sent.
         """
@@ -367,7 +372,8 @@ class Producer(Handle):
         Raises:
             DeliveryTimeout: *timeout* seconds are over; the producer continues to send.
             DeliveryFailed: records have failed, and the application has not checked their
-            deliveries. ConfigError: *timeout* is not a number of seconds.
+                deliveries.
+            ConfigError: *timeout* is not a number of seconds.
         """
         check_timeout(timeout)
         until = None if timeout is None else self._driver.monotonic() + timeout

@@ -47,8 +47,8 @@ class SendBuffer:
         any.
 
         Raises:
-            DeliveryTimeout: *timeout* seconds are over. ConfigError: *timeout* is not a number of
-            seconds.
+            DeliveryTimeout: *timeout* seconds are over.
+            ConfigError: *timeout* is not a number of seconds.
         """
         if timeout is not None:
             check_timeout(timeout)

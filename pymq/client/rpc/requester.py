@@ -88,7 +88,8 @@ class Requester:
         A check from before *since*, on the monotonic clock, does not count.
 
         Raises:
-            NoResponders: the service has no responder. InvalidName: no topic can have that name.
+            NoResponders: the service has no responder.
+            InvalidName: no topic can have that name.
         """
         if self.is_checked(service, since):
             return

@@ -60,7 +60,7 @@ class Responder(Handle):
         """Answer the requests that arrive within *timeout* seconds; for simulations.
 
         Returns the number of answered requests. A simulation has no threads, so it calls this
-        method instead of :meth:`start`.
+        method instead of ``start``.
         """
         consumer = self._workers[0].consumer
         records = consumer.poll(timeout=timeout)

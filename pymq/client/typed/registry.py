@@ -58,7 +58,7 @@ class SchemaRegistry:
 
         Raises:
             SchemaIncompatible: the schema is not compatible with an earlier one;
-            ``details["problems"]`` has all reasons.
+                ``details["problems"]`` has all reasons.
             UnknownTopic: there is no such topic.
             ConfigError: there is no such *compatibility*.
         """

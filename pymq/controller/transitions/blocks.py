@@ -174,8 +174,9 @@ def roll(
     partition then continues without the lost records, and the possible loss is stored and returned.
 
     Raises:
-        StaleEpoch: the block is no longer the open one. NotEnoughBrokers: no broker can host the
-        next block. ReplicaNotAvailable: the disks of all *holders* were replaced meanwhile.
+        StaleEpoch: the block is no longer the open one.
+        NotEnoughBrokers: no broker can host the next block.
+        ReplicaNotAvailable: the disks of all *holders* were replaced meanwhile.
     """
     name = TopicPartition(sealed.topic, sealed.partition)
     image = draft.image.partition(*name)

@@ -107,7 +107,7 @@ def check_produced(batch: EncodedBatch, latest_ms: int | None) -> None:
 
     Raises:
         InvalidRequest: the batch has attributes that only the log sets, or a record later than its
-        max timestamp.
+            max timestamp.
         InvalidTimestamp: a record is from before 1970 or too far in the future.
     """
     header = batch.header

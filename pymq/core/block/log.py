@@ -149,8 +149,8 @@ class BlockLog:
         retries with the table of the previous block.
 
         Raises:
-            CorruptBlock: records that were durable in this process are missing. CorruptMetadata:
-            the snapshot cannot be decoded.
+            CorruptBlock: records that were durable in this process are missing.
+            CorruptMetadata: the snapshot cannot be decoded.
         """
         if found.end < self._durable_end:
             mark("log.durable_is_gone")

@@ -123,9 +123,9 @@ class Recovery:
         With the last part, restore *log* and return the open block's part.
 
         Raises:
-            CorruptBlock: records that were durable in this process are missing. CorruptMetadata: a
-            checkpoint cannot be read. StoreError: the block has records, but its saved Raft state
-            is missing.
+            CorruptBlock: records that were durable in this process are missing.
+            CorruptMetadata: a checkpoint cannot be read.
+            StoreError: the block has records, but its saved Raft state is missing.
         """
         self._found = (*self._found, found)
         first = self._found[0]

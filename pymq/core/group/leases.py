@@ -54,11 +54,12 @@ class Leases:
         """Begin with the state that the former coordinator has stored.
 
         Args:
-            committed: the lowest offset that is not acknowledged. done: acknowledged ranges above
-            *committed*. counts: delivered but unacknowledged ranges, with their numbers of
-            deliveries. errors: unacknowledged ranges that a member has returned, with the error.
+            committed: the lowest offset that is not acknowledged.
+            done: acknowledged ranges above *committed*.
+            counts: delivered but unacknowledged ranges, with their numbers of deliveries.
+            errors: unacknowledged ranges that a member has returned, with the error.
             delays: unacknowledged ranges that a member has returned with a delay, and their due
-            times.
+                times.
         """
         self.committed = committed
         self.next = committed

@@ -43,8 +43,8 @@ class MembershipManager:
         """Find the member that sends a request, and restart its session timeout.
 
         Raises:
-            FencedMember, NotSubscribed: the member was removed. AuthorizationFailed: the member
-            belongs to another node.
+            FencedMember, NotSubscribed: the member was removed.
+            AuthorizationFailed: the member belongs to another node.
         """
         group = self._context.groups.get(m.group)
         member = group.members.get(m.member) if group else None
@@ -89,6 +89,7 @@ class MembershipManager:
 
         Raises:
             GroupLimitReached: the group or the coordinator is full.
+            AuthorizationFailed: the member belongs to another node.
         """
         groups, limits = self._context.groups, self._context.limits
         group = groups.get(m.group)

@@ -81,8 +81,8 @@ def check(m: R) -> R:
     """Check a request, and return it.
 
     Raises:
-        InvalidRequest: a number is out of its range, or a range ends before it begins. InvalidName:
-        a name is not allowed.
+        InvalidRequest: a number is out of its range, or a range ends before it begins.
+        InvalidName: a name is not allowed.
     """
     match m:
         case Join():

@@ -165,8 +165,8 @@ class Spans:
         """Join acknowledged spans; returns the lowest offset that is not acknowledged.
 
         Args:
-            committed: the lowest unacknowledged offset so far. fresh: the first offset that was
-            never leased.
+            committed: the lowest unacknowledged offset so far.
+            fresh: the first offset that was never leased.
         """
         joined: list[Span] = []
         for span in self._found:

@@ -183,8 +183,8 @@ class ProduceHandler:
         """Check a Kafka batch for a compacted topic: like Kafka, refuse records without a key.
 
         Raises:
-            CorruptBatch, MissingExtra: the records cannot be read. InvalidRequest: a record has no
-            key.
+            CorruptBatch, MissingExtra: the records cannot be read.
+            InvalidRequest: a record has no key.
         """
         if self._partition.state.config.cleanup_policy == "compact" and None in batch.keys:
             mark("partition.kafka_without_key")

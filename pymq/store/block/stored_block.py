@@ -342,7 +342,7 @@ def first_at(batch: EncodedBatch, timestamp_ms: int) -> int | None:
 
     Raises:
         CorruptBatch: the CRC is right but the columns cannot be decoded: the producer sent a bad
-        batch. ``details`` hold ``offset`` and ``end``, the offset after the batch.
+            batch. ``details`` hold ``offset`` and ``end``, the offset after the batch.
     """
     if batch.header.is_hidden:
         return None

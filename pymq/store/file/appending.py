@@ -40,8 +40,9 @@ class Appending:
         """Write *batches* at the end of the block; with *sync* the caller will sync them next.
 
         Raises:
-            InvalidRequest: the block is not open. InternalError: the batches do not continue the
-            block. StoreError, OSError: the write has failed and was undone.
+            InvalidRequest: the block is not open.
+            InternalError: the batches do not continue the block.
+            StoreError, OSError: the write has failed and was undone.
         """
         if block is None or block.is_sealed:
             what = "is not open here; create or recover it first" if block is None else "is sealed"

@@ -48,9 +48,9 @@ class FileStore:
     """Keeps blocks as files in the folder *path*, which it locks.
 
     Args:
-        path: the folder of a store, or an empty folder; created if it is missing. files: the file
-        system; the simulator passes a simulated one. handles_max: the most files that may be open
-        at once.
+        path: the folder of a store, or an empty folder; created if it is missing.
+        files: the file system; the simulator passes a simulated one.
+        handles_max: the most files that may be open at once.
 
     Raises:
         StoreLocked: another process has the folder open.

@@ -45,8 +45,8 @@ class Folder:
         """Lock the folder; create it if it is missing.
 
         Raises:
-            StoreLocked: another process has the folder open. StoreError: the folder is not a store
-            of a known version, or cannot be written.
+            StoreLocked: another process has the folder open.
+            StoreError: the folder is not a store of a known version, or cannot be written.
         """
         with explained("open", self.path):
             self._make(self.path)

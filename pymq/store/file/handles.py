@@ -86,7 +86,7 @@ class Handles:
 
         Raises:
             StoreError: this sync or an earlier one has failed; the block is unusable until
-            recovered.
+                recovered.
         """
         if block.failed is not None:
             raise block.failed

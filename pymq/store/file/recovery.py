@@ -62,8 +62,8 @@ def recover(
     *state* is the block's saved state, which the answer contains.
 
     Raises:
-        CorruptBlock: the block is damaged; nothing was changed. StoreError: the block cannot be
-        read or repaired.
+        CorruptBlock: the block is damaged; nothing was changed.
+        StoreError: the block cannot be read or repaired.
     """
     id, path = block.id, folder.file(block.id)
     marks = _marks(folder, id, start, suffixes)

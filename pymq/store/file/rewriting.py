@@ -27,9 +27,11 @@ class Rewriting:
     not change.
 
     Args:
-        folder: the folder of the blocks. files: the file system. find: returns a sealed block.
-        replace: replaces a block's file by a draft, unless the block has changed meanwhile. note:
-        saves the note that blocks are clean, unless the last of them was removed meanwhile.
+        folder: the folder of the blocks.
+        files: the file system.
+        find: returns a sealed block.
+        replace: replaces a block's file by a draft, unless the block has changed meanwhile.
+        note: saves the note that blocks are clean, unless the last of them was removed meanwhile.
     """
 
     def __init__(

@@ -79,8 +79,8 @@ class States:
         """Read the file, if it exists; cut off a group that a crash has torn.
 
         Raises:
-            CorruptBlock: the file is damaged; nothing was changed. StoreError: the file cannot be
-            read or repaired.
+            CorruptBlock: the file is damaged; nothing was changed.
+            StoreError: the file cannot be read or repaired.
         """
         self.close()
         with explained("open", self.path):

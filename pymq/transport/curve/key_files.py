@@ -62,7 +62,8 @@ def write_pair(folder: Path, pair: Pair, public: Public) -> None:
     """Write both files; create the folder if it is missing.
 
     Raises:
-        ConfigError: a key of that name already exists. OSError: the files cannot be written.
+        ConfigError: a key of that name already exists.
+        OSError: the files cannot be written.
     """
     check_name(pair.name, "principal")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

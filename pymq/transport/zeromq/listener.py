@@ -37,7 +37,7 @@ class Listener:
 
     Raises:
         ConfigError: without keys the listener would be open to the network, or it admits an unknown
-        key.
+            key.
     """
 
     def __init__(

@@ -65,13 +65,16 @@ class ZmqTransport:
     """The transport of one node; see :class:`pymq.transport.base.Transport`.
 
     Args:
-        node: the node's name; by default its endpoint. listen: the endpoint to bind, if any.
-        advertise: the endpoint under which peers find the node; by default the bound one. gate: see
-        :data:`pymq.transport.base.Gate`. on_stranger: called with nodes that have waiting messages
-        but no known endpoint. keys: the node talks only to peers that have proved one of these keys
-        with CurveZMQ. Without keys the node listens on this machine only, unless *insecure* is set.
-        on_refused: called with refused connections. on_send: called with a principal and a message
-        for that principal; returns the message without the parts that the principal may not see.
+        node: the node's name; by default its endpoint.
+        listen: the endpoint to bind, if any.
+        advertise: the endpoint under which peers find the node; by default the bound one.
+        gate: see :data:`pymq.transport.base.Gate`.
+        on_stranger: called with nodes that have waiting messages but no known endpoint.
+        keys: the node talks only to peers that have proved one of these keys with CurveZMQ. Without
+            keys the node listens on this machine only, unless *insecure* is set.
+        on_refused: called with refused connections.
+        on_send: called with a principal and a message for that principal; returns the message
+            without the parts that the principal may not see.
         quotas: limits of the bytes sent to principals.
     """
 

@@ -179,8 +179,8 @@ def check_kafka_crc(body: Buffer) -> None:
     """Check Kafka's own CRC in a body that did not come through :func:`wrap`.
 
     Raises:
-        CorruptBatch: the CRC is wrong; Kafka's clients would refuse the batch. MissingExtra: crc32c
-        is not installed.
+        CorruptBatch: the CRC is wrong; Kafka's clients would refuse the batch.
+        MissingExtra: crc32c is not installed.
     """
     if len(body) < KAFKA_HEADER_SIZE:
         raise CorruptBatch("the Kafka batch is cut short")

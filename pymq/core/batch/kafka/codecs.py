@@ -32,8 +32,8 @@ def unpack(codec: int, data: Buffer, most: int = BATCH_BYTES_MAX) -> Buffer:
     """Unpack *data*, to at most *most* bytes.
 
     Raises:
-        CorruptBatch: *data* cannot be unpacked, or unpacks to more than *most* bytes. MissingExtra:
-        the codec's package is not installed.
+        CorruptBatch: *data* cannot be unpacked, or unpacks to more than *most* bytes.
+        MissingExtra: the codec's package is not installed.
     """
     if codec == NONE:
         return data
