@@ -32,11 +32,12 @@ class Coordinator(Protocol):
     Each op sees the changes of earlier ops. :class:`Conflicted` names the first op whose condition
     fails, with the first of these reasons that applies:
 
-    =============  ===================================================================== ``Create``
-    "no-parent": the parent is missing or ephemeral; then "exists" ``Put``        "missing"; then
-    "version" ``Delete``     "missing"; then "version"; then "not-empty": the node has children
-    ``Check`` "missing"; then "version" =============
-    =====================================================================
+    =============  =====================================================================
+    ``Create``     "no-parent": the parent is missing or ephemeral; then "exists"
+    ``Put``        "missing"; then "version"
+    ``Delete``     "missing"; then "version"; then "not-empty": the node has children
+    ``Check``      "missing"; then "version"
+    =============  =====================================================================
 
     An empty commit succeeds. If one commit creates and deletes a node, other sessions never see the
     node, but may get a watch event for it.

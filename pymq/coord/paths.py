@@ -8,11 +8,11 @@
 ``/pymq/secret``                                      the key for grants of producer ids
 ``/pymq/deleted/<topic id>``                          a deleted topic; brokers may have its files
 ``/pymq/topics/<topic>``                              a topic
-``/pymq/topics/<topic>/partitions/<partition>``       a partition ``…/<partition>/Block_<number>`` a
-block, open or sealed ``…/Block_<number>/<broker>``                         the block's replica on
-that broker ``/pymq/topics/<topic>/subscriptions/<name>``         a subscription; a reader's is
-ephemeral ====================================================
-============================================
+``/pymq/topics/<topic>/partitions/<partition>``       a partition
+``…/<partition>/Block_<number>``                      a block, open or sealed
+``…/Block_<number>/<broker>``                         the block's replica on that broker
+``/pymq/topics/<topic>/subscriptions/<name>``         a subscription; a reader's is ephemeral
+====================================================  ============================================
 
 Each function that builds a path raises :class:`~pymq.errors.InvalidName` for a name that is not a
 valid path segment. :func:`parse` is the inverse of all of them.

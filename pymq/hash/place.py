@@ -3,11 +3,12 @@
 The ring alone is fair only on average. With 3 brokers and 64 partitions of one replica, the load of
 the worst broker differs from its fair share by:
 
-=======================================  ================================= ring
-23 % in the median, 48 % at worst rendezvous hashing                       16 % in the median, 45 %
-at worst bounded loads, slack of 10 to 25 %       20 to 34 % :func:`place` with the brokers' loads
-3 %, which is due to rounding =======================================
-=================================
+=======================================  =================================
+ring                                     23 % in the median, 48 % at worst
+rendezvous hashing                       16 % in the median, 45 % at worst
+bounded loads, slack of 10 to 25 %       20 to 34 %
+:func:`place` with the brokers' loads    3 %, which is due to rounding
+=======================================  =================================
 
 If the loads are given, :func:`place` chooses the least loaded broker, and ring order decides
 between equal ones. Bounded loads (Mirrokni et al., "Consistent hashing with bounded loads") allow a

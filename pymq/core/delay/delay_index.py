@@ -4,11 +4,13 @@ The index is derived from the log: from batches with delayed records, from the c
 leader appends when the records are due, and from the leader's notes, which are control records in
 the log. A new leader reads the log from the offset in the last note on (``pymq.pending_from``).
 
-======================================  ====================================================== batch
-effect ====================================== ======================================================
+======================================  ======================================================
+batch                                   effect
+======================================  ======================================================
 ``DELAYED``, record with a time         the record is pending; its id is its offset
-``DELAYED_COPY``, with an id            the record was delivered note with an id and a time
-the leader moved the record to the end of the log, so that retention can remove its former block
+``DELAYED_COPY``, with an id            the record was delivered
+note with an id and a time              the leader moved the record to the end of the log, so that
+                                        retention can remove the record's former block
 note with ``pymq.cancelled``            the record was cancelled and must not be delivered
 ======================================  ======================================================
 

@@ -2,13 +2,14 @@
 
 A member waits for at most one answer at a time. The member's state says which:
 
-==========  ==========================================================  ====================== state
-meaning                                                     next ==========
-==========================================================  ====================== `JOINING`   the
-member's `Join` waits for the next assignment           `STABLE` `STABLE`    the member has an
-assignment, and no request waits          `WAITING` `WAITING`   the member's `Acquire` waits for
-records of its partitions  `STABLE` or `IDLE` `IDLE`      like `WAITING`, but unordered records of
-others are accepted    `STABLE` `REMOVED`   the member left, was silent, was fenced or joined
+==========  ==========================================================  ======================
+state       meaning                                                     next
+==========  ==========================================================  ======================
+`JOINING`   the member's `Join` waits for the next assignment           `STABLE`
+`STABLE`    the member has an assignment, and no request waits          `WAITING`
+`WAITING`   the member's `Acquire` waits for records of its partitions  `STABLE` or `IDLE`
+`IDLE`      like `WAITING`, but accepts unordered records of others      `STABLE`
+`REMOVED`   the member left, was silent, was fenced or joined
             again; the coordinator refuses its requests
 ==========  ==========================================================  ======================
 

@@ -4,9 +4,9 @@ A topic's option ``route`` names a group and says which records it gets:
 
 =========================  ===============================================================
 ``canary:5%``              5 % of the records; records with the same key have the same route
-``canary:key=eu-*``        records whose key begins with ``eu-``; without ``*``: records with that
-key ``canary:header.tier=beta``  records whose header ``tier`` is ``beta`` =========================
-===============================================================
+``canary:key=eu-*``        records whose key begins with ``eu-``; without ``*``: equals it
+``canary:header.tier=beta``  records whose header ``tier`` is ``beta``
+=========================  ===============================================================
 
 The producer decides once for each record, and writes the name of the group into the header
 ``pymq.route``. The header of a batch has a bit that marks routed records, so batches without such

@@ -3,11 +3,10 @@
 A broker whose disk was replaced lacks all of its sealed blocks at the same time.
 
 ==========  ========================================================================================
-slots       A bounded number of repairs, across all partitions, have a slot each. A repair keeps it
-from
-            the first part to the end of the block. This bounds memory and requests in flight.
-queue       Other repairs wait without a deadline of their own. Begun repairs go first. timeouts
-If a holder does not answer in time, no repair asks it for as long again. Then one
+slots       A bounded number of repairs, across all partitions, have a slot each. A repair keeps its
+            slot from the first part to the end of the block. This bounds memory and requests.
+queue       Other repairs wait without a deadline of their own. Begun repairs go first.
+timeouts    If a holder does not answer in time, no repair asks it for as long again. Then one
             repair at a time asks it, with a timeout that doubles. So a dead broker costs one slot,
             and a slow broker gets the time that it needs.
 no holder   If none of its holders answers, a repair gives its slot to another repair.
@@ -103,7 +102,7 @@ class RepairScheduler:
                 self.waiting.move_to_end(repair, last=False)
 
     def answered(self, repair: Asker, holder: str, now: int) -> None:
-        """Note that *holder* has answered the last request of *repair*, perhaps late."""
+        """Note that Note that *holder* has answered the last request of *repair*, perhaps late."""
         found = self._holders.get(holder)
         ask = self._slots.get(repair)
         if found is not None:

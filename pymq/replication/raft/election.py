@@ -57,13 +57,14 @@ class RaftElection:
     """The role of one member, the leader that it knows, and its election timeout.
 
     ==============  ====================  ========================================================
-    role            becomes               when ==============  ====================
-    ======================================================== FOLLOWER        LEADER the member is
-    the block's first leader, and has saved its term all but LEADER  PRECANDIDATE the election
-    timeout has passed PRECANDIDATE    CANDIDATE, next term  a majority would vote for the member
+    role            becomes               when
+    ==============  ====================  ========================================================
+    FOLLOWER        LEADER                the member is the first leader and has saved its term
+    all but LEADER  PRECANDIDATE          the election timeout has passed
+    PRECANDIDATE    CANDIDATE, next term  a majority would vote for the member
     all but LEADER  CANDIDATE, next term  the leader transfers its leadership to the member
-    CANDIDATE LEADER a majority, including itself, has voted for the member all but LEADER  FOLLOWER
-    too many refuse for a majority, the leader of the term
+    CANDIDATE       LEADER                a majority, including itself, has voted for the member
+    all but LEADER  FOLLOWER              too many refuse for a majority, the leader of the term
                                           sends a message, or the member votes for another one
     all             FOLLOWER, later term  another member has that term
     LEADER          FOLLOWER              no majority is alive, or its disk has failed

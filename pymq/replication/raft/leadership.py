@@ -2,10 +2,11 @@
 
 ======================  ========================================================================
 :class:`LogSender`      sends entries and the commit index to followers, and resends them
-:class:`Leadership`     handles the followers' answers :class:`CommitIndex`    computes the commit
-index from these answers and the leader's own disk :class:`ReadIndex`      confirms reads; no broker
-uses it ``LeadershipTransfer`` transfers the leadership to a follower ======================
-========================================================================
+:class:`Leadership`     handles the followers' answers
+:class:`CommitIndex`    computes the commit index from these answers and the leader's own disk
+:class:`ReadIndex`      confirms reads; no broker uses it
+``LeadershipTransfer``  transfers the leadership to a follower
+======================  ========================================================================
 
 All of these parts read the followers' progress; only the first two change it.
 """

@@ -6,14 +6,18 @@ found                                   action
 open block, bad bytes that no later     a torn write, or sectors written out of order: cut off. If
 batch attests as durable                the part to be cut holds whole batches, all of it is first
                                         copied to a .cut file
-open block, zeros up to the end         written in advance: cut off, not reported open block,
-shorter than its            as in the first row checkpoint open block, bad bytes, and a later
-damage: refused, nothing is changed batch whose *durable* is beyond them bad bytes before the
-position of a      the same checkpoint, in a file that reaches it sealed block, anything bad or
-missing   the same file header bad or another block's      the same a whole batch header that does
-not      the same: a newer version or a misplaced batch, which no belong there
-torn write leaves ======================================
-============================================================
+open block, zeros up to the end         written in advance: cut off, not reported
+open block, shorter than its            as in the first row
+checkpoint
+open block, bad bytes, and a later      damage: refused, nothing is changed
+batch whose *durable* is beyond them
+bad bytes before the position of a      the same
+checkpoint, in a file that reaches it
+sealed block, anything bad or missing   the same
+file header bad or another block's      the same
+a whole batch header that does not      the same: a newer version or a misplaced batch, which no
+belong there                            torn write leaves
+======================================  ============================================================
 
 *Durable* describes this broker's disk: the leader and each follower stamp a batch with the state of
 their own disk (see :class:`pymq.core.ready.Append`). With the leader's stamps, a follower's batches

@@ -6,8 +6,8 @@ elections share one sync.
 
 ::
 
-    pymq states\\nv 1\\n group ...          the states saved in one turn of the loop, written and
-    synced as a whole
+    pymq states\\nv 1\\n
+    group ...          the states saved in one turn of the loop, written and synced as a whole
         4s   PMQS
         u32  length of the group, in bytes
         u32  CRC-32 of the body
@@ -21,10 +21,12 @@ Only the last entry of a block is valid. When most of the file is stale, the sto
 The file gets its name when its first group is durable, and each group is durable before the next
 one is written. So a bad group means:
 
-=====================================================  ============================= the first
-group, or one with bytes after it            damage the last group, cut short, or with zeros as a
-sector   torn by a crash: cut off or up to its end the last group, all of it written
-damage =====================================================  =============================
+=====================================================  =============================
+the first group, or one with bytes after it            damage
+the last group, cut short, or with zeros as a sector   torn by a crash: cut off
+or up to its end
+the last group, all of it written                      damage
+=====================================================  =============================
 
 Damage is never cut off, because a replica that forgot its vote might vote twice.
 """

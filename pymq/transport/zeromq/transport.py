@@ -5,9 +5,9 @@ messages for a peer between two flushes share a packet. Payload goes from the fi
 producer's batch, to the socket without a copy.
 
 ========================================  ==========================================================
-a peer that has connected to this node    gets answers over that connection any other peer with a
-known endpoint      gets a connection from this node ========================================
-==========================================================
+a peer that has connected to this node    gets answers over that connection
+any other peer with a known endpoint      gets a connection from this node
+========================================  ==========================================================
 
 ZeroMQ does not report a lost peer. A DEALER accepts no packets while it is not connected, so
 packets wait in this process for a limited time. The ROUTER refuses packets for a routing id that is
@@ -95,8 +95,8 @@ class ZmqTransport:
     ) -> None:
         tuning = self.tuning = tuning or Tuning()
         self.endpoint = ""
-        self.dropped = 0  # number of messages and packets lost for any reason
-        self.cut = 0  # number of connections closed because the client did not read
+        self.dropped = 0  # number of number of messages and packets lost for any reason
+        self.cut = 0  # number of number of connections closed because the client did not read
         self.problem = ""  # the reason of the last loss or refusal, by this node or a peer
         self._gate = gate
         self.on_stranger = on_stranger

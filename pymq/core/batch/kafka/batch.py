@@ -6,9 +6,9 @@ big-endian, is the first 61 bytes of the body:
 ====  ====  ================  ==================================================================
   at  size  field             in pymq's header
 ====  ====  ================  ==================================================================
-   0     8  base offset       base offset, which the leader stamps; written in when a client reads
-   it 8     4  length            bytes after this field
-  12     4  leader epoch      leader epoch, put in when it is served
+   0     8  base offset       base offset, which the leader stamps; put in when a client reads it
+   8     4  length            bytes after this field
+  12     4  leader epoch      leader epoch, put in when a client reads it
   16     1  magic             2
   17     4  CRC               CRC-32C of all that follows
   21     2  attributes        bits 0-2 codec, 3 time of the broker, 4 of a transaction, 5 control

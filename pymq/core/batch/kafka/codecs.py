@@ -1,11 +1,14 @@
 """The codecs of Kafka's batches; the size of unpacked data is bounded.
 
 ======  ======  ==============================================================================
-number  name    as ======  ======
-============================================================================== 0       none 1
-gzip    RFC 1952 2       snappy  one raw block, or the magic of Java's snappy stream and its blocks
-3       lz4     frames 4       zstd    frames ======  ======
-==============================================================================
+number  name    as
+======  ======  ==============================================================================
+0       none
+1       gzip    RFC 1952
+2       snappy  one raw block, or the magic of Java's snappy stream and its blocks
+3       lz4     frames
+4       zstd    frames
+======  ======  ==============================================================================
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """A classic group: the rebalances of its members.
 
 =============  =====================================================================================
-state          what happens =============
-===================================================================================== ``EMPTY``
-there is no member ``PREPARING``  a rebalance: all members have to join again; the answers wait
-until all have joined ``COMPLETING`` the leading member computes the assignment; the other members'
-syncs wait for it ``STABLE``     every member has its assignment =============
-=====================================================================================
+state          what happens
+=============  =====================================================================================
+``EMPTY``      there is no member
+``PREPARING``  a rebalance: all members have to join again; the answers wait until all have joined
+``COMPLETING`` the leading member computes the assignment, for which the others' syncs wait
+``STABLE``     every member has its assignment
+=============  =====================================================================================
 
 A member that joins, leaves, is silent for its session, or changes its subscription, starts a
 rebalance. The group removes a member that does not join within the longest rebalance timeout, and a
@@ -65,7 +66,7 @@ class ClassicGroup:
         self.pending: dict[str, int] = {}
         self._reply = reply
         self._static: dict[str, str] = {}  # member ids by instance
-        self._until = NEVER  # when the rebalance, or the wait for syncs, ends
+        self._until = NEVER  # when when the rebalance, or the wait for syncs, ends
 
     # --- members --------------------------------------------------------------------------------
 
