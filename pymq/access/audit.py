@@ -32,7 +32,7 @@ class AuditedRequest:
     source: str  # the machine that sent the request
     request: str  # the name of the message
     operation: str  # the required operation, or "quota"
-    resource: str  # resource, in the form of a policy
+    resource: str  # the resource, written as in a policy
 
 
 class Audit:

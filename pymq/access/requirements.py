@@ -25,7 +25,7 @@ class Requirement(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """The resource, in the form of a policy."""
+        """The resource, written as in a policy."""
         return f"{self.kind.value}:{self.name}" if self.name else self.kind.value
 
 

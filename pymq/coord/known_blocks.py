@@ -16,8 +16,8 @@ def known_blocks(entries: Iterable[Entry]) -> frozenset[BlockId]:
     """Return the blocks of all topics in *entries*, a whole tree.
 
     Brokers create a block's files after the commit that adds the block, and remove the files after
-    the commit that removes the block. So a crash has left the files of any other block, and these
-    are never used.
+    the commit that removes the block. So files of a block that is not in the tree were left by a
+    crash, and are never used.
 
     Raises:
         CorruptMetadata: an entry cannot be decoded.

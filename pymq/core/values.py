@@ -49,7 +49,7 @@ class _Later:
     def __init__(self, name: str, made: type, twin: dict[str, Any]) -> None:
         self._name = name
         self._made = made
-        self._twin = twin  # a class with the same fields, whose body attrs processes
+        self._twin = twin  # a class with the same fields, which attrs processes
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         made = self._made

@@ -31,8 +31,9 @@ def rebalance(
     move.
 
     Replicas on brokers that are not in *brokers* are replaced first, if there are other brokers.
-    Then replicas move from the fullest brokers to the emptiest, never to fewer racks than before,
-    until no move helps. *budget* is the number of replicas that may move, ``None`` for no limit.
+    Then replicas move from the fullest brokers to the emptiest, as long as a move helps. A move
+    never reduces the number of racks. *budget* is the number of replicas that may move, ``None``
+    for no limit.
 
     >>> rebalance({"t/0": ("a", "b"), "t/1": ("b", "a")}, ["b", "c"])
     {'t/0': ('c', 'b'), 't/1': ('b', 'c')}

@@ -319,7 +319,7 @@ class Loop:
                 self._post(name, ready.send)
             writes += ready.write
         if writes and self._flush is not None:
-            self._flush()  # so that followers write at the same time as this node
+            self._flush()  # send first, so that followers write at the same time as this node
         if writes and len(self._users) > 1:
             self._held |= {each[0]: each for each in work if each[2].write}
             work = [each for each in work if not each[2].write]

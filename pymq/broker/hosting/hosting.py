@@ -47,7 +47,8 @@ class Leftovers:
     """Blocks that the store has found at the start, and whose partitions are not hosted yet."""
 
     def __init__(self, found: Iterable[BlockId], unsealed: Iterable[BlockId]) -> None:
-        self._numbers: dict[tuple[str, int], list[int]] = {}  # by topic id and index
+        # block numbers, by topic id and partition index
+        self._numbers: dict[tuple[str, int], list[int]] = {}
         for block in found:
             self._numbers.setdefault((block.topic_id, block.partition), []).append(block.number)
         self._unsealed = frozenset(unsealed)

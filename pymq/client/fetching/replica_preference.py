@@ -20,7 +20,7 @@ from pymq.core.values import value
 
 # a reader is far behind if a fetch returned this many bytes, and not all records
 BEHIND_BYTES = 1 << 18
-# wait of a fetch at a follower; it may be cut off from its leader, which gets the next fetch
+# wait of a fetch at a follower, which may be cut off; the next fetch goes to the leader
 NEAR_WAIT_MS = 500
 BEHIND_RECORDS = 4096  # a group member that is this many offsets from the end is far behind
 

@@ -328,7 +328,7 @@ class Acknowledger:
         return True
 
     def skip(self, view: RecordBatch, now: int) -> None:
-        """Acknowledge offsets without a record for consumers, since no application will."""
+        """Acknowledge offsets without a record for consumers, since applications never see them."""
         if view.is_control:
             holes = [(view.base_offset, view.end_offset)]
         elif len(view) != view.end_offset - view.base_offset:

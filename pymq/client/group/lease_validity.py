@@ -88,8 +88,8 @@ class LeaseValidity:
         return was_unsure
 
     def dropped(self) -> None:
-        """Note that all leases are lost, since the coordinator does not know the member or it has
-        left.
+        """Note that all leases are lost, because the coordinator does not know the member, or the
+        member has left.
         """
         self.is_unsure = False
         self.drops += 1

@@ -27,7 +27,7 @@ from pymq.errors import NotRegistered, PymqError
 
 
 class BrokerRegistry:
-    """Commits the consequences of brokers that start, stop or fail."""
+    """Commits the changes that are necessary when brokers start, stop or fail."""
 
     def __init__(
         self,

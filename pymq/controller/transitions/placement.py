@@ -80,7 +80,7 @@ def succeed(
     brokers = usable(image, live)
     stay = wanted.replicas
     if stay is None:
-        # Holders first, otherwise in the present order (the sort is stable).
+        # Put holders first, and keep the present order otherwise (the sort is stable).
         stay = tuple(sorted(found.open_block.replicas, key=lambda broker: broker not in holders))
     count = wanted.count if wanted.count is not None else found.node.replicas
     keep = tuple(broker for broker in stay if broker in brokers)

@@ -306,9 +306,9 @@ def subscribe(draft: Draft, m: Subscribe, source: str) -> None:
     which may be full.
 
     Raises:
-        UnknownTopic, UnknownPartition, InvalidName: as the names say.
-        InvalidRequest: the mode is unknown, or the name belongs to another client.
-        GroupLimitReached: the topic already has the most subscriptions of groups, or of readers.
+        UnknownTopic, UnknownPartition, InvalidName: as the names say. InvalidRequest: the mode is
+        unknown, or the name belongs to another client. GroupLimitReached: the topic has reached its
+        limit of subscriptions of groups, or of readers.
     """
     topic = draft.image.topic(m.topic)
     if m.partition is not None:
@@ -384,10 +384,9 @@ def init_producer(draft: Draft, m: InitProducer, new_id: Callable[[], str]) -> P
     sequences continue. A grant protects that id like any other id.
 
     Raises:
-        InvalidName: the name or the run is not valid.
-        InvalidRequest: the name has an id, but this client would use a different id.
-        ProducerLimitReached: the name is new, and the cluster already has the most names.
-        NoBrokers: no broker has registered yet.
+        InvalidName: the name or the run is not valid. InvalidRequest: the name has an id, but this
+        client would use a different id. ProducerLimitReached: the name is new, and the cluster has
+        reached its limit of names. NoBrokers: no broker has registered yet.
     """
     secret = draft.image.secret
     if not m.name and m.takes_ids:

@@ -76,7 +76,7 @@ def choose(
         return None
     sources = _sources(image, lost)
     bad = [broker for broker in block.replicas if broker in sources]
-    # Dead brokers first, then live ones that are decommissioned.
+    # Choose replicas on dead brokers first, then replicas on live decommissioned brokers.
     removing = min(bad, key=lambda broker: (broker in live, broker), default=None)
     wanted: tuple[str, ...] = ()
     if removing is None:

@@ -120,7 +120,7 @@ class ZookeeperCoordinator:
                     f"no answer from ZooKeeper at {hosts} within {timeout_s:g} s"
                 )
             self._link.wait(left)
-        self._news.take()  # the owner must not get the events of the opening
+        self._news.take()  # drop the events of the opening, which the owner must not get
 
     # --- the contract ---------------------------------------------------------------------------
 

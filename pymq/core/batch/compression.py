@@ -42,7 +42,7 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 def decompress(codec: int, data: bytes | memoryview, size: int) -> bytes:
-    """Decompress *data* to exactly *size* bytes; bounded by *size*.
+    """Decompress *data*, which must unpack to exactly *size* bytes; memory is bounded by *size*.
 
     Raises:
         CorruptBatch: the result has another size, or *data* cannot be decompressed.

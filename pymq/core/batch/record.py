@@ -149,8 +149,8 @@ class EncodedBatch:
         """Encode records, given as columns of equal length.
 
         Columns that are None or without content are left out. *timestamps* holds each record's time
-        in milliseconds; without it all have *timestamp_ms*. *width* is the result of
-        :func:`pymq.core.batch.columns.width_of` for the values, if it is known.
+        in milliseconds; without *timestamps*, all records have *timestamp_ms*. *width* is the
+        result of :func:`pymq.core.batch.columns.width_of` for the values, if it is known.
         """
         first = last = timestamp_ms
         if keys is None and headers is None and timestamps is None:

@@ -101,13 +101,13 @@ class BlockLog:
         self.epochs = LeaderEpochs()
         self.seal_end: int | None = None  # the offset after the seal batch, if there is one
         self.producers = ProducerTable()
-        self.is_recovering = False  # the store is finding out where the block ends
-        self.is_writing = False  # a write is in progress
+        self.is_recovering = False  # whether the store is looking for the block's end
+        self.is_writing = False  # whether a write is in progress
         self.unkeyed = Ranges(RUNS_MAX)  # the last ranges of records without a key
         self.priorities = PriorityRuns()  # runs of records with a priority
         self._host = host
         self._is_shared = is_shared  # other brokers hold the block too
-        self.unwritten: list[EncodedBatch] = []  # stamped, for the next write
+        self.unwritten: list[EncodedBatch] = []  # stamped batches for the next write
         self._write_end = start  # the log's end after the write in progress ...
         self._write_size = 0  # ... and the size of that write
         self._durable_end = start  # everything before this offset is synced to disk ...
@@ -201,7 +201,7 @@ class BlockLog:
     # --- appending ------------------------------------------------------------------------------
 
     def append(self, batch: EncodedBatch, epoch: int) -> EncodedBatch:
-        """Append a batch of a producer, as leader of *epoch*; returns it with its offsets."""
+        """Append a batch of a producer, as leader of *epoch*; return it with its offsets."""
         stamped = batch.stamp(self.end, epoch, self._durable_end)
         self._add(stamped)
         return stamped

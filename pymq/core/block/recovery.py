@@ -58,7 +58,7 @@ class Recovery:
     def __init__(
         self, host: LogHost, is_known: Callable[[BlockNode], bool], first_pause_ms: int
     ) -> None:
-        self.failures = 0  # read failures in a row after which a retry may succeed
+        self.failures = 0  # consecutive read failures that a retry may overcome
         self.retry_at = NEVER  # time of the next retry
         self._host = host
         self._is_known = is_known  # whether a sealed block's producer table is complete here

@@ -100,7 +100,7 @@ class BalanceLeaders:
 
 @value
 class RecoverPartition:
-    """Elect a leader for a partition that can have none, even if records are lost."""
+    """Elect a leader for a partition that cannot elect one itself, even if records are lost."""
 
     id: int
     topic: str

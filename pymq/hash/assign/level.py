@@ -62,7 +62,7 @@ def _fill(
     heaps: dict[int, list[tuple[int, int, Bin]]] = {}
     for item in sorted(fresh, key=lambda item: len(allowed[item])):
         bins = allowed[item]
-        heap = heaps.get(id(bins))  # the mapping keeps the list alive, so its id is unique
+        heap = heaps.get(id(bins))  # the mapping keeps the list alive, so the list's id is unique
         if heap is None:
             heap = heaps[id(bins)] = [(len(held[b]), i, b) for i, b in enumerate(bins)]
             heapify(heap)

@@ -134,7 +134,8 @@ class RaftElection:
         """Note that the leader's broker seems dead, is back, or has restarted."""
         assert self.leader is not None
         if self._host.is_alive(self.leader) and self.timeout_at == NEVER:
-            # The broker was not noticed to be dead, so it has restarted and no longer leads.
+            # This member has not noticed a failure of the broker, so the broker has restarted and
+            # no longer leads.
             mark("raft.leader_restarted")
             self.leader = None
         self.watch(now)

@@ -53,8 +53,8 @@ class Raft:
     """One member of a block's replicas, as leader or follower.
 
     *learners* are members whose disk is not the one on which the block was created. The votes and
-    entries of learners are lost, so learners neither vote nor count towards a majority, which is
-    still a majority of all members. Brokers do not use learners: see
+    entries of learners are lost, so learners neither vote nor count towards a majority. A majority
+    is still a majority of all members, learners included. Brokers do not use learners: see
     :mod:`pymq.replication.raft.quorum_features`.
     """
 

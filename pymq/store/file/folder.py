@@ -93,7 +93,7 @@ class Folder:
             self._make(above)
         # Sync the folder even if it exists, because the process that created it may have died
         # before its sync.
-        with contextlib.suppress(PermissionError):  # for folders above the store's own folder
+        with contextlib.suppress(PermissionError):  # folders above the store's may refuse this
             self.files.sync_dir(above)
         self._durable.add(path)
 

@@ -83,7 +83,7 @@ class Connections:
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RCVHWM, 0)
         self.socket.connect(address)
-        # libzmq's descriptor signals events only after a first poll that found none.
+        # libzmq's descriptor signals events only after a first poll without events.
         self.socket.poll(0)
 
     def count(self, address: str) -> int:

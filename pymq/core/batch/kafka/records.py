@@ -29,8 +29,8 @@ RECORD_BYTES = 7  # of the smallest record
 class KafkaRecords(NamedTuple):
     """The records of a batch, as columns."""
 
-    offsets: list[int]  # after the base offset
-    times: list[int]  # after the base timestamp
+    offsets: list[int]  # relative to the base offset
+    times: list[int]  # relative to the base timestamp
     keys: list[bytes | None]
     values: list[bytes]
     headers: list[Headers]
