@@ -164,7 +164,7 @@ NUMBERS: dict[int, type] = {
     147: msg.RaftTimeout,
 }
 
-# Payload fields, in addition to all batches.
+# Fields whose values are payload; batches are always payload.
 PAYLOAD: dict[type, tuple[str, ...]] = {
     msg.Fetched: ("data",),
     msg.ReplicaFetched: ("data",),

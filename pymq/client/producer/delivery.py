@@ -216,7 +216,8 @@ class Batch(Waitable):
         self.sent_at = 0
         # ids of requests that were resent before they were answered
         self.dropped: tuple[int, ...] = ()
-        self.is_unsure = False  # a broker refused the batch, but may have written it before
+        # whether a broker has refused the batch, but may have written it earlier
+        self.is_unsure = False
         self.base_offset = -1
         self.error: PymqError | None = None
 

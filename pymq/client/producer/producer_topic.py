@@ -41,7 +41,7 @@ class ProducerTopic:
         self.routing: Routing | None = None
         self.producer_id = sender.config.producer_id
         self.turn = turn % len(self.queues)
-        self.is_bulk = False  # the last batch was full before its linger time ended
+        self.is_bulk = False  # whether the last batch was full before its linger time ended
         self.choose()
         self.follow(metadata.config)
 

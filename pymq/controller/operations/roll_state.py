@@ -82,7 +82,7 @@ class Roll:
     answers: dict[str, Sealed] = Factory(dict)  # answers in a take-over
     # in a take-over: wait before the decision with the answers received so far
     patience: int = 0
-    # the time of the time of the earliest decision, on the clock of BrokerLiveness.listened
+    # the time of the earliest decision, on the clock of BrokerLiveness.listened
     decide_at: int = NEVER
     is_late: bool = False  # whether the time of the decision has passed
     retry_at: int = NEVER

@@ -128,7 +128,7 @@ class Transactions:
         sliced: Callable[[int], None] | None = None,
         is_urgent: bool = False,
     ) -> None:
-        """Queue *plan* as an urgent or another task; tasks of the same queue run in order.
+        """Queue *plan*; tasks of the same urgency run in order.
 
         Later tasks of the other queue may run first, so a plan must rely only on the current tree.
         """

@@ -82,9 +82,7 @@ def _batch(
 
 
 def _is_named(producer_id: int, producer: ProducerState) -> bool:
-    """Whether a producer is known to have a name; a hashed id shows a name only after its epoch
-    rose.
-    """
+    """Whether id or epoch show that a producer has a name; a hashed id alone does not."""
     return bool(producer_id & NAMED) or bool(producer.epoch >> EPOCH_HALF)
 
 

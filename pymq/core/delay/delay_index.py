@@ -2,7 +2,8 @@
 
 The index is derived from the log: from batches with delayed records, from the copies that the
 leader appends when the records are due, and from the leader's notes, which are control records in
-the log. A new leader reads the log from the offset in the last note on (``pymq.pending_from``).
+the log. A new leader reads the log, beginning at the offset in the last note
+(``pymq.pending_from``).
 
 ======================================  ======================================================
 batch                                   effect

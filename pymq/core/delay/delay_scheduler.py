@@ -66,11 +66,11 @@ from pymq.errors import (
     is_not_written,
 )
 
-LOAD_BYTES = 1 << 20  # bytes bytes of one fetch while the log is read
-READ_BYTES = 64 << 10  # bytes bytes of one fetch of due records
+LOAD_BYTES = 1 << 20  # bytes of one fetch while the log is read
+READ_BYTES = 64 << 10  # bytes of one fetch of due records
 RETRY_MS = 100
 LOOK_MS = 1_000  # the wall clock may be changed, so the scheduler reads it at least this often
-NOTE_OFFSETS = 20_000  # number of number of offsets after which the next note is appended
+NOTE_OFFSETS = 20_000  # number of offsets after which the next note is appended
 # records are moved only if a new leader would have to read at least this many offsets ...
 MOVE_OFFSETS = 100_000
 MOVE_SHARE = 4  # ... and at least this many for each pending record
@@ -96,7 +96,7 @@ class DelayScheduler:
         self.name = name
         self.deadline = NEVER
         self.index = DelayIndex()
-        self.delivered = 0  # number of number of copies, for the metrics
+        self.delivered = 0  # number of copies, for the metrics
         self._host = host
         self._job = Job.LOAD
         self._request = 0  # id of the request in flight
@@ -109,7 +109,7 @@ class DelayScheduler:
         self._retry_at = NEVER
         self._wanted: deque[tuple[int, int]] = deque()  # offset and id of records to read
         self._read = RowBuffer()
-        self._ids: list[int] = []  # ids ids of the records that are being appended
+        self._ids: list[int] = []  # ids of the records that are being appended
         self._stop = 0  # the offset before which records are moved
         self._cancels: deque[tuple[str, CancelDelayed]] = deque()
         self._noted_at = -1  # the log's end when the last note was appended

@@ -76,7 +76,7 @@ class RaftAppend:
 
 @value
 class RaftAppended:
-    """The follower's log durably equals the leader's up to *end*; or the point to retry from.
+    """The follower's log durably equals the leader's up to *end*, unless *conflict* is set.
 
     If *conflict* is set, the follower refused a message whose batches end at *end*, and will also
     refuse later messages. The leader continues from *conflict*, the (epoch, end) of a batch that

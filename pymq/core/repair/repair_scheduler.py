@@ -102,7 +102,7 @@ class RepairScheduler:
                 self.waiting.move_to_end(repair, last=False)
 
     def answered(self, repair: Asker, holder: str, now: int) -> None:
-        """Note that Note that *holder* has answered the last request of *repair*, perhaps late."""
+        """Note that *holder* has answered the last request of *repair*, perhaps late."""
         found = self._holders.get(holder)
         ask = self._slots.get(repair)
         if found is not None:

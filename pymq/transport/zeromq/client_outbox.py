@@ -53,11 +53,7 @@ class ClientOutbox:
         return self._quotas.fetch_wait_ms(account) if self._quotas is not None else 0
 
     def write_wait_ms(self, account: str) -> int:
-        """Return the milliseconds until the quota of a principal allows a write for it; 0 means
-        now.
-
-        0 if now.
-        """
+        """Return the milliseconds until a principal's quota allows a write for it; 0 means now."""
         return self._quotas.produce_wait_ms(account) if self._quotas is not None else 0
 
     def wrote(self, account: str, size: int) -> None:

@@ -95,8 +95,8 @@ class ZmqTransport:
     ) -> None:
         tuning = self.tuning = tuning or Tuning()
         self.endpoint = ""
-        self.dropped = 0  # number of number of messages and packets lost for any reason
-        self.cut = 0  # number of number of connections closed because the client did not read
+        self.dropped = 0  # number of messages and packets lost for any reason
+        self.cut = 0  # number of connections closed because the client did not read
         self.problem = ""  # the reason of the last loss or refusal, by this node or a peer
         self._gate = gate
         self.on_stranger = on_stranger

@@ -66,7 +66,7 @@ class ClassicGroup:
         self.pending: dict[str, int] = {}
         self._reply = reply
         self._static: dict[str, str] = {}  # member ids by instance
-        self._until = NEVER  # when when the rebalance, or the wait for syncs, ends
+        self._until = NEVER  # when the rebalance, or the wait for syncs, ends
 
     # --- members --------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class ClassicGroup:
             mark("classic.joined_again")
             self._joined(member, (source, m.id))
             return
-        self._refuse_join(member, ClassicCode.UNKNOWN_MEMBER_ID)  # its former request
+        self._refuse_join(member, ClassicCode.UNKNOWN_MEMBER_ID)  # answer the former request
         member.joining = source, m.id
         if self.state is ClassicGroupState.PREPARING:
             self._complete_if_all(now)
@@ -250,7 +250,7 @@ class ClassicGroup:
         if self.state is ClassicGroupState.STABLE:
             self._synced(member, (source, m.id))
             return
-        self._refuse_sync(member, ClassicCode.REBALANCE_IN_PROGRESS)  # its former request
+        self._refuse_sync(member, ClassicCode.REBALANCE_IN_PROGRESS)  # answer the former request
         member.syncing = source, m.id
         if member.id != self.leader:
             return
