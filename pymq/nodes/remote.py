@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pymq.transport.zeromq.transport import ZmqTransport
 
 ZEROMQ, TCP, PLAIN = "zmq+", "tcp://", "pymq://"
-OPTIONS = ("curve_dir", "principal", "tls_dir")  # of a URL
+OPTIONS = ("curve_dir", "principal", "tls_dir")  # options that a URL may have
 Folder = str | os.PathLike[str] | None
 
 
@@ -127,7 +127,8 @@ def open_cluster(
     *tls_dir*, or ``?tls_dir=PATH``: the folder of certificates
     (:mod:`pymq.transport.tcp.certificates`).
 
-    This does not wait for a zkserver: if none answers, the first call that needs one raises.
+    This function does not wait for a zkserver: if none answers, the first call that needs one
+    raises an error.
 
     Raises:
         ConfigError: the URL is invalid, or there is no such key.

@@ -19,7 +19,7 @@ Gate = Callable[[str, str, Message], Sequence[Message] | None]
 
 ANONYMOUS = ""  # the principal of a connection that has not proved its identity
 NEW_MAX = 2_000  # new connections, which have not sent a packet; each takes some 20 KiB
-FILES = 320  # descriptors kept for other purposes: a store's files, and some more
+FILES = 320  # descriptors for other purposes: a store's files, and some more
 LEAST = 64  # connections allowed even with few descriptors
 TELL_S = 10.0  # interval of reports that connections were turned away
 # The beginnings of a cluster's URL. In a URL, tcp:// is the transport without ZeroMQ.
@@ -35,9 +35,10 @@ OnRefused = Callable[[str, str], None]
 class Tuning:
     """Settings of connections; times in milliseconds."""
 
-    silence_ms: int = 3_000  # a connection without a TCP acknowledgement for so long counts as lost
+    # a connection without a TCP acknowledgement for this long counts as lost
+    silence_ms: int = 3_000
     handshake_ms: int = 3_000  # limit of a connection's handshake
-    reconnect_ms: int = 20  # the first pause; doubles up to ...
+    reconnect_ms: int = 20  # the first pause before a reconnect; doubles up to ...
     reconnect_max_ms: int = 1_000
     # packets in libzmq for each peer and direction; further ones wait in the transport, limited in
     # bytes
@@ -45,9 +46,9 @@ class Tuning:
     linger_ms: int = 500  # time for flushed packets to leave when the transport is closed
     per_address: int = 1_000  # connections of one address, if there are keys
     per_principal: int = 500  # connections of one principal, from all addresses
-    waiting_bytes: int = 64 << 20  # bytes that may wait for a peer; further messages are lost
-    stalled_ms: int = 10_000  # a client that reads nothing for so long is disconnected
-    waiting_ms: int = 1_000  # packets for an unreachable peer are dropped after so long
+    waiting_bytes: int = 64 << 20  # most bytes that wait for a peer; more messages are lost
+    stalled_ms: int = 10_000  # a client that reads nothing for this long is disconnected
+    waiting_ms: int = 1_000  # packets for an unreachable peer are dropped after this time
 
 
 class TransportQuotas(Protocol):

@@ -69,7 +69,7 @@ class ClientOutbox(Generic[P]):
             self._quotas.produced(account, size)
 
     def cut_stalled(self, now: float) -> list[P]:
-        """End the connections of clients that have not read any of their packets for too long.
+        """End the connections of clients that have read none of their packets for too long.
 
         This method searches at most once a second, and returns these clients.
         """

@@ -86,7 +86,7 @@ class Certificates:
         self.folder = Path(folder)
         self.version = 0  # rises each time the files are read
         self._looked_at = 0.0
-        self._complaint = ""  # the last error logged
+        self._complaint = ""  # the last logged error
         self._seen = self._look()
         self._load()
 

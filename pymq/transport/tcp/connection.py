@@ -217,7 +217,7 @@ class Connection:
 class TcpPeer(BasePeer):
     """Another node: its connections and its waiting packets."""
 
-    link: Connection | None = None  # the connection made by this node
+    link: Connection | None = None  # the connection that this node has made
     route: Connection | None = None  # the connection that the peer has made
     pause_s: float = 0.0  # before the next try to connect
 

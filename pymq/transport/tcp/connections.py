@@ -102,7 +102,7 @@ class TcpConnections:
         try:
             return self._begin(peer, parse_endpoint(endpoint), now)
         except (PymqError, OSError) as error:
-            # Endpoints come from other nodes: an invalid one must not stop this node.
+            # Endpoints come from other nodes, so an invalid endpoint must not stop this node.
             peer.refused_until = now + REFUSED_S
             self._lose(0, f"{peer.name} at {endpoint}: {error}")
             return None
@@ -299,7 +299,7 @@ class TcpConnections:
             self.drop(route, "")
         peer.route, found.peer = found, peer
         peer.principal = principal
-        # A client may use its principal's name as its node name, and is still a client.
+        # A client may use its principal's name as its node name, but is still a client.
         is_node = certificate is None or certificate.is_node
         peer.is_client = node.startswith(CLIENT_PREFIX) or not is_node
         peer.header_max = wire.CLIENT_HEADER_BYTES_MAX if peer.is_client else wire.HEADER_BYTES_MAX

@@ -6,7 +6,7 @@ two flushes share a packet. Payload goes from the file, or from the producer's b
 without a copy.
 
 ========================================  ==========================================================
-a peer that has connected to this node    is answered over that connection
+a peer that has connected to this node    gets answers over that connection
 any other peer with a known endpoint      gets a connection from this node
 ========================================  ==========================================================
 
@@ -49,13 +49,13 @@ class TcpTransport(PacketTransport[TcpPeer]):
         listen: the endpoint to bind, if any: ``pymq://HOST:PORT`` or ``tls://HOST:PORT``.
         advertise: the endpoint under which peers find the node; by default the bound one.
         gate: see :data:`pymq.transport.base.Gate`.
-        on_stranger: called with nodes that have messages waiting and no known endpoint.
+        on_stranger: called with nodes that have waiting messages but no known endpoint.
         certificates: needed for ``tls://``. Without them the node listens on this machine only,
             unless *insecure*.
-        on_refused: called with connections that were refused.
-        on_send: called with a principal and a message for it; returns the message without the
-            parts that the principal may not see.
-        quotas: limits of what may be sent to principals.
+        on_refused: called with refused connections.
+        on_send: called with a principal and a message for that principal; returns the message
+            without the parts that the principal may not see.
+        quotas: limits of the bytes sent to principals.
 
     Raises:
         ConfigError: an argument is wrong, or the endpoint cannot be bound.
@@ -113,7 +113,9 @@ class TcpTransport(PacketTransport[TcpPeer]):
 
     @property
     def on_lost(self) -> Callable[[str, bool], None] | None:
-        """See :class:`pymq.transport.base.Transport`; covers connections that this node makes."""
+        """See :class:`pymq.transport.base.Transport`; this covers connections that this node has
+        made.
+        """
         return self._connections.on_lost
 
     @on_lost.setter
@@ -161,7 +163,7 @@ class TcpTransport(PacketTransport[TcpPeer]):
             self._blocked.pop(peer, None)
             return
         self._blocked[peer] = None
-        # otherwise the peer is connected but slow, and still wants the packets
+        # otherwise the peer is connected but slow, and will read the packets
         found = peer.route or peer.link
         if found is None or not found.may_send:
             self.dropped += peer.expire(now - self.tuning.waiting_ms / 1000)
@@ -182,7 +184,7 @@ class TcpTransport(PacketTransport[TcpPeer]):
         return self._door.crowd.turned_away if self._door is not None else 0
 
     def tell_when_crowded(self, told: Callable[[int], object]) -> None:
-        """Call *told* with the number of connections turned away when it rises, rate-limited."""
+        """Call *told* with the number of closed surplus connections when it rises, rate-limited."""
         if self._door is not None:
             self._door.crowd.on_crowded = told
 

@@ -42,7 +42,7 @@ from pymq.transport.base import FILES, LEAST, NEW_MAX, TELL_S
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Socket
 
-SETTLED_S = 1.0  # so long after handshake_ms, an open connection has completed its handshake
+SETTLED_S = 1.0  # this long after handshake_ms, an open connection has completed its handshake
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 
@@ -184,7 +184,7 @@ class Connections:
         return is_cut
 
     def close(self) -> None:
-        """Stop watching; to be called before the watched socket is closed."""
+        """Stop watching; must be called before the watched socket is closed."""
         self._watched.disable_monitor()
         self.socket.close(0)
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Peer(BasePeer):
     """Another node: its connections and its waiting packets."""
 
-    link: PeerLink | None = None  # the connection made by this node
-    route: bytes | None = None  # routing id of the connection that the peer made
+    link: PeerLink | None = None  # the connection that this node has made
+    route: bytes | None = None  # routing id of the connection that the peer has made
     key: str = ""  # the key that the peer's connection has proved
     flight: InFlight = Factory(InFlight)  # packets in libzmq, if the peer is a client
     came_from: Origin = NOWHERE  # the connection of the peer's last packet, if the peer is a client

@@ -128,7 +128,7 @@ class ZmqTransport(PacketTransport[Peer]):
             context.destroy(linger=0)
             raise
         self._dialer = Dialer(identity, context, selector, tuning, keys, partial(self._lose, 0))
-        # Sockets to read; True if the selector has reported them.
+        # sockets to read, each with whether the selector has reported it
         self._unread: dict[PeerLink | None, bool] = {}
         # whether the last poll found packets, and whether the last two polls found several
         self._has_taken = self._is_burst = False
