@@ -26,7 +26,7 @@ from pymq.web.snapshots import ClusterSnapshots
 def open_http(
     http: Http, node: str, access: Access, door: NodeSecurity | None, metrics: Callable[[], Metrics]
 ) -> Server:
-    """Serve a node's metrics, and the page if *node* is the endpoint of a zkserver.
+    """Serve a node's metrics, and the web page if *node* is a zkserver's endpoint.
 
     Raises:
         ConfigError: the address cannot be bound, or is not allowed.

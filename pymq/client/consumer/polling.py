@@ -72,7 +72,7 @@ class Polling:
         self._on_revoked = on_revoked
         self._auto_ack = auto_ack
         self._given = 0  # the number of records of the last poll ...
-        self._given_at = 0  # ... and when
+        self._given_at = 0  # ... and the time of that poll
 
     def check(self) -> None:
         """Check that the consumer may be used here.

@@ -25,7 +25,7 @@ def assign(
     >>> assign(["b", "a"], [("t", 0), ("t", 1), ("t", 2)])
     {'a': (('t', 0), ('t', 1)), 'b': (('t', 2),)}
 
-    With more members than partitions, the spare members share.
+    With more members than partitions, the spare members share partitions.
 
     >>> assign(["a", "b", "c"], [("t", 0), ("t", 1)])
     {'a': (('t', 0),), 'b': (('t', 1),), 'c': (('t', 0),)}

@@ -37,7 +37,7 @@ log = logging.getLogger("pymq.security")
 CA, CERT, KEY, CRL = "ca.pem", "cert.pem", "key.pem", "crl.pem"
 NODES = "pymq:nodes"  # the organization of brokers and zkservers
 REFRESH_S = 1.0  # interval between two checks of the folder
-_STEPS = 20  # of a handshake in memory; it takes four
+_STEPS = 20  # most steps of a handshake in memory, which takes four
 
 
 @value

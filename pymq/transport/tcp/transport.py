@@ -38,7 +38,7 @@ from pymq.transport.tcp.connections import TcpConnections
 from pymq.transport.tcp.endpoints import SCHEMES, parse_endpoint
 from pymq.transport.tcp.listener import TcpListener
 
-WRITE_BYTES = 1 << 20  # packets for so many bytes are given to a connection at once
+WRITE_BYTES = 1 << 20  # most bytes of packets given to a connection at once
 
 
 class TcpTransport(PacketTransport[TcpPeer]):
@@ -214,7 +214,7 @@ class TcpTransport(PacketTransport[TcpPeer]):
         """Receive packets from the connections that may have some, within the limits of a poll."""
         packets, size, unread = SHARE_PACKETS, SHARE_BYTES, self._connections.unread
         for found in list(unread):
-            unread.pop(found, None)  # it may have been closed meanwhile
+            unread.pop(found, None)  # the connection may have been closed meanwhile
             try:
                 while packets > 0 and size > 0 and len(arrivals) < SHARE_MESSAGES:
                     taken = self._take_packet(found, arrivals)
@@ -224,7 +224,7 @@ class TcpTransport(PacketTransport[TcpPeer]):
                     size -= taken
                 else:
                     if not found.is_closed:
-                        unread[found] = None  # it may have more, after the others
+                        unread[found] = None  # the connection may have more packets
             except (OSError, InvalidRequest) as error:
                 self._connections.fail(found, error)
 
