@@ -1,8 +1,8 @@
 """Audits refused requests, and allowed requests if the policy says so, at a limited rate.
 
 A client can repeat a refused request a thousand times a second, and a log line for each would
-overload the node. So the audit writes each kind of line at most once a second, with the number of omitted
-lines. A client could create endless new kinds by requesting unknown names, so lines for one
+overload the node. So the audit writes each kind of line at most once a second, with the number of
+omitted lines. A client could create endless new kinds by requesting unknown names, so lines for one
 principal's refusals are also limited in number per second and in length. The counter of refusals
 counts all refusals.
 """
