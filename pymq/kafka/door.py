@@ -1,12 +1,12 @@
-"""The door: TCP connections of Kafka's clients, in one thread.
+"""The door: the thread that serves the TCP connections of Kafka's clients.
 
-The thread waits for all sockets. The thread hands all received frames to the gates in one turn of
-the loop. For that turn it takes the driver's lock, like any thread of the application. The answers
-are sent after the turn. When another thread runs a turn that makes answers, it wakes the door's
-thread.
+The thread waits for all sockets. In one turn of the loop, the thread passes all received frames to
+the gates. For that turn the thread takes the driver's lock, like any thread of the application. The
+thread sends the answers after the turn. If a turn of another thread makes answers, that thread
+wakes the door's thread.
 
-Everything is bounded: connections, bytes of a frame, bytes of all frames that are being received,
-requests of a connection, and bytes that wait to be sent to one.
+Everything is bounded: connections, bytes of a frame, bytes of all incomplete frames, requests of a
+connection, and unsent bytes of a connection.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from pymq.kafka.gate import REQUESTS_MAX, KafkaConnection, KafkaGate
 from pymq.transport.bell import Bell
 
 CONNECTIONS_MAX = 1_000
-RECEIVING_MAX = 512 << 20  # bytes of frames that are being received, of all connections
-READ_BYTES = 4 << 20  # of one connection in a round
-PARTS = 64  # of a system call
-IDLE_S = 600.0  # after which a connection without a request is closed, as with Kafka
-LOOK_S = 30.0  # between two looks for idle connections
-REST_S = 1.0  # without new connections, after the process had no descriptors left
+RECEIVING_MAX = 512 << 20  # bytes of incomplete frames, of all connections
+READ_BYTES = 4 << 20  # bytes that are read from one connection in a round
+PARTS = 64  # most buffers in a system call
+IDLE_S = 600.0  # the door closes a connection that sends no request for this long, as Kafka does
+LOOK_S = 30.0  # seconds between two searches for idle connections
+REST_S = 1.0  # accept no connection for this long if the process has no descriptors left
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -88,14 +88,14 @@ class DoorDriver(Protocol):
 class KafkaListener:
     """A socket that listens for the clients of one gate."""
 
-    name: str  # of the gate in the loop
+    name: str  # the gate's name in the loop
     gate: KafkaGate
     socket: socket.socket
 
 
 @define
 class _Client:
-    """A connection as the door sees it."""
+    """The door's state of a connection."""
 
     socket: socket.socket
     listener: KafkaListener
@@ -117,7 +117,8 @@ class KafkaDoor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._bell.fileno(), _READ)
         self._clients: dict[KafkaConnection, _Client] = {}
-        self._news: deque[KafkaConnection] = deque()  # connections that a gate has something for
+        # connections for which a gate has bytes or a close
+        self._news: deque[KafkaConnection] = deque()
         self._gone: list[_Client] = []
         self._is_closed = False
         self._rests_until = 0.0
@@ -131,7 +132,7 @@ class KafkaDoor:
         with driver as loop:
             for listener in listeners:
                 loop.add(listener.name, listener.gate)
-        driver.arm(NEVER)  # Starts the thread that keeps the loop's timers.
+        driver.arm(NEVER)  # starts the thread that runs the loop's timers
         self._thread.start()
 
     def close(self) -> None:
@@ -142,7 +143,7 @@ class KafkaDoor:
             self._thread.join()
 
     def _told(self, connection: KafkaConnection) -> None:
-        """Note that a gate has something for a connection; the thread may be any."""
+        """Note that a gate has bytes or a close for a connection; any thread may call this."""
         self._news.append(connection)
         if threading.current_thread() is not self._thread:
             self._bell.ring()
@@ -171,10 +172,10 @@ class KafkaDoor:
                 for listener in self._listeners:
                     loop.remove(listener.name)
         except PymqError:
-            pass  # The gates of a stopped loop cannot do anything any more.
+            pass  # The gates of a stopped loop can do nothing any more.
 
     def _round(self) -> None:
-        """Wait for sockets, hand the received frames to the gates, and send answers."""
+        """Wait for sockets, pass the received frames to the gates, and send answers."""
         arrived: list[tuple[_Client, memoryview]] = []
         for key, events in self._selector.select(LOOK_S):
             if key.data is None:
@@ -195,7 +196,7 @@ class KafkaDoor:
         self._look(time.monotonic())
 
     def _hand_over(self, arrived: list[tuple[_Client, memoryview]]) -> None:
-        """Hand all received frames to the gates, in one turn of the loop."""
+        """Pass all received frames to the gates, in one turn of the loop."""
         gone, self._gone = self._gone, []
         with self._driver as loop:
             now = loop.clock()
@@ -205,7 +206,7 @@ class KafkaDoor:
                 client.listener.gate.received(client.connection, frame, now)
             for listener in self._listeners:
                 loop.touch(listener.name)
-        # A connection with too many unanswered requests is not read until some are answered.
+        # Stop reading from a connection with too many unanswered requests, until some are answered.
         self._news.extend(client.connection for client, _ in arrived if client.connection.is_full)
         due = min(listener.gate.deadline for listener in self._listeners)
         if due < NEVER:
@@ -235,7 +236,7 @@ class KafkaDoor:
         self._selector.register(found, _READ, client)
 
     def _receive(self, client: _Client) -> list[memoryview]:
-        """Receive the bytes that have arrived, up to a limit; returns the complete frames."""
+        """Receive the bytes that have arrived, up to a limit; return the complete frames."""
         frames: list[memoryview] = []
         left = READ_BYTES
         client.heard_at = time.monotonic()
@@ -264,7 +265,9 @@ class KafkaDoor:
         return sum(client.reader.size for client in self._clients.values())
 
     def _send(self, client: _Client) -> None:
-        """Send the waiting answers; what does not fit into the socket's buffer is sent later."""
+        """Send the waiting answers; bytes that do not fit into the socket's buffer are sent
+        later.
+        """
         connection = client.connection
         try:
             while True:
@@ -285,8 +288,8 @@ class KafkaDoor:
             return
         events = (0 if connection.is_full else _READ) | (_WRITE if client.sending else 0)
         if events != client.events:
-            # A client with nothing to read or write is registered again when a gate has an answer
-            # for it.
+            # When a gate has an answer for a client with nothing to read or write, the door
+            # registers the client again.
             if not events:
                 self._selector.unregister(client.socket)
             elif not client.events:
@@ -296,7 +299,7 @@ class KafkaDoor:
             client.events = events
 
     def _leave(self, client: _Client) -> None:
-        """Close a connection; the gate is informed in the next turn of the loop."""
+        """Close a connection; the gate learns of it in the next turn of the loop."""
         if client.is_gone:
             return
         client.is_gone = True

@@ -4,12 +4,13 @@ A gate belongs to one broker. Like the broker, the gate is a state machine that 
 bytes and messages go in, bytes and messages come out, and time is an argument. The life of a
 request:
 
-1. The door hands a frame to :meth:`KafkaGate.received`. The request gets a place in the line of
-   its connection, since Kafka's clients get their answers in order.
-2. Its handler (:mod:`pymq.kafka.handlers`) runs until it waits for something: answers of nodes, a
-   partition that grows, or a time.
-3. When the answer, the records or the time have come, the handler continues. The gate encodes the
-   handler's answer, and sends it when all earlier requests of the connection are answered.
+1. The door hands a frame to :meth:`KafkaGate.received`. The request gets a place in its
+   connection's queue, since Kafka's clients get their answers in order.
+2. The request's handler (:mod:`pymq.kafka.handlers`) runs until the handler must wait for answers
+   of nodes, for a partition to grow, or for a time.
+3. Once the answer or the records have arrived, or the time has come, the handler continues. The
+   gate encodes the handler's answer, and sends it when all earlier requests of the connection are
+   answered.
 
 A waiting fetch delays all later answers of its connection. So the gate answers the fetch at once
 when the connection sends another request.
@@ -38,6 +39,7 @@ from pymq.kafka.handlers import (
     list_offsets,
     metadata,
     produce,
+    reconciled_groups,
     topics,
 )
 from pymq.kafka.handlers.conversation import (
@@ -53,6 +55,7 @@ from pymq.kafka.handlers.conversation import (
     Pause,
     Steps,
 )
+from pymq.kafka.handlers.subscriptions import Subscriptions
 from pymq.kafka.handlers.topic_cache import TopicCache
 from pymq.kafka.handlers.watches import Watches, watch_request
 from pymq.kafka.wire.messages import ApiVersionsResponse, ApiVersionsResponseApiVersion
@@ -80,39 +83,42 @@ HANDLERS: dict[int, Handler] = {
     33: configs.alter_configs,
     37: topics.create_partitions,
     42: groups.delete_groups,
+    68: reconciled_groups.consumer_group_heartbeat,
+    69: reconciled_groups.consumer_group_describe,
     44: configs.incremental_alter_configs,
     60: metadata.describe_cluster,
 }
-"""By the keys of Kafka's APIs; no other is offered."""
+"""The offered APIs, by Kafka's keys."""
 
-REQUESTS_MAX = 100  # of a connection at a time; then it is not read
-OUT_BYTES_MAX = 64 << 20  # that wait to be sent to a connection; then it is not read
+# waiting requests of a connection; above this, the door stops reading from the connection
+REQUESTS_MAX = 100
+OUT_BYTES_MAX = 64 << 20  # unsent bytes of a connection; the door then stops reading from it
 _PRODUCE = 0
 _FETCH = 1
 
 
 @define
 class Slot:
-    """The place of a request in the line of its connection."""
+    """The place of a request in the queue of its connection."""
 
     head: RequestHead
     parts: list[Buffer] | None = None  # its answer
-    is_over: bool = False  # nothing more will come
+    is_over: bool = False  # the answer is complete, or there is none
     conversation: int = 0
 
 
 @define
 class KafkaConnection:
-    """A client's connection: the requests that it waits for, in order, and bytes for it."""
+    """A client's connection: its unanswered requests, in order, and the bytes to send."""
 
     id: int
     host: str = ""
     slots: deque[Slot] = Factory(deque)
     out: deque[Buffer] = Factory(deque)
-    # Two counters. The gate adds to the first, and the door's thread to the second.
+    # Two counters: the gate alone increases the first, and the door's thread the second.
     queued_bytes: int = 0
     sent_bytes: int = 0
-    is_closed: bool = False  # by the gate: the door closes it when all is sent
+    is_closed: bool = False  # set by the gate; the door closes the connection when all is sent
 
     @property
     def is_full(self) -> bool:
@@ -123,18 +129,18 @@ class KafkaConnection:
 
 @define
 class _Conversation:
-    """A handler at work."""
+    """A running handler."""
 
     connection: KafkaConnection
     slot: Slot
     steps: Generator[Any, Any, Any]
-    requests: dict[int, int] = Factory(dict)  # the places of the answers that are still to come
+    requests: dict[int, int] = Factory(dict)  # the places of the missing answers
     answers: list[Message | Late] = Factory(list)
     doze: Doze | None = None
 
 
 class KafkaGate:
-    """The gate of one broker, as a machine."""
+    """The gate of one broker, as a state machine."""
 
     def __init__(
         self,
@@ -151,13 +157,13 @@ class KafkaGate:
         # The door sets these two functions. The gate calls the first when a connection has bytes to
         # be sent, or was closed ...
         self.wake: Callable[[KafkaConnection], None] = lambda _: None
-        # ... and when a handler has raised an error, which is a bug.
+        # ... and the second when a handler has raised an error, which is a bug.
         self.failed: Callable[[RequestHead, Exception], None] = lambda *_: None
         self.connections: dict[int, KafkaConnection] = {}
         self._out = Ready()
         self._timers: TimerHeap[int] = TimerHeap()
         self._conversations: dict[int, _Conversation] = {}
-        self._calls: dict[int, int] = {}  # conversations by the ids of their requests
+        self._calls: dict[int, int] = {}  # conversations by the ids of their requests to nodes
         self._last_request = 0
         self._last_conversation = 0
         self._last_connection = 0
@@ -168,6 +174,7 @@ class KafkaGate:
             endpoints,
             TopicCache(),
             watches,
+            Subscriptions(),
             crc32c,
             wall_ms,
             new_id,
@@ -176,7 +183,9 @@ class KafkaGate:
         )
 
     def refuse(self, topic: str, code: Code, times: int) -> None:
-        """Refuse the next batches for a topic, so that a test sees what its application does."""
+        """Refuse the next batches for a topic, so that an application's error handling can be
+        tested.
+        """
         self._context.faults[topic] = [code] * times
 
     # --- connections ----------------------------------------------------------------------------
@@ -189,7 +198,7 @@ class KafkaGate:
         return connection
 
     def disconnected(self, connection: KafkaConnection) -> None:
-        """Drop a connection and the waits of its requests."""
+        """Drop a connection, and end the waits of its requests."""
         connection.is_closed = True
         self.connections.pop(connection.id, None)
         for slot in connection.slots:
@@ -198,7 +207,7 @@ class KafkaGate:
         connection.out.clear()
 
     def received(self, connection: KafkaConnection, frame: memoryview, now: int) -> None:
-        """Take in a request."""
+        """Begin to handle a request."""
         self._context.now = now
         if connection.is_closed:
             return
@@ -237,9 +246,7 @@ class KafkaGate:
         self.wake(connection)
 
     def _api_versions(self, connection: KafkaConnection, head: RequestHead) -> None:
-        """Answer with the offered APIs; a request of an unknown version gets an answer of version
-        0.
-        """
+        """Answer with the offered APIs; answer an unknown version with version 0."""
         first, last = frames.apis()[API_VERSIONS].versions
         is_known = first <= head.version <= last
         answer = ApiVersionsResponse(0 if is_known else int(Code.UNSUPPORTED_VERSION))
@@ -263,7 +270,7 @@ class KafkaGate:
                 self._end(number, stop.value)
                 return
             except Exception as error:
-                # A bug of a handler costs a client its connection, and not the queue.
+                # A bug of a handler closes the client's connection, and does not stop the queue.
                 self.failed(conversation.slot.head, error)
                 self._end(number, CLOSE)
                 return
@@ -273,8 +280,8 @@ class KafkaGate:
             return
 
     def _begin(self, number: int, conversation: _Conversation, wait: Ask | Doze | Pause) -> Any:
-        """Begin a wait. Returns the conversation, or, if there is nothing to wait for, the result
-        for the handler.
+        """Begin a wait. Return the conversation, or the handler's result if there is nothing to
+        wait for.
         """
         now = self._context.now
         match wait:
@@ -316,7 +323,7 @@ class KafkaGate:
         self._drain(connection)
 
     def _drain(self, connection: KafkaConnection) -> None:
-        """Send the answers whose earlier requests are all answered."""
+        """Send answers in order, up to the first request that is not answered yet."""
         slots = connection.slots
         has_news = False
         while slots and (slots[0].parts is not None or slots[0].is_over):
@@ -351,7 +358,7 @@ class KafkaGate:
         self._go_on(number, False)
 
     def _hurry(self, number: int) -> None:
-        """Make a waiting fetch answer with the records that it has."""
+        """Make a waiting fetch answer at once with its present records."""
         conversation = self._conversations.get(number)
         if conversation is not None and conversation.doze is not None:
             self._context.watches.remove(number, conversation.doze.partitions)
@@ -370,7 +377,7 @@ class KafkaGate:
     # --- the machine ----------------------------------------------------------------------------
 
     def step(self, source: str, message: Message, now: int) -> None:
-        """Take in an answer of a node."""
+        """Handle an answer of a node."""
         del source
         self._context.now = now
         request = getattr(message, "id", 0)
@@ -387,7 +394,7 @@ class KafkaGate:
 
     @property
     def deadline(self) -> int:
-        """When ``tick`` has something to do."""
+        """The time at which ``tick`` has something to do."""
         return self._timers.due
 
     def tick(self, now: int) -> None:
@@ -424,8 +431,8 @@ class KafkaGate:
 def offered() -> list[ApiVersionsResponseApiVersion]:
     """Return the APIs that are offered.
 
-    Produce is announced from version 0 on, which old clients look for, and served from 3 on, as
-    Kafka 4 does (KAFKA-18659).
+    The answer offers Produce from version 0 on, because old clients require it, but the gate serves
+    versions from 3 on, as Kafka 4 does (KAFKA-18659).
     """
     known = frames.apis()
     found = []

@@ -117,7 +117,10 @@ def test_nobody_is_nobody() -> None:
         ({"rules": []}, "unknown 'rules'"),
         ({"rule": {}}, r"\[\[rule\]\]"),
         ({"rule": [rule(effect="permit")]}, "'allow' or 'deny'"),
-        ({"rule": [rule(operations=["read"])]}, "'read' is not an operation; choose from All, Read"),
+        (
+            {"rule": [rule(operations=["read"])]},
+            "'read' is not an operation; choose from All, Read",
+        ),
         ({"rule": [rule(operations=[])]}, "operations is a text or a list"),
         ({"rule": [rule(resources=["orders"])]}, "'orders' is not a resource"),
         ({"rule": [rule(resources=["topic:"])]}, "must be 1 to 249"),

@@ -101,6 +101,15 @@ from pymq.core.message.groups import (
     Settle,
     Settled,
 )
+from pymq.core.message.reconciled_groups import (
+    BeatReconciled,
+    DescribeReconciled,
+    Indexes,
+    Reconciled,
+    ReconciledMember,
+    ReconciledMessage,
+    ReconciledState,
+)
 from pymq.core.message.records import (
     BEGIN,
     END,
@@ -133,7 +142,13 @@ from pymq.core.message.replicas import (
 )
 
 Message = (
-    RecordMessage | GroupMessage | ClassicMessage | AdminMessage | ControlMessage | ReplicaMessage
+    RecordMessage
+    | GroupMessage
+    | ClassicMessage
+    | ReconciledMessage
+    | AdminMessage
+    | ControlMessage
+    | ReplicaMessage
 )
 
 __all__ = [
@@ -149,6 +164,7 @@ __all__ = [
     "Assigned",
     "BalanceLeaders",
     "BeatClassic",
+    "BeatReconciled",
     "BecomeLeader",
     "BlockSizes",
     "BrokerHeartbeat",
@@ -173,6 +189,7 @@ __all__ = [
     "DescribeClassic",
     "DescribeCluster",
     "DescribePartitions",
+    "DescribeReconciled",
     "DescribeTopic",
     "Fetch",
     "Fetched",
@@ -188,6 +205,7 @@ __all__ = [
     "GroupOffset",
     "GroupState",
     "Heartbeat",
+    "Indexes",
     "InitProducer",
     "Join",
     "JoinClassic",
@@ -221,6 +239,10 @@ __all__ = [
     "Range",
     "Reassign",
     "Recommission",
+    "Reconciled",
+    "ReconciledMember",
+    "ReconciledMessage",
+    "ReconciledState",
     "RecordMessage",
     "RecoverPartition",
     "RegisterBroker",

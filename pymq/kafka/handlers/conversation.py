@@ -1,12 +1,12 @@
-"""What a handler works with: its request, pymq's nodes, and the ways to wait.
+"""The interface between handlers and the gate: requests to pymq's nodes, and the ways to wait.
 
-A handler is a generator. It yields one of
+A handler is a generator, which yields one of
 
-* :class:`Ask`: requests to nodes; it gets their answers, in the same order. An answer that did not
-  come in time is a :class:`Late`;
-* :class:`Doze`: to wait until a partition grows; it gets whether it must answer now, since the
-  time is up or the client has sent another request;
-* :class:`Pause`: to wait some milliseconds; it gets nothing;
+* :class:`Ask`: requests to nodes; the handler gets their answers, in the same order. An answer that
+  is not there in time is a :class:`Late`;
+* :class:`Doze`: to wait until a partition grows; the handler gets True if it must answer now,
+  because the time is up or the client has sent another request;
+* :class:`Pause`: to wait some milliseconds; the handler gets nothing;
 
 and returns the answer for the client, or :data:`NO_ANSWER` or :data:`CLOSE`.
 """
@@ -26,15 +26,16 @@ from pymq.errors import PymqError, ReplicaNotAvailable, RequestTimeout
 from pymq.kafka.codes import Code
 
 if TYPE_CHECKING:
+    from pymq.kafka.handlers.subscriptions import Subscriptions
     from pymq.kafka.handlers.topic_cache import TopicCache
     from pymq.kafka.handlers.watches import Watches
 
-ANSWER_MS = 30_000  # time for a node's answer
-HOLDERS_MAX = 3  # holders of older records that the gate asks at most
+ANSWER_MS = 30_000  # time limit for a node's answer
+HOLDERS_MAX = 3  # how many holders of older records the gate asks at most
 
 
 class Outcome(Enum):
-    """What the gate does with a request that gets no answer."""
+    """The gate's step for a request without an answer."""
 
     NO_ANSWER = 1
     CLOSE = 2  # the client has to connect anew
@@ -44,7 +45,7 @@ NO_ANSWER, CLOSE = Outcome.NO_ANSWER, Outcome.CLOSE
 
 
 class Late:
-    """Stands for an answer that did not come in time."""
+    """Takes the place of an answer that did not come in time."""
 
     error: PymqError = RequestTimeout("the broker did not answer in time")
 
@@ -61,7 +62,7 @@ class Ask(NamedTuple):
 
 
 class Doze(NamedTuple):
-    """Wait until one of these partitions ends beyond an offset, at most until a time."""
+    """Wait until one of these partitions ends beyond an offset, or until a time."""
 
     partitions: Sequence[tuple[TopicPartition, int]]
     until: int
@@ -77,7 +78,7 @@ Steps = Generator[Ask | Doze | Pause, Any, Any]
 
 
 class Endpoint(NamedTuple):
-    """Where a broker listens for Kafka's clients."""
+    """The address at which a broker listens for Kafka's clients."""
 
     node: int
     host: str
@@ -86,13 +87,14 @@ class Endpoint(NamedTuple):
 
 @define
 class GateContext:
-    """What the handlers of a gate share."""
+    """State that the handlers of a gate share."""
 
     me: str  # the broker that the gate belongs to
     controller: str
-    endpoints: dict[str, Endpoint]  # of all brokers, by name
+    endpoints: dict[str, Endpoint]  # endpoints of all brokers, by name
     topics: TopicCache
     watches: Watches
+    subscriptions: Subscriptions
     crc32c: Callable[[Buffer], int]
     wall_ms: Callable[[], int]
     new_id: Callable[[], str]  # 32 random hex digits
@@ -100,12 +102,12 @@ class GateContext:
     auto_create: bool = True
     now: int = 0  # in the loop's milliseconds
     ids: list[int] = Factory(list)  # producer ids that the gate may give out
-    # The codes with which tests have the next batches refused, by topic.
+    # The codes that refuse the next batches, for tests, by topic.
     faults: dict[str, list[Code]] = Factory(dict)
 
 
 class KafkaCall(NamedTuple):
-    """A request of a client: who sends it, and in which version."""
+    """A client's request, with the client's name and the version."""
 
     version: int
     client: str
@@ -120,7 +122,7 @@ def ask(peer: str, make: Callable[[int], Message]) -> Generator[Ask, Any, Any]:
 
 
 def new_producer_id(context: GateContext) -> Generator[Ask, Any, int | PymqError]:
-    """Return a producer id that nobody else has."""
+    """Return a producer id that no other producer has."""
     if not context.ids:
         answer = yield from ask(
             context.controller, lambda r: InitProducer(r, "", "", takes_ids=True)
@@ -134,7 +136,7 @@ def new_producer_id(context: GateContext) -> Generator[Ask, Any, int | PymqError
 
 def holders(answer: Any) -> list[str]:
     """The brokers that hold the requested records, if the leader does not. Moving a partition moves
-    no data, so older blocks may be on other brokers than the leader.
+    no data, so other brokers than the leader may hold older blocks.
     """
     if not isinstance(answer.error, ReplicaNotAvailable):
         return []

@@ -40,7 +40,7 @@ class TopicCache:
         self._names[id_bytes(metadata.topic_id)] = metadata.topic
 
     def drop(self, name: str) -> None:
-        """Forget a topic: a broker has refused a request about it."""
+        """Forget a topic, because a broker has refused a request about it."""
         found = self._topics.pop(name, None)
         if found is not None:
             self._names.pop(id_bytes(found.topic_id), None)
@@ -55,7 +55,7 @@ class TopicCache:
 
 
 def load_topic(context: GateContext, name: str) -> Generator[Ask, Any, TopicMetadata | PymqError]:
-    """Ask the zkserver for a topic. Kafka's clients do not see internal ones."""
+    """Ask the zkserver for a topic. Kafka's clients do not see internal topics."""
     if is_internal(name):
         return UnknownTopic(f"topic {name!r} is internal")
     answer = yield from ask(context.controller, lambda r: GetMetadata(r, name))
