@@ -135,7 +135,7 @@ def check(m: R) -> R:
         case Unsubscribe():
             if m.group != m.name:
                 # The guard has checked access only to the group that the request names.
-                raise InvalidRequest(f"{m.name!r} is no group's subscription")
+                raise InvalidRequest(f"{m.name!r} is not the subscription of a group")
         case _:
             _check_kafka(m)
     return m

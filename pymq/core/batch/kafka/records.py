@@ -10,8 +10,9 @@ In Kafka, values of records and of headers may be null; in pymq they may not. A 
 value is a deletion, which pymq marks with the header ``pymq.tombstone``. A null value of a header
 is read as an empty value.
 
-Most varints have one or two bytes, so :func:`decode` reads those without a function call: 0.45 instead
-of 1.5 us a record. In a batch of 9,000 records of 100 bytes, three of a record's numbers have two bytes.
+Most varints have one or two bytes, so :func:`decode` reads those without a function call, which
+takes 0.45 instead of 1.5 us a record. In a batch of 9,000 records of 100 bytes, three of a record's
+numbers have two bytes.
 """
 
 from __future__ import annotations
