@@ -35,6 +35,7 @@ from pymq.core.message import (
 from pymq.core.observe.events import EventLog
 from pymq.core.partition.partition import Partition
 from pymq.core.pending.fetch_limits import AGAIN_MS, Boundless, Fetches, FetchOutbox
+from pymq.core.pending.growth import Growth
 from pymq.core.pending.pending_fetches import WaitingRoom
 from pymq.core.pending.pending_produces import DelayedAppended
 from pymq.core.ready import Ready
@@ -82,6 +83,7 @@ class BrokerEnvironment:
         self.coordinators = GroupCoordinators(
             self.me, self, assignors, config.incarnation, config.groups
         )
+        self.awaited = self.coordinators.awaited
         self.copies = BatchCopies(self)
         self.delays = DelaySchedulers(self)
         self._granted = 0  # bytes granted to the current fetch
@@ -106,6 +108,10 @@ class BrokerEnvironment:
     def delayed(self, name: TopicPartition, news: DelayedAppended, now: int) -> None:
         """Note that a batch with delayed records is committed."""
         self.delays.step(name, news, now)
+
+    def grown(self, growth: Growth, now: int) -> None:
+        """Tell the group coordinators of this broker that a partition has grown."""
+        self.coordinators.grown(growth, now)
 
     def admit(self, source: str, m: Fetch, now: int) -> int:
         """Return the bytes that may be read for a fetch now; 0 if it must wait or was refused."""

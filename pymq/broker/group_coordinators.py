@@ -13,6 +13,7 @@ from collections.abc import ValuesView
 from pymq.core.group.consumer_group import Assignors
 from pymq.core.group.coordinator import GroupCoordinator
 from pymq.core.group.group_limits import GroupLimits
+from pymq.core.group.lease_manager import Awaited
 from pymq.core.group.offset_log import GroupHost
 from pymq.core.group.request_validation import refusal
 from pymq.core.message import (
@@ -42,6 +43,7 @@ from pymq.core.message import (
 )
 from pymq.core.observe.coverage import mark
 from pymq.core.partition.partition import Partition
+from pymq.core.pending.growth import Growth
 from pymq.core.types import NEVER
 from pymq.errors import NotLeader, PymqError, ReplicaNotAvailable
 from pymq.hash.partitioner import key_partition
@@ -86,6 +88,7 @@ class GroupCoordinators:
         self._host = host
         self._assignors = assignors
         self.by_index: dict[int, GroupCoordinator] = {}
+        self.awaited: Awaited = {}
         self.deadline = NEVER  # the time to handle the next part
         self._parts: deque[tuple[int, Fetched]] = deque()  # fetched parts that wait for their turn
         self._part_at = 0  # earliest time for the next part
@@ -125,7 +128,13 @@ class GroupCoordinators:
         coordinator = self.by_index.get(state.index)
         if leads and coordinator is None:
             coordinator = GroupCoordinator(
-                state.index, self._host, self._assignors, now, self._last_request, self._limits
+                state.index,
+                self._host,
+                self._assignors,
+                now,
+                self._last_request,
+                self._limits,
+                self.awaited,
             )
             self.by_index[state.index] = coordinator
             coordinator.offsets.begin(now)
@@ -145,6 +154,13 @@ class GroupCoordinators:
             self._host.reply(source, refusal(m, error), now)
             return
         coordinator.step(source, m, now)
+
+    def grown(self, growth: Growth, now: int) -> None:
+        """Lease the new records of a partition of this broker to members that wait for some."""
+        for index in dict.fromkeys(self.awaited[growth.name.topic].values()):
+            coordinator = self.by_index.get(index)
+            if coordinator is not None:
+                coordinator.grown(growth, now)
 
     def answered(self, index: int, message: Message, now: int) -> None:
         """Handle an offsets partition's answer to its coordinator."""

@@ -187,8 +187,8 @@ class ConsumerGroup:
             loose, among = self.offsets.loose(member.topic, leases), EVERYTHING
             # If there are more members than partitions, several members share one.
             allowed = self.owners(*name) if member.waiting.shares is None else (member.id,)
-            if leases.held_by_others(allowed, loose):
-                # Another member still has leases on ordered records of the partition.
+            if member.waiting.ahead or leases.held_by_others(allowed, loose):
+                # This or another member still works on ordered records of the partition.
                 among = loose
             share = self._share(member, leases, known[1], limit, loose)
             leased = self._acquire(member, partition, leases, known[1], share, now, among, least)
@@ -232,6 +232,25 @@ class ConsumerGroup:
                 share = self._share(member, leases, known[1], limit, loose)
                 return self._acquire(member, partition, leases, known[1], share, now, loose, least)
         return []
+
+    def is_awaited(self, topic: str) -> bool:
+        """Whether a member waits for records of a topic."""
+        if self.offsets.topic(topic).idle:
+            return True
+        return any(m.waiting is not None and m.topic == topic for m in self.members.values())
+
+    def has_unordered(self, topic: str, now: int) -> bool:
+        """Whether unordered records of a topic may be leased."""
+        consumed = self.offsets.topic(topic)
+        for partition in list(consumed.open):
+            leases = self.offsets.leases.get((topic, partition))
+            known = consumed.reach.get(partition)
+            if leases is not None and known is not None:
+                loose = self.offsets.loose(topic, leases)
+                if leases.has_available(known[1], now, loose):
+                    return True
+            del consumed.open[partition]
+        return False
 
     def _share(self, member: Member, leases: Leases, end: int, limit: int, loose: Ranges) -> int:
         """How many records of a partition one member gets while others are idle.

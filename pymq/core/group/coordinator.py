@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from pymq.core.counts import plural
 from pymq.core.group.consumer_group import Assignors, ConsumerGroup
 from pymq.core.group.group_limits import GroupLimits
-from pymq.core.group.lease_manager import GroupContext, LeaseManager
+from pymq.core.group.lease_manager import Awaited, GroupContext, LeaseManager
 from pymq.core.group.leases import Leases
 from pymq.core.group.membership import MembershipManager
 from pymq.core.group.offset_log import GroupHost, OffsetLog
@@ -51,6 +51,7 @@ from pymq.core.message import (
     Unsubscribe,
 )
 from pymq.core.observe.coverage import mark
+from pymq.core.pending.growth import Growth
 from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
@@ -73,6 +74,7 @@ class GroupCoordinator:
         now: int,
         first_request: int = 0,
         limits: GroupLimits | None = None,
+        awaited: Awaited | None = None,
     ) -> None:
         self.index = index
         self.deadline = NEVER
@@ -83,7 +85,14 @@ class GroupCoordinator:
         self._limits = limits or GroupLimits()
         self._timers: TimerHeap[str] = TimerHeap()
         context = GroupContext(
-            host, self._limits, self.groups, self.offsets, self.clock, self._timers
+            host,
+            self._limits,
+            self.groups,
+            self.offsets,
+            self.clock,
+            self._timers,
+            index,
+            {} if awaited is None else awaited,
         )
         self._leases = LeaseManager(context)
         self._membership = MembershipManager(context, self._leases, assignors)
@@ -140,6 +149,16 @@ class GroupCoordinator:
                 self._asked(source, check(m), now)
             except PymqError as error:
                 self._host.reply(source, refusal(m, error), now)
+        self._arm()
+
+    def grown(self, growth: Growth, now: int) -> None:
+        """Lease the new records of a partition on this broker to members that wait for some.
+
+        The member that watches the partition will report them, too. But that takes two more
+        messages, and up to 20 ms while this member works.
+        """
+        self.clock.look(now)
+        self._leases.grown(growth, now)
         self._arm()
 
     def _asked(self, source: str, m: GroupRequest, now: int) -> None:

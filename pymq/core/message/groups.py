@@ -70,8 +70,11 @@ class Acquire:
 
     *known* holds the log start and end of each partition that the member knows. *unkeyed* holds the
     ranges of these partitions whose records have no key, and *priorities* the ranges with a
-    priority above 0. If no records are available, the answer waits for up to *max_wait_ms*, or
-    until the member's next Acquire.
+    priority above 0, each with its priority. If no records are available, the answer waits for up
+    to *max_wait_ms*, or until the member's next Acquire.
+
+    *ahead*: the member still works on other records. It gets only records without an order, since
+    the member may return an earlier one, and only records that no waiting member takes.
     """
 
     id: int
@@ -85,6 +88,7 @@ class Acquire:
     # members of one partition may then hold keyed records at the same time.
     shares: bool | None = None
     priorities: tuple[tuple[str, int, int, int], ...] = ()
+    ahead: bool = False
 
 
 @value
@@ -108,6 +112,7 @@ class Acquired:
     leases: tuple[Lease, ...] = ()
     generation: int = 0  # a member with another generation sends a heartbeat
     error: PymqError | None = None
+    has_more: bool = False  # more records without an order may be leased
 
 
 @value

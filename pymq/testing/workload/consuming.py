@@ -244,6 +244,7 @@ class WorkingApp(ConsumingApp):
         if records:
             self._given = len(records)
             self._given_at = self.app.loop.clock()
+            worker.ahead.delivered(self._given, self.app.config.get("want", 100), self._given_at)
         for record in records:
             number = self.check(record)
             if number >= 0:
