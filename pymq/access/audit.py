@@ -1,10 +1,10 @@
-"""Audits refused requests, and allowed ones if the policy requires it, at a limited rate.
+"""Audits refused requests, and allowed requests if the policy says so, at a limited rate.
 
-A client can repeat a refused request a thousand times a second, and a line for each would overload
-the node. So each kind of line is written at most once a second, with the number of omitted lines. A
-client could create new kinds without end by requesting unknown names, so the refusals of one
-principal are also limited in lines a second and in length. The counter of refusals counts all
-refusals.
+A client can repeat a refused request a thousand times a second, and a log line for each would
+overload the node. So the audit writes each kind of line at most once a second, with the number of
+omitted lines. A client could create endless new kinds by requesting unknown names, so lines for one
+principal's refusals are also limited in number per second and in length. The counter of refusals
+counts all refusals.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pymq.core.values import value
 
 EVERY_MS = 1000
-KINDS_MAX = 10_000  # kinds of lines that are counted separately
-# Lines a second for the refusals of one principal; there are fewer kinds of requests. Allowed
-# requests are not limited.
+KINDS_MAX = 10_000  # most kinds of lines that are counted separately
+# Lines a second for the refusals of one principal, which is more than there are kinds of requests.
+# Lines for allowed requests are not limited.
 LINES_MAX = 200
-TEXT_MAX = 300  # characters of a text from a client; no valid name is longer
+TEXT_MAX = 300  # most characters of a text from a client; no valid name is longer
 
 
 @value
@@ -32,7 +32,7 @@ class AuditedRequest:
     source: str  # the machine that sent the request
     request: str  # the name of the message
     operation: str  # the required operation, or "quota"
-    resource: str  # resource, in the form of a policy
+    resource: str  # the resource, written as in a policy
 
 
 class Audit:
@@ -40,11 +40,11 @@ class Audit:
 
     def __init__(self, write: Callable[[str], object], wall_ms: Callable[[], int]) -> None:
         self.refused = 0  # refusals since the node started
-        self._lock = threading.Lock()  # HTTP requests are handled in other threads
+        self._lock = threading.Lock()  # other threads handle HTTP requests
         self._write = write
         self._wall_ms = wall_ms
         self._seen: OrderedDict[tuple[str, ...], list[int]] = OrderedDict()
-        # By principal: start of the second, lines written in it, lines omitted since.
+        # By principal: start of the current second, lines written in this second, omitted lines.
         self._refusals: OrderedDict[str, list[int]] = OrderedDict()
 
     def refuse(self, asked: AuditedRequest, now: int) -> None:
@@ -72,7 +72,7 @@ class Audit:
             self._note("allowed", asked, now)
 
     def _note(self, event: str, asked: AuditedRequest, now: int, others: int = 0) -> bool:
-        """Write a line, unless one of its kind was just written; *others* were omitted before."""
+        """Write a line, unless one of its kind was just written; *others* lines were omitted."""
         resource = asked.resource[:TEXT_MAX]
         key = (event, asked.principal, asked.request, asked.operation, resource)
         found = self._seen.get(key)

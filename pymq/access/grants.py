@@ -2,14 +2,14 @@
 
 A cluster with keys issues producer ids with a grant: the ids, their owner, and a MAC under a secret
 that only brokers and zkservers know. A producer sends its grant with each batch, and the broker's
-guard checks it. So neither partitions nor the metadata tree store owners, and the check works after
-a roll, a restart or a change of leader.
+guard checks the grant. So neither partitions nor the metadata tree need to store owners, and the
+check works after a roll, a restart or a change of leader.
 
 ==============  ====================================================================================
 unnamed ids     issued in blocks to a principal (Kafka issues blocks too, KIP-730, without binding
                 them to a principal)
-named producer  has a random id that stays with the name; the grant is valid for all principals that
-                may write as that name, up to the epoch issued with it
+named producer  its random id stays with the name; the grant is valid for all principals that
+                may write under that name, up to the epoch in the grant
 ==============  ====================================================================================
 """
 
@@ -25,7 +25,7 @@ from pymq.errors import PymqError
 
 BLOCK = 1 << 16  # ids that a client gets at a time
 MAC_SIZE = 16
-CACHED = 4_096  # checked grants that a guard caches; there is one for each client or name
+CACHED = 4_096  # most checked grants that a guard caches; each client or name has one
 GRANT_BYTES = 1_024  # no valid grant is longer
 
 
@@ -55,7 +55,7 @@ def new_named(new_id: Callable[[], str]) -> int:
 
 
 def seal(secret: bytes, grant: Grant) -> bytes:
-    """Encode a grant with a MAC, so that it cannot be forged without *secret*."""
+    """Encode a grant with a MAC, so that nobody can forge it without *secret*."""
     fields = [grant.first, grant.count, grant.epoch, grant.principal, grant.name]
     packed = cbor.dumps(fields)
     return packed + _mac(secret, packed)
@@ -88,7 +88,7 @@ def _mac(secret: bytes, packed: bytes) -> bytes:
 
 
 class Grants:
-    """Issues and checks the grants of one node, with a cache of checked ones."""
+    """Issues and checks the grants of one node, with a cache of checked grants."""
 
     def __init__(self, secret: Callable[[], bytes], new_id: Callable[[], str]) -> None:
         self._secret = secret

@@ -1,4 +1,4 @@
-"""The guard of a node: admits each message or answers with an error."""
+"""The guard of a node: admits a message, or answers it with an error."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ from pymq.errors import (
     not_written,
 )
 
-MEMBERS_MAX = 10_000  # group members of a principal whose topic is remembered; some 300 bytes each
+# most group members of a principal whose topic is remembered, at about 300 bytes each
+MEMBERS_MAX = 10_000
 
 
 class Guard:
     """Admits a message if the policy and the quotas of its principal allow it.
 
-    A guard is a gate of a transport (:data:`pymq.transport.base.Gate`). The guard checks
-    permissions before the node looks the topic or group up, so a refusal does not reveal whether it
-    exists. The guard's only state is the topic of each group member. A member names its topic only
-    when it joins, and its principal may lose the right to read the topic later.
+    A guard is a gate: a transport calls it with each message (:data:`pymq.transport.base.Gate`).
+    The guard checks permissions before the node looks up the topic or group, so a refusal does not
+    reveal whether the topic or group exists. The guard's only state is the topic of each group
+    member. A member names its topic only when it joins, but its principal may lose the right to
+    read the topic later.
     """
 
     def __init__(self, policy: Policy, audit: Audit, clock: Callable[[], int]) -> None:
@@ -44,9 +46,10 @@ class Guard:
         self._audit = audit
         self._clock = clock
         self._quotas = Quotas(self._quota)
-        # The topic, by principal and (group, member). No principal can displace another's members.
+        # Topics by principal and (group, member), so that no principal can displace another's
+        # members.
         self._consumed: dict[str, OrderedDict[tuple[str, str], str]] = {}
-        self.grants: Grants | None = None  # set when the node is assembled
+        self.grants: Grants | None = None  # set after the creation of the node
 
     def allows(self, principal: str, need: Requirement) -> bool:
         """Whether *principal* has a permission."""
@@ -60,7 +63,7 @@ class Guard:
         """Return None to admit *message*, or the answers to send instead."""
         needed = requirements(message)
         if isinstance(message, msg.Acquire | msg.Heartbeat):
-            # A member that may no longer read the topic must not keep leases and partitions.
+            # If a member may no longer read the topic, it must not keep leases and partitions.
             members = self._consumed.get(principal)
             topic = members.get((message.group, message.member)) if members else None
             if topic is not None:
@@ -75,7 +78,7 @@ class Guard:
             refusal = self._disown(principal, source, message)
             if refusal is not None:
                 return refusal
-        # Quotas do not apply to messages within the cluster, because other brokers wait for them.
+        # Quotas do not apply to messages within the cluster, because other brokers wait for these.
         answers = None
         if not is_of_cluster:
             answers = self._measure(principal, source, message)
@@ -100,9 +103,9 @@ class Guard:
             del self._consumed[principal]
 
     def _give(self, principal: str, message: msg.InitProducer) -> Sequence[Message] | None:
-        """Assign producer ids, because only the guard knows the principal.
+        """Assign producer ids here, because only the guard knows the principal.
 
-        None if the node has no secret.
+        The result is None if the node has no secret.
         """
         if message.name or self.grants is None or not self.grants.is_able:
             return None
@@ -111,7 +114,7 @@ class Guard:
     def _disown(
         self, principal: str, source: str, message: msg.Produce | msg.Copy
     ) -> Sequence[Message] | None:
-        """Refuse to write under a producer id that was not granted to *principal*."""
+        """Refuse a write with a producer id that was not granted to *principal*."""
         if isinstance(message, msg.Produce):
             header = message.batch.header
             producer_id, epoch = header.producer_id, header.epoch_high
@@ -184,7 +187,7 @@ class Guard:
         return self._quotas.wait_ms(principal, self._clock(), "produce_bytes_per_second")
 
     def produced(self, principal: str, size: int) -> None:
-        """Charge *principal* for batches that a broker copied by reference (``Copy``)."""
+        """Charge *principal* for batches that a broker has copied for it (``Copy``)."""
         self._quotas.charge(principal, self._clock(), produced_bytes=size)
 
     def _quota(self, principal: str) -> Quota | None:
@@ -229,9 +232,9 @@ class Guard:
         )
 
 
-# If heartbeats were refused, a member would lose its leases and then request more than before. So
-# these requests ignore byte quotas, and may exceed the request quota by GRACE_MS. These requests
-# are charged, and other requests wait for that.
+# If heartbeats were refused, a member would lose its leases and then request even more. So these
+# requests ignore byte quotas, and may exceed the request quota by GRACE_MS. These requests are
+# charged, so other requests wait longer.
 GRACE_MS = 2_000
 REQUESTS = "requests_per_second"
 _HELD_UP_LATER = (msg.Heartbeat, msg.Leave, msg.Settle, msg.Unsubscribe)

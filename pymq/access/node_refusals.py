@@ -1,16 +1,15 @@
-"""Refuses messages that a node may not send: requests not from a zkserver, reports about others.
+"""Refuses messages that a node may not send, such as reports about other brokers.
 
-The name of the node at the other end of a connection is proved by its key. The rules here compare
-that name with the message, so that the key of a broker only gives access to the partitions of that
-broker:
+A key proves the name of the node at the other end of a connection. The rules here compare that name
+with the message, so that the key of a broker gives access only to the partitions of that broker:
 
 * A broker obeys requests (:class:`LeaderAndIsr`, :class:`Seal`, :class:`StopReplica`,
   :class:`TransferLeader`, :class:`DescribePartitions`) only from its configured zkservers.
-* A zkserver accepts a report only from the broker that the report is about. A report about a whole
-  partition (:class:`RollWanted`, :class:`RetireBlocks`, :class:`BlockSizes`) must come from a
-  broker that hosts the partition.
+* A zkserver accepts a report about a broker only from that broker. A report about a whole partition
+  (:class:`RollWanted`, :class:`RetireBlocks`, :class:`BlockSizes`) must be from a broker that hosts
+  the partition.
 
-A message that breaks a rule changes nothing. If a refused message is a request, the answer is
+A message that breaks a rule has no effect. If the message is a request, the answer is
 :class:`~pymq.errors.ClusterAuthorizationFailed`.
 """
 
@@ -32,7 +31,7 @@ NOTED_MAX = 100  # senders that are remembered
 
 
 class Refusals:
-    """Refuses messages of nodes that may not send them, and notes an event about each sender."""
+    """Refuses messages of nodes that may not send them, and logs an event about each sender."""
 
     def __init__(self, journal: EventLog) -> None:
         self._journal = journal

@@ -1,7 +1,8 @@
 """Quotas of principals: token buckets; the time is an argument.
 
 A request above the limit is refused with the time after which to retry. A bucket may become
-negative: a batch larger than one second's tokens is admitted, and later requests wait for it.
+negative: a batch larger than one second's tokens is admitted, and later requests wait until the
+bucket is positive again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable
 
 from pymq.core.values import value
 
-# principals with buckets; the least recently used one is dropped and starts with full buckets again
+# most principals with buckets; the least recently used one is dropped, and later starts with full
+# buckets
 PRINCIPALS_MAX = 10_000
 
 
@@ -35,7 +37,7 @@ class Bucket:
         self._then = now
 
     def wait_ms(self, now: int) -> int:
-        """Return the milliseconds until the bucket is positive again; 0 if it is."""
+        """Return the milliseconds until the bucket is positive; 0 if it is positive now."""
         self._fill(now)
         return 0 if self._level > 0 else -self._level // self._rate + 1
 
@@ -60,7 +62,7 @@ class Quotas:
     def wait_ms(self, principal: str, now: int, only: str = "") -> int:
         """Return the milliseconds until *principal* may send its next request; 0 means now.
 
-        With *only*, just that limit counts; otherwise all of them.
+        With *only*, just that limit counts; otherwise all limits count.
         """
         buckets = self._of(principal, now)
         if only:

@@ -1,8 +1,8 @@
 """The permissions that each type of message requires.
 
-Each message type has a line here; a test fails for a type without one. Messages that only brokers
-and zkservers send require ``ClusterAction``. Answers require ``ClusterAction``, too: clients never
-send one.
+Each message type has a line here; a test fails for a type without a line. Messages that only
+brokers and zkservers send require ``ClusterAction``. Answers require ``ClusterAction``, too,
+because clients never send answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pymq.core.types import INTERNAL_PREFIX, OFFSETS_TOPIC
 
 
 class Requirement(NamedTuple):
-    """A required permission: an operation on a resource. The cluster as a resource has no name."""
+    """A required permission: an operation on a resource; the cluster resource has no name."""
 
     operation: Operation
     kind: Kind
@@ -25,7 +25,7 @@ class Requirement(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """The resource, in the form of a policy."""
+        """The resource, written as in a policy."""
         return f"{self.kind.value}:{self.name}" if self.name else self.kind.value
 
 
@@ -114,7 +114,7 @@ def _metadata(message: msg.GetMetadata) -> Needs:
 
 def _producer(message: msg.InitProducer) -> Needs:
     if not message.name:
-        return ()  # Each principal may get ids; a write under an id is checked by its grant.
+        return ()  # Each principal may get ids; brokers check the grant of a write with an id.
     return (Requirement(Operation.WRITE, Kind.PRODUCER, message.name),)
 
 
@@ -168,7 +168,7 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
 }
 _NEEDS |= dict.fromkeys(
     (
-        # Answers: only servers get requests.
+        # Answers, which only servers send.
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
         *(msg.Copied, msg.Cancelled),
         *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),

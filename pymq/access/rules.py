@@ -3,11 +3,11 @@
 The semantics are those of Kafka's authorizer:
 
 * Requests are denied by default, and a deny rule overrides allow rules.
-* ``Read``, ``Write``, ``Delete`` and ``Alter`` imply ``Describe``. Here ``ClusterAction`` does too,
-  because brokers look each other up.
+* ``Read``, ``Write``, ``Delete`` and ``Alter`` imply ``Describe``. In pymq ``ClusterAction`` also
+  implies ``Describe``, because brokers look each other up.
 * A pattern is a whole name or a prefix (KIP-290).
 
-No setting can allow requests by default.
+Unlike in Kafka, no setting can allow requests by default.
 
 ::
 
@@ -71,7 +71,7 @@ class Kind(Enum):
 
     TOPIC = "topic"
     GROUP = "group"
-    PRODUCER = "producer"  # the name of a producer, which outlives the producer itself
+    PRODUCER = "producer"  # a name of producers (``producer_id``)
     CLUSTER = "cluster"
 
 
@@ -80,7 +80,7 @@ IMPLY_DESCRIBE = frozenset(Operation) - {Operation.CREATE}
 
 @value
 class Pattern:
-    """Resources of a kind: one by name, or all with a prefix."""
+    """Resources of a kind: one by its name, or all with a prefix."""
 
     kind: Kind
     name: str
@@ -116,7 +116,8 @@ class Policy:
     rules: tuple[Rule, ...] = ()
     superusers: frozenset[str] = frozenset()
     quotas: Mapping[str, Quota] = {}
-    audited: frozenset[Operation] = frozenset()  # operations whose allowed requests are audited
+    # operations for which allowed requests are audited, too
+    audited: frozenset[Operation] = frozenset()
 
     def allows(self, principal: str, operation: Operation, kind: Kind, name: str) -> bool:
         """Whether *principal* may do *operation* on a resource; never for an empty name."""
@@ -144,8 +145,8 @@ def load_policy(path: Path) -> Policy:
     """Read a policy file.
 
     Raises:
-        ConfigError: it cannot be read, others can write it, or a part of it is unknown. A policy
-            that is understood in part could allow what it is meant to deny.
+        ConfigError: the file cannot be read, others can write it, or a part of it is unknown. With
+            an unknown part ignored, the policy could allow requests that it is meant to deny.
     """
     try:
         with path.open("rb") as file:
@@ -157,7 +158,7 @@ def load_policy(path: Path) -> Policy:
     except OSError as error:
         raise ConfigError(f"the policy {path} cannot be read: {error.strerror}") from error
     for each, mode in modes:
-        # In a sticky folder such as /tmp, users cannot replace files of others.
+        # In a sticky folder such as /tmp, users cannot replace other users' files.
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise ConfigError(f"{each} can be written by everybody: chmod o-w it")
     if len(data) > POLICY_BYTES_MAX:
@@ -174,7 +175,7 @@ def parse_policy(found: Mapping[str, Any]) -> Policy:
     """Make a policy from the parsed TOML of a file.
 
     Raises:
-        ConfigError: a part of it is unknown or invalid.
+        ConfigError: a part of the file is unknown or invalid.
     """
     _only(found, {"superusers", "rule", "quota", "audit"}, "the policy")
     rules, quotas = found.get("rule", []), found.get("quota", {})
@@ -217,7 +218,7 @@ def _operations(word: str, where: str) -> Sequence[Operation]:
         return [Operation(word)]
     except ValueError:
         known = ", ".join(["All", *(each.value for each in Operation)])
-        raise ConfigError(f"{where}: {word!r} is no operation; there are {known}") from None
+        raise ConfigError(f"{where}: {word!r} is not an operation; choose from {known}") from None
 
 
 def _pattern(text: str, where: str) -> Pattern:
@@ -226,7 +227,7 @@ def _pattern(text: str, where: str) -> Pattern:
         kind = Kind(word)
     except ValueError:
         known = ", ".join(each.value for each in Kind)
-        raise ConfigError(f"{where}: {text!r} is no resource; there are {known}") from None
+        raise ConfigError(f"{where}: {text!r} is not a resource; write {known}") from None
     if kind is Kind.CLUSTER:
         if colon:
             raise ConfigError(f"{where}: there is one cluster; write 'cluster', not {text!r}")

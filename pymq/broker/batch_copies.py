@@ -1,17 +1,17 @@
 """Copies batches between two partitions that the broker leads.
 
-A client that publishes staged batches names them instead of fetching and sending them again. The
-request also has the producer sequences under which the broker appends them. A copy consists of
-ordinary fetches and produces of the broker, so the rules for both apply to it. A client may retry a
-copy at any time: the partition recognises duplicates by producer and sequence, and a retry replaces
-a running copy.
+A client can publish batches that are already in another topic: it names them instead of fetching
+and sending them again. The request also has the producer sequences with which the broker appends
+the batches. A copy consists of ordinary fetches and produces by the broker, so the rules for both
+apply. A client may retry a copy at any time: the partition recognises duplicates by producer and
+sequence, and a retry replaces a running copy.
 
 Limits:
 
-- :data:`READS` copies read at the same time, :data:`READ_BYTES` each.
+- At most :data:`READS` copies read at the same time, :data:`READ_BYTES` each.
 - A copy stops reading while :data:`UNSAFE_BYTES` of its appended bytes are not acknowledged.
 - An account (a principal, or a connection without one) may have at most as many copies in progress
-  as it leaves for others. Accounts take turns in reading.
+  as it leaves free for others. Accounts read in rotation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pymq.core.values import Factory, define
 from pymq.errors import InvalidRequest, NotLeader, PymqError, ReplicaNotAvailable
 
 COPIES = "#copies"  # source name of the broker's own requests
-READ_BYTES = 1 << 20  # bytes in one fetch of a copy; a larger batch is read whole
+READ_BYTES = 1 << 20  # bytes in one fetch of a copy; a larger batch is still read whole
 READS = 4  # copies that read at the same time
 UNSAFE_BYTES = 8 << 20  # bytes that a copy has appended and that are not yet acknowledged
 PIECES_MAX = 4096
@@ -42,7 +42,7 @@ Key = tuple[str, str, int]  # (topic, partition, producer)
 
 
 class CopyHost(Protocol):
-    """The broker, as far as copies need it."""
+    """The interface of the broker to its copies."""
 
     @property
     def me(self) -> str:
@@ -79,9 +79,9 @@ class _Job:
     pieces: deque[Piece]
     sent: deque[tuple[int, int]] = Factory(deque)  # records and bytes of unacknowledged batches
     unsafe: int = 0  # bytes not yet acknowledged
-    records: int = 0  # records acknowledged
-    size: int = 0  # bytes acknowledged
-    is_in_line: bool = False  # whether the copy waits for its turn to read, or reads
+    records: int = 0  # acknowledged records
+    size: int = 0  # acknowledged bytes
+    is_in_line: bool = False  # whether the copy waits to read, or reads
 
     @property
     def key(self) -> Key:
@@ -98,15 +98,15 @@ class BatchCopies:
         self._jobs: dict[int, _Job] = {}
         self._numbers: dict[Key, int] = {}
         self._held: dict[str, int] = {}  # number of copies in progress, by account
-        # Copies that wait to read, by account. Accounts take turns, and the copies of an account
-        # take turns, too.
+        # Copies that wait to read, by account. Accounts are served in rotation, and so are the
+        # copies of an account.
         self._line: OrderedDict[str, dict[int, _Job]] = OrderedDict()
         self._reading: set[int] = set()
         self._held_up: dict[int, _Job] = {}  # copies delayed by the quota of their account
         self.deadline = NEVER  # deadline of :meth:`tick`
 
     def begin(self, source: str, m: Copy, now: int) -> None:
-        """Begin or refuse a copy; `Copied` is sent when all is as durable as *m.acks* requires."""
+        """Begin or refuse a copy; answer when all batches are as durable as *m.acks* requires."""
         error = self._refusal(m)
         if error is not None or not m.pieces:
             self._host.reply(source, Copied(m.id, error=error), now)
@@ -120,8 +120,8 @@ class BatchCopies:
             self._forget(self._jobs[known])
         elif self._held.get(account, 0) >= COPIES_MAX - len(self._jobs):
             error = ReplicaNotAvailable(
-                f"{self._host.me} makes {len(self._jobs)} copies, as many as it can or too many "
-                "for this principal; try again"
+                f"{self._host.me} makes {len(self._jobs)} copies, which is its limit or that "
+                "of this principal; try again"
             )
             self._host.reply(source, Copied(m.id, error=error), now)
             return
@@ -162,7 +162,7 @@ class BatchCopies:
             self._line.setdefault(job.account, {})[job.number] = job
 
     def _next(self) -> _Job:
-        """Remove the copy whose turn it is from the queue, and return it."""
+        """Take the next copy out of the queue."""
         account, jobs = next(iter(self._line.items()))
         job = jobs.pop(next(iter(jobs)))
         if jobs:
@@ -172,12 +172,11 @@ class BatchCopies:
         return job
 
     def _read(self, now: int) -> None:
-        """Fetch for the copies whose turn it is."""
+        """Send the fetches of the next copies."""
         while self._line and len(self._reading) < READS:
             job = self._next()
             if wait_ms := self._host.outbox.write_wait_ms(job.account):
-                # A small request may copy gigabytes, so the quota is charged as batches are
-                # appended.
+                # A small request may copy gigabytes, so charge the quota with each append.
                 mark("copies.held_up")
                 self._held_up[job.number] = job
                 self.deadline = min(self.deadline, now + wait_ms)
@@ -185,7 +184,7 @@ class BatchCopies:
             self._reading.add(job.number)
             asked, first = job.asked, job.pieces[0]
             end = first.offset
-            for piece in job.pieces:  # one fetch reads all adjacent pieces
+            for piece in job.pieces:  # one fetch reads all consecutive pieces
                 if (piece.partition, piece.offset) != (first.partition, end):
                     break
                 end += piece.records
@@ -202,7 +201,7 @@ class BatchCopies:
             self._host.on_partition(COPIES, fetch, now)
 
     def tick(self, now: int) -> None:
-        """Put the copies that a quota delayed back in line."""
+        """Queue the copies again that a quota has delayed."""
         held, self._held_up, self.deadline = self._held_up, {}, NEVER
         for job in held.values():
             self._line.setdefault(job.account, {})[job.number] = job
@@ -221,7 +220,7 @@ class BatchCopies:
     def _fetched(self, job: _Job, m: Fetched, now: int) -> None:
         try:
             if isinstance(m.error, NotLeader):
-                # The client would take NotLeader for an answer of the target partition.
+                # The client would mistake NotLeader for an answer about the target partition.
                 raise ReplicaNotAvailable(
                     f"{self._host.me} does not lead {m.topic}/{m.partition}, so it copies nothing "
                     "of it"
@@ -239,17 +238,17 @@ class BatchCopies:
             if job.number in self._jobs:
                 self._end(job, error, now)
             return
-        # Reset this after the appends: a produce may be answered at once, and must not queue the
-        # copy.
+        # Reset this only after the appends, because an immediate answer to a produce must not queue
+        # the copy.
         job.is_in_line = False
         self._line_up(job)
 
     def _append(self, job: _Job, m: Fetched, now: int) -> None:
-        """Append the requested batches among those that were read.
+        """Append the requested ones among the fetched batches.
 
         Raises:
             InvalidRequest: the partition has other batches at these offsets.
-            CorruptBatch: a batch is damaged, or no reader could decode it.
+            CorruptBatch: a batch is damaged or cannot be decoded.
         """
         asked = job.asked
         for batch in split(m.data):
@@ -264,7 +263,7 @@ class BatchCopies:
                     f"{m.topic}/{m.partition} has no batch of "
                     f"{plural(piece.records, 'record')} at offset {piece.offset}"
                 )
-            check(batch)  # check before the batch gets a new CRC, which would hide damage
+            check(batch)  # check the batch before it gets a new CRC, which would hide damage
             numbered = batch.renamed(asked.producer_id, asked.producer_epoch, job.sequence)
             job.pieces.popleft()
             job.sequence += piece.records
@@ -304,7 +303,7 @@ class BatchCopies:
         self._host.reply(job.source, Copied(job.asked.id, job.records, job.size, error), now)
 
     def _forget(self, job: _Job) -> None:
-        """Remove a copy, also from the queue, in which a retried copy must wait only once."""
+        """Remove a copy, also from the queue, so that a retry does not queue it twice."""
         del self._jobs[job.number], self._numbers[job.key]
         self._held_up.pop(job.number, None)
         jobs = self._line.get(job.account)

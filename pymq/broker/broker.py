@@ -1,7 +1,7 @@
-"""The broker's machine: hosts partitions and coordinates groups.
+"""The broker's state machine: hosts partitions and coordinates groups.
 
-In a turn it handles only the partitions that have something to do
-(:mod:`~pymq.broker.hosting.schedule`). All partitions that write share one write per turn.
+In a turn the broker handles only the partitions that have something to do
+(:mod:`~pymq.broker.hosting.schedule`). All partitions share one write per turn.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ from pymq.errors import (
 
 
 class BrokerMachine:
-    """The machine of one broker, with all of its partitions and coordinators."""
+    """The state machine of one broker, with all of its partitions and coordinators."""
 
     def __init__(
         self,
@@ -146,7 +146,8 @@ class BrokerMachine:
         for part in self._timed:
             if part.deadline < due:
                 due = part.deadline
-        # A copy, because the loop's thread may add and remove coordinators at the same time.
+        # Iterate over a copy, because the loop's thread may add and remove coordinators at the same
+        # time.
         for coordinator in list(self._coordinators.by_index.values()):
             if coordinator.deadline < due:
                 due = coordinator.deadline
@@ -169,7 +170,9 @@ class BrokerMachine:
 
     @property
     def delayed(self) -> int:
-        """How many delayed records are not due yet, in all partitions that this broker leads."""
+        """The number of delayed records that are not due yet, in all partitions that this broker
+        leads.
+        """
         return self._delays.pending()
 
     def set_wall_offset(self, offset_ms: int) -> None:
@@ -220,7 +223,7 @@ class BrokerMachine:
                 self._copies.begin(source, message, now)
             case CancelDelayed():
                 self._delays.cancel(source, message, now)
-            case Fetched(topic=topic, partition=index):  # fetched by this broker itself
+            case Fetched(topic=topic, partition=index):  # this broker has sent the fetch itself
                 if topic != OFFSETS_TOPIC:
                     if source == self.me and message.id < FIRST_REQUEST:
                         self._copies.answered(message, now)
@@ -371,14 +374,16 @@ class BrokerMachine:
         if host.fetches.deadline <= now:
             host.serve_fetches(now)
         out = host.out
-        # As `if not out`, without a call, because this runs with each message.
+        # Like `if not out`, but without a call, because this runs with each message.
         if not (out.send or out.write or out.after or out.read or out.ask or out.meta or out.jobs):
             return None
         host.out, self._is_busy = Ready(), True
         return out
 
     def advance(self, ready: Ready, now: int) -> None:
-        """The Ready was carried out: its writes are done, unless reported as failed."""
+        """Note that the Ready was carried out: its writes are done, except those reported as
+        failed.
+        """
         self._is_busy = False
         if self.fetches.loads is not None:
             self.fetches.sent()
@@ -395,7 +400,7 @@ class BrokerMachine:
         return self._by_index.get((block.topic_id, block.partition))
 
     def _holds(self, source: str, topic: str, partition: str) -> bool:
-        """Whether the broker *source* is a replica of a partition that is hosted here."""
+        """Whether the broker *source* is a replica of a partition that this broker hosts."""
         found = self._partitions.get((topic, partition))
         return found is not None and any(source in b.replicas for b in found.state.blocks)
 
@@ -436,7 +441,7 @@ class BrokerMachine:
 
     @property
     def has_left(self) -> bool:
-        """Whether all leadership is handed over, or the time for it has run out."""
+        """Whether all leadership is handed over, or the time for this is over."""
         return self._departure.is_over
 
     def _hand_over(self, now: int) -> None:

@@ -1,6 +1,6 @@
 """The delay schedulers of a broker: one for each partition with delayed records that it leads.
 
-In a turn the broker handles one fetched part for all its schedulers: see
+A turn handles at most one fetched part of a log for all schedulers: see
 :mod:`pymq.broker.group_coordinators`.
 """
 
@@ -21,11 +21,11 @@ from pymq.errors import InvalidRequest, NotLeader, ReplicaNotAvailable, not_writ
 
 DELAY_SOURCE = "#delay/"  # source prefix of a scheduler's requests; the partition's name follows
 FIRST_REQUEST = 1 << 61
-LIFE_BITS = 20  # each step of the incarnation reserves 2**LIFE_BITS request ids
+LIFE_BITS = 20  # each incarnation has 2**LIFE_BITS request ids of its own
 
 
 class SchedulerHost(Protocol):
-    """The broker, as far as its schedulers need it."""
+    """The interface of the broker to its schedulers."""
 
     @property
     def me(self) -> str:
@@ -65,8 +65,8 @@ class DelaySchedulers:
         self.by_name: dict[TopicPartition, DelayScheduler] = {}
         self.deadline = NEVER
         self._host = host
-        # Higher than the ids of batch copies, and of earlier starts of this broker: incarnations
-        # come from the clock.
+        # The ids are higher than those of batch copies and of earlier starts of this broker,
+        # because incarnations come from the clock.
         self._requests = FIRST_REQUEST + (host.incarnation << LIFE_BITS)
         # fetched parts that wait for their turn
         self._parts: deque[tuple[TopicPartition, Fetched]] = deque()
@@ -100,7 +100,7 @@ class DelaySchedulers:
             self.step(name, message, now)
 
     def fetched(self, name: TopicPartition, m: Fetched, now: int) -> None:
-        """Queue a part that was fetched from this broker or another broker."""
+        """Queue a part of a log that was fetched from this broker or another broker."""
         if name in self.by_name:
             self._parts.append((name, m))
             if now >= self._part_at:
@@ -160,7 +160,9 @@ class DelaySchedulers:
         self.deadline = due
 
     def pending(self) -> int:
-        """How many delayed records are not due yet, in all partitions that this broker leads."""
+        """The number of delayed records that are not due yet, in all partitions that this broker
+        leads.
+        """
         return sum(len(scheduler.index) for scheduler in self.by_name.values())
 
     # --- for schedulers -------------------------------------------------------------------------
@@ -196,7 +198,7 @@ class DelaySchedulers:
             self._host.to_partition(f"{DELAY_SOURCE}{name[0]}/{name[1]}", partition, message, now)
 
     def end(self, name: TopicPartition) -> int:
-        """The end offset of the partition's log, with batches that are not committed yet."""
+        """The end offset of the partition's log, including batches that are not committed yet."""
         partition = self._host.hosted(*name)
         log = partition.opened.log if partition is not None else None
         return log.end if log is not None else 0
@@ -208,9 +210,9 @@ class DelaySchedulers:
         return log.producers.next_sequence(DELAYS) if log is not None else 0
 
     def keep_from(self, name: TopicPartition, offset: int, *, is_full: bool = False) -> int:
-        """Keep *offset* from retention; returns the first offset that retention wants to keep.
+        """Protect *offset* from retention; returns the first offset that retention wants to keep.
 
-        With *is_full* the partition refuses further delayed records.
+        If *is_full* is set, the partition refuses further delayed records.
         """
         partition = self._host.hosted(*name)
         if partition is None or (bounds := partition.delays) is None:

@@ -1,8 +1,8 @@
 """Reports the log ends of a broker's open blocks to the active zkserver.
 
-The zkserver uses them as hints, to send readers to the best replica while there is no leader. So a
-broker reports only changes, once a second, for at most :data:`TOLD_MAX` replicas at a time, and
-expects no answer. The zkserver keeps the ends in memory, without a commit.
+The zkserver uses these ends only as hints, to send readers to the best replica while there is no
+leader. So a broker reports only changes, once a second, for at most :data:`TOLD_MAX` replicas at a
+time, and expects no answer. The zkserver keeps the ends in memory, without a commit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EndReports:
         if partition.opened.is_shared:
             self._changed[partition] = None
             if self.deadline == NEVER:
-                # Wait, so that the high watermark has followed the log end.
+                # Wait until the high watermark has reached the log end.
                 self.deadline = max(self._told_at, now) + TELL_MS
 
     def renew(self, controller_epoch: int, partitions: Iterable[Partition], now: int) -> None:
@@ -48,7 +48,9 @@ class EndReports:
                 self.changed(partition, now)
 
     def report(self, hosted: Collection[tuple[str, str]], now: int) -> ReplicaEnds | None:
-        """Return the report that is due, if anything changed; *hosted* are the partitions here."""
+        """Return the report that is due, if anything has changed; *hosted* are the broker's
+        partitions.
+        """
         if len(self._told) > 2 * len(hosted):
             self._told = {name: reach for name, reach in self._told.items() if name in hosted}
         self._told_at, self.deadline = now, NEVER

@@ -1,8 +1,8 @@
 """The state that the parts of a broker share, and the messages between them.
 
-Partitions, group coordinators and copies of a broker send messages through it, read its state, and
-pass requests to its partitions. If a part sends a request, its source begins with `#`, and the
-answer goes back to that part.
+Partitions, group coordinators and copies of a broker use this environment to send messages, read
+the broker's state, and pass requests to partitions. If such a part sends a request, its source
+begins with `#`, and the answer goes back to the part.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from pymq.errors import InvalidRequest, NotLeader, PymqError, QuotaExceeded, Sto
 
 
 class BrokerEnvironment:
-    """The broker, as its partitions, group coordinators and copies use it."""
+    """The interface of the broker to its partitions, group coordinators and copies."""
 
     def __init__(
         self,
@@ -64,14 +64,15 @@ class BrokerEnvironment:
         self.replication = config.replication
         self.wall_offset_ms = config.wall_offset_ms  # wall clock minus the loop's clock
         self.out = Ready()
-        self.partitions: dict[tuple[str, str], Partition] = {}  # hosted, by topic and partition
+        # the hosted partitions, by topic and partition
+        self.partitions: dict[tuple[str, str], Partition] = {}
         self.schedule = PartitionSchedule()
         self.slots = RepairScheduler(config.replication)
         self.lending = RepairThrottle(config.replication.lend_bytes)
         self.outbox = outbox or Boundless()
         self.fetches = Fetches(config.fetches, self.outbox)
         self.waiting = WaitingRoom()
-        # by token, the partition that searches by time in the store
+        # the partition of each search by time in the store, by token
         self.searches: dict[int, Partition] = {}
         self.peers = PeerLiveness(config.incarnation, config.replication, rng)
         self.sharing = SharedBlocks(self.peers)
@@ -85,7 +86,7 @@ class BrokerEnvironment:
         self.awaited = self.coordinators.awaited
         self.copies = BatchCopies(self)
         self.delays = DelaySchedulers(self)
-        self._granted = 0  # bytes granted to the fetch that is served now
+        self._granted = 0  # bytes granted to the current fetch
         self._tokens = 0
         self._led: dict[TopicPartition, None] = {}
 
@@ -113,11 +114,11 @@ class BrokerEnvironment:
         self.coordinators.grown(growth, now)
 
     def admit(self, source: str, m: Fetch, now: int) -> int:
-        """Return the bytes that may be read for a fetch now; 0 if it waits or was refused."""
+        """Return the bytes that may be read for a fetch now; 0 if it must wait or was refused."""
         if self._granted:
             return self._granted
         if source == COPIES or source.startswith("#"):
-            return m.max_bytes  # internal readers fetch the next part only after the previous one
+            return m.max_bytes  # internal readers fetch one part at a time
         most = self.fetches.admit(source, m, now)
         if most is None:
             why = "too many fetches of this connection, its principal or all clients wait for room"
@@ -148,7 +149,7 @@ class BrokerEnvironment:
         return self.peers.is_alive(peer)
 
     def has_failed(self, peer: str, block: BlockId) -> bool:
-        """Whether another broker reports that it cannot act on an open block."""
+        """Whether another broker reports that it cannot serve an open block."""
         return self.peers.has_failed(peer, block)
 
     def shares(self, partition: Partition, now: int) -> None:
@@ -157,7 +158,9 @@ class BrokerEnvironment:
         self.troubles.note(partition, now)
 
     def role_changed(self, partition: Partition, now: int) -> None:
-        """Note that a replica has begun or ceased to lead: move group coordinators."""
+        """Note that a replica has become leader or is no longer leader, and move group
+        coordinators.
+        """
         self._note_role(partition)
         self.sharing.note_unable(partition)
         self.troubles.note(partition, now)
@@ -181,7 +184,7 @@ class BrokerEnvironment:
     def offsets_step(
         self, index: int, message: Produce | Fetch, now: int, holder: str | None = None
     ) -> None:
-        """Pass a group coordinator's request to its partition here, or to another broker's."""
+        """Pass a group coordinator's request to its local partition, or to another broker."""
         if holder is not None:
             self.send(holder, message)
             return
@@ -252,7 +255,8 @@ class BrokerEnvironment:
         now: int,
     ) -> None:
         if isinstance(m, Produce):
-            # Also with acks=0: only this error tells the producer about the new leader.
+            # Answer even with acks=0, because the producer learns of the new leader only from this
+            # error.
             self.reply(source, Produced(m.id, error=not_written(error)), now)
         elif isinstance(m, Fetch):
             self._answer_fetch(source, m, now, error)
@@ -265,10 +269,10 @@ class BrokerEnvironment:
         self.reply(source, Fetched(m.id, m.topic, m.partition, m.offset, 0, 0, b"", error), now)
 
     def serve_fetches(self, now: int) -> None:
-        """Serve fetches that waited for room, as far as there is room."""
+        """Serve fetches that have waited for memory, as far as there is memory."""
         while (found := self.fetches.next(now)) is not None:
             source, m, self._granted = found
-            # The partition may have changed meanwhile, so the present partition checks the fetch
+            # The partition may have changed meanwhile, so the current partition checks the fetch
             # again.
             self.on_partition(source, m if self._granted else attrs.evolve(m, max_bytes=0), now)
             self._granted = 0

@@ -1,8 +1,8 @@
 """The group coordinators of a broker: one for each partition of the offsets topic that it leads.
 
-A new coordinator reads its whole partition. In a turn the broker handles one fetched part for all
-its coordinators. Between two parts it answers requests and sends pings; without pings, other
-brokers would consider it dead and elect other leaders.
+A new coordinator reads its whole partition in parts. A turn handles at most one fetched part for
+all coordinators. Between two parts the broker answers requests and sends pings; without pings,
+other brokers would consider it dead and elect other leaders.
 """
 
 from __future__ import annotations
@@ -90,12 +90,13 @@ class GroupCoordinators:
         self._assignors = assignors
         self.by_index: dict[int, GroupCoordinator] = {}
         self.awaited: Awaited = {}
-        self.deadline = NEVER  # when the next part is handled
+        self.deadline = NEVER  # the time to handle the next part
         self._parts: deque[tuple[int, Fetched]] = deque()  # fetched parts that wait for their turn
         self._part_at = 0  # earliest time for the next part
         self._offsets_partitions = 1
-        # Higher than all ids of earlier coordinators and of earlier starts of this broker, whose
-        # late answers must not match a new request. Incarnations come from the clock.
+        # The ids are higher than those of earlier coordinators and of earlier starts of this
+        # broker, so that a late answer never matches a new request. Incarnations come from the
+        # clock.
         self._last_request = incarnation << LIFE_BITS
 
     def values(self) -> ValuesView[GroupCoordinator]:
@@ -105,7 +106,7 @@ class GroupCoordinators:
     def list(self, m: ListGroups) -> GroupNames:
         """Return the groups of one partition, or of all coordinators on this broker.
 
-        The answer carries an error if the partition is led elsewhere or is still being read.
+        The answer has an error if another broker leads the partition, or if it is still being read.
         """
         asked = [c for c in self.by_index.values() if m.partition in ("", str(c.index))]
         if m.partition and not asked:
@@ -146,7 +147,7 @@ class GroupCoordinators:
             coordinator.resign(NotLeader("the coordinator has moved", leader=leader), now)
 
     def step(self, source: str, m: OneGroup, now: int) -> None:
-        """Pass a request to the coordinator of its group, or refuse it with `NotLeader`."""
+        """Pass a request to the coordinator of its group, or answer with `NotLeader`."""
         name = m.name if isinstance(m, Unsubscribe) else m.group
         index = key_partition(name.encode(), self._offsets_partitions)
         coordinator = self.by_index.get(index)
@@ -184,7 +185,7 @@ class GroupCoordinators:
             coordinator.step("", part, now)
 
     def forget_topic(self, topic: str, topic_id: str, now: int) -> None:
-        """Drop the state of a deleted topic, the one with that id."""
+        """Drop the state of the deleted topic with that id."""
         for coordinator in self.by_index.values():
             coordinator.forget_topic(topic, now, topic_id)
 

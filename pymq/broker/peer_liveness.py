@@ -1,8 +1,8 @@
-"""Detects which other brokers are alive, by their pings.
+"""Detects by pings which other brokers are alive.
 
-Two brokers exchange pings as a pair, not for each partition that they share, so an idle partition
-costs nothing. A follower asks here whether the leader's broker is alive, and the broker notifies it
-when that changes. Failure detection ignores pauses of this process
+Two brokers exchange one ping, not one for each partition that they share, so an idle partition
+costs nothing. A follower asks here whether the leader's broker is alive, and the broker notifies
+the follower of a change. Failure detection ignores pauses of this process
 (:mod:`~pymq.core.time.pausable_clock`).
 """
 
@@ -23,12 +23,12 @@ SELDOM_MS = 1_000  # pause between two pings that name more than OFTEN_MAX block
 
 @define
 class BrokerPeer:
-    """Another broker with which this one shares open blocks."""
+    """Another broker with which this broker shares open blocks."""
 
-    until: int  # time on the pausable clock at which the peer counts as gone unless it pings
+    until: int  # time on the pausable clock when the peer counts as gone, unless it sends a ping
     is_alive: bool = False
     incarnation: int = -1
-    told: tuple[BlockId, ...] = ()  # blocks for which the peer reports that it cannot act
+    told: tuple[BlockId, ...] = ()  # blocks that the peer has reported it cannot serve
     failed: dict[BlockId, None] = Factory(dict)  # the same blocks, for lookups
 
 
@@ -37,8 +37,8 @@ class PeerLiveness:
 
     def __init__(self, incarnation: int, config: ReplicationConfig, rng: Rng) -> None:
         self.deadline = NEVER
-        # The open blocks of which this broker cannot be leader or follower, since its replica has
-        # failed; by topic id and index.
+        # The open blocks that this broker cannot serve, since its replica has failed; by topic id
+        # and index.
         self.failed: dict[tuple[str, int], BlockId] = {}
         self._incarnation = incarnation
         self._config = config
@@ -47,7 +47,7 @@ class PeerLiveness:
         self._peers: dict[str, BrokerPeer] = {}
         self._shared: Counter[str] = Counter()  # number of shared open blocks, by broker
         self._ping_at = NEVER
-        self._tell_at = 0  # when a ping may name failed blocks again, if there are many
+        self._tell_at = 0  # the time when a ping may name failed blocks again, if there are many
 
     def share(self, before: Iterable[str], after: Iterable[str], now: int) -> None:
         """Note that an open block's other replicas changed from *before* to *after*."""
@@ -74,12 +74,13 @@ class PeerLiveness:
         return peer is not None and peer.is_alive
 
     def heard(self, name: str, m: Ping, now: int) -> tuple[bool, Sequence[BlockId]]:
-        """Handle a ping; returns which partitions must be notified.
+        """Handle a ping; returns which partitions the broker must notify.
 
         Returns:
-            Whether *name* was gone or has restarted: notify all partitions shared with it. And
-            else the blocks on which it can no longer act, or can again. Notify no others: a
-            follower that is notified about its leader may look for another leader.
+            First, whether *name* was gone or has restarted: the broker then notifies all partitions
+            shared with *name*. Otherwise, second, the blocks that *name* can no longer serve, or
+            can serve again. The broker must not notify other partitions: a follower that is
+            notified about its leader may look for another leader.
         """
         peer = self._peers.get(name)
         if peer is None:
@@ -96,7 +97,7 @@ class PeerLiveness:
         return is_other, changed
 
     def has_failed(self, name: str, block: BlockId) -> bool:
-        """Whether *name* reports that it cannot act on an open block."""
+        """Whether *name* reports that it cannot serve an open block."""
         peer = self._peers.get(name)
         return peer is not None and block in peer.failed
 

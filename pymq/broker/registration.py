@@ -38,7 +38,7 @@ class Registration:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.controller = config.controllers[0]
-        self.epoch = -1  # controller epoch; zkservers with a lower epoch have been replaced
+        self.epoch = -1  # controller epoch; zkservers with a lower epoch were replaced
         self.deadline = NEVER
         self._config = config
         self.secret = b""  # secret of producer-id grants
@@ -55,11 +55,11 @@ class Registration:
         self.deadline = now + REGISTER_RETRY_MS
 
     def is_controller(self, source: str) -> bool:
-        """Whether *source* is one of the configured zkservers; the broker obeys no other node."""
+        """Whether *source* is one of the configured zkservers; the broker obeys only these."""
         return source in self._config.controllers
 
     def heard(self, m: LeaderAndIsr) -> None:
-        """Handle a `LeaderAndIsr`: its sender is active and knows this broker."""
+        """Handle a `LeaderAndIsr`, whose sender is active and knows this broker."""
         self.controller, self.epoch, self._is_known = m.controller, m.controller_epoch, True
         self.secret = m.secret or self.secret  # an older zkserver sends no secret
         self._refusal = ""
@@ -67,7 +67,7 @@ class Registration:
     def refused(self, error: PymqError) -> str:
         """Note that the zkserver refused to register this broker.
 
-        Returns the reason if it differs from the last one, otherwise an empty string.
+        Returns the reason if it differs from the last reason, otherwise an empty string.
         """
         before, self._refusal = self._refusal, error.message
         return "" if before == error.message else error.message
@@ -93,7 +93,7 @@ class Registration:
             self._next()  # the last zkserver has not answered
             self.register(out, now)
         elif c.heartbeat_ms:
-            # Sent to all zkservers: if the active one has failed, another one answers
+            # Send heartbeats to all zkservers: if the active one has failed, another one answers
             # NotController.
             beat: Message = BrokerHeartbeat(c.name, c.incarnation)
             out.send += [(name, beat) for name in c.controllers]

@@ -1,7 +1,7 @@
-"""Which other brokers hold replicas of a broker's open blocks.
+"""Knows which other brokers hold replicas of a broker's open blocks.
 
-The broker notifies the partitions that share a block with a peer when that peer seems gone or is
-back. In its pings, the broker tells its peers which open blocks it cannot serve.
+When a peer seems gone or is back, the broker notifies the partitions that share a block with that
+peer. In its pings, the broker tells its peers which open blocks it cannot serve.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SharedBlocks:
         self._peers.share(before, after, now)
 
     def note_unable(self, partition: Partition) -> None:
-        """Note for the next pings whether this broker can act on the open block."""
+        """Note for the next pings whether this broker can serve the open block."""
         key, block = (partition.state.topic_id, partition.state.index), partition.unable
         if block is not None:
             self._peers.failed[key] = block
@@ -44,7 +44,7 @@ class SharedBlocks:
             self._peers.failed.pop(key, None)
 
     def drop(self, partition: Partition, now: int) -> None:
-        """Remove a partition that this broker no longer hosts; its *peers* are empty."""
+        """Remove a partition that this broker no longer hosts, and that has no more *peers*."""
         self.look(partition, now)
         self._names.pop(partition, None)
         self._peers.failed.pop((partition.state.topic_id, partition.state.index), None)

@@ -1,8 +1,8 @@
 """Controlled shutdown: a broker hands over leadership before it stops (as in KIP-143).
 
-1. The broker sends a request to the active zkserver, which elects other leaders for its fetch
-   blocks.
-2. The broker transfers the leadership of its Raft blocks itself.
+1. The broker sends a request to the active zkserver, which elects other leaders for the broker's
+   blocks with fetch replication.
+2. The broker itself transfers the leadership of its Raft blocks.
 3. The broker repeats both steps until it leads no partition that another replica could lead, or
    until its time is up.
 """
@@ -24,7 +24,7 @@ class ShutdownHandover:
 
     def __init__(self, me: str, incarnation: int) -> None:
         self.deadline = NEVER
-        self.is_over = False  # all leadership is handed over, or the time is up
+        self.is_over = False  # whether all leadership is handed over, or the time is up
         self._me = me
         self._incarnation = incarnation
         self._until = NEVER
@@ -36,7 +36,7 @@ class ShutdownHandover:
         return self._until != NEVER
 
     def begin(self, now: int, within_ms: int) -> None:
-        """Begin the shutdown, which ends within *within_ms* of now; 0 ends it at once."""
+        """Begin the shutdown, which ends within *within_ms* milliseconds; 0 ends it at once."""
         if not self.has_begun:
             self._until = now + within_ms
             self.deadline = now
@@ -44,7 +44,7 @@ class ShutdownHandover:
                 self._end()
 
     def ask(self, now: int) -> ControlledShutdown | None:
-        """Act on the deadline.
+        """Repeat the request if it is due.
 
         Returns the request to the active zkserver, or None when time is up.
         """
@@ -57,10 +57,10 @@ class ShutdownHandover:
         return ControlledShutdown(self._asked, self._me, self._incarnation)
 
     def answered(self, m: Answer) -> None:
-        """Handle the zkserver's answer: how many partitions are left, or an error."""
-        # On a slow network the answer comes after the next request was sent, so an answer to any
-        # request counts. A broker that stops gets no new leadership, so an older answer of 0 still
-        # holds.
+        """Handle the zkserver's answer: the number of partitions left to move, or an error."""
+        # On a slow network an answer arrives after the next request was sent, so an answer to any
+        # request counts. A broker that stops gets no new leadership, so an older answer of 0 is
+        # still valid.
         is_ours = self.has_begun and 0 < m.id <= self._asked
         if is_ours and m.error is None and m.result == 0:
             mark("departure.over")

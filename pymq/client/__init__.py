@@ -1,1 +1,1 @@
-"""The client as users see it, its producers and consumers, and the machines behind them."""
+"""The public client, its producers and consumers, and the state machines behind them."""

@@ -1,4 +1,4 @@
-"""Chooses the zkserver that a client takes for the active one."""
+"""Chooses the zkserver to which a client sends its requests: presumably the active one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a returned record is delivered again, and the error text that travels with it."""
+"""When a returned record is delivered again, and the error text in its headers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ class Backoff:
     """How long a group waits before it delivers a returned record again.
 
     The first redelivery comes *first_s* seconds after the record was returned. Each wait is
-    *factor* times as long as the one before it, up to *max_s* seconds. *jitter* lengthens or
-    shortens each wait by up to that share, so that records that failed together do not come back
-    together. (Exponential backoff with jitter, as Celery's ``retry_backoff`` and NATS'
-    ``nak(delay)`` by hand.)
+    *factor* times as long as the previous one, up to *max_s* seconds. *jitter* lengthens or
+    shortens each wait by up to that share, so that records that failed together do not return
+    together. (This is exponential backoff with jitter, like Celery's ``retry_backoff``.)
 
     Raises:
         ConfigError: a number is out of its range.
@@ -43,7 +42,7 @@ class Backoff:
     def delay_ms(self, delivery_count: int, salt: bytes = b"") -> int:
         """Return the milliseconds to wait after *delivery_count* deliveries.
 
-        The jitter depends on *salt* and the count alone, so that a run can be repeated.
+        The jitter depends only on *salt* and the count, so that a run can be repeated.
         """
         wait, tries = self.first_s, delivery_count - 1
         while tries > 0 and wait < self.max_s and self.factor > 1:
@@ -59,10 +58,10 @@ def delays(
     """Return the ranges of *records*, each with the milliseconds until its next delivery.
 
     If *delay* is given, each range waits that many seconds. Otherwise *backoff* computes the wait
-    from the number of deliveries; without a backoff they are delivered at once.
+    from the number of deliveries; without a backoff the records are delivered at once.
 
     Raises:
-        ConfigError: *delay* is no number of seconds from 0 on.
+        ConfigError: *delay* is not a number of seconds from 0 on.
     """
     if delay is not None:
         _check("delay", delay, 0, SECONDS_MAX)
@@ -72,7 +71,7 @@ def delays(
         records = [records]
     by_count = dict[int, list[Record | RecordBatch]]()
     for record in records:
-        # Items that are not records are refused by spans().
+        # spans() refuses items that are not records.
         by_count.setdefault(getattr(record, "delivery_count", 1), []).append(record)
     return [
         (span, backoff.delay_ms(count, f"{span[0]}/{span[1][0]}".encode()))

@@ -1,4 +1,4 @@
-"""What all handles of a client share: waiting, closing, and the driver of the event loop."""
+"""The base of a client's handles (producers, consumers): waiting, closing, driving the loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_timeout(found: object, name: str = "timeout") -> None:
     """Check a timeout: seconds, or None or infinity to wait without limit.
 
     Raises:
-        ConfigError: the value is no such timeout.
+        ConfigError: the value is not a timeout.
     """
     if found is None:
         return
@@ -36,7 +36,7 @@ def check_timeout(found: object, name: str = "timeout") -> None:
 class Waitable:
     """Work that a thread can wait for.
 
-    The lock of a completion is made only when a thread waits.
+    A lock is created only when a thread waits.
     """
 
     __slots__ = ("_callbacks", "is_done", "waiters")
@@ -58,13 +58,15 @@ class Waitable:
             _call(self._callbacks.pop(0))
 
     def wake(self, waiter: threading.Lock) -> None:
-        """Release *waiter* too once the work is done; the caller runs the loop."""
+        """Release *waiter*, too, when the work is done; only the thread that runs the loop calls
+        this.
+        """
         if self.waiters is None:
             self.waiters = []
         self.waiters.append(waiter)
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Call *callback* once the work is done, in the thread that finishes it."""
+        """Call *callback* when the work is done, in the thread that finishes the work."""
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
@@ -88,7 +90,7 @@ def _call(callback: Callable[[], None]) -> None:
 
 
 class ClientMachine(Protocol):
-    """A machine that a loop drives; see :class:`pymq.runtime.loop.Machine`."""
+    """A state machine that a loop drives; see :class:`pymq.runtime.loop.Machine`."""
 
     @property
     def deadline(self) -> int: ...
@@ -103,7 +105,7 @@ class ClientMachine(Protocol):
 
 
 class ClientLoop(Protocol):
-    """The loop, for a handle that has the right to touch machines."""
+    """The loop, for a handle that holds the driver's lock and so may use machines."""
 
     clock: Callable[[], int]
 
@@ -160,10 +162,10 @@ class Handle(ABC):
         """Release the resource."""
 
     def _forgo(self) -> None:  # noqa: B027 # most have nothing to forgo
-        """The ``with`` block has failed: do not acknowledge its last record."""
+        """Do not acknowledge the last record, because the ``with`` block has failed."""
 
     def __reduce__(self) -> Never:
-        """Raise: neither another process nor a copy can share the resource."""
+        """Raise TypeError, since neither another process nor a copy can share the resource."""
         name = type(self).__name__
         raise TypeError(
             f"a {name} cannot be pickled or copied, as for another process; open another one there"
@@ -183,10 +185,10 @@ class Handle(ABC):
         try:
             self.close()
         except PymqError as second:
-            # The first error is raised; this one is added to it as a note.
+            # Raise the first error, with this one as a note.
             if error is None:
                 raise
-            error.add_note(f"and on closing the {type(self).__name__.lower()}: {second}")
+            error.add_note(f"closing the {type(self).__name__.lower()} has failed, too: {second}")
 
 
 class Outbox:
@@ -198,7 +200,7 @@ class Outbox:
         self._requests = 0
 
     def number(self) -> int:
-        """Return the id of a new request, which its answer repeats."""
+        """Return the id of a new request; the answer has the same id."""
         self._requests += 1
         return self._requests
 
@@ -213,7 +215,7 @@ class Outbox:
 
     def ready(self, now: int) -> Ready | None:
         """Hand over the pending work."""
-        if not self.out.send:  # Clients ask for nothing else.
+        if not self.out.send:  # A client's other fields are always empty.
             return None
         out, self.out = self.out, Ready()
         return out
@@ -223,7 +225,7 @@ class Outbox:
 
 
 def weakly(method: weakref.WeakMethod[Callable[[], list[_T]]]) -> Callable[[], list[_T]]:
-    """Return a function that calls *method*, or returns [] once the method's object is gone."""
+    """Return a function that calls *method*, or returns [] after the method's object is gone."""
 
     def call() -> list[_T]:
         found = method()

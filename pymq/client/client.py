@@ -39,7 +39,7 @@ _FORGET_MS = 1_000
 
 
 class Client(Layers):
-    """A connection to pymq, wherever it runs. Any thread may use it."""
+    """A connection to a queue in this process, in a folder or in a cluster; thread-safe."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class Client(Layers):
         questions.identities = ProducerIdentities(questions.ask, random_bytes, has_keys=has_keys)
         super().__init__(questions, router, wall_ms)
         self._producers: dict[Producer, None] = {}
-        # A weak reference: a consumer that the application drops is closed.
+        # A weak reference, so that a consumer that the application drops is closed.
         self._consumers: weakref.WeakValueDictionary[str, Consumer] = weakref.WeakValueDictionary()
         self._intakes: dict[str, ConsumerMachine] = {}
         self._made = 0
         self._is_closed = False
         self.tally = Counters()
-        # the brokers of this process, if it embeds the queue
+        # the brokers of this process, if the queue is embedded
         self.embedded_brokers: tuple[str, ...] = ()
         self._endpoints: list[KafkaEndpoint] = []
         # sources of metrics: the nodes in this process
@@ -77,7 +77,9 @@ class Client(Layers):
             loop.add(name, self._router)
 
     def _lost(self, node: str, is_lost: bool) -> None:
-        """Note that the connection to *node* was lost or is back; the driver's lock is held."""
+        """Note that the connection to *node* was lost or is back; the caller holds the driver's
+        lock.
+        """
         self._router.lost(node, is_lost, self.driver.loop.clock())
         self.driver.loop.touch(self.name)
 
@@ -86,9 +88,10 @@ class Client(Layers):
     def metrics(self) -> Metrics:
         """The metrics of this client, and of the nodes in this process.
 
-        ``metrics["pymq_messages_in_total"]`` is a total, ``metrics.value(name, topic="orders")``
-        the value with a label, ``str(metrics)`` the text that Prometheus reads. docs/monitoring.md
-        has the names. Brokers of a cluster serve their own metrics at their own endpoints.
+        ``metrics["pymq_messages_in_total"]`` is a total. ``metrics.value(name, topic="orders")`` is
+        the value with a label. ``str(metrics)`` is the text that Prometheus reads.
+        docs/monitoring.md lists the names. The brokers of a cluster serve their metrics at their
+        own endpoints.
         """
         out = Metrics()
         with self.driver:
@@ -119,17 +122,18 @@ class Client(Layers):
         """Make a producer.
 
         Args:
-            acks: what an answer waits for; None is the partition's mode. With ``"raft"`` on a
-                partition of mode ``leader`` a record is answered when all in-sync replicas have it,
-                and refused while they are fewer than ``min_in_sync``.
-            linger_ms: how long a record may wait for others to share its batch.
-            batch_bytes: how large a batch grows before it is sent.
-            buffer_bytes: how many bytes may be unanswered before ``send`` waits.
+            acks: when the broker acknowledges a record; None: by the partition's mode. With
+                ``"raft"`` on a partition of mode ``leader``, the broker acknowledges a record when
+                all in-sync replicas have it, and refuses records while fewer than ``min_in_sync``
+                replicas are in sync.
+            linger_ms: how long a record may wait for other records, to be sent in one batch.
+            batch_bytes: the size at which a batch is sent at once.
+            buffer_bytes: the number of unacknowledged bytes at which ``send`` waits.
             compression: None, ``"lz4"`` or ``"zstd"``.
-            idempotent: a batch that is sent twice is written once.
-            producer_id: a name under which sequences go on after a restart of the producer.
-            delivery_timeout_s: after which an unanswered record fails.
-            max_in_flight: unanswered batches of a partition.
+            idempotent: whether brokers recognise a batch that is sent twice, and write it once.
+            producer_id: a name; a restarted producer of that name continues its sequences.
+            delivery_timeout_s: the time after which an unacknowledged record fails.
+            max_in_flight: the most unacknowledged batches of a partition.
 
         Raises:
             ConfigError: an option is unknown or out of its range.
@@ -149,7 +153,7 @@ class Client(Layers):
         if producer_id is not None:
             name = check_name(str(producer_id), "producer_id")
             config.producer_id, epoch = self.questions.identities.named(name)
-            # The producer raises the low half of the epoch by itself.
+            # The producer itself raises the lower half of the epoch.
             config.producer_epoch = epoch << EPOCH_HALF
         elif idempotent:
             config.producer_id = self.questions.identities.anonymous()
@@ -173,37 +177,43 @@ class Client(Layers):
         rack: str | None = None,
         **options: Unpack[GroupOptions],
     ) -> Consumer:
-        """Make a consumer: of a group (mode ``"ptp"``, the default), or a reader (``"psb"``).
+        """Make a consumer: a member of a group (mode ``"ptp"``, the default), or a reader
+        (``"psb"``).
 
-        A reader reads on its own: one partition or all, from ``offset`` on, which is an integer,
-        ``"begin"`` (the default) or ``"end"``. The modes may also be named ``"group"`` and
+        A reader gets all records of one or all partitions, from ``offset`` on: an integer,
+        ``"begin"`` (the default) or ``"end"``. The modes are also called ``"group"`` and
         ``"reader"``.
 
         In a group each record of the topic goes to one consumer. These options are for groups:
 
         * ``ack_wait_s`` (30): how long a record is leased to a consumer. A record that is not
-          acknowledged by then is delivered again. ``auto_ack`` (False): the next poll acknowledges.
-        * ``max_deliver`` (5): after so many deliveries a record goes to the topic ``dead_letter``,
-          by default the topic's name with ``.dlq``. ``expired`` ("drop"): with ``"dead_letter"``
-          records that expire before the application gets them go there, too.
-        * ``retry`` (None): a :class:`pymq.Backoff`, how long the group waits before it delivers a
-          record again that a consumer has returned with ``nack`` and no delay; None: not at all.
+          acknowledged by then is delivered again. ``auto_ack`` (False): each poll acknowledges the
+          records of the previous poll.
+        * ``max_deliver`` (5): after this many deliveries a record is moved to the topic
+          ``dead_letter``, by default the topic's name with ``.dlq``. ``expired`` ("drop"): with
+          ``"dead_letter"``, records that expire before the application gets them are moved there,
+          too.
+        * ``retry`` (None): a :class:`pymq.Backoff`, which says how long the group waits before it
+          redelivers a record that a consumer has returned with ``nack`` without a delay; None: not
+          at all.
         * ``auto_offset_reset`` ("begin"): where a new group begins.
         * ``ordered`` (None): records with the same key are delivered in order, because one consumer
           at a time works on the keyed records of a partition. Records without a key go to any idle
           consumer. True keeps the order of all records of a partition, False of none. The strictest
           setting in the group holds.
-        * ``prefetch`` (None): how many records are leased at a time, whatever a poll returns; by
-          default as many as the application handles in about 20 ms, and as a poll may return.
-        * ``max_poll_interval_s`` (300): a consumer that does not poll for so long leaves the group
-          until its next poll. ``session_timeout_s`` (10): the group removes a consumer whose
-          process sends nothing for so long.
+        * ``prefetch`` (None): how many records are leased at a time. By default this is the number
+          of records that the application handles in about 20 ms, at most those that a poll may
+          return.
+        * ``max_poll_interval_s`` (300): a consumer that does not poll for this long leaves the
+          group until its next poll. ``session_timeout_s`` (10): the group removes a consumer whose
+          process sends nothing for this long.
         * ``assignor`` ("sticky"), ``on_assigned``, ``on_revoked``: how partitions are assigned, and
           callbacks for partitions that the consumer gets or loses.
 
-        ``rack`` names where the consumer runs: a replica in the same rack is preferred to a leader
-        elsewhere (KIP-392). With ``delivery="push"`` a thread calls ``on_record`` with each record,
-        ``credit`` of them at a time; else the application polls or iterates.
+        ``rack`` names where the consumer runs: the consumer prefers a replica in the same rack to a
+        leader elsewhere (KIP-392). With ``delivery="push"`` a thread calls ``on_record`` with each
+        record, and fetches up to ``credit`` records in advance; otherwise the application polls or
+        iterates.
 
         Raises:
             UnknownTopic, UnknownPartition, InvalidName, ConfigError: as their names say.
@@ -227,20 +237,22 @@ class Client(Layers):
         partitions: int = 1,
         auto_create: bool = True,
     ) -> KafkaEndpoint:
-        """Listen for Kafka's clients, until the result or this client is closed.
+        """Listen for Kafka's clients, until the returned object or this client is closed.
 
         ``with mq.kafka() as kafka:`` has ``kafka.bootstrap`` for the clients' option
         ``bootstrap.servers``. The queue must be embedded: in memory, or in a folder.
 
         Args:
             host: the address to listen on; only addresses of this machine alone are allowed.
-            port: of the first broker; further brokers have the next ports. 0: any that are free.
-            partitions: of a topic that a client creates without a number.
-            auto_create: whether a client that asks for an unknown topic creates it.
+            port: the port of the first broker; other brokers have the next ports. 0: any free
+                ports.
+            partitions: number of partitions of a topic that a client creates without one.
+            auto_create: whether a client's request for an unknown topic creates the topic.
 
         Raises:
             MissingExtra: the extra ``kafka`` is not installed.
-            ConfigError: the queue is not embedded, or the host is not of this machine alone.
+            ConfigError: the queue is not embedded, or *host* is not an address of this machine
+                alone.
             OSError: the address is in use.
         """
         from pymq.kafka.endpoint import open_endpoint  # lazy: few queues need it
@@ -264,14 +276,14 @@ class Client(Layers):
     # --- delayed records ------------------------------------------------------------------------
 
     def cancel(self, topic: str, partition: str | int, offset: int) -> bool:
-        """Cancel a delayed record; returns whether it will not be delivered.
+        """Cancel a delayed record; returns False if the record was already due.
 
-        *partition* and *offset* are those that the delivery (the result of ``send``) names. False
-        means that the record was already due. Cancelling a record twice does no harm.
+        *partition* and *offset* are those in the result of the record's ``send``. Cancelling a
+        record twice does no harm.
 
         Raises:
             UnknownTopic, UnknownPartition: as their names say.
-            InvalidRequest: the record there is not delayed.
+            InvalidRequest: the record at *offset* is not delayed.
         """
         check_range("offset", offset, 0, OFFSET_MAX)
         name = self.questions.partition_name(topic, partition)
@@ -364,7 +376,7 @@ class Client(Layers):
             self._consumers[machine.name], self._intakes[machine.name] = handle, machine
 
     def _unsubscribe(self, topic: str, name: str) -> None:
-        """Remove a subscription without waiting; it may be gone already."""
+        """Remove a subscription without waiting; the subscription may already be gone."""
         try:
             with self.driver as loop:
                 self._router.call(
@@ -399,7 +411,7 @@ class Client(Layers):
         for handle in handles:
             try:
                 handle.close()
-            except Exception as error:  # go on and close the others
+            except Exception as error:  # continue, to close the others
                 first = first or error
         self._is_closed = True
         self.questions.close()

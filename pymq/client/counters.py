@@ -1,4 +1,4 @@
-"""The counters of one client, over all of its producers and consumers; updated once a batch."""
+"""The counters of one client, over all of its producers and consumers; updated once per batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pymq.core.values import Factory, define
 
 @define
 class Counters:
-    """Counters that only rise; the threads that turn the loop or poll update them."""
+    """Counters that only rise; the threads that run the loop or poll update them."""
 
     records: int = 0
     bytes: int = 0

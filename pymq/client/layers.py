@@ -1,4 +1,4 @@
-"""What a client offers on top of its producers and consumers."""
+"""The client's methods for dead letters, typed topics, and request and reply."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ H = TypeVar("H", bound="Callable[[Request], Any]")
 
 
 class Layers(Admin):
-    """Dead letters, typed topics, request and reply: the part of :class:`Client` above others.
+    """Dead letters, typed topics, and request and reply: a base class of :class:`Client`.
 
     The modules for these methods are imported at the first use, because most clients use few of
     them.
@@ -59,24 +59,26 @@ class Layers(Admin):
         """Send dead letters back to their topics, each exactly once, even if the caller crashes.
 
         A record keeps its key, value and headers, and gets a header ``pymq.redriven``, which counts
-        how often it was sent back. A letter goes to its former partition, in the order of the
-        letters. The letters stay in their topic until retention removes them; the compacted topic
-        *topic* with ``.redriven`` records which of them were sent back.
+        how often the record was sent back. A letter goes to its former partition; letters keep
+        their order. The letters stay in the dead-letter topic until retention removes them. A
+        compacted topic, named *topic* with ``.redriven``, stores which letters were sent back.
 
         Args:
             topic: the dead-letter topic, as ``orders.dlq``.
-            to: another topic to send them to; None: the topic that each letter names.
-            where: chooses letters, as ``lambda letter: letter.key == b"7"``; None: all.
-            dry_run: count the letters, and send none.
-            rate: letters a second, at most.
-            limit: send so many letters at most, and look at none behind them. The rest of an
-                interrupted redrive, which goes first, does not count. None: all.
+            to: another topic to which all letters are sent; None: the topic in each letter's
+                headers.
+            where: a function that chooses letters, such as ``lambda letter: letter.key == b"7"``;
+                None: all.
+            dry_run: only count the letters.
+            rate: most letters per second.
+            limit: most letters to send; later letters are not looked at. Letters of an interrupted
+                redrive are sent first and do not count. None: all.
 
         Raises:
             UnknownTopic: there is no such topic.
-            ProducerFenced: another redrive of this topic has begun, and goes on from here.
-            RecordTooLarge: the ``max_record_bytes`` of the topic is too small for a letter. As with
-                other refusals, another *where* can leave the letter out.
+            ProducerFenced: another redrive of this topic has begun, and continues this one.
+            RecordTooLarge: a letter exceeds the ``max_record_bytes`` of its topic. Another *where*
+                can leave such a letter out, like other refused letters.
             ConfigError: an option is out of its range.
         """
         from pymq.client.redrive.redrive import redrive
@@ -86,7 +88,7 @@ class Layers(Admin):
     def dead_letters(
         self, topic: str, where: Callable[[Record], object] | None = None
     ) -> Iterator[Record]:
-        """Iterate over the letters of a dead-letter topic that were not sent back or purged.
+        """Iterate over the letters of a dead-letter topic that were neither sent back nor purged.
 
         Raises:
             UnknownTopic: there is no such topic.
@@ -100,7 +102,7 @@ class Layers(Admin):
     ) -> int:
         """Mark letters of a dead-letter topic as done without sending them back.
 
-        Returns how many were marked.
+        Returns the number of marked letters.
 
         Retention removes these letters from the disk later.
 
@@ -127,15 +129,15 @@ class Layers(Admin):
 
         Args:
             name: the topic; it must exist when the handle is used.
-            kind: the type of the values, as a dataclass.
-            serializer: of :mod:`pymq.serde`; None: :class:`pymq.serde.Json`.
-            compatibility: ``"backward"``, ``"forward"``, ``"full"`` or ``"none"``: the schema is
-                registered before the first value is sent or read, if it is compatible with
-                those before it. None: no registry.
+            kind: the type of the values, such as a dataclass.
+            serializer: a serializer of :mod:`pymq.serde`; None: :class:`pymq.serde.Json`.
+            compatibility: ``"backward"``, ``"forward"``, ``"full"`` or ``"none"``. The schema is
+                registered before the first value is sent or read, if the schema is compatible with
+                the earlier ones. None: no registry.
 
         Raises:
-            ConfigError: the serializer has no encoding for *kind* or is none, or there is no such
-                *compatibility*.
+            ConfigError: *serializer* is not a serializer or has no encoding for *kind*, or
+                *compatibility* is unknown.
             MissingExtra: the serializer's library is not installed.
         """
         from pymq.client.typed.topic import TypedTopic
@@ -174,15 +176,15 @@ class Layers(Admin):
     ) -> Record:
         """Send a request to a service and return the reply, a record with value and headers.
 
-        One of the responders that have called :meth:`reply` for the service gets the request with
-        its deadline; after *timeout* seconds no responder gets it. If that responder dies before it
-        has replied, another responder gets the request.
+        A responder of the service (see :meth:`reply`) gets the request with its deadline; after
+        *timeout* seconds no responder gets the request. If the responder dies before it has
+        replied, another responder gets the request.
 
         Raises:
-            NoResponders: nobody answers requests of that name; at once, not after *timeout*.
+            NoResponders: the service has no responder; raised at once, not after *timeout*.
             RequestFailed: the responder has raised an error; the message has its text.
-            RequestTimeout: there was no reply in time; the request may be carried out all the same.
-            ConfigError: *timeout* is no number of seconds above 0.
+            RequestTimeout: there was no reply in time; the request may still be carried out.
+            ConfigError: *timeout* is not a number of seconds above 0.
         """
         return self._requests().ask(service, value, key, headers, timeout)
 
@@ -217,9 +219,9 @@ class Layers(Admin):
         """Answer requests of a service: ``@mq.reply("service")`` on a function, or with *handler*.
 
         The handler gets a :class:`pymq.Request` and returns the bytes of the reply, or None for an
-        empty one. An exception in the handler raises :exc:`RequestFailed` at the requesting client.
-        *workers* threads answer that many requests at the same time. Responders of a service, here
-        and elsewhere, are members of the group of that name; *options* are those of
+        empty reply. An exception in the handler raises :exc:`RequestFailed` at the requesting
+        client. *workers* threads answer that many requests at the same time. All responders of a
+        service, in any process, are members of the group of that name; *options* are those of
         :meth:`consumer`. The topic *service* is created if it is missing.
 
         Closing the client, or the :class:`Responder` that is returned for a *handler*, ends the

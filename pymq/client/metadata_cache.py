@@ -20,21 +20,22 @@ class MetadataCache:
     The router refreshes the cache; all handles of the client read it.
 
     A broker that refuses a request may know the new leader before the zkserver does. The cache then
-    uses the leader that the broker named, and keeps the zkserver's in case that hint is wrong.
+    uses the leader that the broker has named, and also keeps the zkserver's leader in case the hint
+    is wrong.
     """
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicMetadata] = {}
         self.gone: dict[str, PymqError] = {}  # deleted topics
         self.leaders: dict[Pair, PartitionLeader] = {}
-        # leaders by the zkserver's metadata, of partitions for which a broker's hint is in use
+        # the zkserver's leaders of partitions for which the cache uses a broker's hint
         self._hinted: dict[Pair, PartitionLeader] = {}
         self._listeners: dict[str, Callable[[], None]] = {}
 
     # --- lookups --------------------------------------------------------------------------------
 
     def find(self, topic: str, partition: str) -> str | None:
-        """Return a partition's leader if it is known."""
+        """Return a partition's leader, if known."""
         found = self.leaders.get((topic, partition))
         return found.leader if found is not None else None
 
@@ -75,7 +76,7 @@ class MetadataCache:
             key = (found.topic, partition.partition)
             known = self.leaders.get(key)
             if known is not None and known.epoch > partition.epoch:
-                continue  # The answer is late, or comes from a zkserver that is no longer active.
+                continue  # The answer is late, or is from a zkserver that is no longer active.
             if self._hinted.get(key) == partition:
                 continue  # The zkserver does not know the newer leader yet.
             self._hinted.pop(key, None)
@@ -83,7 +84,7 @@ class MetadataCache:
         self.announce()
 
     def forget(self, topic: str) -> None:
-        """Note that a topic was deleted. Leader epochs of a new topic of its name start again."""
+        """Note that a topic was deleted; leader epochs of a new topic of that name start again."""
         known = self.topics.pop(topic, None)
         for partition in known.partitions if known is not None else ():
             self.leaders.pop((topic, partition.partition), None)
@@ -115,10 +116,10 @@ class MetadataCache:
         self._listeners[name] = callback
 
     def ignore(self, name: str) -> None:
-        """End :meth:`listen`."""
+        """Stop calling *callback*; see :meth:`listen`."""
         self._listeners.pop(name, None)
 
     def announce(self) -> None:
-        """Call all listeners: metadata has changed, or a broker cannot be reached."""
+        """Call all listeners, because metadata has changed or a broker is unreachable."""
         for callback in list(self._listeners.values()):
             callback()

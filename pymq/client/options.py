@@ -1,4 +1,4 @@
-"""Options of producers, and checks of options, which run once at the public call."""
+"""Options of producers, and checks of options; the public calls check each option once."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def parse_offset(offset: int | str) -> int:
     """Parse the offset that a user has given: a number, "begin" or "end".
 
     Raises:
-        ConfigError: it is neither an offset nor "begin" nor "end".
+        ConfigError: the value is neither an offset nor "begin" nor "end".
     """
     named = {"begin": BEGIN, "end": END}
     if isinstance(offset, str) and offset in named:
@@ -119,7 +119,7 @@ def check_topic(name: object) -> None:
     """Check that a name is a string.
 
     Raises:
-        InvalidName: it is none.
+        InvalidName: the name is not a string.
     """
     if not isinstance(name, str):
         raise InvalidName(f"a topic's name must be str, not {type(name).__name__}")
@@ -129,17 +129,17 @@ def check_range(name: str, found: object, low: int, high: int) -> None:
     """Check that an option is an integer from *low* to *high*.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the option is not of this kind.
     """
     if type(found) is not int or not low <= found <= high:
         raise ConfigError(f"{name}={found!r} must be an integer from {low} to {high}")
 
 
 def check_flag(name: str, found: object) -> None:
-    """Check that an option is True or False, since a text such as "no" would count as True.
+    """Check that an option is True or False; a text such as "no" would count as True.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the option is neither True nor False.
     """
     if type(found) is not bool:
         raise ConfigError(f"{name}={found!r} must be True or False")
@@ -159,27 +159,27 @@ def check_seconds(name: str, found: object) -> None:
     """Check that an option is a time in seconds.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the option is not of this kind.
     """
     if type(found) not in (int, float) or not 0 < cast(float, found) < 1e9:
         raise ConfigError(f"{name}={found!r} must be a positive number of seconds")
 
 
 def check_rate(name: str, found: object) -> None:
-    """Check that an option is a number of things a second.
+    """Check that an option is a rate per second.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the option is not of this kind.
     """
     if type(found) not in (int, float) or not 0 < cast(float, found) < 1e9:
         raise ConfigError(f"{name}={found!r} must be a positive number a second")
 
 
 def check_commit(given: Sequence[object]) -> None:
-    """Check that ``commit`` got nothing without a name: not a record, an offset or a count.
+    """Check that ``commit`` got no positional argument, such as a record, an offset or a count.
 
     Raises:
-        ConfigError: it got something.
+        ConfigError: ``commit`` got a positional argument.
     """
     if given:
         raise ConfigError(
@@ -189,10 +189,10 @@ def check_commit(given: Sequence[object]) -> None:
 
 
 def check_choice(name: str, found: object, allowed: Sequence[str]) -> None:
-    """Check that an option is one of those *allowed*.
+    """Check that an option is one of the values in *allowed*.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the option is not of this kind.
     """
     if found not in allowed:
         raise ConfigError(f"{name}={found!r} must be one of {', '.join(map(repr, allowed))}")

@@ -1,6 +1,6 @@
-"""Producer ids of one client, and the grants with which brokers check who owns an id.
+"""Producer ids of one client, and the grants with which brokers check the owner of an id.
 
-In a cluster with keys the zkserver gives out ids: the client requests a block of them for its first
+In a cluster with keys the zkserver assigns ids: the client requests a block of ids for its first
 producer, and takes each further id from that block. Without keys the cluster cannot check owners,
 so the client draws a random id for a producer without a name.
 """
@@ -38,7 +38,7 @@ class ProducerIdentities:
         """Return an id that no other producer has.
 
         Raises:
-            RequestTimeout: the cluster has keys, and no zkserver gave an id.
+            RequestTimeout: the cluster has keys, and no zkserver answered.
             InternalError: the zkserver's answer is invalid.
         """
         if not self._has_keys:
@@ -58,17 +58,17 @@ class ProducerIdentities:
         return int.from_bytes(self._random_bytes(8), "big") & (NAMED - 1)
 
     def _ask_for_block(self) -> ProducerIds | None:
-        """Request a block of ids; None if the zkserver is an older one that assigns none."""
+        """Request a block of ids; None if the zkserver is too old to assign ids."""
         try:
             given = self._ask(lambda request: msg.InitProducer(request, "", takes_ids=True))
         except InvalidName:
-            return None  # An older zkserver takes "" for the name of a producer.
+            return None  # An older zkserver considers "" a producer's name.
         return None if _is_epoch(given) else _checked(given)
 
     def named(self, name: str, run: str = "") -> tuple[int, int]:
         """Return a name's producer id and the upper half of its next epoch.
 
-        The new epoch fences the producer that had the name before.
+        The new epoch fences the previous producer of that name.
 
 
         A retry with the same *run* gets the same epoch.
@@ -96,7 +96,7 @@ class ProducerIdentities:
 
 
 def _is_epoch(given: object) -> TypeGuard[int]:
-    """Whether the answer is an epoch, as from an older zkserver that assigns no ids."""
+    """Whether the answer is only an epoch, from an older zkserver that assigns no ids."""
     return type(given) is int and given >= 0
 
 
@@ -108,7 +108,7 @@ def _checked(given: object) -> ProducerIds:
     """
     if not isinstance(given, ProducerIds) or given.first < 0 or given.count < 1:
         raise InternalError(
-            f"a zkserver was asked for a producer's id and answered {given!r}, which is none; it "
+            f"a zkserver answered {given!r} to a request for a producer's id; the zkserver "
             "may be of a version that this client does not know: use the same version for both"
         )
     return given

@@ -1,12 +1,13 @@
 """Sends a client's requests to zkservers, and decides when to refresh metadata.
 
-A client has one router. Producers and consumers look up leaders in it and report stale metadata.
+A client has one router. Producers and consumers get leaders from the router and report stale
+metadata to it.
 
 The router sends a request to the zkserver that was active last. If that zkserver does not answer,
-or is no longer active, the router sends the request to another zkserver under the same id, until a
-zkserver has carried it out or its time is up. The time starts again whenever a zkserver answers
-that it is working on the request. So a request may be carried out twice: a caller whose request
-must not be repeated checks :attr:`Call.is_repeated`.
+or is no longer active, the router sends the request to another zkserver with the same id, until a
+zkserver has carried the request out or the timeout is over. The timeout starts again whenever a
+zkserver answers that it is working on the request. So a request may be carried out twice: a caller
+whose request must not be repeated checks :attr:`Call.is_repeated`.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER, OFFSETS_TOPIC
 from pymq.errors import NotController, PymqError, QuotaExceeded, RequestTimeout
 
-TRY_MS = 500  # a zkserver's time to answer: doubled with each try, up to ...
+TRY_MS = 500  # timeout of a zkserver's answer: doubles with each try, up to ...
 TRY_MAX_MS = 4_000
-REFRESH_MS = 50  # pause between two tries to find a leader, doubled up to ...
+REFRESH_MS = 50  # pause between two tries to find a leader: doubles up to ...
 REFRESH_MAX_MS = 250  # ... and after many of them up to ...
 REFRESH_IDLE_MS = 1_000
 REFRESH_TRIES = 20
-# pause while a leader cannot be reached, because a new one is about to be elected
+# pause while a leader is unreachable, because a new leader will soon be elected
 REFRESH_LOST_MS = 100
 RENEW_MS = 30_000  # the greatest age of a topic's metadata while a producer sends to it
-LOST_MS = 5_000  # after so long the router tries an unreachable leader again
+LOST_MS = 5_000  # after this long the router tries an unreachable leader again
 
 
 class Call(Waitable):
@@ -65,22 +66,22 @@ class Call(Waitable):
     ) -> None:
         super().__init__()
         self.message = message
-        # longest wait for the next message once a zkserver has begun the request
+        # longest wait for the next message after a zkserver has begun the request
         self.timeout_ms = timeout_ms
         self.fixed = fixed  # the broker to ask; None: the active zkserver
         self.until = until  # the time at which the router abandons the call
-        self.topic = topic  # the topic whose metadata it refreshes
-        self.peer = fixed or ""  # the node that was asked last
-        self.tries = 0  # number of times that the call was sent
+        self.topic = topic  # the topic whose metadata the request refreshes
+        self.peer = fixed or ""  # the node that got the last request
+        self.tries = 0  # number of times that the request was sent
         self.refusals = 0  # number of refusals by zkservers that were not active
-        self.hint: str | None = None  # the active zkserver, as named by others
-        self.is_repeated = False  # an earlier try than the answered one may have been carried out
+        self.hint: str | None = None  # the active zkserver, by the answer of another one
+        self.is_repeated = False  # whether a server may have carried out an earlier try, too
         self.result: Any = None
         self.error: PymqError | None = None
 
 
 class Router(Outbox):
-    """Calls and metadata of one client, as a machine."""
+    """The state machine for the calls and metadata of one client."""
 
     def __init__(
         self,
@@ -90,20 +91,20 @@ class Router(Outbox):
         trouble: Callable[[], str] = str,
     ) -> None:
         super().__init__()
-        self._trouble = trouble  # returns the transport's problem, "" for none
-        self._touch = touch  # tells the loop that there is something to send
+        self._trouble = trouble  # returns the transport's problem, or ""
+        self._touch = touch  # informs the loop that there is something to send
         self.name = name
         self.metadata = MetadataCache()
         self.controllers = ActiveController(controllers)
         self._ids = 0
         self._unsent: list[int] = []
         self._calls: dict[int, Call] = {}
-        # unreachable nodes, each with the time until which it counts as unreachable
+        # unreachable nodes, each with the time until which the node counts as unreachable
         self._lost: dict[str, int] = {}
         self._refreshing: dict[str, int] = {}  # ids of metadata requests, by topic
         # the time when each topic's metadata was last refreshed
         self._asked_at: dict[str, int] = {}
-        self._tries: dict[str, int] = {}  # tries to find all leaders of a topic
+        self._tries: dict[str, int] = {}  # number of tries to find all leaders of a topic
         # keys are ids of calls, and topics to refresh
         self._timers: TimerHeap[int | str] = TimerHeap()
         self.silent: str | None = None  # the zkserver that did not answer the last request
@@ -118,7 +119,7 @@ class Router(Outbox):
     def call(
         self, make: Callable[[int], Message], now: int, timeout_ms: int, peer: str | None = None
     ) -> Call:
-        """Send ``make(id)`` to *peer*, once, or to the active zkserver until it is answered."""
+        """Send ``make(id)`` to *peer* once, or to the active zkserver until it answers."""
         self._ids += 1
         call = self._calls[self._ids] = Call(
             make(self._ids), peer, now + timeout_ms, timeout_ms=timeout_ms
@@ -171,7 +172,7 @@ class Router(Outbox):
             self._refreshing.pop(call.topic, None)
 
     def _must_wait(self, request: int, call: Call, error: PymqError | None, now: int) -> bool:
-        """Whether the client has used up its quota, so that the router retries later."""
+        """Whether the client has used up its quota; the router then retries later."""
         if not isinstance(error, QuotaExceeded):
             return False
         due = now + max(error.retry_ms, REFRESH_MS)
@@ -188,7 +189,7 @@ class Router(Outbox):
         self._timers.set(request, now + min(TRY_MAX_MS, call.timeout_ms // 2))
 
     def _not_active(self, request: int, call: Call, error: PymqError, now: int) -> None:
-        """Send the request to another zkserver: the one named as active, or the next one."""
+        """Send the request to another zkserver: the one named as active, or the next zkserver."""
         hint, count = error.details.get("controller"), len(self.controllers.names)
         self.controllers.not_active(call.peer, hint)
         call.refusals += 1
@@ -199,13 +200,13 @@ class Router(Outbox):
         rounds = call.refusals // count
         if rounds == 0:
             self._send(request, call, now)
-        else:  # No zkserver is active yet, or they disagree: wait for the election.
+        else:  # No zkserver is active yet, or the zkservers disagree: wait for the election.
             pause = min(REFRESH_MS << min(rounds - 1, 10), REFRESH_MAX_MS)
             call.peer = ""
             self._timers.set(request, min(call.until, now + pause))
 
     def tick(self, now: int) -> None:
-        """Try another zkserver if one did not answer; give up requests whose time is over."""
+        """Try another zkserver after a timeout; give up requests whose time is over."""
         for key in self._timers.over(now):
             if isinstance(key, str):
                 self._ask(key)
@@ -237,7 +238,7 @@ class Router(Outbox):
     # --- metadata -------------------------------------------------------------------------------
 
     def leader(self, topic: str, partition: str) -> PartitionLeader | None:
-        """Return a partition's leader if it is known; otherwise refresh the metadata."""
+        """Return a partition's leader if known; otherwise refresh the metadata."""
         found = self.metadata.leaders.get((topic, partition))
         if found is not None and found.leader is not None:
             return found
@@ -247,7 +248,8 @@ class Router(Outbox):
     def lost(self, node: str, is_lost: bool, now: int) -> None:
         """Note that the connection to *node* was lost or is back.
 
-        The node may be dead. The router refreshes its topics until another broker leads.
+        The node may be dead, so the router refreshes the metadata of its topics until another
+        broker leads.
         """
         if not is_lost:
             self._lost.pop(node, None)
@@ -277,7 +279,7 @@ class Router(Outbox):
         return "it is being asked for" if topic in self._refreshing else "none was elected yet"
 
     def refused(self, topic: str, partition: str, asked: str, error: PymqError) -> bool:
-        """Note that the broker *asked* does not lead; returns whether another leader is known."""
+        """Note that the broker *asked* is no leader; returns whether another leader is known."""
         key = (topic, partition)
         known = self.metadata.leaders.get(key)
         if known is not None and known.leader is not None and known.leader != asked:
@@ -292,12 +294,12 @@ class Router(Outbox):
         return False
 
     def distrust(self, topic: str, partition: str) -> None:
-        """Refresh the metadata: the leader does not answer or does not lead."""
+        """Refresh the metadata, because the leader does not answer or no longer leads."""
         self.metadata.drop_hint((topic, partition))
         self.refresh(topic)
 
     def coordinator(self, group: str) -> str | None:
-        """Return a group's coordinator if it is known; otherwise refresh the metadata."""
+        """Return a group's coordinator if known; otherwise refresh the metadata."""
         place = self.metadata.coordinator_of(group)
         if place is not None:
             found = self.metadata.leaders.get(place)
@@ -307,7 +309,7 @@ class Router(Outbox):
         return None
 
     def refresh(self, topic: str) -> None:
-        """Refresh the metadata of *topic*: it is out of date."""
+        """Refresh the metadata of *topic*, which is out of date."""
         if topic not in self._refreshing and topic not in self._timers:
             self._ask(topic)
 
@@ -318,7 +320,7 @@ class Router(Outbox):
             self.refresh(topic)
 
     def tell(self, make: Callable[[int], Message], until: int) -> Call:
-        """Send ``make(id)`` to the active zkserver; the calling machine checks the result later."""
+        """Send ``make(id)`` to the active zkserver; the caller checks the result later."""
         self._ids += 1
         call = self._calls[self._ids] = Call(make(self._ids), None, until)
         self._unsent.append(self._ids)

@@ -88,8 +88,8 @@ class AdminHandler:
             return None
 
         def done(now: int) -> None:
-            # Send the new partition count to all brokers of the topic, because it decides where a
-            # key goes.
+            # Send the new number of partitions to all brokers of the topic, because keys are hashed
+            # over it.
             self._updates.tell(m.topic, now)
 
         self._commits.do(plan, answer=(source, m.id), done=done)
@@ -160,7 +160,8 @@ class AdminHandler:
                 return False
             blocks.check_mode(m.acks)
             if node.acks is AckMode.UNSET or not is_same_size:
-                # The request gets as many replicas as it names, or an error.
+                # The partition gets as many replicas as the request names, or the answer is an
+                # error.
                 brokers = usable(draft.image, self._members.live)
                 load = BrokerLoad(draft.image, brokers)
                 chosen = choose(draft.image, brokers, load, name, replicas)

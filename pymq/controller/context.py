@@ -1,4 +1,4 @@
-"""What the parts of the controller share."""
+"""The shared state of the controller's parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pymq.core.values import define
 
 @define
 class ControllerContext:
-    """The metadata tree, the live brokers, and the updates for them."""
+    """The metadata tree, the live brokers, and the updates for these brokers."""
 
     me: str  # name of this zkserver
     commits: Transactions

@@ -1,11 +1,11 @@
-"""The zkserver's machine: owns the metadata of topics, partitions and blocks.
+"""The zkserver's state machine: owns the metadata of topics, partitions and blocks.
 
 Several zkservers may run; one is active, the controller (:mod:`~pymq.controller.election`). The
 controller holds the metadata tree as an :class:`~pymq.controller.state.image.Image` and changes it
 by one conditional commit at a time (:mod:`~pymq.controller.state.transactions`). All state that
-must survive is in the tree, so any zkserver can take over. A new zkserver then learns which brokers
-are alive (:mod:`~pymq.controller.state.broker_liveness`), what it must send them
-(:mod:`~pymq.controller.operations.broker_updates`) and which rolls are in progress
+must survive is in the tree, so any zkserver can take over. The new zkserver then has to find out
+which brokers are alive (:mod:`~pymq.controller.state.broker_liveness`), which updates the brokers
+need (:mod:`~pymq.controller.operations.broker_updates`) and which rolls are in progress
 (:mod:`~pymq.controller.operations.rolls`).
 """
 
@@ -77,7 +77,7 @@ from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.errors import PymqError
 
-PARKED_MAX = 10_000  # messages that wait for the election; further ones are refused
+PARKED_MAX = 10_000  # messages that wait for the election; more are refused
 
 
 @define
@@ -88,13 +88,13 @@ class ControllerConfig:
     endpoint: str = ""
     # a broker that is silent for longer counts as dead; 0: the broker lives in this process
     session_ms: int = 0
-    # a broker that is dead for so long is replaced, if another broker is available
+    # a broker that is dead for this long is replaced, if another broker is available
     replace_ms: int = 10_000
-    # after the first answer in a take-over, how long the zkserver waits for the other replicas
+    # how long the zkserver waits for the other replicas after the first answer in a take-over
     takeover_ms: int = 1_000
     check_ms: int = 30_000  # interval of checks for partitions with too few replicas
     standby_ms: int = 2_000  # interval at which a standby checks for the active zkserver
-    # after so long a dead broker counts as lost, and its blocks are copied; 0: never
+    # after this long a dead broker counts as lost, and its blocks are copied; 0: never
     replica_lost_ms: int = 600_000
     copies_at_once: int = 8  # sealed blocks that are copied at the same time
     leader_balance_ms: int = 300_000  # interval of leader balances; 0: only on request
@@ -104,7 +104,7 @@ class ControllerConfig:
 
 
 class ControllerOutbox:
-    """Collects messages and requests of the machine's parts for the next Ready."""
+    """Collects messages and requests of the controller's parts for the next Ready."""
 
     def __init__(self) -> None:
         self.ready = Ready()
@@ -125,7 +125,7 @@ class ControllerOutbox:
 
 
 class Controller:
-    """The machine of one zkserver, active or not. *new_id* returns a new id of 32 hex digits."""
+    """The state machine of one zkserver, active or not. *new_id* returns 32 hex digits."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Controller:
 
     @property
     def image(self) -> Image:
-        """The metadata tree, as this zkserver knows it."""
+        """This zkserver's image of the metadata tree."""
         return self._commits.image
 
     @property
@@ -213,17 +213,17 @@ class Controller:
 
     @property
     def queue(self) -> int:
-        """How many changes of the tree wait or are in progress."""
+        """The number of changes of the tree that wait or are in progress."""
         return len(self._commits)
 
     @property
     def rolls(self) -> int:
-        """How many partitions are being rolled."""
+        """The number of partitions that are being rolled."""
         return len(self._rolls)
 
     @property
     def unclean_elections(self) -> int:
-        """How many blocks were sealed without a replica that was known to be complete."""
+        """The number of blocks that were sealed although no replica was known to be complete."""
         return self._rolls.unclean
 
     # --- step, tick, ready, advance ---------------------------------------------------------------
@@ -265,7 +265,7 @@ class Controller:
         self._pump(now)
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """Note that the backend could not carry out a commit; nothing was changed."""
+        """Note that the backend could not carry out a commit; the tree is unchanged."""
         self._elected(self._election.claim_failed(tag, error, now), now)
         self._commits.commit_failed(tag, error, now)
         self._pump(now)
@@ -335,7 +335,7 @@ class Controller:
             self._step(source, message, now)
 
     def _resign(self) -> None:
-        """Stop being active: drop all operations in progress."""
+        """Stop being active, and drop all operations in progress."""
         error = self._election.not_controller()
         self.journal.note("controller_resigned")
         self._registry.end()
@@ -359,7 +359,7 @@ class Controller:
     def _refuse(self, source: str, message: Message) -> None:
         """Answer with the name of the active zkserver, if known.
 
-        Brokers get this answer too, although their messages have no id.
+        Brokers also get this answer, although their messages have no id.
         """
         error = self._election.refusal
         self._out.send(source, Answer(getattr(message, "id", 0), error=error))

@@ -98,10 +98,12 @@ class Descriptions:
             self._send(broker, DescribePartitions(key, parts))
 
     def reported(self, source: str, m: PartitionReports) -> None:
-        """Handle a broker's reports; of several reports, the highest high watermark counts.
+        """Handle a broker's reports; of several reports, the one with the highest high watermark
+        counts.
 
-        If the broker does not lead a partition, the other replicas are asked, too: they may have
-        elected another leader, which has acknowledged records that this broker does not have yet.
+        If the broker does not lead a partition, the zkserver also asks the other replicas. They may
+        have elected another leader, which may have acknowledged records that this broker does not
+        have yet.
         """
         waiting = self._waiting.get(m.id)
         if waiting is None:
@@ -131,7 +133,7 @@ class Descriptions:
         return [name for name in replicas if partition not in waiting.asked.get(name, ())]
 
     def end_all(self, error: NotController) -> None:
-        """Answer all waiting requests with *error*: this zkserver is no longer active."""
+        """Answer all waiting requests with *error*, because this zkserver is no longer active."""
         ended, self._waiting = self._waiting, {}
         for waiting in ended.values():
             self._send(waiting.source, Answer(waiting.request, error=error))
@@ -233,7 +235,7 @@ def _description(state: PartitionState, report: PartitionReport | None) -> Parti
 
 
 def _in_sync(block: BlockNode, report: PartitionReport | None) -> tuple[str, ...]:
-    """The in-sync set of a block; for the open block, from the leader's report if there is one."""
+    """The in-sync set of a block; for the open block, from the leader's report if any."""
     is_reported = block.end is None and report is not None and report.in_sync
     return report.in_sync if report is not None and is_reported else block.in_sync
 

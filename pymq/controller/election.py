@@ -62,7 +62,7 @@ class Elected:
 
 @value
 class Reloaded:
-    """The zkserver is still active; this is the tree that it read again."""
+    """The zkserver is still active, and has read the tree again."""
 
     image: Image
 
@@ -74,7 +74,7 @@ class Resigned:
 
 @value
 class StandsBy:
-    """The zkserver stands by: another zkserver is active, or none can be."""
+    """The zkserver stands by, because another zkserver is active or none can be."""
 
 
 Outcome = Elected | Reloaded | Resigned | StandsBy
@@ -133,11 +133,11 @@ class Election:
 
     @property
     def refusal(self) -> PymqError:
-        """The error for requests while this zkserver is not active."""
+        """Return the error for requests while this zkserver is not active."""
         return self.problem or self.not_controller()
 
     def not_controller(self) -> NotController:
-        """Return the error that names the active zkserver, if it is known."""
+        """Return the error that names the active zkserver, if known."""
         me, active = self._me, self.active
         if active is None or active.name == me:
             return NotController(f"{me} is not the active zkserver", controller=None, endpoint=None)
@@ -187,13 +187,13 @@ class Election:
                 self.check()
 
     def claim_failed(self, tag: int, error: PymqError, now: int) -> Outcome | None:
-        """Note that the backend could not carry out the claim; nothing was changed."""
+        """Note that the backend could not carry out the claim; the tree is unchanged."""
         if self.role is ControllerRole.CLAIMING and tag == self._tag:
             return self._failed(error, now)
         return None
 
     def _failed(self, error: PymqError, now: int) -> Outcome | None:
-        """The coordinator backend refused the last request; retry later."""
+        """Retry later, because the coordinator backend has refused the last request."""
         if self.role in (ControllerRole.STANDBY, ControllerRole.ACTIVE):
             self.problem, self.deadline = error, now + self._standby_ms
             return None

@@ -1,4 +1,4 @@
-"""Reads over many partitions, some in each turn."""
+"""Reads over many partitions; each turn handles some of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gradually(
     """Return a read for :meth:`~pymq.controller.state.transactions.Transactions.read`.
 
     In each turn the read calls *each* with up to *most* of the *names*, and at the end it calls
-    *result*. The names are determined in the first turn, so a partition may be deleted before
+    *result*. The names are determined in the first turn, so a partition may already be deleted when
     *each* gets its name. The read begins again if *result* returns ``Later.MORE``.
     """
     rest: Iterator[T] | None = None

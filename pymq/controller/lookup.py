@@ -17,7 +17,7 @@ from pymq.core.types import TopicPartition
 from pymq.core.values import define
 from pymq.errors import NoBrokers, NotSubscribed, UnknownPartition
 
-PARTS_MAX = 1_000  # partitions looked up in a turn, some 5 ms
+PARTS_MAX = 1_000  # partitions looked up in a turn, which takes about 5 ms
 
 
 @define
@@ -61,8 +61,9 @@ class Lookup:
     def readable(self, topic: str, found: PartitionImage) -> tuple[str, ...]:
         """The live brokers that can serve reads of a partition, the most complete first.
 
-        A replica of the open block knows where the other blocks are, so live ones suffice. If there
-        is none, return the brokers with a complete copy of a sealed block, the latest block first.
+        A replica of the open block knows where the other blocks are, so its live replicas suffice.
+        If there is none, the result is the brokers with a complete copy of a sealed block, the
+        latest block first.
         """
         block, live, ends = found.open_block, self.members.live, self.ends
         name = TopicPartition(topic, found.node.name)
@@ -83,7 +84,7 @@ class Lookup:
         return tuple(sorted(alive, key=rank))
 
     def locate(self, m: Locate) -> tuple[Location, ...]:
-        """For each offset, a live broker that can serve it, or the error if there is none.
+        """Return, for each offset, a live broker that can serve it, or the error if there is none.
 
         Raises:
             UnknownTopic: there is no topic of that name.
@@ -112,7 +113,7 @@ class Lookup:
 
         1. The leader of the open block, if it holds *block*.
         2. Otherwise, for the open block: the replica with the highest reported high watermark.
-        3. For a sealed block: a complete copy, or else the longest known one.
+        3. For a sealed block: a broker with a complete copy, or else with the longest known copy.
         """
         live, leader = self.members.live, found.open_block.leader
         if leader in live and (block.end is None or leader in block.in_sync):

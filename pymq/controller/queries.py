@@ -49,7 +49,7 @@ class QueryHandler:
         self._offsets_replicas = offsets_replicas
 
     def step(self, source: str, m: Message, now: int) -> bool:
-        """Handle a query; returns whether the message is one."""
+        """Handle a query; returns False for any other message."""
         match m:
             case GetMetadata():
                 self._metadata(source, m, now)
@@ -77,10 +77,9 @@ class QueryHandler:
         if m.topic == OFFSETS_TOPIC and OFFSETS_TOPIC not in image.topics:
             # The internal topic is created when the first group needs it, as in Kafka.
             replicas, count = self._offsets_replicas, len(usable(image, context.members.live))
-            # Either enough brokers are alive, or all had time to register. Until then the request
-            # waits.
+            # The request waits until enough brokers are alive, or all have had time to register.
             if count < (1 if context.members.is_settled else replicas):
-                wait = NoBrokers("the brokers that groups are kept on are not there yet")
+                wait = NoBrokers("the brokers for the offsets of groups are not alive yet")
                 context.send(source, Answer(m.id, error=wait))
                 return
             make = request_plans.offsets_topic(0, self._offsets_partitions, replicas, count)
@@ -88,8 +87,8 @@ class QueryHandler:
         context.commits.read(
             metadata(self._lookup, m.topic),
             answer=(source, m.id),
-            # The client can continue only when leaders are known, unless the partitions are still
-            # being created. Partitions that are being created are not urgent.
+            # The client can continue only when leaders are known, so this read is urgent, unless
+            # the partitions are still being created.
             is_urgent=m.topic in image.topics,
         )
 

@@ -35,7 +35,7 @@ def _reporter(field: str) -> Callable[[Image, str, Any], bool]:
 
 
 def _answers(_: Image, source: str, message: LeaderAndIsrAnswer) -> bool:
-    # A guard that refuses a request leaves out the name of its broker.
+    # A broker's guard that refuses a request leaves out the broker's name.
     return message.broker in ("", source)
 
 

@@ -19,8 +19,8 @@ def open(
     The backend calls *wake*, from any thread, when ``poll`` has new events; *wake* must not block.
     Backends in this process answer within ``submit`` and never call *wake*.
 
-    A remote backend must be reached within *timeout_s*. With 0 this call does not wait, and the
-    first event is :class:`~pymq.core.metadata.coordination.Suspended`.
+    A remote backend must be reachable within *timeout_s*. If that is 0, this call does not wait,
+    and the first event is :class:`~pymq.core.metadata.coordination.Suspended`.
 
     Raises:
         ConfigError: *url* is invalid.
@@ -29,7 +29,7 @@ def open(
         Disconnected: the backend could not be reached in time.
         AuthorizationFailed: the backend refuses access.
     """
-    # Imported on demand: an application that builds its own backend has no address to parse.
+    # Imported on demand, because an application that makes its own backend has no address to parse.
     from pymq.coord.address import MemoryAddress, SqliteAddress, parse
 
     address = parse(url)

@@ -1,13 +1,13 @@
 """Parses and checks the address of a coordinator before anything is opened.
 
 ======================================================  ==========================================
-``memory:``                                             a tree in this process, not kept
+``memory:``                                             a tree in this process, not stored
 ``sqlite:PATH``                                         one file, used by one process at a time
 ``zookeeper://HOST[:PORT][,HOST[:PORT]…][/ROOT][?…]``   a ZooKeeper ensemble
 ======================================================  ==========================================
 
-The root is a chroot: all paths of the tree are below it, so that several clusters can share an
-ensemble. Options are ``session_ms``; ``auth_file``, the path of a file that holds one line
+The root is a chroot: all paths of the tree are below the root, so that several clusters can share
+an ensemble. Options are ``session_ms``; ``auth_file``, the path of a file that holds one line
 ``user:password`` for digest authentication; and ``max_request_bytes``, which must be a little less
 than the servers' ``jute.maxbuffer``.
 """
@@ -26,7 +26,7 @@ __all__ = ["MemoryAddress", "SqliteAddress", "ZookeeperAddress", "parse", "read_
 DEFAULT_PORT = 2181
 DEFAULT_SESSION_MS = 4_000  # ZooKeeper's shortest session with its default tick of 2 s
 SESSION_MS = range(100, 600_001)
-# ZooKeeper's 0xfffff, without the bytes that it adds around a request
+# ZooKeeper's limit 0xfffff, without the bytes that it adds to a request
 DEFAULT_REQUEST_BYTES = 1_040_000
 REQUEST_BYTES = range(1 << 16, 1 << 26)
 
@@ -50,7 +50,7 @@ class SqliteAddress:
 class ZookeeperAddress:
     """``zookeeper://…``."""
 
-    hosts: tuple[str, ...]  # each "host:port"
+    hosts: tuple[str, ...]  # each as "host:port"
     root: str = ""  # "/a/b"; or empty for ZooKeeper's own root
     session_ms: int = DEFAULT_SESSION_MS
     auth_file: str | None = None
@@ -63,7 +63,7 @@ Address = MemoryAddress | SqliteAddress | ZookeeperAddress
 def parse(url: str) -> Address:
     """Raises :class:`ConfigError`, which names the fault.
 
-    Raises :class:`ConfigError`, which says what is wrong with it.
+    Raises :class:`ConfigError` with the reason if *url* is invalid.
     """
     scheme, colon, rest = url.partition(":")
     match scheme if colon else "":
@@ -79,7 +79,7 @@ def parse(url: str) -> Address:
             return _zookeeper(url, rest[2:])
         case _:
             raise ConfigError(
-                f"{url!r} is no coordinator; write memory:, sqlite:PATH "
+                f"{url!r} is not a coordinator; write memory:, sqlite:PATH "
                 "or zookeeper://HOST:PORT,HOST:PORT/ROOT"
             )
 
@@ -135,8 +135,8 @@ def _host(url: str, text: str) -> str:
 def read_credentials(path: str) -> str:
     """Return the ``user:password`` in the file at *path*.
 
-    Raises :class:`ConfigError` if the file cannot be read, is readable by all users, or holds
-    anything else.
+    Raises :class:`ConfigError` if the file cannot be read, is readable by all users, or has other
+    content.
     """
     file = Path(path)
     try:

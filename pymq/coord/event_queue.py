@@ -1,4 +1,4 @@
-"""The queue of a backend's events for its zkserver, in order and without repeated changes. Pure."""
+"""The queue of a backend's events for its zkserver, in order and without repeated changes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class News:
         self._held: list[Changed] = []
 
     def tell(self, event: CoordEvent) -> None:
-        """Append *event*, unless it repeats a change that was not taken yet."""
+        """Append *event*, unless it repeats a change that is still in the queue."""
         if not isinstance(event, Changed):
             self._told.clear()
         elif event.path in self._told:
-            # The zkserver reads the node anyway after the first report, and memory stays bounded.
+            # After the first report the zkserver reads the node anyway; dropping repeats bounds the
+            # memory.
             return
         else:
             self._told.add(event.path)
@@ -33,7 +34,7 @@ class News:
         self._held.append(change)
 
     def release(self) -> None:
-        """Append the changes that were kept back."""
+        """Append the changes that :meth:`hold` has kept back."""
         held, self._held = self._held, []
         for change in held:
             self.tell(change)

@@ -15,8 +15,9 @@ __all__ = ["known_blocks"]
 def known_blocks(entries: Iterable[Entry]) -> frozenset[BlockId]:
     """Return the blocks of all topics in *entries*, a whole tree.
 
-    Brokers create a block's files after the commit that adds the block, and remove them after the
-    commit that removes it. So files of any other block were left by a crash, and are never used.
+    Brokers create a block's files after the commit that adds the block, and remove the files after
+    the commit that removes the block. So files of a block that is not in the tree were left by a
+    crash, and are never used.
 
     Raises:
         CorruptMetadata: an entry cannot be decoded.

@@ -1,4 +1,4 @@
-"""The size limit of a commit: ZooKeeper's, which all backends apply. Pure.
+"""The size limit of a commit: that of ZooKeeper, which all backends apply.
 
 ZooKeeper closes the connection of a client that sends a request above ``jute.maxbuffer``, 1 MiB by
 default. So the size of a commit must not grow with the number of partitions, blocks, members or
@@ -20,7 +20,7 @@ _PUT = 4 + 4  # length of the data, and the version
 
 
 def size(commit: Commit) -> int:
-    """Return the bytes of *commit* as a ZooKeeper request, for a tree at ZooKeeper's root."""
+    """Return the size of *commit* as a ZooKeeper request, for a tree at ZooKeeper's root."""
     total = _REQUEST
     for op in commit.ops:
         total += _OPERATION + len(op.path.encode())

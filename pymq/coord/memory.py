@@ -37,9 +37,9 @@ __all__ = ["MemoryCoordinator", "MemoryTree"]
 
 
 class MemoryTree:
-    """The tree that all :class:`MemoryCoordinator` of a process share; any thread may use it.
+    """The tree that the :class:`MemoryCoordinator` objects of a process share; thread-safe.
 
-    Changes are reported to the sessions in the order in which they joined.
+    The tree reports a change to the sessions in the order in which they began.
     """
 
     _prefix = "session-"
@@ -49,7 +49,7 @@ class MemoryTree:
         self._tree = Tree()
         self._watches = TreeWatches()
         self._clients: dict[str, MemoryCoordinator] = {}
-        self._named = 0  # number of session names given so far; no name is used twice
+        self._named = 0  # number of assigned session names; no name is used twice
         self._lock = RLock()
         _trees.add(self)
 
@@ -118,7 +118,7 @@ class MemoryTree:
             self._announce(plan)
 
     def _keep(self, plan: CommitPlan) -> None:
-        """Make *plan* durable before the tree adopts it; if this raises, nothing was changed."""
+        """Make *plan* durable before the tree adopts it; after an error nothing has changed."""
 
     def _announce(self, plan: CommitPlan) -> None:
         changes = [Changed(path) for path in plan.changes]
@@ -128,20 +128,20 @@ class MemoryTree:
 
 
 class MemoryCoordinator:
-    """One session on a :class:`MemoryTree`; without *hub* a new tree is made.
+    """One session on a :class:`MemoryTree`; without *hub*, on a new tree.
 
     *session* is the name of the session; by default the hub numbers its sessions. Raises
     :class:`InvalidRequest` if the name is in use.
 
     While a session is suspended, requests wait; :meth:`resume` carries them out after
-    :class:`Resumed`. If the session has expired meanwhile, :class:`SessionExpired` comes instead:
-    waiting commits are :class:`Uncertain`, waiting loads are carried out, earlier watches have
-    ended.
+    :class:`Resumed`. If the session has expired meanwhile, the event is :class:`SessionExpired`
+    instead. In this case waiting commits are :class:`Uncertain`, waiting loads are carried out, and
+    earlier watches have ended.
     """
 
     def __init__(self, hub: MemoryTree | None = None, *, session: str | None = None) -> None:
         self._hub = MemoryTree() if hub is None else hub
-        # Other threads append while the owner's thread polls; a deque needs no lock for that.
+        # Other threads append while the owner's thread polls; a deque needs no lock for this.
         self.arrivals: deque[CoordEvent] = deque()
         self._held: deque[CoordRequest] = deque()  # requests submitted while suspended
         self._is_suspended = False
@@ -151,7 +151,7 @@ class MemoryCoordinator:
 
     @property
     def session(self) -> str:
-        """The session's name; a new one as soon as :class:`SessionExpired` is queued."""
+        """The session's name, which changes as soon as :class:`SessionExpired` is queued."""
         return self._session
 
     def submit(self, request: CoordRequest) -> None:
@@ -187,7 +187,7 @@ class MemoryCoordinator:
     # --- for tests ------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Cut the connection: answers to commits that were not polled yet become uncertain."""
+        """Cut the connection; answers to commits that were not polled yet become uncertain."""
         with self._hub._lock:
             if self._is_suspended or self._is_closed:
                 return
@@ -209,7 +209,8 @@ class MemoryCoordinator:
                 self._held = deque(held for held in self._held if isinstance(held, Load))
                 self._renew()
             else:
-                # Like a remote backend, report each root, because changes may have been missed.
+                # Like a remote backend, report each root as changed, because changes may have been
+                # missed.
                 roots = self._hub._watches.roots(self._session)
                 self.arrivals += [Resumed(), *map(Changed, roots)]
             while self._held:
@@ -234,7 +235,7 @@ _trees: WeakSet[MemoryTree] = WeakSet()
 
 
 def _unlock() -> None:
-    """Replace the locks in a forked child: threads of its parent may have held them."""
+    """Replace the locks in a forked child, because threads of its parent may have held them."""
     for tree in list(_trees):
         tree._lock = RLock()
 

@@ -1,16 +1,16 @@
-"""Builds and parses the paths of the metadata tree. Pure.
+"""Builds and parses the paths of the metadata tree.
 
 ====================================================  ============================================
 ``/pymq/brokers/<broker>``                            a broker; ``…/state`` (ephemeral): alive
 ``/pymq/controller``                                  (ephemeral) the active zkserver
 ``/pymq/controller_epoch``                            rises with each new active zkserver
 ``/pymq/producers/<name>``                            a named producer's epoch and id
-``/pymq/secret``                                      the key that seals producer id grants
+``/pymq/secret``                                      the key for grants of producer ids
 ``/pymq/deleted/<topic id>``                          a deleted topic; brokers may have its files
 ``/pymq/topics/<topic>``                              a topic
 ``/pymq/topics/<topic>/partitions/<partition>``       a partition
 ``…/<partition>/Block_<number>``                      a block, open or sealed
-``…/Block_<number>/<broker>``                         its replica on that broker
+``…/Block_<number>/<broker>``                         the block's replica on that broker
 ``/pymq/topics/<topic>/subscriptions/<name>``         a subscription; a reader's is ephemeral
 ====================================================  ============================================
 
@@ -33,7 +33,7 @@ _BLOCK = re.compile(r"Block_(0|[1-9][0-9]*)", re.ASCII)
 
 @value
 class RootPath:
-    """``/pymq``, above everything."""
+    """``/pymq``, the root of all other paths."""
 
 
 @value
@@ -62,12 +62,12 @@ class ControllerPath:
 
 @value
 class ControllerEpochPath:
-    """The number that rises with each take-over."""
+    """The controller epoch, which rises with each take-over."""
 
 
 @value
 class SecretPath:
-    """The secret that seals grants of producer ids."""
+    """The secret key for grants of producer ids."""
 
 
 @value
@@ -207,12 +207,12 @@ def controller() -> str:
 
 
 def controller_epoch() -> str:
-    """The number that rises with each take-over."""
+    """The controller epoch, which rises with each take-over."""
     return f"{ROOT}/controller_epoch"
 
 
 def secret() -> str:
-    """The secret that seals grants of producer ids."""
+    """The secret key for grants of producer ids."""
     return f"{ROOT}/secret"
 
 

@@ -1,12 +1,12 @@
 """A coordinator backend in one SQLite file: durable, embedded, used by one process at a time.
 
-The whole tree is in memory, as in :mod:`pymq.coord.memory`. The file is read once, when it is
-opened. Each commit is one transaction with one fsync before the tree adopts it and answers.
-Sessions end with the process, so ephemeral nodes are never written.
+The whole tree is in memory, as in :mod:`pymq.coord.memory`. The backend reads the file once, when
+it is opened. Each commit is one transaction with one fsync, before the tree adopts the commit and
+answers. Sessions end with the process, so ephemeral nodes are never written.
 
-The file is locked exclusively (so SQLite needs no shared-memory file). SQLite has no checksums and
-would not notice a changed byte or a lost row, and a wrong end offset loses records. So each row has
-a checksum, and one row holds the number of nodes and the sum of their checksums.
+The file is locked exclusively (so SQLite needs no shared-memory file). SQLite has no checksums, so
+it would not notice a changed byte or a lost row, and a wrong end offset would lose records. So each
+row has a checksum, and one row holds the number of nodes and the sum of their checksums.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ _SCHEMA = (
 class SqliteTree(MemoryTree):
     """The tree in the file at *path*, shared by the :class:`SqliteCoordinator` of this process.
 
-    A missing file is created, a missing folder is not. Opening raises :class:`StoreLocked` while
-    another process or another ``SqliteTree`` has the file open, :class:`CorruptMetadata` if it is
-    damaged or not of pymq, :class:`StoreFull` or :class:`StoreError` for errors of the system.
+    Opening creates a missing file, but not a missing folder. Opening raises :class:`StoreLocked`
+    while another process or another ``SqliteTree`` has the file open, :class:`CorruptMetadata` if
+    the file is damaged or not of pymq, :class:`StoreFull` or :class:`StoreError` for errors of the
+    system.
 
-    If the disk is full, ``submit`` raises :class:`StoreFull`, the commit has changed nothing and
-    can be retried. After any other failure the content of the disk is unknown, so every later
+    If the disk is full, ``submit`` raises :class:`StoreFull`; the commit has then changed nothing
+    and can be retried. After any other failure the content of the disk is unknown, so every later
     request raises :class:`StoreError` until the file is opened again.
     """
 
@@ -71,7 +72,8 @@ class SqliteTree(MemoryTree):
         except BaseException:
             self._file.close()
             raise
-        # The count of openings keeps names unique over restarts, so logs identify a node's owner.
+        # The count of openings makes session names unique over restarts, so that logs identify a
+        # node's owner.
         self._prefix = f"session-{self._file.opens}."
 
     @property
@@ -82,7 +84,8 @@ class SqliteTree(MemoryTree):
     def close(self) -> None:
         """End all sessions and close the file. Closing twice is allowed.
 
-        In a forked child this does nothing: its copy of the tree may be half changed.
+        In a forked child this method does nothing, because the child's copy of the tree may be half
+        changed.
         """
         if self._file.is_inherited:
             return
@@ -121,28 +124,30 @@ class SqliteCoordinator(MemoryCoordinator):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, session: str | None = None) -> SqliteCoordinator:
-        """Open a session with its own tree, which is closed with it. Raises as SqliteTree does."""
+        """Open a session with its own tree, which it closes at its end. Errors are those of
+        SqliteTree.
+        """
         tree = SqliteTree(path)
         coordinator = cls(tree, session=session)
         coordinator._own = tree
         return coordinator
 
     def close(self) -> None:
-        """End the session; if it was made by :meth:`open`, close the file, too."""
+        """End the session; a session from :meth:`open` also closes the file."""
         super().close()
         if self._own is not None:
             self._own.close()
 
 
 def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
-    """Return the entries of the file at *path*, which must not be open; the file is not changed.
+    """Return the entries of the file at *path*, which must not be open; does not change the file.
 
-    After a crash SQLite recovers a file before it reads it, which would change it. So this function
-    opens a copy.
+    After a crash SQLite recovers a file before reading, which would change the file. So this
+    function opens a copy.
 
     Raises:
-        CorruptMetadata: it is damaged or not of pymq.
-        StoreError: it cannot be read.
+        CorruptMetadata: the file is damaged or not of pymq.
+        StoreError: the file cannot be read.
     """
     import shutil  # imported on demand: opening a queue does not need these modules
     import tempfile
@@ -188,7 +193,7 @@ class _File:
         """Lock and read the file, or create it; return all nodes, ordered by path."""
         self._make()
         with self._translated():
-            # Do not wait for the lock: its holder keeps it until its process ends.
+            # Do not wait for the lock, because its holder keeps it until the end of the process.
             self._db = sqlite3.connect(
                 self.path, timeout=0, isolation_level=None, check_same_thread=False
             )
@@ -198,8 +203,8 @@ class _File:
     def _make(self) -> None:
         """Create an empty private file; SQLite gives its journal the same mode.
 
-        An existing file is checked without opening it: closing it would release the lock of another
-        connection of this process (POSIX locks belong to the process).
+        An existing file is checked without opening it, because closing it again would release the
+        lock of another connection of this process (POSIX locks belong to the process).
         """
         try:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640))
@@ -213,8 +218,8 @@ class _File:
 
     def _open(self, db: sqlite3.Connection) -> list[Entry]:
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
-        # Check before anything is written, even the journal mode: the file may belong to another
-        # program.
+        # Check before writing anything, even the journal mode, because the file may belong to
+        # another program.
         is_new = self._check_schema(db)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
@@ -225,8 +230,8 @@ class _File:
         row = db.execute("SELECT opens + 1, nodes, total FROM schema").fetchone()
         self.opens, self._nodes, self._total = row
         entries = self._read(db)
-        # The first write comes only now, when all checks have passed. This write also proves,
-        # before the first commit, that the file is writable.
+        # The first write is done only now, after all checks. It also shows, before the first
+        # commit, that the file is writable.
         db.execute("UPDATE schema SET opens = ?", (self.opens,))
         db.execute("COMMIT")
         return entries
@@ -239,7 +244,7 @@ class _File:
         found = dict(db.execute("SELECT name, type FROM sqlite_master"))
         if not found:
             return True
-        # Views could return computed rows, and triggers could change written ones.
+        # Views could return computed rows, and triggers could change written rows.
         is_ours = found.get("schema") == "table" and found.get("nodes") in ("table", None)
         if not is_ours or not {"table", "index"}.issuperset(found.values()):
             raise CorruptMetadata(f"{self.path} is an SQLite file, but not one of pymq")
@@ -268,7 +273,8 @@ class _File:
     def replace(self, gone: Sequence[Entry], kept: Sequence[Entry]) -> None:
         """Replace *gone* by *kept* in one durable transaction.
 
-        Raises :class:`StoreFull` if nothing was changed, :class:`StoreError` if that is unknown.
+        Raises :class:`StoreFull` if nothing was changed, :class:`StoreError` if the outcome is
+        unknown.
         """
         assert self._db is not None
         rows = [(entry.path, entry.version, entry.data, _checksum(entry)) for entry in kept]
@@ -286,7 +292,8 @@ class _File:
             self._roll_back()
             raise
         except StoreError as error:
-            # After a failed fsync the commit may be on the disk or not; only a new read can tell.
+            # After a failed fsync the commit may be on the disk or not; only a new read shows
+            # which.
             self._failure = error
             raise
         self._nodes, self._total = nodes, total
@@ -334,8 +341,9 @@ class _File:
             raise self._error(error) from error
 
     def _error(self, error: sqlite3.Error) -> StoreError:
-        # The low byte is the kind of the error, the rest its place. Errors that Python detects,
-        # such as text that is not UTF-8, have no code; such an error means that a row is damaged.
+        # The low byte is the kind of the error, the other bytes its place. Errors that Python
+        # detects, such as text that is not UTF-8, have no code; such an error means that a row is
+        # damaged.
         name = getattr(error, "sqlite_errorname", "no code")
         match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF:
             case sqlite3.SQLITE_NOTADB:
@@ -357,8 +365,9 @@ _open_files: WeakValueDictionary[int, _File] = WeakValueDictionary()
 def _abandon() -> None:
     """Keep a forked child from ever closing the connections that it inherited.
 
-    At the child's exit SQLite would consider it the owner of the lock, and delete the journal that
-    the parent is still writing. So each connection gets an extra reference.
+    At the child's exit SQLite would consider the child the owner of the lock, and delete the
+    journal that the parent is still writing. So each connection gets an extra reference, which
+    keeps it open.
     """
     for file in list(_open_files.values()):
         if file._db is not None:

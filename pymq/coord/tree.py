@@ -1,6 +1,6 @@
-"""The versioned tree of the embedded backends, as a pure machine: no files, clock or threads.
+"""The versioned tree of the embedded backends: pure, without files, clock or threads.
 
-A commit takes two steps, so that a backend can make it durable in between:
+A commit takes two steps, so that a backend can make the commit durable in between:
 
 1. :meth:`Tree.plan` computes the changes and leaves the tree as it is.
 2. :meth:`Tree.adopt` carries out the planned changes. If a plan is not adopted, the commit has no
@@ -40,8 +40,8 @@ __all__ = ["MAX_DATA_BYTES", "CommitPlan", "Tree", "TreeWatches", "validate"]
 # ZooKeeper refuses requests of 1 MiB; half of that leaves space for the other fields
 MAX_DATA_BYTES = 1 << 19
 
-# Paths that ZooKeeper refuses are refused here, too, so that a tree can move between backends: "."
-# and ".." as names, control characters, surrogates, private-use characters and the specials from
+# This refuses all paths that ZooKeeper refuses, so that a tree can move between backends: "." and
+# ".." as names, control characters, surrogates, private-use characters and the specials from
 # U+FFF0.
 _PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)+")
 _by_path = attrgetter("path")
@@ -50,9 +50,9 @@ _by_path = attrgetter("path")
 def validate(request: CoordRequest) -> None:
     """Raise :class:`InvalidRequest` for a request that no backend could carry out.
 
-    This refuses a bad path, more than :data:`MAX_DATA_BYTES` of data, and a negative version (which
-    ZooKeeper would take for "any"). Every backend calls this in ``submit``; such a request is a bug
-    of the caller.
+    The function refuses a bad path, more than :data:`MAX_DATA_BYTES` of data, and a negative
+    version (which means "any" to ZooKeeper). Every backend calls it in ``submit``; such a request
+    is a bug of the caller.
     """
     match request:
         case Load(root=root):
@@ -94,7 +94,7 @@ def _parent(path: str) -> str:
 
 @value
 class CommitPlan:
-    """The effect of a commit: the versions for its answer, and each touched node's new entry.
+    """The effect of a commit: the versions for its answer, and the new entry of each touched node.
 
     ``None`` means that the node is removed. New parents come before their children.
     """
@@ -110,12 +110,12 @@ class _Node:
 
 
 class Tree:
-    """Nodes with data, a version and an optional owner, changed by whole commits only."""
+    """Nodes with data, a version and an optional owner; only whole commits change the tree."""
 
     def __init__(self) -> None:
         self._root = _Node(Entry("/", b"", 0))
         self._nodes: dict[str, _Node] = {"/": self._root}
-        self._owned: dict[str, dict[str, None]] = {}  # session -> paths of its ephemeral nodes
+        self._owned: dict[str, dict[str, None]] = {}  # paths of ephemeral nodes, by session
 
     def __len__(self) -> int:
         """Return the number of nodes without the root."""
@@ -127,7 +127,7 @@ class Tree:
         return None if node is None else node.entry
 
     def load(self, root: str) -> tuple[Entry, ...]:
-        """Return *root* and all nodes below it, ordered by path; empty if it does not exist."""
+        """Return *root* and all nodes below it, ordered by path; empty if *root* does not exist."""
         start = self._nodes.get(root)
         if start is None:
             return ()
@@ -148,9 +148,9 @@ class Tree:
         return Committed(commit.tag, plan.versions)
 
     def plan(self, commit: Commit, session: str) -> CommitPlan | Conflicted:
-        """Return the effect of *commit*, or its first op that does not hold.
+        """Return the effect of *commit*, or its first op that fails.
 
-        This changes nothing.
+        The tree stays unchanged.
         """
         draft = _Draft(self._nodes, session)
         versions = []
@@ -164,7 +164,7 @@ class Tree:
     def plan_expiry(self, session: str) -> CommitPlan:
         """Return the effect of the end of *session*: its ephemeral nodes are removed.
 
-        This changes nothing.
+        The tree stays unchanged.
         """
         # Ephemeral nodes never have children, so all of them can be removed.
         return CommitPlan((), dict.fromkeys(self._owned.get(session, ())))
@@ -186,7 +186,7 @@ class Tree:
     def restore(self, entries: Iterable[Entry]) -> None:
         """Fill an empty tree with *entries*, parents first.
 
-        Raises :class:`CorruptMetadata` for an entry without a parent or one that comes twice.
+        Raises :class:`CorruptMetadata` for an entry without a parent, or a repeated entry.
         """
         for entry in entries:
             if entry.path in self._nodes or _parent(entry.path) not in self._nodes:
@@ -224,16 +224,17 @@ class Tree:
 
 
 class _Draft:
-    """The tree as an op of a commit sees it: the nodes, with the changes of earlier ops applied."""
+    """The tree during a commit: the nodes with the changes of earlier ops of the commit."""
 
     def __init__(self, nodes: dict[str, _Node], session: str) -> None:
         self.changes: dict[str, Entry | None] = {}
         self._nodes = nodes
         self._session = session
-        self._grown: dict[str, int] = {}  # path -> children gained or lost by earlier ops
+        # number of children gained or lost in earlier ops, by path
+        self._grown: dict[str, int] = {}
 
     def do(self, op: Op) -> int | str:
-        """Return the new version of the op's node (-1 if deleted), or why the op does not hold."""
+        """Return the new version of the op's node (-1 if deleted), or the reason of its failure."""
         match op:
             case Create():
                 return self._create(op)
@@ -291,7 +292,7 @@ class TreeWatches:
     """The roots that each session watches."""
 
     def __init__(self) -> None:
-        # session -> root -> prefix of the paths below it
+        # prefix of the paths below each root, by session and root
         self._roots: dict[str, dict[str, str]] = {}
 
     def add(self, session: str, root: str) -> None:
@@ -307,7 +308,7 @@ class TreeWatches:
         return tuple(self._roots.get(session, ()))
 
     def match(self, session: str, changes: Sequence[Changed]) -> Sequence[Changed]:
-        """Return those of *changes* that *session* watches, in the same order, each once."""
+        """Return the *changes* that *session* watches, in the same order, each once."""
         roots = self._roots.get(session)
         if roots is None:
             return ()

@@ -1,7 +1,7 @@
 """Strict CBOR: the only module that calls cbor2.
 
 The input is untrusted. So the decoder refuses tags, indefinite lengths, repeated keys and bytes
-after the item, and limits the nesting. (Tags can make regular expressions, cyclic lists, and
+after the item, and limits the nesting. (Tags can create regular expressions, cyclic lists, and
 numbers that are huge when printed.)
 """
 
@@ -23,7 +23,7 @@ dumps = cbor2.dumps  # safe for plain types: it writes definite lengths and no t
 
 
 class _RefuseTags(Mapping[int, Any]):
-    """Stands for the table of tag decoders, and refuses each tag."""
+    """Replaces the table of tag decoders and refuses each tag."""
 
     def __getitem__(self, tag: int) -> Any:
         return self._refuse
@@ -49,7 +49,7 @@ _NO_TAGS = _RefuseTags()
 
 
 def loads(data: bytes | bytearray | memoryview, *, depth: int = DEPTH_MAX) -> Any:
-    """Decode the one item that fills *data*.
+    """Decode *data*, which must be exactly one item.
 
     Raises:
         InvalidRequest: *data* is not one plain CBOR item.
@@ -69,7 +69,7 @@ def loads(data: bytes | bytearray | memoryview, *, depth: int = DEPTH_MAX) -> An
 def items(
     data: bytes | bytearray | memoryview, count: int, most: int, *, depth: int = DEPTH_MAX
 ) -> Iterator[list[Any]]:
-    """Decode the *count* consecutive items that fill *data*, up to *most* at a time.
+    """Decode *data*, which must be exactly *count* items, up to *most* at a time.
 
     Raises:
         InvalidRequest: *data* is not exactly *count* plain CBOR items.

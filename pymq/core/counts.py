@@ -11,5 +11,5 @@ def plural(count: int, noun: str) -> str:
 
 
 def clause(count: int, noun: str, one: str, more: str) -> str:
-    """Write a count with its verb: ``1 record waits``, ``2 records wait``."""
+    """Write a count with a noun and a verb: ``1 record waits``, ``2 records wait``."""
     return f"{plural(count, noun)} {one if count == 1 else more}"

@@ -1,9 +1,10 @@
 """The work that a machine hands to the loop, as plain values.
 
-A machine does no I/O. A machine returns a :class:`Ready`, whose fields tell the loop what to do
-when: messages in ``send`` may leave now; writes in ``write`` must be done, and durable where they
-say so, before messages in ``after`` leave. In each turn the loop merges the work of all machines,
-so that many producers share one write and one sync.
+A machine (a class that only decides, such as a broker) does no I/O. It returns a :class:`Ready`,
+whose fields tell the loop the order of the work: messages in ``send`` may leave now; writes in
+``write`` must be done, and durable if they request a sync, before messages in ``after`` leave. In
+each turn the loop merges the work of all machines, so that many producers share one write and one
+sync.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class CreateBlock:
 
     block: BlockId
     start: int
-    topic: str  # names, for people who look into the file
+    topic: str  # names, for people who inspect the file
     partition: str
 
 
@@ -40,11 +41,11 @@ class Append:
     """Write *batches*, already stamped, at the end of the block.
 
     Each broker stamps ``durable`` with the state of its *own* disk: the offset before which the
-    whole block was synced when the batch was made. Recovery treats bad bytes before ``durable`` as
-    damage, and raises an error. Bad bytes at or after ``durable`` are a torn write, and recovery
+    whole block was synced when the batch was stamped. Recovery treats bad bytes before ``durable``
+    as damage, and raises an error. Bad bytes at or after ``durable`` are a torn write, and recovery
     truncates them. A follower therefore replaces the leader's stamp with its own
-    (:func:`pymq.core.batch.batch_sequence.restamp`). The leader's disk was further ahead: with its
-    value a torn tail of the follower would count as damage.
+    (:func:`pymq.core.batch.batch_sequence.restamp`). The leader's disk may be further ahead; with
+    the leader's value, a torn write of the follower would count as damage.
     """
 
     block: BlockId
@@ -69,14 +70,14 @@ class Truncate:
 
 @value
 class SealBlock:
-    """Seal the block: sync it and store its index beside it. No append follows."""
+    """Seal the block: sync the block and store its index beside it. No append follows."""
 
     block: BlockId
 
 
 @value
 class RemoveBlock:
-    """Delete the block; does nothing if there is none."""
+    """Delete the block; does nothing if the block does not exist."""
 
     block: BlockId
 
@@ -93,10 +94,10 @@ class Checkpoint:
 class SaveState:
     """Store *state*, a few bytes that a replica must not lose (term, vote), durably.
 
-    The state replaces the block's earlier state and is removed with the block. The state is durable
-    before anything else of the same turn is done, and stays even if the rest fails, so after a
-    crash a replica may find a later term than it ever sent. If there are two states in one turn,
-    the last one counts. The block need not exist yet.
+    The state replaces the block's earlier state and is removed with the block. The store makes the
+    state durable before any other write of the same turn, and keeps it even if those writes fail.
+    So after a crash a replica may find a later term than it ever sent. If there are two states in
+    one turn, the last one counts. The block need not exist yet.
     """
 
     block: BlockId
@@ -120,7 +121,7 @@ class WriteFailed:
 
 @value
 class Recover:
-    """Find the end of a block; answered by :class:`Recovered` or :class:`RecoverFailed`."""
+    """Find the end of a block; the answer is :class:`Recovered` or :class:`RecoverFailed`."""
 
     block: BlockId
     start: int
@@ -129,14 +130,14 @@ class Recover:
 
 @value
 class Recovered:
-    """A block as the store found it, after a torn tail was truncated."""
+    """A block as the store found it, after truncating a torn write at its end."""
 
     block: BlockId
     start: int
     end: int
     size: int  # bytes of all batches
     snapshot: bytes | None  # snapshot of the last valid checkpoint
-    # headers of the batches after the snapshot, or of all batches if there is none
+    # headers of the batches after the snapshot, or of all batches if there is no snapshot
     headers: list[Header]
     cut_bytes: int  # bytes truncated from the tail
     state: bytes | None = None  # data of the last SaveState
@@ -144,11 +145,12 @@ class Recovered:
 
 @value
 class RecoverFailed:
-    """The block is damaged or cannot be read; *error* gives place and reason."""
+    """The block is damaged or cannot be read; *error* has the place and the reason."""
 
     block: BlockId
     error: Exception
-    fatal: bool = False  # a permanent failure, such as after a failed sync: the replica must stop
+    # the failure is permanent, as after a failed sync, so the replica must stop
+    fatal: bool = False
 
 
 @value
@@ -161,7 +163,7 @@ class Read:
     offset: int
     end: int  # read no record at or beyond this offset
     max_bytes: int
-    verify: bool = False  # check bodies, and return no damaged batch
+    verify: bool = False  # check the bodies, and return no damaged batch
 
 
 @value
@@ -194,7 +196,7 @@ class Compact:
     partition: str
     blocks: tuple[BlockId, ...]  # sealed blocks, in order
     tombstones_before_ms: int  # tombstones older than this are removed
-    min_dirty: float = 0.0  # do nothing if a smaller share of the bytes is uncompacted
+    min_dirty: float = 0.0  # do nothing if the uncompacted share of the bytes is smaller
 
 
 @value
@@ -203,7 +205,7 @@ class Compacted:
 
     topic: str
     partition: str
-    # new sizes in bytes; empty if too little was uncompacted
+    # new sizes in bytes; empty if the uncompacted share was too small
     sizes: tuple[tuple[BlockId, int], ...]
     error: Exception | None = None
 

@@ -22,7 +22,7 @@ class AckMode(IntEnum):
     """When a produce is acknowledged, and how the partition replicates."""
 
     UNSET = -2  # the partition is created, but takes no records yet
-    RAFT = -1  # acknowledged when a majority has the record durably
+    RAFT = -1  # acknowledged when a majority of replicas has the record durably
     NONE = 0  # the producer gets no acknowledgement
     LEADER = 1  # acknowledged when the leader has written the batch
 
@@ -31,7 +31,7 @@ class AckMode(IntEnum):
         """Return the mode with a number or a name (in any case).
 
         Raises:
-            ConfigError: *value* is none of the four.
+            ConfigError: *value* is not one of the four modes.
         """
         try:
             if not isinstance(value, str) and type(value) not in (int, cls):
@@ -79,7 +79,7 @@ def is_internal(topic: str) -> bool:
 
 
 def node_of(machine: str) -> str:
-    """Return the node that *machine* runs on: the part before the last dot, if there is one.
+    """Return the node that *machine* runs on: the part before the last dot, if there is a dot.
 
     Names of nodes may have dots, names of machines within a node have none.
     """
@@ -90,7 +90,7 @@ def check_name(name: object, what: str = "name") -> str:
     """Return *name* if it is a valid name of a topic, a partition, a group or a broker.
 
     Raises:
-        InvalidName: it is not.
+        InvalidName: the name is not valid.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
         raise InvalidName(
@@ -107,7 +107,7 @@ def check_topic_id(topic_id: object) -> str:
     meaning in a path, because the folder of a topic's blocks is named after its id.
 
     Raises:
-        InvalidRequest: it is not.
+        InvalidRequest: the id is not valid.
     """
     if not isinstance(topic_id, str) or not _TOPIC_ID.fullmatch(topic_id):
         raise InvalidRequest(f"{str(topic_id)[:64]!r} is not the id of a topic")

@@ -38,9 +38,10 @@ else:
 
 
 class _Later:
-    """A placeholder for an attribute that attrs generates when it is read first.
+    """A placeholder for an attribute that attrs generates when it is first read.
 
-    There is no lock: two threads that read it at the same time generate the same attribute twice.
+    There is no lock. Two threads that read the attribute at the same time generate it twice, with
+    the same result.
     """
 
     __slots__ = ("_made", "_name", "_twin")
@@ -48,7 +49,7 @@ class _Later:
     def __init__(self, name: str, made: type, twin: dict[str, Any]) -> None:
         self._name = name
         self._made = made
-        self._twin = twin  # a class with the same fields, whose body attrs processes
+        self._twin = twin  # a class with the same fields, which attrs processes
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         made = self._made
@@ -92,7 +93,7 @@ def _slotted(cls: type) -> type:
     return made
 
 
-_ARGS = "__match_args__"  # the names of all fields: for `match` and for _Value
+_ARGS = "__match_args__"  # the names of all fields, for `match` and for _Value
 _SHARED = ("__annotations__", "__module__", "__qualname__", "__attrs_post_init__")
 
 

@@ -1,1 +1,1 @@
-"""Placement of blocks, keys and consumers by consistent hashing. Pure functions."""
+"""Placement of blocks, keys and consumers by consistent hashing, as pure functions."""

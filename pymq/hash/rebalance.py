@@ -1,10 +1,10 @@
-"""Plans which blocks to roll onto other brokers after brokers have come or gone.
+"""Plans which blocks to roll onto other brokers after brokers were added or have failed.
 
-1. Replace replicas on brokers that are gone.
-2. Level the load of the others.
+1. Replace replicas on brokers that no longer exist.
+2. Balance the load of the other brokers.
 
-The result is a plan of rolls, bounded by a budget. Several small rounds end in the same placement
-as a big one.
+The result is a plan of rolls, bounded by a budget. Several small plans lead to the same placement
+as one big plan.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ def rebalance(
     *,
     budget: int | None = None,
 ) -> dict[str, tuple[str, ...]]:
-    """Return new replicas for the keys of *placed* (``topic/partition`` to replicas) that move.
+    """Return the new replicas of those keys of *placed* (``topic/partition`` to replicas) that
+    move.
 
     Replicas on brokers that are not in *brokers* are replaced first, if there are other brokers.
-    Then replicas move from the fullest brokers to the emptiest, never to fewer racks than before,
-    until no move helps. *budget* is the number of replicas that may move, ``None`` for no limit.
+    Then replicas move from the fullest brokers to the emptiest, as long as a move helps. A move
+    never reduces the number of racks. *budget* is the number of replicas that may move, ``None``
+    for no limit.
 
     >>> rebalance({"t/0": ("a", "b"), "t/1": ("b", "a")}, ["b", "c"])
     {'t/0': ('c', 'b'), 't/1': ('b', 'c')}
@@ -66,7 +68,7 @@ class _Plan:
                 self._held.get(name, {})[key] = None
 
     def repair(self) -> None:
-        """Replace each broker that is gone by a live one."""
+        """Replace each broker that no longer exists by a live broker."""
         for key, names in self._now.items():
             alive = [name for name in names if name in self._ring]
             spare = len(self._ring) - len(alive)
@@ -83,7 +85,7 @@ class _Plan:
         """Make the best move; return False if no move helps or the budget is spent."""
         if self._left <= 0:
             return False
-        # A move must be strictly better, so that no replica moves back and forth.
+        # A move must make the balance strictly better, so that no replica moves back and forth.
         now = {name: self._hosting[name] / weight for name, weight in self._weights.items()}
         then = {name: (self._hosting[name] + 1) / w for name, w in self._weights.items()}
         emptiest = sorted(then, key=lambda name: then[name])
@@ -105,8 +107,8 @@ class _Plan:
         )
         result = {}
         for key, names in rolled.items():
-            # A roll elects a new leader anyway, so any of them may lead. A dead broker without a
-            # replacement stays in the list and must not lead.
+            # A roll elects a new leader anyway, so any live replica may lead. A dead broker without
+            # a replacement stays in the list, but must not lead.
             able = [name for name in names if name in self._weights] or names
             leader = min(able, key=lambda name: leading[name] / self._weights.get(name, 1.0))
             leading[leader] += 1

@@ -1,8 +1,8 @@
-"""A consistent hash ring: keys and members are points on a circle, the next member owns a key.
+"""A consistent hash ring: keys and members are points on a circle; the next member owns a key.
 
 A member has many points (virtual nodes), so that shares are even and the keys of a lost member go
-to all others. The points of a member depend on its name alone: a member that is added, removed or
-re-weighted moves its own keys and no others.
+to all others. The points of a member depend only on its name: if a member is added, removed or
+re-weighted, only keys of this member move.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pymq.errors import InvalidName, InvalidRequest, NotEnoughBrokers
 
 __all__ = ["POINTS", "Ring", "key_point", "member_points"]
 
-# Points of a member of weight 1. Largest deviation from the fair share with 3 members, median of 60
-# rings: 17 % with 32 points, 11 % with 64, 7 % with 128, 7 % with 256, 4 % with 512. More than 128
-# points cost more time to build than they gain; where evenness matters (place, assign), a bound on
-# the load ensures it.
+# The number of points of a member of weight 1. The largest deviation from the fair share with 3
+# members, as the median of 60 rings: 17 % with 32 points, 11 % with 64, 7 % with 128, 7 % with 256,
+# 4 % with 512. More than 128 points cost more time than they are worth; where even shares matter
+# (place, assign), a bound on the load ensures them.
 POINTS = 128
-# corresponds to 128,000 points, 0.2 s to build; a larger weight is probably a wrong unit
+# this weight means 128,000 points, which take 0.2 s to build; a larger one is probably in a wrong
+# unit
 MAX_WEIGHT = 1_000.0
 
 _POINTS_PER_DIGEST = 8  # one blake2b digest of 64 bytes is cut into 8 points of 64 bits
@@ -39,7 +40,7 @@ def member_points(member: str, count: int) -> list[int]:
     name = member.encode("utf-8", "surrogatepass")
     points: list[int] = []
     for number in range(-(-count // _POINTS_PER_DIGEST)):
-        # The NUL separates number and name unambiguously, because a number has none.
+        # The NUL separates number and name unambiguously, because a number contains no NUL.
         digest = blake2b(b"%d\0%b" % (number, name), person=b"pymq point").digest()
         points += (int.from_bytes(digest[at : at + 8], "big") for at in range(0, 64, 8))
     return points[:count]
@@ -48,8 +49,8 @@ def member_points(member: str, count: int) -> list[int]:
 class Ring:
     """An immutable ring of members, each with a weight (default 1) that scales its share of keys.
 
-    Equal members give an equal ring, in any order. If points of two members collide, the smaller
-    name owns the point.
+    The order of the members does not matter. If two members have the same point, the member with
+    the smaller name owns the point.
     """
 
     __slots__ = ("_owners", "_points", "_weights")
@@ -136,10 +137,10 @@ class Ring:
     ) -> tuple[str, ...]:
         """Return the first *n* distinct members from *key* on; without options, in ring order.
 
-        With *racks* (member to rack), the least used racks come first. Members of unknown rack
-        count as one rack, because they may fail together. Members in *keep* are not picked, but
-        their racks count as used. With *cost*, among equally used racks cheaper members come first,
-        and ring order decides between equals.
+        With *racks* (member to rack), members in the least used racks come first. Members of
+        unknown rack count as one rack, because they may fail together. Members in *keep* are not
+        picked, but their racks count as used. With *cost*, members with a lower cost come first
+        among equally used racks. Ring order decides between equal members.
 
         Raises NotEnoughBrokers (``needed``, ``available``) if fewer than *n* can be picked.
         """
@@ -159,7 +160,7 @@ class Ring:
         price = {name: cost(name) if cost is not None else 0.0 for name in rest}
         picked: list[str] = []
         for _ in range(n):
-            # The dict is in ring order, and min() returns the first of equal ones.
+            # The dict is in ring order, and min() returns the first of equal members.
             best = min(price, key=lambda name: (used[rack(name)], price[name]))
             del price[best]
             used[rack(best)] += 1

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 LEAVE_MS = 3_000  # time in which a stopping broker hands over its leaderships
 HEARTBEAT_MS = 300  # interval of brokers' heartbeats
-SESSION_MS = 2_000  # a broker without a heartbeat for so long counts as dead
+SESSION_MS = 2_000  # a broker without a heartbeat for this long counts as dead
 COPY_BYTES_S = 50 << 20  # bytes a second at which sealed blocks are copied to a broker
 COPIES_MAX = 1_000
 ZKSERVER = "zkserver"  # key name of a zkserver, if no key file names its endpoint
@@ -61,8 +61,8 @@ def _new_id() -> str:
 class Node(Handle):
     """The life cycle of brokers and zkservers.
 
-    ``run`` turns the node in the calling thread until ``stop``; ``start`` does so in a new thread.
-    ``close``, or leaving the ``with`` block, ends the node in either case.
+    ``run`` runs the node in the calling thread until ``stop``; ``start`` does the same in a new
+    thread. ``close``, or leaving the ``with`` block, ends the node in both cases.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Node(Handle):
         self.transport = transport
         self.loop = loop
         self.journal = meters.journal  # journal of events; add a listener to receive them
-        self.on_ready: Callable[[], None] = lambda: None  # called once, by the node's thread
+        self.on_ready: Callable[[], None] = lambda: None  # the node's thread calls this once
         self._runner = NodeThread(loop, transport, self._note)
         self._thread: threading.Thread | None = None
         self._is_ready = threading.Event()
@@ -99,7 +99,7 @@ class Node(Handle):
         return self.transport.endpoint
 
     def run(self) -> None:
-        """Turn the node in this thread until :meth:`stop`, then close its resources.
+        """Run the node in this thread until :meth:`stop`, and then close its resources.
 
         Raises:
             PymqError: the error that has ended the node.
@@ -111,7 +111,7 @@ class Node(Handle):
             self.close()
 
     def start(self, timeout: float | None = 30.0) -> Self:
-        """Turn the node in a thread of its own; returns when it is ready, or after *timeout*.
+        """Run the node in a new thread; returns when the node is ready, or after *timeout* seconds.
 
         Raises:
             PymqError: the node ended before it was ready.
@@ -134,7 +134,9 @@ class Node(Handle):
 
     @property
     def http(self) -> str:
-        """The URL of its metrics and page, as ``http://127.0.0.1:8080/``; empty without HTTP."""
+        """The URL of the node's metrics and page, as ``http://127.0.0.1:8080/``; empty without
+        HTTP.
+        """
         return self._http.address if self._http is not None else ""
 
     def _open_http(self, http: Http | None, access: Access, page_of: str = "") -> None:
@@ -175,7 +177,7 @@ class Node(Handle):
                     self._door.close()
 
     def _is_over(self) -> bool:
-        """Whether the node ends by itself; checked in each turn."""
+        """Whether the node has to end by itself; each turn checks this."""
         return False
 
     def _note(self, arrivals: Sequence[Arrival]) -> None:
@@ -199,43 +201,46 @@ class Node(Handle):
 
 
 class Broker(Node):
-    """A broker: it keeps the blocks of partitions and serves them.
+    """A broker, which stores the blocks of partitions and serves them.
 
     Args:
-        name: the broker's permanent name; its blocks belong to it.
-        zkservers: their endpoints.
+        name: the broker's permanent name; the metadata assigns blocks to this name.
+        zkservers: the endpoints of the zkservers.
         data: a folder, created if absent, or ``"memory:"``.
         listen: the endpoint for clients and other brokers, as ``"tcp://0.0.0.0:7774"``; port 0
-            takes a free one.
-        advertise: the endpoint that they connect to, if it differs.
-        rack: brokers of one rack fail together; replicas go to different racks.
+            means any free port.
+        advertise: the endpoint to which they connect, if it differs from *listen*.
+        rack: the broker's rack. Brokers of one rack may fail together, so replicas are placed in
+            different racks.
         weight: the broker's share of the load, relative to others.
-        gate: checks every message that arrives, with the principal of its connection, instead of
-            the policy; for example a ``pymq.access.guard.Guard``.
-        transport, store: replace ``listen`` and ``data``; the transport then does the gate's work.
+        gate: a function that checks every arriving message, with the principal of its connection,
+            instead of the policy; for example a ``pymq.access.guard.Guard``.
+        transport, store: objects that replace ``listen`` and ``data``; the transport then has to
+            call the gate.
         heartbeat_ms: the interval of heartbeats.
         copy_bytes_s: the limit in bytes a second for sealed blocks that move to this broker; 0 is
-            no limit. Repairs of its own blocks after a start do not count.
-        curve_dir: a folder of keys, as ``pymq keys`` makes it. All traffic is then encrypted, and
-            the policy limits every principal. The broker uses the key of its own name.
-        policy: that policy; by default ``policy.toml`` in the folder of keys.
-        audit: a file for refusals; without one they are logged.
-        insecure: listen to the network without keys; every client may then do everything.
+            no limit. Repairs of the broker's own blocks after a start do not count.
+        curve_dir: a folder of keys from ``pymq keys``. With keys, all traffic is encrypted, and the
+            policy applies to every principal. The broker uses the key of its own name.
+        policy: the file of the policy; by default ``policy.toml`` in the folder of keys.
+        audit: a file for refusals; by default they are written to the log.
+        insecure: listen to the network without keys; every client then has all permissions.
         connections_per_address: the limit for one address, with keys; by default 1,000.
         connections_per_principal: the limit for one principal over all addresses, with keys; by
             default 500.
-        fetch_max_bytes: the limit of one fetch answer, which holds at least one batch; by default
-            4 MiB (fetch.max.bytes of Kafka).
+        fetch_max_bytes: the limit of one fetch answer, which always has at least one batch; by
+            default 4 MiB (fetch.max.bytes of Kafka).
         fetch_memory_bytes: the limit of all fetch answers that clients have not received yet; by
             default 32 MiB, at least 1 MiB.
-        group_max_members: the limit of a consumer group coordinated here; by default 1,000
-            (group.max.size of Kafka).
+        group_max_members: the most members of a consumer group that this broker coordinates; by
+            default 1,000 (group.max.size of Kafka).
         http: the address that serves metrics, as ``"127.0.0.1:9100"``.
-        http_cert: a PEM file with a certificate and its key, required to serve HTTP to the network.
+        http_cert: a PEM file with a certificate and its key, which HTTP on a network address
+            requires.
 
     Raises:
         ConfigError: an option is wrong.
-        StoreError, StoreLocked: the store cannot be opened, or another process has it open.
+        StoreError, StoreLocked: the store cannot be opened, or another process has opened it.
     """
 
     def __init__(
@@ -339,10 +344,10 @@ class Broker(Node):
     def _note(self, arrivals: Sequence[Arrival]) -> None:
         self._directory.note(arrivals)
         if not self._is_ready.is_set() and any(type(m) is LeaderAndIsr for _, _, m in arrivals):
-            self._ready()  # a controller has sent the partitions to host
+            self._ready()  # the controller has sent the partitions of this broker
 
     def stop(self) -> None:
-        """Request an orderly stop: the broker first hands over its leaderships, for a few
+        """Request an orderly stop: the broker first hands over its leaderships, for at most a few
         seconds.
         """
         if not self._is_ready.is_set():
@@ -367,25 +372,26 @@ class Broker(Node):
 
 
 class ZkServer(Node):
-    """A zkserver: it keeps the metadata, and the active one is the cluster's controller.
+    """A zkserver, which keeps the metadata; the active zkserver is the cluster's controller.
 
     Args:
-        listen: its endpoint; port 0 takes a free one.
+        listen: the zkserver's endpoint; port 0 means any free port.
         coordinator: the coordinator backend: ``"memory:"``, ``"sqlite:PATH"``,
             ``"zookeeper://hosts/root"``, or a backend object.
-        name: by default its endpoint; then clients find the active zkserver at once.
-        gate: as of a :class:`Broker`.
-        session_ms: a broker without a heartbeat for this long is dead.
-        replica_lost_s: a broker dead for this long is lost: its sealed blocks are rereplicated from
-            other replicas. 0: never.
-        copies_at_once: the limit of sealed blocks copied at the same time.
-        leader_balance_s: the interval at which leaderships are spread evenly, one partition at a
-            time, if all brokers are alive. 0: only at an administrator's request.
+        name: the zkserver's name; by default its endpoint, with which clients find the active
+            zkserver at once.
+        gate: as for a :class:`Broker`.
+        session_ms: a broker without a heartbeat for this long counts as dead.
+        replica_lost_s: a broker that is dead for this long counts as lost, and its sealed blocks
+            are copied from other replicas. 0: never.
+        copies_at_once: the most sealed blocks that are copied at the same time.
+        leader_balance_s: the interval at which the zkserver spreads leaderships evenly, one
+            partition at a time, if all brokers are alive. 0: only at an administrator's request.
         http, http_cert: as for a broker; a zkserver also serves the cluster page.
         http_writable: allow changes on the page.
         curve_dir, policy, audit, insecure, connections_per_address, connections_per_principal: as
-            for a broker. Its key is the one whose file names its endpoint, by default that of
-            ``zkserver``.
+            for a broker. The zkserver's key is the key whose file names the zkserver's endpoint, by
+            default the key of ``zkserver``.
 
     Raises:
         ConfigError: an option is wrong.
@@ -469,8 +475,8 @@ class ZkServer(Node):
         loop.wall_clock.follow(wall_ms, self.machine)
 
     def run(self) -> None:
-        """Turn the node in this thread until :meth:`stop`, then close its resources."""
-        # From now on the zkserver answers requests, perhaps only with the name of the active
+        """Run the node in this thread until :meth:`stop`, and then close its resources."""
+        # From now on the zkserver answers requests, even if only with the name of the active
         # zkserver.
         self._ready()
         super().run()

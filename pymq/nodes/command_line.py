@@ -1,8 +1,8 @@
 """The command line options of a broker and of a zkserver, and their conversion to arguments.
 
-``pymq broker``, ``pymq zkserver`` and the programs in ``examples/`` share them. Parse these options
-with :func:`pymq.nodes.service.parse`, which also reads a configuration file, and pass the result of
-:func:`broker_arguments` or :func:`zkserver_arguments` to the node.
+``pymq broker``, ``pymq zkserver`` and the programs in ``examples/`` share these options. Parse the
+options with :func:`pymq.nodes.service.parse`, which also reads a configuration file, and pass the
+result of :func:`broker_arguments` or :func:`zkserver_arguments` to the node.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ def broker_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", required=True, help="the broker's own name; it never changes")
     _addresses(parser)
     parser.add_argument(
-        "--zkserver", required=True, type=endpoints, help="tcp://HOST:PORT, several with commas"
+        "--zkserver", required=True, type=endpoints, help="tcp://HOST:PORT, or several, with commas"
     )
-    parser.add_argument("--data", required=True, help="its folder, or memory:")
+    parser.add_argument("--data", required=True, help="the broker's folder, or memory:")
     parser.add_argument("--rack", help="brokers of one rack fail together")
     parser.add_argument(
         "--copy-bytes-s",
         type=int,
         default=50 << 20,
-        help="bytes a second of sealed blocks that are copied to it; 0: no limit (%(default)s)",
+        help="limit of bytes a second for blocks copied to the broker; 0: none (%(default)s)",
     )
     secure(parser)
     limits(parser)
@@ -52,25 +52,25 @@ def zkserver_options(parser: argparse.ArgumentParser) -> None:
         "--session-ms",
         type=int,
         default=2_000,
-        help="a broker that is silent for longer is dead (%(default)s)",
+        help="a broker that is silent for this long counts as dead (%(default)s)",
     )
     parser.add_argument(
         "--replica-lost-s",
         type=float,
         default=600.0,
-        help="a broker that is dead for longer is lost: its sealed blocks are copied (%(default)s)",
+        help="copy the sealed blocks of a broker that is dead for this long (%(default)s)",
     )
     parser.add_argument(
         "--copies-at-once",
         type=int,
         default=8,
-        help="sealed blocks that are copied at the same time (%(default)s)",
+        help="most sealed blocks that are copied at the same time (%(default)s)",
     )
     parser.add_argument(
         "--leader-balance-s",
         type=float,
         default=300.0,
-        help="how often leaders are spread evenly again; 0: only when asked (%(default)s)",
+        help="interval of leader balances; 0: only on request (%(default)s)",
     )
     secure(parser)
     web(parser, has_page=True)
@@ -84,4 +84,4 @@ def zkserver_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 def _addresses(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", required=True, help="tcp://HOST:PORT or ipc://PATH")
-    parser.add_argument("--advertise", help="where others reach it, if not at --listen")
+    parser.add_argument("--advertise", help="the endpoint for other nodes, if not --listen")

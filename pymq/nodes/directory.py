@@ -1,8 +1,8 @@
-"""Endpoints of a cluster's nodes, learned from the zkservers' answers and requested if missing.
+"""Learns the endpoints of a cluster's nodes from the zkservers' answers, and requests missing ones.
 
-Machines address each other by name. A zkserver's answers to clients contain the endpoints of
-brokers, but a broker gets only the names of its peers. So if the transport has a message for a node
-without a known endpoint, the directory requests the description of the cluster.
+Machines send messages to each other by name. A zkserver's answers to clients contain the endpoints
+of brokers, but a broker gets only the names of its peers. So if the transport has a message for a
+node without a known endpoint, the directory requests the description of the cluster.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pymq.errors import NotController
 from pymq.transport.base import CLIENT_PREFIX, Arrival
 
 ASK_MS = 250  # shortest time between two requests
-KEEP_ASKING_MS = 5_000  # after so long a missing node is forgotten
+KEEP_ASKING_MS = 5_000  # after this long a missing node is forgotten
 
 
 class Directory(Outbox):
-    """A machine that requests missing endpoints, and learns from answers to other machines."""
+    """A state machine that requests missing endpoints and learns from others' answers."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Directory(Outbox):
         self._controllers = list(controllers)
         self._learn = learn
         self._clock = clock
-        # missing nodes, each with the time until which to look for it
+        # missing nodes, each with the time until which the directory looks for it
         self._missing: dict[str, int] = {}
         self._ids = 0
         self._asked_at = -NEVER
@@ -43,13 +43,13 @@ class Directory(Outbox):
     def stranger(self, node: str) -> None:
         """Note that the transport has a message for *node*, whose endpoint is unknown."""
         if node.startswith(CLIENT_PREFIX):
-            return  # a client that has left: clients have no endpoint, and no zkserver knows them
+            return  # the node is a client that has left; clients have no endpoint
         now = self._clock()
         self._missing[node] = now + KEEP_ASKING_MS
         self.due = min(self.due, max(now, self._asked_at + ASK_MS))
 
     def note(self, arrivals: Sequence[Arrival]) -> None:
-        """Learn endpoints from an arrived message, regardless of its receiver."""
+        """Learn endpoints from an arrived message, which may be for another machine."""
         for _, _, message in arrivals:
             if type(message) is Answer:
                 self._learn_from(message)

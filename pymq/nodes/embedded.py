@@ -1,7 +1,7 @@
 """Assembles an embedded queue: a zkserver and one or more brokers in the user's process.
 
-One loop drives all brokers of a folder, so messages between brokers travel by reference, in the
-thread that waits for the result; only the disks of several brokers work in threads.
+One loop drives all brokers of a folder, in the thread that waits for a result, so messages between
+brokers are passed by reference; only writes to the disks of several brokers use threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pymq.store.file.file_store import FileStore
 if TYPE_CHECKING:
     from pymq.hash.assign import Assignor
 
-BROKER = "broker-"  # a number follows, from 0 on
+BROKER = "broker-"  # prefix of the brokers' names; a number from 0 on follows
 ZKSERVER = "zkserver-0"
 METADATA = "metadata.db"
 REPLICAS = 3  # replicas of the offsets topic, if there are enough brokers
@@ -41,7 +41,7 @@ BROKERS_MAX = 100
 
 
 class EmbeddedNode(NamedTuple):
-    """The parameters of a broker of this process."""
+    """The parameters of a broker in this process."""
 
     store: BlockStore
     storage_id: str = ""
@@ -49,19 +49,20 @@ class EmbeddedNode(NamedTuple):
 
 
 def open_folder(path: str | os.PathLike[str], brokers: int | None = None) -> Client:
-    """Open a folder for this process alone; creates a missing folder.
+    """Open a folder, exclusively for this process; creates a missing folder.
 
-    A single broker keeps its blocks in the folder itself, each of several in a subfolder. *brokers*
-    is the number of brokers; by default the number that the folder has.
+    A single broker keeps its blocks in the folder itself; of several brokers, each has a subfolder.
+    *brokers* is the number of brokers; by default the number that the folder has.
 
-    Blocks are removed only at the commit that deletes them. If a crash has left blocks of a deleted
-    topic, they stay until ``pymq verify --remove-unknown`` removes them.
+    A broker removes blocks only when a commit has deleted them. If a crash has left blocks of a
+    deleted topic, these stay until ``pymq verify --remove-unknown`` removes them.
 
     Raises:
-        StoreLocked: another process has it open.
-        StoreError: it cannot be read or written.
-        CorruptMetadata: its metadata is damaged.
-        ConfigError: it holds more brokers than *brokers*, or a single one and cannot hold several.
+        StoreLocked: another process has the folder open.
+        StoreError: the folder cannot be read or written.
+        CorruptMetadata: the metadata is damaged.
+        ConfigError: the folder has more brokers than *brokers*, or has a single broker and so
+            cannot have several.
     """
     folder = os.fspath(path)
     metadata = os.path.join(folder, METADATA)
@@ -91,7 +92,7 @@ def broker_folders(folder: str) -> list[str]:
         names = os.listdir(folder)
     except OSError:
         return []  # opening the folder reports the error
-    # Two digits, so that other folders are not taken for brokers.
+    # Require two digits, so that other folders are not mistaken for brokers.
     numbers = [
         int(name[len(BROKER) :]) for name in names if re.fullmatch(f"{BROKER}[0-9]{{1,2}}", name)
     ]
@@ -101,7 +102,7 @@ def broker_folders(folder: str) -> list[str]:
 
 def _part(folder: str, files: TimedFiles, stack: ExitStack) -> EmbeddedNode:
     """Return the parameters of the only broker, in the folder itself."""
-    store = FileStore(folder, files=files)  # first, because it takes the lock
+    store = FileStore(folder, files=files)  # open the store first, because it takes the lock
     stack.callback(store.close)
     return EmbeddedNode(store)
 
@@ -144,7 +145,9 @@ def assemble(
     stack: ExitStack,
     files: TimedFiles | None = None,
 ) -> Client:
-    """Assemble a queue of *parts*; *stack* closes them with the client, or after an error here."""
+    """Assemble a queue of *parts*; *stack* closes the parts with the client, or after an error
+    here.
+    """
     stack.callback(backend.close)
     wall_offset_ms = _wall_ms() - _clock()
     loop = Loop(_clock)
@@ -209,7 +212,7 @@ def _broker(
         _assignor,
         random.Random(),
         store.blocks(),
-        # A single broker has no other replica from which to repair.
+        # A single broker has no other broker from which to repair blocks.
         store.unsealed() if has_others else (),
         now,
         meters.journal,
@@ -245,7 +248,7 @@ def keep(client: Client) -> None:
 
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-# only the parent closes its clients, so a forked child forgets them
+# only the parent process closes its clients, so a forked child forgets them
 os.register_at_fork(after_in_child=_open_clients.clear)
 
 

@@ -1,13 +1,13 @@
 """Freezes long-lived objects, so that the garbage collector does not scan them repeatedly.
 
 CPython's collector scans all old objects whenever their number has grown by a quarter. In a
-zkserver with 10,000 partitions of three replicas, this pauses the process for 0.2 s each time.
-Nearly all of a node's objects form no cycles, so reference counts free them.
+zkserver with 10,000 partitions of three replicas, each scan pauses the process for 0.2 s. Nearly
+all of a node's objects are not in cycles, so reference counts free them.
 
-Therefore objects that survive one full collection are frozen (:func:`gc.freeze`). Reference counts
-still free frozen objects, but collections skip them, so that a collection takes time only for new
-objects. Frozen objects in a later unreachable cycle would leak. So when the number of frozen
-objects has doubled, they are unfrozen and scanned once more.
+Therefore this module freezes objects that survive one full collection (:func:`gc.freeze`).
+Reference counts still free frozen objects, but collections skip them, so that a collection takes
+time only for new objects. Frozen objects that later become part of an unreachable cycle would leak.
+So when the number of frozen objects has doubled, this module unfreezes all of them for one scan.
 """
 
 from __future__ import annotations

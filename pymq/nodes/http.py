@@ -1,9 +1,9 @@
 """HTTP of a node: metrics of each node, and the page of a zkserver.
 
-With keys a token proves the principal: a file ``NAME.token`` beside the keys, for scrapers and
-browsers, which cannot use CurveZMQ. Metrics need the right to ``Describe`` the cluster. The page
-connects to the cluster as the principal, with the principal's own key, so every node applies the
-policy as usual.
+With keys, a token proves the principal of a request, because scrapers and browsers cannot use
+CurveZMQ; tokens are in files ``NAME.token`` beside the keys. Metrics need the right to ``Describe``
+the cluster. The page connects to the cluster as the principal, with the principal's own key, so
+every node applies the policy as usual.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pymq.web.snapshots import ClusterSnapshots
 def open_http(
     http: Http, node: str, access: Access, door: NodeSecurity | None, metrics: Callable[[], Metrics]
 ) -> Server:
-    """Serve a node's metrics, and the page if *node* is the endpoint of a zkserver.
+    """Serve a node's metrics, and the web page if *node* is a zkserver's endpoint.
 
     Raises:
         ConfigError: the address cannot be bound, or is not allowed.

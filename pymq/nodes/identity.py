@@ -16,7 +16,7 @@ VERSION = 1
 
 @value
 class Identity:
-    """Distinguishes brokers of the same name for the controller."""
+    """The data by which the controller distinguishes brokers of the same name."""
 
     name: str
     storage_id: str  # id of the disk; a replaced disk has a different one
@@ -29,12 +29,12 @@ def fresh_identity(name: str) -> Identity:
 
 
 def next_identity(folder: Path, name: str) -> Identity:
-    """Return the identity of the broker that starts on *folder*, which it has locked.
+    """Return the identity of a broker that starts with *folder*, which must be locked.
 
     Raises:
         ConfigError: the folder belongs to a broker of another name.
-        CorruptMetadata: its file is damaged.
-        StoreError: it cannot be read or written.
+        CorruptMetadata: the identity file is damaged.
+        StoreError: the identity file cannot be read or written.
     """
     path = folder / FILE
     try:
@@ -42,7 +42,8 @@ def next_identity(folder: Path, name: str) -> Identity:
         if before is not None and before.name != name:
             raise ConfigError(f"{folder} belongs to {before.name}, not to {name}")
         storage_id = before.storage_id if before is not None else os.urandom(8).hex()
-        # The clock is part of it, so that it rises even if the folder was restored from a backup.
+        # The incarnation is at least the clock, so that it rises even if the folder was restored
+        # from a backup.
         incarnation = max(before.incarnation + 1 if before is not None else 0, wall_ms())
         made = Identity(name, storage_id, incarnation)
         _write(path, made)
@@ -65,7 +66,7 @@ def _read(path: Path) -> Identity | None:
     except InvalidRequest:
         pass
     raise CorruptMetadata(
-        f"{path} is damaged; without it the blocks beside it have no owner. "
+        f"{path} is damaged, so the owner of the blocks beside it is unknown. "
         "Restore it, or move the folder away: the broker then starts with a new, empty disk"
     )
 

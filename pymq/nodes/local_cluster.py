@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: zkservers and brokers on 127.0.0.1, a process each.
+"""A whole cluster on this machine: zkservers and brokers on 127.0.0.1, each in its own process.
 
 :func:`run` starts the processes, waits until all are ready, and stops them at the end. The
 zkservers listen from ``port`` on, the brokers from ``port + 10`` on.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-BROKERS_FROM = 10  # the brokers' ports begin so far above that of the first zkserver
+BROKERS_FROM = 10  # difference between the ports of the first broker and the first zkserver
 
 
 @attrs.frozen
@@ -51,7 +51,8 @@ class LocalCluster:
 def run(cluster: LocalCluster, stop: threading.Event, say: Callable[[str], None]) -> int:
     """Start all nodes, wait for *stop*, and stop them; returns 1 if a node did not start.
 
-    *say* prints a line. If a node ends later, the others go on; it may be started again by hand.
+    *say* prints a line. If a node ends later, the others continue, and the node may be started
+    again by hand.
     """
     cluster.data.mkdir(parents=True, exist_ok=True)
     coordinator = cluster.coordinator or f"sqlite:{cluster.data / 'zkserver.db'}"
@@ -89,9 +90,10 @@ def _start(
     say: Callable[[str], None],
     **options: object,
 ) -> threading.Event:
-    """Start one node, which stops when the stack is left; the event is set once it is ready.
+    """Start one node, which stops when the stack is closed; the event is set when the node is
+    ready.
 
-    If the node ends, it is added to *ended*.
+    If the node ends, its name is added to *ended*.
     """
     arguments = [part for name, found in options.items() for part in (f"--{name}", str(found))]
     process = subprocess.Popen(

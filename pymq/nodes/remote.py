@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pymq.transport.zeromq.transport import ZmqTransport
 
 ZEROMQ, TCP, PLAIN = "zmq+", "tcp://", "pymq://"
-OPTIONS = ("curve_dir", "principal", "tls_dir")  # of a URL
+OPTIONS = ("curve_dir", "principal", "tls_dir")  # options that a URL may have
 Folder = str | os.PathLike[str] | None
 
 
@@ -53,7 +53,7 @@ def parse_url(
     Arguments take precedence over the URL.
 
     Raises:
-        ConfigError: it is no such URL.
+        ConfigError: *url* is not such a URL.
     """
     if not url.startswith(CLUSTER_SCHEMES):
         raise ConfigError(f"{url!r} is no URL of a cluster; zmq+tcp://HOST:PORT is one")
@@ -127,10 +127,11 @@ def open_cluster(
     *tls_dir*, or ``?tls_dir=PATH``: the folder of certificates
     (:mod:`pymq.transport.tcp.certificates`).
 
-    This does not wait for a zkserver: if none answers, the first call that needs one raises.
+    This function does not wait for a zkserver: if none answers, the first call that needs one
+    raises an error.
 
     Raises:
-        ConfigError: the URL is not one, or there is no such key.
+        ConfigError: the URL is invalid, or there is no such key.
         MissingExtra: pyzmq is not installed.
     """
     where = parse_url(url, curve_dir, principal, tls_dir)
@@ -158,8 +159,8 @@ def connect(
 ) -> Client:
     """Create a client of the zkservers *controllers* over any transport.
 
-    *trouble* returns the transport's problem, which is shown if no zkserver answers. If the client
-    *has_keys*, its producers use ids that the cluster assigns.
+    *trouble* returns the transport's problem, for the error message if no zkserver answers. If
+    *has_keys* is set, the client's producers use ids that the cluster assigns.
     """
     loop = Loop(monotonic_ms, transport.send, transport.flush)
     directory = Directory(f"{node}.directory", controllers, transport.learn, monotonic_ms)
@@ -196,7 +197,7 @@ def _options(url: str) -> tuple[str, dict[str, str]]:
 
 
 def endpoints(text: str) -> list[str]:
-    """Parse ``tcp://host:port,host:port``; the scheme may also stand before each endpoint.
+    """Parse ``tcp://host:port,host:port``; each endpoint may also have the scheme.
 
     These are endpoints as nodes know them: ``tcp://`` is ZeroMQ, also as ``zmq+tcp://``.
 

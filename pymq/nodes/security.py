@@ -53,10 +53,10 @@ class Access:
         return self.curve_dir if self.curve_dir is not None else self.tls_dir
 
     def check(self) -> dict[str, int]:
-        """Check that the options go together; returns the limits of connections, by name.
+        """Check that the options are compatible; returns the limits of connections, by name.
 
         Raises:
-            ConfigError: they do not.
+            ConfigError: the options are not compatible.
         """
         given = {
             "per_address": self.connections_per_address,
@@ -70,7 +70,9 @@ class Access:
             raise ConfigError("curve_dir and tls_dir exclude each other")
         if self.folder is None:
             for by in chosen:
-                raise ConfigError(f"connections_{by} needs keys: without curve_dir all come in")
+                raise ConfigError(
+                    f"connections_{by} needs curve_dir: without keys clients are not limited"
+                )
             if self.policy is not None or self.audit is not None:
                 raise ConfigError("a policy needs keys: without curve_dir clients have no names")
         elif self.insecure:
@@ -80,7 +82,7 @@ class Access:
 
 
 class SecurityOptions(TypedDict, total=False):
-    """The keyword arguments of a node from which its :class:`Access` is made."""
+    """The keyword arguments of a node that become its :class:`Access`."""
 
     curve_dir: str | os.PathLike[str] | None
     policy: str | os.PathLike[str] | None
@@ -113,8 +115,8 @@ def open_transport(
 ) -> tuple[Transport, NodeSecurity | None]:
     """Create the transport of a node that listens, and its guard if it has keys.
 
-    *default* is the name of the node's key, if no key file names its endpoint. If a *gate* is
-    given, it replaces the guard and the policy.
+    *default* is the name of the node's key, if no key file names its endpoint. A *gate* replaces
+    the guard and the policy.
 
     Raises:
         ConfigError: an option is wrong.
@@ -188,7 +190,7 @@ def _tcp(name: str | None, access: Access, options: TransportOptions) -> Transpo
 class NodeSecurity:
     """A gate that applies the policy of a file and reloads the file when it changes.
 
-    Refusals go to the file *audit*, a line of JSON each, or to the log ``pymq.security``.
+    Each refusal is written as a line of JSON to the file *audit*, or to the log ``pymq.security``.
 
     Raises:
         ConfigError: the policy cannot be read, or the audit log cannot be written.
@@ -214,7 +216,7 @@ class NodeSecurity:
         self._file = -1 if audit is None else _open_audit(audit)
         self._audit = Audit(self._write, wall_ms)
         self._guard = Guard(first, self._audit, clock)
-        self.send = self._guard.send  # messages to clients are counted and checked, too
+        self.send = self._guard.send  # the guard also counts and checks messages to clients
 
     def __call__(self, principal: str, source: str, message: Message) -> Sequence[Message] | None:
         """Return the answers that refuse *message*, or None to accept it."""
@@ -225,7 +227,7 @@ class NodeSecurity:
         return self._guard(principal, source, message)
 
     def know(self, grants: Grants) -> None:
-        """From now on, check and assign grants of producer ids."""
+        """Check and assign grants of producer ids from now on."""
         self._guard.grants = grants
 
     def allows(self, principal: str, need: Requirement) -> bool:
@@ -246,7 +248,7 @@ class NodeSecurity:
         return self._guard.produce_wait_ms(principal)
 
     def produced(self, principal: str, size: int) -> None:
-        """Count bytes written for *principal* in addition to those it has sent."""
+        """Count bytes written for *principal* in addition to the bytes that it has sent."""
         self._guard.produced(principal, size)
 
     def refuse(self, principal: str, source: str) -> None:
@@ -270,13 +272,13 @@ class NodeSecurity:
             stamp = self._look()
             if stamp == self._stamp:
                 return
-            # Until the policy can be read, retry each second, and log the problem once.
+            # Retry each second until the policy can be read, but log the problem only once.
             with lent():
                 found: Policy = load_policy(self._path)
         except ConfigError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.error("the policy is that of before: %s", error)
+                log.error("the old policy stays in use: %s", error)
             return
         self._stamp, self._complaint = stamp, ""
         self._guard.replace(found)
@@ -295,7 +297,7 @@ class NodeSecurity:
             log.warning(fields.pop("event"), extra={"fields": fields})
             return
         try:
-            # One write per line, in append mode, so that lines of several nodes do not mix.
+            # Use one write per line, in append mode, so that lines of several nodes do not mix.
             os.write(self._file, line.encode() + b"\n")
         except OSError as error:
             log.error("the audit log cannot be written: %s", error)

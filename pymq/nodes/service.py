@@ -1,7 +1,7 @@
 """Runs a node as a process: options from the command line and a file, JSON log lines, signals.
 
-Options on the command line take precedence over those in the file, which have the same names
-without dashes: ``zkserver = "tcp://10.0.0.1:7878"`` in TOML means ``--zkserver
+Options on the command line take precedence over options in the file. Options in the file have the
+same names without dashes: ``zkserver = "tcp://10.0.0.1:7878"`` in TOML means ``--zkserver
 tcp://10.0.0.1:7878``.
 """
 
@@ -47,7 +47,8 @@ class JsonLines(logging.Formatter):
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; ``--config FILE.toml`` supplies options that are not on it.
+    """Read the command line; ``--config FILE.toml`` provides options that are not on the command
+    line.
 
     An error in the command line or the file ends the process with status 2.
     """
@@ -70,7 +71,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) ->
             )
         actions = {action.dest: action for action in parser._actions}
         for name, found in given.items():
-            # Passed as text, so that argparse checks the value as on the command line.
+            # Pass the value as text, so that argparse checks it like a value on the command line.
             is_switch = actions[name].nargs == 0
             if is_switch != isinstance(found, bool) or isinstance(found, dict):
                 kind = "true or false" if is_switch else "a text, a number or a list"
@@ -87,7 +88,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) ->
 def secure(parser: argparse.ArgumentParser) -> None:
     """Add the security options of a node."""
     parser.add_argument(
-        "--curve-dir", metavar="DIR", help="keys of 'pymq keys': encrypt, and authenticate by key"
+        "--curve-dir", metavar="DIR", help="folder of 'pymq keys': encrypt, and authenticate by key"
     )
     parser.add_argument(
         "--tls-dir", metavar="DIR", help="certificates, for --listen tls://HOST:PORT"
@@ -95,23 +96,23 @@ def secure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         metavar="FILE.toml",
-        help="the rules of the principals (policy.toml in --curve-dir)",
+        help="access rules (policy.toml in --curve-dir)",
     )
-    parser.add_argument("--audit", metavar="FILE", help="for what was refused (the log)")
+    parser.add_argument("--audit", metavar="FILE", help="write refused requests to FILE (the log)")
     parser.add_argument(
-        "--insecure", action="store_true", help="listen to the network without keys, knowingly"
+        "--insecure", action="store_true", help="allow listening to the network without keys"
     )
     parser.add_argument(
         "--connections-per-address",
         type=int,
         metavar="N",
-        help="how many one address may have, where there are keys (1000)",
+        help="limit of connections from one address, with keys (1000)",
     )
     parser.add_argument(
         "--connections-per-principal",
         type=int,
         metavar="N",
-        help="how many one principal may have, from anywhere, where there are keys (500)",
+        help="limit of connections of one principal, with keys (500)",
     )
 
 
@@ -128,29 +129,29 @@ def limits(parser: argparse.ArgumentParser) -> None:
         "--fetch-max-bytes",
         type=int,
         metavar="N",
-        help="of one answer to a fetch, whatever it asks for (4194304)",
+        help="limit of one answer to a fetch (4194304)",
     )
     parser.add_argument(
         "--fetch-memory-bytes",
         type=int,
         metavar="N",
-        help="of all answers that clients have not taken yet (33554432)",
+        help="limit of all answers that clients have not received yet (33554432)",
     )
     parser.add_argument(
-        "--group-max-members", type=int, metavar="N", help="of a consumer group (1000)"
+        "--group-max-members", type=int, metavar="N", help="limit of a consumer group (1000)"
     )
 
 
 def web(parser: argparse.ArgumentParser, *, has_page: bool = False) -> None:
     """Add the HTTP options of a node."""
     what = "metrics and the cluster page" if has_page else "metrics"
-    parser.add_argument("--http", metavar="HOST:PORT", help=f"serve {what} there")
+    parser.add_argument("--http", metavar="HOST:PORT", help=f"serve {what} at this address")
     parser.add_argument(
-        "--http-cert", metavar="FILE.pem", help="certificate and key; the network takes one"
+        "--http-cert", metavar="FILE.pem", help="certificate and key, required except for loopback"
     )
     if has_page:
         parser.add_argument(
-            "--http-writable", action="store_true", help="let the page change something"
+            "--http-writable", action="store_true", help="allow changes on the page"
         )
 
 

@@ -1,15 +1,15 @@
-"""Replication of ack modes 1 and 0: a leader, and followers that fetch from it.
+"""Fetch replication, for ack modes 1 and 0: a leader, and followers that fetch from the leader.
 
 A block has one leader and one epoch, so it needs no election and no truncation: if the leader
-fails, the block is sealed, and another broker leads the next one. A follower fetches from the end
-of its own log, which tells the leader its position. Records that all in-sync replicas have are
-committed.
+fails, the controller seals the block, and another broker leads the next block. A follower fetches
+from the end of its own log; so the leader learns this end. A record is committed when all in-sync
+replicas have it.
 
 The zkserver decides the in-sync set. The leader requests a change with AlterIsr. Until the answer
-comes, the leader waits for the replicas of both sets (Kafka's maximal ISR, KIP-497), even if it has
-given the request up, because the zkserver may still grant it. A request is for one version of the
-partition: when the version changes, the request is either granted or void. If a leader restarts, it
-may have lost records that were not synced, so it does not lead that block again.
+arrives, the leader waits for the replicas of both sets (Kafka's maximal ISR, KIP-497). This holds
+even after the leader has given up the request, because the zkserver may still grant it. A request
+is for one version of the partition: when the version changes, the request is either granted or
+void. A leader that restarts may have lost unsynced records, so it does not lead that block again.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from pymq.core.values import define
 from pymq.errors import CorruptBatch, NotLeader, StaleEpoch
 
 LOOKS = 6  # checks for lagging followers within ``lag_max_ms``
-MISSES = 3  # repeated fetches of the same offset before the leader takes a follower to be stuck
+MISSES = 3  # repeated fetches of the same offset after which the leader considers a follower stuck
 HAS_LED = b"led"  # the state that a leader saves before it accepts records
 
 
 @define
 class Follower:
-    """The state of a follower, on the leader."""
+    """The leader's state of a follower."""
 
-    end: int  # the end of the follower's log, as durable there as the ack mode requires
+    end: int  # the end of the follower's log, as far as it is as durable as the ack mode requires
     # the time when the follower last had all records, while the leader was running
     caught_up_at: int
-    incarnation: int = 0  # incarnation of the follower when it reported *end*; 0: not reported
+    incarnation: int = 0  # incarnation of the follower that reported *end*; 0: none did
     fetch: ReplicaFetch | None = None  # the fetch that waits for new records ...
     until: int = NEVER  # ... and the deadline of that fetch
-    served_from: int = -1  # the offset of the last records that were sent to the follower, if any
+    served_from: int = -1  # the offset of the last records that were sent to the follower; -1: none
     served_at: int = 0
-    misses: int = 0  # fetches in a row for that same offset
+    misses: int = 0  # fetches in a row for that offset
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the follower does not store the records it gets, as if its disk were full."""
+        """Whether the follower seems unable to store records, as if its disk were full."""
         return self.misses >= MISSES
 
     def is_past(self, fetch: ReplicaFetch) -> bool:
-        """Whether the follower has restarted since it sent *fetch*."""
+        """Whether the follower has restarted after it sent *fetch*."""
         return 0 < fetch.incarnation < self.incarnation
 
     def asks(self, fetch: ReplicaFetch, now: int, retry_ms: int) -> None:
-        """Handle a fetch that waits: the follower has all records before the fetch's offset."""
+        """Note a waiting fetch, which shows that the follower has all records before its offset."""
         if fetch.offset != self.served_from:
             self.misses = 0
         elif now - self.served_at >= retry_ms:  # otherwise the fetch may be a duplicate
@@ -63,12 +63,12 @@ class Follower:
         self.fetch, self.until = fetch, now + fetch.max_wait_ms
 
     def serve(self, now: int) -> None:
-        """Note that the records at the offset of its fetch are sent."""
+        """Note that the records at the offset of the follower's fetch are sent."""
         self.served_from, self.served_at = self.end, now
 
 
 class FetchReplicator:
-    """One replica of a fetch block, as leader or as follower."""
+    """One replica of a block with fetch replication, as leader or as follower."""
 
     def __init__(self, replica: Replica, now: int) -> None:
         block = replica.state.blocks[-1]
@@ -89,7 +89,7 @@ class FetchReplicator:
         # members of all in-sync sets that may still be granted
         self._may_join: tuple[str, ...] = ()
         self._asked_at = NEVER
-        self._join_at = 0  # no request is sent before this time, because one was refused
+        self._join_at = 0  # after a refused request, no request is sent before this time
         self._leads = False
         self._followers: dict[str, Follower] = {}
         self._attention = PausableClock(host.replication.lag_max_ms // LOOKS)
@@ -103,8 +103,8 @@ class FetchReplicator:
                 for name in block.replicas
                 if name != host.me
             }
-            # The replica leads once this state is durable: after a restart it must not lead the
-            # block again.
+            # The replica leads when this state is durable. The state shows, after a restart, that
+            # the replica must not lead the block again.
             self.is_dirty = True
         else:
             mark("fetch.restarted_leader")
@@ -113,7 +113,7 @@ class FetchReplicator:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this replica may append."""
+        """Whether this replica is the leader, which alone may append."""
         return self._leads
 
     @property
@@ -132,7 +132,8 @@ class FetchReplicator:
         is_new = state.version > self._version
         self._committed, self._version = block.in_sync, state.version
         if block.epoch != self.epoch:
-            # This leader has restarted: it no longer leads the block, and the zkserver rolls it.
+            # This leader has restarted, so it no longer leads the block, and the zkserver rolls the
+            # block.
             mark("fetch.leaderless")
             self.epoch, self.leader, self._leads = block.epoch, None, False
             self.is_dirty, self._retry_at = False, NEVER
@@ -191,7 +192,7 @@ class FetchReplicator:
             self._caught_up(now)
             self._advance()
         elif self._request and self._retry_at == NEVER:
-            # The fetched records are stable: the offset of the next fetch tells that to the leader.
+            # The fetched records are stable; the offset of the next fetch shows this to the leader.
             self._ask(now)
         self._rearm()
 
@@ -202,10 +203,10 @@ class FetchReplicator:
         self._rearm()
 
     def transfer(self, peer: str, now: int) -> None:
-        """Do nothing: the zkserver rolls, and the next block gets another leader."""
+        """Do nothing: the zkserver rolls the block, and the next block gets another leader."""
 
     def relinquish(self, now: int) -> None:
-        """Do nothing: the zkserver rolls, and the next block gets another leader."""
+        """Do nothing: the zkserver rolls the block, and the next block gets another leader."""
 
     # --- the leader -----------------------------------------------------------------------------
 
@@ -221,7 +222,9 @@ class FetchReplicator:
         elif follower.is_past(m):
             mark(
                 "fetch.past"
-            )  # The follower may have lost records since then, and does not wait for this answer.
+                # The follower has restarted and does not wait for the answer; it may have lost
+                # records.
+            )
         elif m.offset > self._log.end or self._log.epoch_at(m.offset) != m.last_epoch:
             mark("fetch.diverging")
             diverging = self._log.end_of(m.last_epoch)
@@ -270,7 +273,7 @@ class FetchReplicator:
                 follower.caught_up_at = self._attention.look(now)
 
     def _advance(self) -> None:
-        """Raise the high watermark to the lowest end of all replicas that may become leader."""
+        """Raise the high watermark to the lowest log end of all replicas that may become leader."""
         end = self._log.stable_end
         for name, follower in self._followers.items():
             if name in self._committed or name in self._may_join:
@@ -318,7 +321,7 @@ class FetchReplicator:
             )
 
     def _incarnation(self, name: str) -> int:
-        """The incarnation of a replica to which the leader's state of it belongs."""
+        """Return the incarnation to which the leader's state of a replica belongs."""
         follower = self._followers.get(name)
         return self._host.incarnation if follower is None else follower.incarnation
 
@@ -365,7 +368,7 @@ class FetchReplicator:
             except CorruptBatch:
                 self._retry_at = now + self._host.replication.retry_ms
             else:
-                self._retry_at = NEVER  # the next fetch follows when the records are stable
+                self._retry_at = NEVER  # the next fetch is sent when the records are stable
         else:
             self._ask(now)
 

@@ -33,31 +33,31 @@ class Solo:
         return self.in_sync
 
     def adopt(self, state: PartitionState, now: int) -> None:
-        """Adopt a new state of the partition: only its epoch matters."""
+        """Adopt a new state of the partition, of which only the epoch matters."""
         self.epoch, self.leader = state.epoch, state.leader
         self.is_leader = self.leader == self._me
 
     def step(self, source: str, message: Replication, now: int) -> None:
-        """Ignore messages: there is no other replica."""
+        """Ignore messages, because there is no other replica."""
 
     def appended(self, now: int) -> None:
-        """Send nothing: there is no other replica."""
+        """Send nothing, because there is no other replica."""
 
     def tick(self, now: int) -> None:
-        """Do nothing: there are no deadlines."""
+        """Do nothing, because there are no deadlines."""
 
     def flush(self, ready: Ready, now: int) -> None:
-        """Do nothing: there is no state to save."""
+        """Do nothing, because there is no state to save."""
 
     def stable(self, end: int, now: int) -> None:
         """Note that the log is on the disk up to *end*, which commits its records."""
         self.high_watermark = max(self.high_watermark, end)
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Do nothing: there is no other replica."""
+        """Do nothing, because there is no other replica."""
 
     def transfer(self, peer: str, now: int) -> None:
-        """Do nothing: no other replica could take over."""
+        """Do nothing, because no other replica could take over."""
 
     def relinquish(self, now: int) -> None:
-        """Do nothing: no other replica could take over."""
+        """Do nothing, because no other replica could take over."""

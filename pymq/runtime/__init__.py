@@ -1,1 +1,1 @@
-"""The loop that drives machines, and the threads that turn it. Only this package does I/O."""
+"""The loop that drives state machines, and the threads that run it. Only this package does I/O."""

@@ -1,4 +1,4 @@
-"""Runs long jobs of a loop's machines (compaction) in another thread."""
+"""Runs long jobs of a loop's machines (compactions) in another thread."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ class BackgroundJobs:
             event = self._disks.store(name).compact(job)
         except PymqError as error:
             event = Compacted(job.topic, job.partition, (), error)
-        except Exception as error:  # any exception is reported to the partition as an error
+        except Exception as error:  # the partition gets any exception as an error
             event = Compacted(job.topic, job.partition, (), StoreError(str(error)))
         self.done.append((name, event))

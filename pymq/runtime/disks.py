@@ -81,9 +81,9 @@ class LoopDisks:
         return answers
 
     def write(self, work: Sequence[tuple[str, Sequence[Write]]]) -> list[Sequence[WriteFailed]]:
-        """Write to the stores of several brokers in parallel; returns the failures of each.
+        """Write to the stores of several brokers in parallel; returns the failures of each store.
 
-        An error of one store is raised after all others have finished.
+        If a store raises an error, this method raises it after all other stores have finished.
         """
         (name, mine), *others = work
         if not others:
@@ -104,7 +104,7 @@ class LoopDisks:
         return found + [future.result() for future in waited]
 
     def release(self) -> None:
-        """End the threads, which are idle by now."""
+        """End the threads, which are idle now."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()

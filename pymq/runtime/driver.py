@@ -1,13 +1,13 @@
 """The driver: decides which thread runs the loop.
 
 A thread that waits for a durable record could hand the work to another thread and sleep. That costs
-two thread switches, some 40 us on top of the disk's 150. So a waiting thread runs the loop itself
-unless another thread does. While that thread is in the system call, other threads add their
-records, and the next turn writes all of them with one write and one sync. A background thread does
-the work that no thread waits for: lingering batches, timers, long jobs.
+two thread switches, about 40 us in addition to the disk's 150. So a waiting thread runs the loop
+itself, unless another thread already does. While that thread is in the system call, other threads
+add their records, and the next turn writes all of them with one write and one sync. A background
+thread does the work for which no thread waits: lingering batches, timers, long jobs.
 
-Holding the lock means being allowed to turn the loop and to touch its machines; there is no other
-lock.
+Only the thread that holds the driver's lock may run the loop and use its machines; there is no
+other lock.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pymq.core.types import NEVER
 from pymq.errors import Closed, ForkedError, InternalError, PymqError
 from pymq.runtime.loop import Loop
 
-HOT_MS = 5  # while there is traffic, the background thread sleeps for so long at a time ...
-COOL_TURNS = 40  # ... and after so many idle rounds it sleeps until the next deadline
+HOT_MS = 5  # while there is traffic, the background thread sleeps for this long at a time ...
+COOL_TURNS = 40  # ... and after this many idle rounds it sleeps until the next deadline
 
 
 class Completion(Protocol):
@@ -35,7 +35,7 @@ class Completion(Protocol):
 
 
 class Wake(Protocol):
-    """How the background thread sleeps; an ``Event`` satisfies it."""
+    """The interface with which the background thread sleeps; an ``Event`` has this interface."""
 
     def set(self) -> None: ...
 
@@ -50,31 +50,31 @@ def _is_done(what: Completion) -> bool:
 
 
 def stopped_by(problem: BaseException) -> PymqError:
-    """Return the error for callers of a loop that *problem* has stopped."""
+    """Return the error for callers of a loop that was stopped by *problem*."""
     if isinstance(problem, Exception):
         return InternalError(
-            f"the loop broke on {type(problem).__name__}: {problem}; what was "
-            "acknowledged is safe: open a new client, and please report this"
+            f"{type(problem).__name__} stopped the loop: {problem}; records that were "
+            "acknowledged are safe; open a new client, and please report this"
         )
     return Closed(
-        f"{type(problem).__name__} stopped the client in the middle of its work; what was "
-        "acknowledged is safe: open a new client"
+        f"{type(problem).__name__} stopped the client in the middle of its work; records that were "
+        "acknowledged are safe; open a new client"
     )
 
 
 class Driver:
-    """Turns a loop on behalf of any number of threads."""
+    """Runs a loop on behalf of any number of threads."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.problem: BaseException | None = None  # the error that stopped the loop, if any
         self._lock = threading.Lock()
         self._wake: Wake = threading.Event()
-        self._errands: deque[Callable[[Loop], None]] = deque()  # callbacks left by any thread
-        # one lock for each thread that waits for the driver's lock
+        self._errands: deque[Callable[[Loop], None]] = deque()  # callbacks from any thread
+        # one entry for each thread that waits for the driver's lock
         self._queueing: deque[None] = deque()
         self._sleepers: dict[threading.Lock, None] = {}
-        # until when the background thread sleeps, in the loop's milliseconds
+        # the time until which the background thread sleeps, in the loop's milliseconds
         self._asleep_until = 0
         # whether the background thread sleeps only briefly, so that no deadline has to wake it
         self._is_hot = False
@@ -93,8 +93,8 @@ class Driver:
         is_taken = False
         try:
             try:
-                # Locks are not fair: without this, a thread that turns repeatedly would keep the
-                # lock.
+                # Locks are not fair: without this, a thread that runs the loop repeatedly would
+                # keep the lock.
                 self._queueing.append(None)
                 is_taken = self._take(blocking=True)
             finally:
@@ -115,11 +115,11 @@ class Driver:
             self._look_again()
 
     def _take(self, *, blocking: bool) -> bool:
-        """Take the lock; returns whether it was taken. Ctrl-C at any time leaves the lock free.
+        """Take the lock; returns whether this succeeded. Ctrl-C never leaves the lock taken.
 
-        Python raises KeyboardInterrupt before one of our functions begins, within a C function that
-        waits, or right after one. So one C function takes the lock and records that it did, and the
-        caller begins its ``try`` before it calls anything else.
+        Python raises KeyboardInterrupt before a Python function begins, within a waiting C
+        function, or right after a C function. So a single C function takes the lock and records
+        this, and the caller begins its ``try`` before it calls anything else.
         """
         taken: list[bool] = []
         try:
@@ -131,7 +131,7 @@ class Driver:
         return taken[0]
 
     def wait(self, what: Completion, timeout: float | None) -> bool:
-        """Wait until *what* is done, running the loop if no other thread does.
+        """Wait until *what* is done, and run the loop meanwhile if no other thread does.
 
         *timeout* is in seconds; None waits without limit. Returns whether *what* is done.
         """
@@ -151,7 +151,8 @@ class Driver:
         if what.waiters is None:
             what.waiters = []
         what.waiters.append(waiter)
-        # A finishing thread marks the work as done, then releases the waiters: no wake-up is lost.
+        # A finishing thread first marks the work as done and then releases the waiters, so no
+        # wake-up is lost.
         if _is_done(what):
             return True
         self._hurry()
@@ -161,14 +162,14 @@ class Driver:
         return _is_done(what)
 
     def _is_idle(self) -> bool:
-        """Whether a turn of the loop now would certainly do nothing."""
+        """Whether a turn of the loop would certainly have no work now."""
         return False
 
     def sleep(self, waiter: threading.Lock, timeout: float | None) -> bool:
-        """Sleep until *waiter*, a locked lock, is released; returns whether it was in time.
+        """Sleep until *waiter*, a locked lock, is released; returns False after *timeout* seconds.
 
-        A thread that waits for another thread's work sleeps here; if the loop breaks, the thread is
-        woken.
+        A thread that waits for another thread's work sleeps here; an error that stops the loop
+        wakes it.
         """
         self._sleepers[waiter] = None
         in_time = False
@@ -182,17 +183,17 @@ class Driver:
         return in_time
 
     def monotonic(self) -> float:
-        """The seconds by which timeouts are measured."""
+        """The clock of timeouts, in seconds."""
         return time.monotonic()
 
     def pause(self, seconds: float) -> None:
         """Pause before a retry."""
         waiter = threading.Lock()
         waiter.acquire()
-        self.sleep(waiter, seconds)  # The pause ends if the loop breaks.
+        self.sleep(waiter, seconds)  # The pause also ends if an error stops the loop.
 
     def turn(self, name: str) -> bool:
-        """Turn the loop for machine *name* unless another thread turns it.
+        """Run the loop for machine *name*, unless another thread runs it.
 
         Returns whether there was any work.
         """
@@ -211,19 +212,19 @@ class Driver:
         return True
 
     def poke(self, name: str) -> None:
-        """Ask the turning thread to drive machine *name* soon; does not wait."""
+        """Ask the thread that runs the loop to drive machine *name* soon; does not wait."""
         self.loop.poke(name)
-        # A thread that holds the lock checks for work once more after releasing it.
+        # A thread that holds the lock checks for work once more after releasing the lock.
         if not self._lock.locked():
             self._hurry()
 
     def push(self, name: str) -> None:
-        """Drive machine *name*: in this thread if possible, else soon in another."""
+        """Drive machine *name* in this thread if possible, otherwise soon in another thread."""
         if not self.turn(name):
             self.poke(name)
 
     def arm(self, due: int, name: str | None = None) -> None:
-        """Note the deadline *due* of machine *name*: no thread may sleep longer."""
+        """Note the deadline *due* of machine *name*, beyond which no thread may sleep."""
         if self._thread is None:
             self._start()
         if due < self._asleep_until:
@@ -232,7 +233,7 @@ class Driver:
     def soon(self, errand: Callable[[Loop], None]) -> None:
         """Run *errand* in the next thread that runs the loop, at the latest the background thread.
 
-        This never waits, so an event loop may call it. Errands run in order.
+        This method never waits, so an event loop may call it. Errands run in order.
         """
         self._check()
         self._errands.append(errand)
@@ -253,7 +254,7 @@ class Driver:
         """Refuse to work in a forked child.
 
         Raises:
-            ForkedError: this process is one.
+            ForkedError: this process is a forked child.
         """
         if self._pid != os.getpid():
             raise ForkedError("this client belongs to the parent process; open a new one here")
@@ -269,19 +270,19 @@ class Driver:
         try:
             self._turns(is_enough)
         except BaseException as error:
-            # A machine broke one of its invariants, or was interrupted in the middle of a step:
-            # its state can no longer be trusted.
+            # A machine has broken one of its invariants, or was interrupted in the middle of a
+            # step, so its state can no longer be trusted.
             self.problem = error
             self._wake_all()
             raise
 
     def _turns(self, is_enough: Callable[[], bool] | None) -> None:
-        """Turn the loop until *is_enough* returns True.
+        """Run the loop until *is_enough* returns True.
 
         Without *is_enough*, this method returns only when another thread wants the lock.
         """
         if self._errands:
-            # Errands that these add run after the turns below.
+            # If these errands add others, the others run after the turns below.
             for _ in range(len(self._errands)):
                 self._errands.popleft()(self.loop)
         self.loop.run(is_enough, queueing=self._queueing if is_enough is None else ())
@@ -292,14 +293,14 @@ class Driver:
                 waiter.release()
 
     def _look_again(self) -> None:
-        # A thread that left work while this one turned relies on this last check.
+        # A thread that has added work during these turns relies on this last check.
         loop = self.loop
         if (
             loop.has_work
             or loop.jobs.waiting
             or self._errands
-            # While there is traffic the thread wakes soon anyway: asking all machines for their
-            # deadlines after each request would cost more than a deadline that is met 5 ms late.
+            # While there is traffic, the thread wakes soon anyway. Asking all machines for their
+            # deadlines after each request would cost more than handling a deadline 5 ms late.
             or (not self._is_hot and loop.deadline < self._asleep_until)
         ):
             if self._thread is None:
@@ -318,11 +319,11 @@ class Driver:
         while self.problem is None:
             self._wake.clear()
             if self._queueing:
-                # Waiting threads go first; their turns do this work, too.
+                # Waiting threads have priority; their turns do this work, too.
                 self._wake.wait(HOT_MS / 1000)
             # If another thread runs the loop, that thread does the due work, and checks again
-            # afterwards. Waiting for the lock would take it from a thread that sends one record
-            # after the other, which costs that thread two thread switches.
+            # afterwards. If this thread waited for the lock, it would take the lock from a thread
+            # that sends one record after the other, which would cost two thread switches.
             had_work = is_taken = not self._lock.acquire(blocking=False)
             if not is_taken:
                 try:
@@ -345,7 +346,8 @@ class Driver:
                 until = min(until, now + HOT_MS)
             self._is_hot = is_hot
             self._asleep_until = until
-            # A deadline that was set before this line did not wake this thread: check once more.
+            # A deadline that was set before this line has not woken this thread, so check once
+            # more.
             if is_taken or (not loop.has_work and loop.deadline >= until):
                 self._wake.wait(None if until >= NEVER else max(0, until - now) / 1000)
             self._asleep_until = 0
@@ -356,7 +358,7 @@ class Driver:
         return bool(loop.has_work or self._errands or loop.deadline <= loop.clock())
 
     def close(self, last: Callable[[Loop], None]) -> None:
-        """Run *last* and turn the loop once more; afterwards no thread turns it."""
+        """Run *last*, and run the loop once more; afterwards no thread runs it."""
         # In a forked child, a thread that does not exist there may hold the lock.
         self.check_process()
         with self._lock:
@@ -364,10 +366,10 @@ class Driver:
                 return
             self._is_closed = True
             if self.problem is None:
-                self._run()  # errands first: threads wait for work that these begin
+                self._run()  # run errands first, because threads wait for their results
                 last(self.loop)
                 self._run()
-            self._wake_all()  # wake the waiting threads: their work will not be done any more
+            self._wake_all()  # wake the waiting threads, because their work will no longer be done
         self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():

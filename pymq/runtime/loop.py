@@ -2,10 +2,10 @@
 
 All machines of a process share one loop: broker, zkserver, producers, consumers. A turn
 
-1. takes in the messages that have come,
+1. takes the messages that have arrived,
 2. lets the machines decide,
-3. merges their requested work (:class:`~pymq.core.ready.Ready`) and carries it out, so that all
-   producers of a turn share one write and one sync,
+3. merges the work that they request (:class:`~pymq.core.ready.Ready`) and carries it out, so that
+   all producers of a turn share one write and one sync,
 4. reports to the machines that the work is done.
 """
 
@@ -38,10 +38,10 @@ from pymq.runtime.wall_clock import WallClock
 from pymq.store.base import BlockStore
 
 # A turn starts no further recovery of a block after this time. A starting broker recovers all of
-# its open blocks; between two of them it handles messages and sends pings.
+# its open blocks; meanwhile it must handle messages and send pings.
 RECOVER_MS = 10
 TURNS_MAX = 200  # turns in one call of ``run``; a request takes about three
-HELD_MAX = 4  # turns for which a write waits for other brokers' writes while messages come in
+HELD_MAX = 4  # turns for which a write waits for other brokers' writes while messages arrive
 
 
 class Machine(Protocol):
@@ -89,7 +89,7 @@ class CoordinatorUser(Machine, Protocol):
         ...
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """Note that a commit could not be carried out; nothing was changed."""
+        """Note that a commit could not be carried out; the tree is unchanged."""
         ...
 
 
@@ -112,13 +112,13 @@ Work = tuple[str, Machine, Ready]  # (name of the machine, machine, its requeste
 class Loop:
     """Drives the machines of one process; only one thread at a time may call it.
 
-    Messages for machines of other processes go to *far*; without it they are dropped. *flush* is
-    called when these messages have to leave: before a write, after a write that others wait for,
-    and after each turn.
+    The loop passes messages for machines of other processes to *far*, or drops them if there is no
+    *far*. The loop calls *flush* when these messages must leave: before a write, after a write for
+    which others wait, and after each turn.
 
     There may be several brokers, each with its own store. In that case the brokers' writes wait
-    until no machine has other work, so that all disks, those of leaders and followers, write at the
-    same time. A broker whose write waits gets no messages until the write is done.
+    until no machine has other work, so that the disks of leaders and followers write at the same
+    time. A broker whose write waits gets no messages until the write is done.
     """
 
     def __init__(
@@ -136,17 +136,17 @@ class Loop:
         self._asks: deque[tuple[str, Recover]] = deque()
         self._dirty: dict[str, None] = {}
         self._pokes: deque[str] = deque()  # names of machines to drive; any thread may append
-        self._ticked = -1  # the time when deadlines were last checked
+        self._ticked = -1  # the time of the last check of deadlines
         self._timers = Timers()
         self._meters: dict[str, RequestMeter] = {}
         self._users: dict[str, StoreUser] = {}  # machines that have a store
-        # the broker and its store, if there is only one
+        # the broker and its store, if there is only one broker
         self._only: tuple[StoreUser, BlockStore] | None = None
         self.disks = LoopDisks()
         self.jobs = BackgroundJobs(self.disks)
         self.wall_clock = WallClock()
         self._events = self.jobs.done
-        self._held: dict[str, Work] = {}  # work whose writes wait for those of other brokers, ...
+        self._held: dict[str, Work] = {}  # work whose writes wait for other brokers' writes, ...
         self._held_for = 0  # ... the number of turns for which these writes have waited, ...
         # ... and the messages that arrived for the broker's machines during these turns
         self._held_back: list[tuple[str, str, Message]] = []
@@ -155,10 +155,10 @@ class Loop:
     # --- assembling -----------------------------------------------------------------------------
 
     def add(self, name: str, machine: Machine, *, tells: bool = False) -> None:
-        r"""Drive *machine*; messages to *name* are for it.
+        r"""Drive *machine*, which gets the messages to *name*.
 
-        If the machine *tells*, the loop asks for its deadline only after driving it, or after
-        :meth:`rearm`\ ; the deadline must not change otherwise.
+        If *tells* is set, the loop reads the machine's deadline only after driving the machine, or
+        after :meth:`rearm`\ ; the deadline must not change otherwise.
         """
         self.machines[name] = machine
         self._timers.add(name, machine, tells=tells)
@@ -235,10 +235,10 @@ class Loop:
         queueing: Collection[object] = (),
         within_ms: int = NEVER,
     ) -> None:
-        """Turn until no work is left or *is_enough* returns True, within limits.
+        """Run turns until no work is left or *is_enough* returns True, within limits.
 
-        Other threads may add work as fast as the loop does it. So the loop returns after a number
-        of turns, after *within_ms* milliseconds, or when a thread is in *queueing*.
+        Other threads may add work as fast as the loop does it. So this method returns after a
+        number of turns, after *within_ms* milliseconds, or when a thread is in *queueing*.
         """
         began = -1
         for _ in range(TURNS_MAX):
@@ -253,7 +253,7 @@ class Loop:
     def turn(self) -> bool:
         """Handle all messages and events, let the machines decide, then carry out their work.
 
-        Returns whether another turn would have work, as :attr:`has_work` does.
+        Returns whether another turn would have work, like :attr:`has_work`.
         """
         now, machines, meters = self.clock(), self.machines, self._meters
         inbox, held, timers = self.inbox, self._held, self._timers
@@ -290,9 +290,9 @@ class Loop:
         dirty = self._dirty
         if not dirty and not self._held:
             return bool(self.inbox or self._pokes or self._events or self._asks)
-        self._dirty = {}  # a machine that is touched from now on is driven in the next turn
+        self._dirty = {}  # the next turn drives a machine that is touched from now on
         for name in held:
-            dirty.pop(name, None)  # The machine is driven again after its write.
+            dirty.pop(name, None)  # Drive the machine again after its write.
         work: list[Work] = []
         for name in dirty:
             found = machines.get(name)
@@ -325,7 +325,7 @@ class Loop:
                 if ready.read:
                     self._post(name, self.disks.read_first(name, ready, writes))
         if writes and self._flush is not None:
-            self._flush()  # followers write at the same time as this node's disk
+            self._flush()  # send first, so that followers write at the same time as this node
         if writes and len(self._users) > 1:
             self._held |= {each[0]: each for each in work if each[2].write}
             work = [each for each in work if not each[2].write]
@@ -334,12 +334,14 @@ class Loop:
         self._finish_all(work, failed, now)
 
     def _finish_all(self, work: list[Work], failed: bool, now: int) -> None:
-        """Finish the work of several machines after its write; *failed* if a part of it failed."""
+        """Finish the work of several machines after its write; *failed* says that a part has
+        failed.
+        """
         for name, machine, ready in work:
             self._finish(name, machine, ready, failed, now)
         for name, machine, _ in work:
-            # The next work of these machines is often only answers, which do not need their own
-            # turn. Input from other threads waits for the next turn.
+            # The next work of these machines is often only answers, which do not need another turn.
+            # Input from other threads waits for the next turn.
             more = machine.ready(now)
             if more is None:
                 continue
@@ -360,7 +362,8 @@ class Loop:
         if ready.after and not failed:
             self._post(name, ready.after)
             if self._flush is not None:
-                # A leader waits for this answer, and no node waits for the machine's next work.
+                # Send this answer at once, because a leader waits for it; no node waits for the
+                # machine's next work.
                 self._flush()
         for read in ready.read:
             self._read(name, read, now)
@@ -391,7 +394,7 @@ class Loop:
     # --- the store ------------------------------------------------------------------------------
 
     def _write(self, writes: list[Write], now: int) -> bool:
-        """Write everything of the turn; returns whether any write failed."""
+        """Carry out all writes of the turn; returns whether any write has failed."""
         if self._only is None:
             return False
         machine, store = self._only
@@ -403,7 +406,7 @@ class Loop:
     def _write_held(self, now: int) -> None:
         """Carry out the held writes on all disks in parallel.
 
-        A failure affects its broker alone.
+        A failure affects only the broker of the store.
         """
         held, self._held, self._held_for = list(self._held.values()), {}, 0
         self.inbox.extendleft(reversed(self._held_back))
@@ -421,8 +424,8 @@ class Loop:
             answer: Message = self.disks.filled(name, read)
         except PymqError as error:
             if not (read.verify and "found_crc" in error.details):
-                # Only the reader gets the error of a damaged body: perhaps the producer sent it
-                # damaged, and then all replicas have the same bytes.
+                # Report the error of a damaged body only to the reader: if the producer sent the
+                # body damaged, all replicas have the same bytes.
                 error = self._users[name].read_failed(read.block, error, now)
                 self._dirty[name] = None
             answer = attrs.evolve(read.answer, error=error)

@@ -1,10 +1,11 @@
-"""Turns the loop of a client of a cluster, in the application's threads where possible.
+"""Runs the loop of a client of a cluster, in the application's threads if possible.
 
 The thread that holds the driver's lock uses the transport. So the sending thread writes a record to
-the socket without a thread switch, and the waiting thread receives its answer. While the loop is
-idle, one thread, the *watcher*, polls the transport's descriptor without the lock: the first
-sleeping application thread, or the background thread if there is none. The background thread stays
-asleep while application threads turn the loop, since each wake-up would take the GIL from them.
+the socket without a thread switch, and the waiting thread receives its own answer. While the loop
+is idle, one thread, the *watcher*, polls the transport's descriptor without the lock. The watcher
+is the first sleeping application thread, or the background thread if there is none. The background
+thread stays asleep while application threads run the loop, since each wake-up would take the GIL
+from them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from pymq.transport.bell import Bell
 
 Arrivals = Sequence[tuple[str, str, Message]]
 ROUNDS_MAX = 50  # rounds of polling and turning in one call
-BLIND_MAX_MS = 500  # longest sleep of the background thread while others watch
-POLL_MAX_MS = 1 << 30  # limit of the system call; longer sleeps repeat it
+# longest sleep of the background thread while an application thread is the watcher
+BLIND_MAX_MS = 500
+POLL_MAX_MS = 1 << 30  # limit of the system call; a longer sleep repeats the call
 
 
 class Net(Protocol):
-    """A transport, as far as the driver needs it; see :class:`pymq.transport.base.Transport`."""
+    """The part of a transport that the driver needs; see :class:`pymq.transport.base.Transport`."""
 
     def fileno(self) -> int: ...
 
@@ -38,9 +40,9 @@ class Net(Protocol):
 
 
 class NetworkDriver(Driver):
-    """Turns a loop whose messages travel over *net*.
+    """Runs a loop whose messages are sent over *net*.
 
-    *note* gets all arrived messages before the loop does.
+    *note* gets all arrived messages before the loop gets them.
     """
 
     def __init__(self, loop: Loop, net: Net, note: Callable[[Arrivals], None]) -> None:
@@ -49,8 +51,8 @@ class NetworkDriver(Driver):
         self._note = note
         self._has_more = False  # the transport may have more messages
         self._turned_at = 0.0  # the time when an application thread last ran the loop
-        self._watching = threading.Lock()  # held by the watcher, ...
-        # ... until this lock, on which it sleeps, is released
+        self._watching = threading.Lock()  # the watcher holds this lock ...
+        # ... and sleeps until this one is released
         self._watcher: threading.Lock | None = None
         self._watcher_id = 0  # the watcher's thread
         self._bell = Bell()  # wakes the watcher
@@ -72,29 +74,30 @@ class NetworkDriver(Driver):
             if arrivals:
                 self._note(arrivals)
                 loop.take(arrivals)
-            # Check deadlines in the first round only, since a loop checks them once a millisecond.
+            # Check deadlines only in the first round, since a loop checks them once a millisecond.
             if not number or arrivals or loop.has_work or self._errands:
                 super()._turns(is_enough)
             else:
-                # The last poll came after the last flush, so the descriptor signals the next
+                # The last poll was after the last flush, so the descriptor signals the next
                 # message.
                 self._has_more = False
                 break
         watcher = self._watcher
         if watcher is not None and not watcher.locked() and me != self._watcher_id:
-            self._bell.ring()  # This thread has done the watcher's work.
+            self._bell.ring()  # Wake the watcher, because this thread has done its work.
 
     def arm(self, due: int, name: str | None = None) -> None:
-        """Note the deadline *due* of machine *name*; turns the machine at once if it is due.
+        """Note the deadline *due* of machine *name*; drives the machine at once if it is due.
 
-        Sending does not block, unlike a disk, and another thread would cost two thread switches.
+        Unlike a write to a disk, sending does not block, and another thread would cost two thread
+        switches.
         """
         if name is None or due > self.loop.clock() or not self.turn(name):
             super().arm(due)
 
     def _is_idle(self) -> bool:
-        # The waiting thread has usually just sent its request and polled without an answer. Polling
-        # again would cost as much as receiving the answer.
+        # The waiting thread has usually just sent its request, and has polled without getting an
+        # answer. Polling again would cost as much as receiving the answer.
         loop = self.loop
         return not (
             self._has_more or self._errands or loop.has_work or loop.deadline <= loop.clock()
@@ -104,8 +107,8 @@ class NetworkDriver(Driver):
         return self._thread.ident if self._thread is not None else None
 
     def _has_work(self) -> bool:
-        # While others turn the loop, the background thread stays awake, so that they need not wake
-        # it for deadlines, which costs a thread switch each time.
+        # While other threads run the loop, the background thread stays awake, so that they need not
+        # wake it for deadlines, which would cost a thread switch each time.
         return self._has_more or self._is_turned() or super()._has_work()
 
     def _look_again(self) -> None:
@@ -135,7 +138,7 @@ class NetworkDriver(Driver):
             self._sleepers.pop(waiter, None)
             self._watching.release()
             if self._sleepers:
-                self._wake.set()  # other threads still wait, and none of them watches
+                self._wake.set()  # other threads still wait, and none of them is the watcher
             else:
                 self._sleep.look_up()
         self._check()
@@ -155,7 +158,7 @@ class NetworkDriver(Driver):
                     self._bell.clear()
             if waiter.locked():
                 with self:
-                    pass  # Leaving polls the transport and runs the loop.
+                    pass  # Leaving the ``with`` block polls the transport and runs the loop.
         return waiter.acquire(blocking=False)
 
     def is_watched(self) -> bool:
@@ -166,14 +169,16 @@ class NetworkDriver(Driver):
         return self.hot_ms() > 0
 
     def hot_ms(self) -> float:
-        """Return for how many milliseconds the background thread still leaves the loop to other
+        """Return for how many more milliseconds the background thread leaves the loop to other
         threads.
         """
         return HOT_MS - (time.monotonic() - self._turned_at) * 1000
 
 
 class _Sleep:
-    """The background thread's sleep: it also polls the transport, unless others watch it."""
+    """The background thread's sleep, which polls the transport unless another thread is the
+    watcher.
+    """
 
     def __init__(self, driver: NetworkDriver, net: Net) -> None:
         self._driver = driver
@@ -202,14 +207,14 @@ class _Sleep:
         self._blind_ms = min(2 * self._blind_ms, BLIND_MAX_MS)
         found = self._alone.poll(ms)
         # The application's thread handles all deadlines. Taking the lock from that thread would
-        # cost both a thread switch, and contention for the GIL.
+        # cost a thread switch and contention for the GIL.
         while not found and (ms := self._driver.hot_ms()) > 0:
             found = self._alone.poll(ms + 0.5)
         self._blind_until = 0.0
         return bool(found)
 
     def look_up(self) -> None:
-        """End the sleep earlier, since no thread watches the transport any more."""
+        """End the sleep early, since there is no other watcher any more."""
         if self._blind_until > time.monotonic() + HOT_MS / 1000:
             self._blind_ms = HOT_MS
             self._bell.ring()

@@ -24,7 +24,7 @@ RUN_MS = 20  # limit of one run of the loop before new messages are handled
 class NodeThread:
     """Runs the loop of a broker or zkserver.
 
-    *note* gets all arrived messages before the loop does.
+    *note* gets all arrived messages before the loop gets them.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class NodeThread:
         self._worker: threading.Thread | None = None
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Turn the loop in this thread until :meth:`stop`, or until *until* holds."""
+        """Run the loop in this thread until :meth:`stop`, or until *until* returns True."""
         loop, net, clock = self.loop, self._net, self.loop.clock
         waiting = select.poll()
         waiting.register(self._bell.fileno(), select.POLLIN)
@@ -59,8 +59,9 @@ class NodeThread:
                     loop.take(arrivals)
                 if arrivals or is_woken or loop.has_work or loop.deadline <= clock():
                     is_woken = False
-                    # If the coordinator backend answers at once, a zkserver with a large change has
-                    # work in each turn. Heartbeats are handled only between two runs.
+                    # Limit the run: if the coordinator backend answers at once, a zkserver with a
+                    # large change has work in each turn, but it handles heartbeats only between two
+                    # runs.
                     loop.run(within_ms=RUN_MS)
                     if loop.jobs.waiting:
                         self._begin_jobs()
@@ -74,7 +75,7 @@ class NodeThread:
                 for found, _ in woken_by:
                     if found == self._bell.fileno():
                         self._bell.clear()
-                        is_woken = True  # perhaps by the coordinator backend
+                        is_woken = True  # the coordinator backend may have woken the thread
         finally:
             self._is_stopped = self._is_over = True  # from now on `ask` raises at once
             self._answer()
@@ -88,7 +89,7 @@ class NodeThread:
         Any other thread may call this; it waits for at most *timeout* seconds.
 
         Raises:
-            TimeoutError: no turn has ended.
+            TimeoutError: no turn has ended in time.
             Closed: the node has ended.
         """
         answer: Future[T] = Future()
@@ -107,7 +108,7 @@ class NodeThread:
             try:
                 self._questions.remove(find_out)
             except ValueError:
-                pass  # the node's thread has answered the question while stopping
+                pass  # the node's thread has answered the question while it stopped
             else:
                 raise Closed("the node has ended")
         try:
@@ -123,7 +124,7 @@ class NodeThread:
                 return  # the caller has withdrawn the question
 
     def wake(self) -> None:
-        """Make the loop turn soon; any thread and signal handlers may call this."""
+        """Make the loop run a turn soon; any thread and signal handlers may call this."""
         self._bell.ring()
 
     def poke(self, name: str) -> None:

@@ -1,8 +1,8 @@
 """Times the requests of a node's machine, and its store, for metrics.
 
-The loop shows a :class:`Meter` the messages that a machine gets and sends. The machine does not
+The loop passes the messages that a machine gets and sends to a :class:`Meter`. The machine does not
 know about the meter, and the simulator uses none. A meter costs about 1 us per request; the broker
-takes 20.
+itself takes 20 us.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pymq.store.base import BlockStore
 from pymq.store.file.os_files import OsFiles
 from pymq.store.wrapped import WrappedStore
 
-PENDING_MAX = 20_000  # requests that wait for an answer; further ones are not timed
+PENDING_MAX = 20_000  # requests that wait for an answer; more requests are not timed
 FRESH_MAX = 1_000  # samples not yet added to the histogram
 _NONE = AckMode.NONE
 
@@ -39,7 +39,7 @@ REQUESTS = (
         msg.DeleteGroup,
     ),
     *(msg.GetGroup, msg.ListGroups, msg.GetLeases),
-    # The times of JoinClassic and SyncClassic include the wait for other members, as in Kafka.
+    # As in Kafka, the times of JoinClassic and SyncClassic include the wait for other members.
     *(msg.JoinClassic, msg.SyncClassic, msg.BeatClassic, msg.LeaveClassic),
     *(msg.CommitClassic, msg.DescribeClassic, msg.BeatReconciled, msg.DescribeReconciled),
     *(msg.CreateTopic, msg.CreatePartition, msg.DeleteTopic, msg.AlterTopic),
@@ -63,7 +63,7 @@ ANSWERS = frozenset(
 
 @define
 class Times:
-    """A histogram with a list of new samples: appending one costs a sixth of adding it."""
+    """A histogram with a list of new samples; appending to a list costs a sixth of an update."""
 
     histogram: Histogram = Factory(Histogram.new)
     fresh: list[float] = Factory(list)
@@ -116,7 +116,7 @@ class Meter:
             self.replicated_in += len(message.data)
 
     def left(self, envelopes: Sequence[tuple[str, Message]]) -> None:
-        """Note the messages that the machine sends; answers end the time of their requests."""
+        """Note the messages that the machine sends; an answer ends the time of its request."""
         now, pending = self.timer(), self.pending
         for peer, message in envelopes:
             sent: Any = message
@@ -156,7 +156,7 @@ class MeteredStore(WrappedStore):
         self._times = meter.writes
 
     def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
-        """Carry out *writes* in order; those with a sync are durable on return."""
+        """Carry out *writes* in order; a write with ``sync`` is durable on return."""
         timer = self._timer
         began = timer()
         failures = self.store.write(writes)

@@ -19,18 +19,19 @@ class Timed(Protocol):
 class Timers:
     """The deadlines of a loop's machines.
 
-    A process may have hundreds of consumers, most of them idle. If a machine *tells*, its deadline
-    changes only when the loop drives it or after a call of :meth:`rearm`, so the deadline is read
-    only then. The deadlines of other machines are read in each turn.
+    A process may have hundreds of consumers, most of them idle. If a machine was added with
+    *tells*, its deadline changes only when the loop drives it or before a call of :meth:`rearm`, so
+    the loop reads the deadline only then. The loop reads the deadlines of other machines in each
+    turn.
     """
 
     def __init__(self) -> None:
         self._asked: dict[str, Timed] = {}
         self.telling: dict[str, Timed] = {}
-        # the number under which each machine was added, for the order
+        # the number of each machine, in the order of their addition
         self._places: dict[str, int] = {}
         self._added = 0
-        self._known: TimerHeap[str] = TimerHeap()  # deadlines of the machines that tell
+        self._known: TimerHeap[str] = TimerHeap()  # deadlines of the machines with *tells*
         self._rearmed: deque[str] = deque()  # names of machines; any thread may append
 
     def add(self, name: str, machine: Timed, *, tells: bool) -> None:
@@ -61,12 +62,13 @@ class Timers:
         """Return the earliest deadline; any thread may call this."""
         due = self._known.due
         if self._rearmed:
-            # A copy, because the loop's thread removes names during a turn.
+            # Iterate over a copy, because the loop's thread removes names during a turn.
             for name in self._rearmed.copy():
                 told = self.telling.get(name)
                 if told is not None:
                     due = min(due, told.deadline)
-        # A copy, because the loop's thread may add and remove machines at the same time.
+        # Iterate over a copy, because the loop's thread may add and remove machines at the same
+        # time.
         for machine in list(self._asked.values()):
             at = machine.deadline
             if at < due:

@@ -1,1 +1,1 @@
-"""Block stores: they keep the record batches of blocks, in files or in memory."""
+"""Block stores, which keep the record batches of blocks in files or in memory."""

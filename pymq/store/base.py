@@ -1,4 +1,4 @@
-"""The contract of a block store; :func:`pymq.testing.check_store` proves it."""
+"""The contract of a block store; :func:`pymq.testing.check_store` tests it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pymq.core.types import BlockId
 
 
 class BlockStore(Protocol):
-    """Keeps the batches of blocks, each block an append-only run of offsets.
+    """Keeps the batches of blocks; a block is an append-only range of offsets.
 
     Only the loop calls the store, from one thread at a time. :meth:`compact` is the exception: it
-    touches only sealed blocks, so another thread may run it at the same time.
+    changes only sealed blocks, so another thread may run it at the same time.
     """
 
     def write(self, writes: Sequence[Write]) -> list[WriteFailed]:
         """Carry out *writes* in their order; a write with ``sync`` is durable on return.
 
-        All appends to one block are one system call and at most one sync. A failed write is undone
-        as far as possible and reported once for each block; writes to other blocks go on. A failed
-        sync is fatal for its block: every later write to it fails until it is recovered. States are
-        saved first, all together; a later failure does not undo that.
+        All appends to one block take one system call and at most one sync. A failed write is undone
+        as far as possible and reported once for each block; writes to other blocks continue. A
+        failed sync is fatal for its block: every later write to the block fails until the block is
+        recovered. States are saved first, all together; a later failure does not undo this.
         """
         ...
 
     def recover(self, block: BlockId, start: int, is_open: bool) -> Recovered | RecoverFailed:
         """Recover *block* and return its end. An open block that the store does not know is empty.
 
-        The torn tail of an open block is cut off, durably. If there is any other damage, the store
-        returns a :class:`RecoverFailed` with :class:`~pymq.errors.CorruptBlock` and changes
-        nothing. If the files cannot be read now, the error is a different one, and the broker
-        retries. The error is fatal after a failed sync, and if an administrator must repair the
-        files.
+        The store truncates a torn write at the end of an open block, durably. If there is any other
+        damage, the store returns a :class:`RecoverFailed` with :class:`~pymq.errors.CorruptBlock`
+        and changes nothing. If the files cannot be read now, the store returns a different error,
+        and the broker retries. The error is fatal after a failed sync, or if an administrator must
+        repair the files.
         """
         ...
 
@@ -48,8 +48,8 @@ class BlockStore(Protocol):
         damaged one.
 
         Raises:
-            CorruptBlock: a header on the way is damaged; with *verify* also if the first body is
-                damaged, and then ``details`` hold ``end``, the offset behind the batch.
+            CorruptBlock: a header in the range is damaged, or, with *verify*, the first body; in
+                this case ``details`` hold ``end``, the offset after the batch.
             StoreError: the block cannot be read.
         """
         ...
@@ -57,12 +57,13 @@ class BlockStore(Protocol):
     def find_time(self, block: BlockId, end: int, timestamp_ms: int) -> int | None:
         """Return the first offset before *end* whose record's time is at or after *timestamp_ms*.
 
-        The result is exact to the record; None if all records are older.
+        The result is the offset of a single record, not of its batch; None if all records are
+        older.
 
         Raises:
             CorruptBlock, StoreError: as for :meth:`read` with *verify*.
-            CorruptBatch: a batch on the way cannot be decoded although its CRC is right: its
-                producer sent it like this.
+            CorruptBatch: a batch in the range cannot be decoded although its CRC is right: the
+                producer sent a bad batch.
         """
         ...
 
@@ -75,12 +76,13 @@ class BlockStore(Protocol):
         ...
 
     def unsealed(self) -> list[BlockId]:
-        """List the blocks of :meth:`blocks` that this store does not know to be sealed; cheap.
+        """List the blocks of :meth:`blocks` that this store does not know to be sealed; this is
+        cheap.
 
-        A sealed block that was recovered as open counts as unsealed again.
+        A sealed block that was recovered as an open block counts as unsealed again.
         """
         ...
 
     def close(self) -> None:
-        """Make everything durable and release it; closing twice is allowed."""
+        """Make everything durable and release all resources; closing twice is allowed."""
         ...

@@ -1,4 +1,4 @@
-"""Blocks in memory, for tests, simulations and queues that may be lost."""
+"""The store in memory, for tests, simulations and queues that may be lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Block:
         return sum(batch.size for batch in self.batches)
 
     def put(self, batches: list[EncodedBatch]) -> None:
-        """Hold these batches."""
+        """Replace the block's batches."""
         self.batches, self.end, self.epoch = batches, self.start, 0
         if batches:
             last = batches[-1].header
@@ -80,10 +80,10 @@ class MemoryStore:
         if self._closed:
             raise _closed()
         failed: dict[BlockId, WriteFailed] = {}
-        # Blocks are independent of each other. Successive appends to one block are one write: it
-        # succeeds or fails as a whole.
+        # Blocks are independent of each other. Consecutive appends to one block are one write,
+        # which succeeds or fails as a whole.
         by_block: dict[BlockId, list[Write]] = {}
-        # States are saved first; for each block its last SaveState or RemoveBlock decides.
+        # States are saved first; for each block, the last SaveState or RemoveBlock counts.
         states: dict[BlockId, SaveState | RemoveBlock] = {}
         for write in writes:
             by_block.setdefault(write.block, []).append(write)
@@ -148,7 +148,7 @@ class MemoryStore:
             batches = batches + append.batches
         check_append(id, block.end, block.epoch, batches)
         for batch in batches:
-            # A batch from a socket lies in a buffer that is used again, so keep a copy.
+            # A batch from a socket is in a buffer that is reused, so keep a copy.
             kept = EncodedBatch(bytes(batch.head), bytes(batch.body), batch.header)
             block.batches.append(kept)
         block.put(block.batches)
@@ -203,8 +203,9 @@ class MemoryStore:
     ) -> bytes:
         """Return whole batches, from the one that holds *offset* up to *end*, at least one.
 
-        Bodies are not checked, even with *verify*: there is no disk that could have damaged them. A
-        batch that was damaged before it was appended fails when the reader decodes it.
+        Bodies are not checked, even with *verify*, because there is no disk that could have damaged
+        them. If a batch was damaged before the append, the reader gets an error when it decodes the
+        batch.
         """
         found = self._find(block)
         if not found.start <= offset <= found.end:

@@ -1,4 +1,4 @@
-"""The contract of a transport; :func:`pymq.testing.check_transport` proves it."""
+"""The contract of a transport; :func:`pymq.testing.check_transport` tests it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pymq.core.message import Message
 from pymq.core.values import value
 from pymq.errors import MissingExtra
 
-Arrival = tuple[str, str, Message]  # (receiver, sender, message), as the loop takes it
+Arrival = tuple[str, str, Message]  # (receiver, sender, message), in the form that the loop expects
 
-# Called with each arrived message: (principal, sender, message). If the gate returns None, the
-# message is admitted; otherwise the transport drops the message and sends the returned answers
-# back, if any.
+# A function that the transport calls with each arrived message: (principal, sender, message). If it
+# returns None, the transport admits the message; otherwise the transport drops the message and
+# sends the returned answers back, if any.
 Gate = Callable[[str, str, Message], Sequence[Message] | None]
 
 ANONYMOUS = ""  # the principal of a connection that has not proved its identity
 NEW_MAX = 2_000  # new connections, which have not sent a packet; each takes some 20 KiB
-FILES = 320  # descriptors kept for other purposes: a store's files, and some more
+FILES = 320  # descriptors for other purposes: a store's files, and some more
 LEAST = 64  # connections allowed even with few descriptors
 TELL_S = 10.0  # interval of reports that connections were turned away
 # The beginnings of a cluster's URL. In a URL, tcp:// is the transport without ZeroMQ.
@@ -35,9 +35,10 @@ OnRefused = Callable[[str, str], None]
 class Tuning:
     """Settings of connections; times in milliseconds."""
 
-    silence_ms: int = 3_000  # a connection without a TCP acknowledgement for so long counts as lost
+    # a connection without a TCP acknowledgement for this long counts as lost
+    silence_ms: int = 3_000
     handshake_ms: int = 3_000  # limit of a connection's handshake
-    reconnect_ms: int = 20  # the first pause; doubles up to ...
+    reconnect_ms: int = 20  # the first pause before a reconnect; doubles up to ...
     reconnect_max_ms: int = 1_000
     # packets in libzmq for each peer and direction; further ones wait in the transport, limited in
     # bytes
@@ -45,61 +46,61 @@ class Tuning:
     linger_ms: int = 500  # time for flushed packets to leave when the transport is closed
     per_address: int = 1_000  # connections of one address, if there are keys
     per_principal: int = 500  # connections of one principal, from all addresses
-    waiting_bytes: int = 64 << 20  # bytes that may wait for a peer; further messages are lost
-    stalled_ms: int = 10_000  # a client that reads nothing for so long is disconnected
-    waiting_ms: int = 1_000  # packets for an unreachable peer are dropped after so long
+    waiting_bytes: int = 64 << 20  # most bytes that wait for a peer; more messages are lost
+    stalled_ms: int = 10_000  # a client that reads nothing for this long is disconnected
+    waiting_ms: int = 1_000  # packets for an unreachable peer are dropped after this time
 
 
 class TransportQuotas(Protocol):
-    """Quotas of principals: bytes sent to them and bytes written for them."""
+    """Quotas of principals, for bytes sent to them and bytes written for them."""
 
     def fetch_wait_ms(self, principal: str) -> int:
-        """Return the wait until more records may be sent to *principal*; 0 if now."""
+        """Return the wait until more records may be sent to *principal*; 0 means now."""
         ...
 
     def produce_wait_ms(self, principal: str) -> int:
-        """Return the wait until more may be written for *principal*; 0 if now."""
+        """Return the wait until more records may be written for *principal*; 0 means now."""
         ...
 
     def produced(self, principal: str, size: int) -> None:
-        """Count bytes written for *principal* in addition to those that it sent."""
+        """Count bytes written for *principal* in addition to the bytes that it has sent."""
         ...
 
 
 class Transport(Protocol):
     """Carries the messages of one node: a process, or a thread with its own loop.
 
-    **Names.** Machines are addressed by name: ``broker-1`` is a node and its main machine,
-    ``client-7.producer1`` is another machine of the node ``client-7``. The name of a node may be
-    its endpoint, as ``tcp://10.0.0.1:7878``. A node knows another node only after ``learn``, or
-    after a message from it.
+    **Names.** Messages go from one state machine to another, by name: ``broker-1`` is a node and
+    its main machine, ``client-7.producer1`` is another machine of the node ``client-7``. The name
+    of a node may be its endpoint, such as ``tcp://10.0.0.1:7878``. A node knows another node only
+    after ``learn``, or after a message from that node.
 
     **Guarantees.** Messages arrive unchanged at the machine to which they were sent, and their
     source is a machine of the node that sent them. While a connection lasts, messages from one node
     to another arrive in the order of ``send`` and at most once. Payload is passed by reference, so
-    the sender must not change it afterwards.
+    the sender must not change payload after ``send``.
 
     **No guarantees.** Any message may be lost without notice: the other node may be missing or
-    slow, or another node may have taken its name. When a connection breaks, a run of messages is
-    lost, and later ones may still arrive. Machines retry; a transport does not.
+    slow, or another node may have taken its name. When a connection breaks, some consecutive
+    messages are lost, and later messages may still arrive. Machines retry; a transport does not.
 
-    **Bounds.** Messages that wait for a peer are limited in number and bytes. If there are more,
-    the excess is lost and counted. While too many bytes wait for a peer, the transport ignores that
+    **Bounds.** Messages that wait for a peer are limited in number and bytes. Messages beyond the
+    limit are lost and counted. While too many bytes wait for a peer, the transport ignores that
     peer's messages.
 
     **Threads.** ``send``, ``flush``, ``poll``, ``learn`` and ``close`` must not run in two threads
     at once; threads may take turns under a lock. Any thread may wait for ``fileno`` at any time.
 
-    **Processes.** A transport belongs to the process that made it: in a forked child everything but
-    ``close`` raises ``ForkedError``, and ``close`` does nothing there.
+    **Processes.** A transport belongs to the process that made it: in a forked child every method
+    except ``close`` raises ``ForkedError``, and ``close`` does nothing.
     """
 
-    # Called, repeatedly, with each node that has waiting messages and no known endpoint; it has to
-    # cause a call of ``learn``.
+    # The transport calls this function, repeatedly, with each node that has waiting messages and no
+    # known endpoint; the function has to cause a call of ``learn``.
     on_stranger: Callable[[str], None] | None
 
-    # Called within ``poll`` with a node's name and True when the connection to it is lost, as far
-    # as the transport notices, and with False when it is restored.
+    # The transport calls this function within ``poll`` with a node's name and True when it notices
+    # that the connection to the node is lost, and with False when the connection is restored.
     on_lost: Callable[[str, bool], None] | None
 
     @property
@@ -109,16 +110,16 @@ class Transport(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """The endpoint of this node for others; empty if it does not listen."""
+        """The endpoint of this node for others; empty if this node does not listen."""
         ...
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when ``poll`` has messages.
 
-        Sometimes ``poll`` has none.
+        Sometimes ``poll`` has no messages although the descriptor is readable.
 
         The descriptor may not signal messages that arrived before the last ``flush`` or ``poll``.
-        So a thread polls once more after its last ``flush`` before it waits.
+        So after its last ``flush``, a thread must poll once more before it waits.
         """
         ...
 
@@ -150,15 +151,15 @@ class Transport(Protocol):
     def close(self) -> None:
         """Close all connections. Closing twice is allowed.
 
-        Flushed messages still arrive at peers that this node has connected to, if that is quick;
-        peers that have connected to this node may lose them.
+        Flushed messages still arrive at peers to which this node has connected, if the network is
+        fast; peers that have connected to this node may lose these messages.
         """
         ...
 
 
 @contextmanager
 def zmq_needed() -> Iterator[None]:
-    """Context of an import that loads pyzmq.
+    """Return a context manager for an import that loads pyzmq.
 
     Raises:
         MissingExtra: pyzmq is not installed.

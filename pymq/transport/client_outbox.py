@@ -1,7 +1,7 @@
-"""The packets for clients that have not left the process, and the clients that read none.
+"""The packets for clients that have not left the process, and the clients that do not read.
 
-A broker asks this class before it reads records for a client, so that a slow client cannot fill its
-memory (:class:`pymq.core.pending.fetch_limits.FetchOutbox`).
+A broker asks this class before it reads records for a client, so that a slow client cannot fill the
+broker's memory (:class:`pymq.core.pending.fetch_limits.FetchOutbox`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClientOutbox(Generic[P]):
         self._looked_at = 0.0  # time of the last search for stalled clients
 
     def loads(self) -> Loads:
-        """The bytes that have not left the process, by principal and connection."""
+        """Return the bytes that have not left the process, by principal and connection."""
         found, now = Loads(), time.monotonic()
         for peer in list(self.loaded):
             if size := self._unsent(peer, now):
@@ -46,35 +46,32 @@ class ClientOutbox(Generic[P]):
         return found
 
     def owner(self, source: str) -> tuple[str, str]:
-        """Return the principal of a machine (or its node if it has none), and its node."""
+        """Return the account of a machine (its principal, or else its node), and its node."""
         peer = self._peers.find(source)[0]
         return peer.principal or peer.name, peer.name
 
     def is_there(self, connection: str) -> bool:
-        """Whether a node is connected, or can be connected to."""
+        """Whether a node is connected, or this node can connect to it."""
         peer = self._peers.by_name.get(connection)
         return peer is not None and (peer.is_connected or self._peers.endpoint(peer) is not None)
 
     def wait_ms(self, account: str) -> int:
-        """Return the milliseconds until the quota of a principal allows a send to it; 0 if now."""
+        """Return the milliseconds until a principal's quota allows a send to it; 0 means now."""
         return self._quotas.fetch_wait_ms(account) if self._quotas is not None else 0
 
     def write_wait_ms(self, account: str) -> int:
-        """Return the milliseconds until the quota of a principal allows a write for it.
-
-        0 if now.
-        """
+        """Return the milliseconds until a principal's quota allows a write for it; 0 means now."""
         return self._quotas.produce_wait_ms(account) if self._quotas is not None else 0
 
     def wrote(self, account: str, size: int) -> None:
-        """Count bytes written for a principal in addition to those that it sent."""
+        """Count bytes written for a principal in addition to the bytes that it has sent."""
         if self._quotas is not None:
             self._quotas.produced(account, size)
 
     def cut_stalled(self, now: float) -> list[P]:
-        """End the connections of clients that have not read any of their packets for too long.
+        """End the connections of clients that have read none of their packets for too long.
 
-        This method searches at most once a second, and returns those clients.
+        This method searches at most once a second, and returns these clients.
         """
         if now - self._looked_at <= LOOK_S:
             return []

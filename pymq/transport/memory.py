@@ -1,7 +1,7 @@
-"""A transport in memory, for nodes in one process that each have a loop.
+"""A transport in memory, for nodes in one process, each with its own loop.
 
 This transport encodes and copies nothing, so no other transport can be faster. The contract is that
-of other transports; for example, messages to a node that does not exist are lost.
+of all transports; for example, messages to a node that does not exist are lost.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pymq.transport.base import ANONYMOUS, Arrival, Gate
 from pymq.transport.bell import Bell
 
 SCHEME = "memory:"
-WAITING_MAX = 100_000  # messages for one node; bytes are not counted, as nodes share their memory
-SHARE = 1_000  # messages that one ``poll`` returns
+# most waiting messages for a node; bytes are not counted, since nodes share their memory
+WAITING_MAX = 100_000
+SHARE = 1_000  # most messages that one ``poll`` returns
 
 
 class MemoryNetwork:
@@ -40,8 +41,9 @@ class MemoryTransport:
         self.node = node
         self.endpoint = SCHEME + node
         self.dropped = 0  # messages lost for any reason
-        self.on_stranger: Callable[[str], None] | None = None  # not used: all nodes are known
-        # not used: there are no connections
+        # not used, because all nodes are known
+        self.on_stranger: Callable[[str], None] | None = None
+        # not used, because there are no connections
         self.on_lost: Callable[[str, bool], None] | None = None
         self._network = network
         self._gate = gate
@@ -57,7 +59,7 @@ class MemoryTransport:
         return self._bell.fileno()
 
     def learn(self, node: str, endpoint: str) -> None:
-        """Do nothing: all nodes of the network know each other."""
+        """Do nothing, because all nodes of the network know each other."""
         self._check()
 
     def send(self, peer: str, source: str, message: Message) -> None:
@@ -72,7 +74,7 @@ class MemoryTransport:
         self._flushable[target] = None
 
     def flush(self) -> None:
-        """Wake the nodes that have received messages."""
+        """Wake the nodes to which this node has sent messages."""
         self._check()
         if self._flushable:
             for target in self._flushable:

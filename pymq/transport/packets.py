@@ -18,15 +18,15 @@ from pymq.transport.client_outbox import ClientOutbox
 from pymq.transport.peers import P, PeerTable
 from pymq.transport.shapes import Buffer
 
-SHARE_PACKETS = 128  # limits of one poll, because other peers wait meanwhile: packets, ...
+SHARE_PACKETS = 128  # limits of one poll, because other peers have to wait: packets, ...
 SHARE_BYTES = 16 << 20  # ... bytes of payload, which is not decoded, ...
-# ... bytes of headers, since decoding so many takes some tenths of a second in the worst case, ...
+# ... bytes of headers, since decoding this many takes some tenths of a second at worst, ...
 SHARE_HEADER_BYTES = 2 << 20
-SHARE_MESSAGES = 4_096  # ... and messages, since a machine needs some 20 us for each
+SHARE_MESSAGES = 4_096  # ... and messages, since a machine needs about 20 us for each
 HEADER_WEIGHT = SHARE_BYTES // SHARE_HEADER_BYTES
-SILENT_S = 60.0  # after a peer's silence of so long, check whether its connection still exists
+SILENT_S = 60.0  # if a peer is silent for this long, check that its connection still exists
 HELLO = wire.Hello(software="pymq")
-GREET_S = 1.0  # for this time after its own Hello, the node does not answer a Hello of the peer
+GREET_S = 1.0  # for this long after its own Hello, the node does not answer a Hello of the peer
 
 
 class PacketTransport(Generic[P]):
@@ -36,11 +36,11 @@ class PacketTransport(Generic[P]):
         peers: the peers of the node.
         cut: ends the connection that a client has made, and returns whether there was one.
         gate: see :data:`pymq.transport.base.Gate`.
-        on_stranger: called with nodes that have messages waiting and no known endpoint.
+        on_stranger: called with nodes that have waiting messages but no known endpoint.
         tuning: the settings of connections.
-        on_send: called with a principal and a message for it; returns the message without the
-            parts that the principal may not see.
-        quotas: limits of what may be sent to principals.
+        on_send: called with a principal and a message for that principal; returns the message
+            without the parts that the principal may not see.
+        quotas: limits of the bytes sent to principals.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PacketTransport(Generic[P]):
         self.node = ""
         self.dropped = 0  # messages and packets lost for any reason
         self.cut = 0  # connections closed because the client did not read
-        self.problem = ""  # the reason of the last loss or refusal, at this node or a peer
+        self.problem = ""  # the reason of the last loss or refusal, by this node or a peer
         self.on_stranger = on_stranger
         self.outbox = ClientOutbox(peers, cut, quotas, tuning.stalled_ms)
         self._table = peers
@@ -156,15 +156,15 @@ class PacketTransport(Generic[P]):
             self._add(peer, "", "", wire.Refused(error))
             return
         me, name, gate = self.node, peer.name, self._gate
-        says_hello = is_new  # the peer's Hello may have gone to an earlier process of this node
+        says_hello = is_new  # the peer may have sent its Hello to an earlier process of this node
         peer.heard_at = time.monotonic()
         for to, source, message in items:
             if isinstance(message, (wire.Hello, wire.Refused, wire.Alive)):
                 if isinstance(message, wire.Refused):
                     self._lose(1, f"{name} has refused a packet: {message.error}")
                 elif isinstance(message, wire.Hello):
-                    # If both sides have connected, each would answer the other's answer without
-                    # end.
+                    # Otherwise, if both sides have connected, each would answer the other's answers
+                    # forever.
                     is_answered = peer.heard_at < peer.greeted_at + GREET_S
                     says_hello = says_hello or (peer.has_come and not is_answered)
                 continue

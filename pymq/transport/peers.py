@@ -52,9 +52,9 @@ class BasePeer:
     heard_at: float = 0.0
     greeted_at: float = float("-inf")
     principal: str = ANONYMOUS
-    refused_until: float = 0.0  # until this time the node does not connect again
+    refused_until: float = 0.0  # this node does not connect again before this time
     header_max: int = wire.HEADER_BYTES_MAX  # limit of the headers of the peer's packets
-    # whether the peer is a client, which is neither a broker nor a zkserver
+    # whether the peer is a client, not a broker or a zkserver
     is_client: bool = False
 
     @property
@@ -77,7 +77,7 @@ class BasePeer:
         raise NotImplementedError
 
     def expire(self, since: float) -> int:
-        """Drop packets from before *since*, because their senders have retried by now.
+        """Drop packets from before *since*, because their senders have already retried.
 
         Returns the number of dropped packets.
         """
@@ -121,7 +121,7 @@ class PeerTable(Generic[P]):
         return peer.name if "://" in peer.name else self._endpoints.get(peer.name)
 
     def find(self, machine: str) -> tuple[P, str]:
-        """Return the peer of a machine, and the machine's name there."""
+        """Return the peer of a machine, and the machine's name on that node."""
         known = self._machines.get(machine)
         if known is not None:
             return known
@@ -136,13 +136,13 @@ class PeerTable(Generic[P]):
         return found
 
     def get(self, node: str) -> P:
-        """Return the peer of a node; make it if it is new."""
+        """Return the peer of a node; create the peer if the node is new."""
         peer = self.by_name.get(node)
         if peer is None:
             peer = self.by_name[node] = self._make(node)
             if node.startswith(CLIENT_PREFIX):
                 peer.header_max, peer.is_client = wire.CLIENT_HEADER_BYTES_MAX, True
-            self._machines.clear()  # cached machines may belong to the new node
+            self._machines.clear()  # cached names may now belong to the new node
         return peer
 
     def fence(self, identity: bytes) -> None:
@@ -165,7 +165,7 @@ class PeerTable(Generic[P]):
     def forget_idle(self) -> None:
         """Remove peers without a connection, an endpoint and waiting packets.
 
-        Each client that leaves before it gets its answer leaves such a peer behind.
+        A client that disconnects before it gets its answer leaves such a peer behind.
         """
         gone = [
             peer.name

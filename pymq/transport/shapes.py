@@ -1,11 +1,11 @@
-"""Converts values to CBOR items and back: a value is the list of its fields, in their order.
+"""Converts values to CBOR items and back: an item is the list of a value's fields, in order.
 
 A shape is made once for each class, from the types of its fields. When a shape unpacks a value, it
 checks the type of each field. New fields are added only at the end, with a default: a receiver uses
-the defaults for missing fields and ignores unknown ones.
+the defaults for missing fields and ignores unknown fields.
 
-Payload bypasses CBOR: it travels in separate frames, and its length takes its place in the list.
-Small payload stays in the list, because a frame costs more than a copy.
+Payload (such as record batches) bypasses CBOR: it is sent in separate frames, and the list has its
+length in its place. Small payload stays in the list, because a frame costs more than a copy.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from pymq.core.metadata.topic_config import TopicConfig
 from pymq.core.types import AckMode
 from pymq.errors import InvalidRequest, PymqError, error_from_code
 
-INLINE_MAX = 2048  # bytes of payload that stay in the list
+INLINE_MAX = 2048  # payload up to this many bytes stays in the list
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
-DETAIL = (bool, int, str, type(None))  # types of the details of an error
+DETAIL = (bool, int, str, type(None))  # types that the details of an error may have
 
 Buffer = bytes | bytearray | memoryview
-Frames = list[Buffer]  # payload frames, in the order of their places
+Frames = list[Buffer]  # payload frames, in the order of their places in the list
 Pack = Callable[[Any, Frames], Any]
 Unpack = Callable[[Any, "Payload"], Any]
 
 
 class Payload:
-    """The payload frames of a packet, which are taken in order."""
+    """The payload frames of a packet, to be taken in order."""
 
     __slots__ = ("_frames",)
 
@@ -46,7 +46,9 @@ class Payload:
         self._frames = frames
 
     def take(self, place: Any) -> Buffer:
-        """Return the payload at *place*: its bytes, or the next frame if it is a length."""
+        """Return the payload at *place*: the bytes in the list, or the next frame if *place* is a
+        length.
+        """
         if type(place) is bytes:
             return place
         frame = next(self._frames, None)
@@ -91,12 +93,12 @@ class Shape:
         """Make an item from its fields.
 
         Raises:
-            InvalidRequest: they are not those of this class.
+            InvalidRequest: the fields are not those of this class.
         """
         if type(row) is not list or len(row) < self._least:
             raise InvalidRequest(f"a {self.cls.__name__} has at least {self._least} fields")
         try:
-            # ``zip`` drops fields at the end that a later version has added.
+            # ``zip`` drops fields that a later version has added at the end.
             return self.cls(
                 *[unpack(part, payload) for unpack, part in zip(self._unpacks, row, strict=False)]
             )
@@ -107,7 +109,9 @@ class Shape:
 
 
 class ReservedShape(Shape):
-    """A shape with places of removed fields, where it sends 0 and ignores what it receives."""
+    """A shape with places of removed fields; it sends 0 in these places and ignores received
+    values.
+    """
 
     __slots__ = ("_reserved",)
 
@@ -118,17 +122,17 @@ class ReservedShape(Shape):
         self._reserved = reserved  # reserved places, ascending
 
     def pack(self, item: Any, frames: Frames) -> list[Any]:
-        """Return the fields of *item*, and 0 in each reserved place."""
+        """Return the fields of *item*, with 0 in each reserved place."""
         row = super().pack(item, frames)
         for place in self._reserved:
             row.insert(place, 0)
         return row
 
     def unpack(self, row: Any, payload: Payload) -> Any:
-        """Make an item from its fields; ignore those in reserved places.
+        """Make an item from its fields; ignore fields in reserved places.
 
         Raises:
-            InvalidRequest: they are not those of this class.
+            InvalidRequest: the fields are not those of this class.
         """
         if type(row) is list:
             for place in reversed(self._reserved):
@@ -152,7 +156,7 @@ def shape_of(cls: type, *, payload: tuple[str, ...] = (), reserved: tuple[int, .
 
 
 def _kind(hint: Any) -> tuple[Pack | None, Unpack]:
-    """Return how to pack (None for unchanged) and unpack values of a type *hint*."""
+    """Return the functions that pack (None: unchanged) and unpack values of a type *hint*."""
     if hint in _KINDS:
         return _KINDS[hint]
     origin, args = get_origin(hint), get_args(hint)
@@ -201,7 +205,7 @@ def _optional(hint: Any, args: tuple[Any, ...]) -> tuple[Pack | None, Unpack]:
 
 
 def _many(inner: Any) -> tuple[Pack | None, Unpack]:
-    """Pack and unpack tuples of any length of one type."""
+    """Return functions for tuples of any length whose items have one type."""
     pack_one, unpack_one = _kind(inner)
     pack: Pack | None = None
     if pack_one is not None:
@@ -219,7 +223,7 @@ def _many(inner: Any) -> tuple[Pack | None, Unpack]:
 
 
 def _row(make: Callable[[list[Any]], Any], args: tuple[Any, ...]) -> tuple[Pack | None, Unpack]:
-    """Pack and unpack tuples with a type for each place."""
+    """Return functions for tuples with a type for each place."""
     kinds = [_kind(arg) for arg in args]
     unpacks = [unpack for _, unpack in kinds]
     pack: Pack | None = None
@@ -278,7 +282,7 @@ def _pack_error(error: PymqError, frames: Frames) -> list[Any]:
 
 
 def _details(given: Mapping[str, object]) -> dict[str, object]:
-    """Return the details of an error that may be sent or accepted."""
+    """Return the details of an error that are allowed in a message."""
     return {
         name: list(found) if isinstance(found, tuple) else found
         for name, found in given.items()
@@ -297,7 +301,7 @@ def _unpack_error(part: Any, payload: Payload) -> PymqError:
 
 
 def _unpack_options(part: Any, payload: Payload) -> dict[str, Any]:
-    """Return a flat map of names; its user checks the values."""
+    """Return a flat map of names; the user of the map checks the values."""
     if type(part) is not dict or not all(type(name) is str for name in part):
         raise InvalidRequest(f"{part!r:.100} is not a map of names")
     return part
@@ -314,7 +318,7 @@ def _unpack_config(part: Any, payload: Payload) -> TopicConfig:
     return TopicConfig.of({name: found for name, found in given.items() if name in known})
 
 
-# Types of results of requests to a zkserver, each with its number.
+# The types of results of requests to a zkserver, each with its number.
 _PLAIN, _NAMES, _LOCATIONS = 0, 4, 5
 _RESULTS: dict[int, type] = {
     1: TopicMetadata,

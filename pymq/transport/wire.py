@@ -1,16 +1,17 @@
 """Encodes and decodes packets; docs/protocol.md describes the format for other languages.
 
-A packet is one ZeroMQ message: a small header frame in CBOR, and the payload frames that it
-announces, which the transport does not read. The header is a list that begins with the version::
+A packet is one ZeroMQ message: a small header frame in CBOR, and payload frames, which the
+transport does not read. The header is a list that begins with the version::
 
     [version, [number, to, from, field, field, ...], ...]
 
-*number* is the type of the message. *to* and *from* are names of machines on a node: ``""`` is the
-node's main machine, ``"producer1"`` another machine of a client. The names of the nodes are not
-sent, because the connection determines them. So a node cannot send in the name of another node.
+*number* is the type of the message. *to* and *from* are names of state machines on a node: ``""``
+is the node's main machine, ``"producer1"`` another machine of a client. The names of the nodes are
+not sent, because the connection determines them. So a node cannot send messages in the name of
+another node.
 
-Many messages share a packet, which costs as much as one message alone. Decoding checks all input:
-first the sizes, then the CBOR (:mod:`pymq.core.cbor`), then the type of every field.
+Many messages share a packet, because a packet costs about as much as one message. Decoding checks
+all input: first the sizes, then the CBOR (:mod:`pymq.core.cbor`), then the type of every field.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from pymq.transport.shapes import Buffer, Frames, Payload, Shape, shape_of
 VERSION = 1
 VERSIONS = (1, 1)  # the first and the last version that this pymq speaks
 
-# size limit of any frame; libzmq ends connections that send larger ones
+# size limit of a frame; libzmq closes connections that send larger frames
 FRAME_BYTES_MAX = BATCH_BYTES_MAX + (1 << 20)
 HEADER_BYTES_MAX = 16 << 20
-# A byte of CBOR can be an empty list, which takes 64 bytes in memory. So the limit for clients is
-# lower: one packet of a client takes at most 32 MiB of memory.
+# A byte of CBOR can be an empty list, which takes 64 bytes in memory. So the limit for headers from
+# clients is lower: one packet of a client takes at most 32 MiB of memory.
 CLIENT_HEADER_BYTES_MAX = 512 << 10
-FRAMES_MAX = 64  # payload frames in a packet
-PACKET_BYTES = 1 << 20  # a packet with so many bytes of payload is full
-MESSAGES_MAX = 4096  # messages in a packet that is accepted
-MESSAGES = 128  # messages in a packet that is sent, so that the receiver can start early
+FRAMES_MAX = 64  # most payload frames in a packet
+PACKET_BYTES = 1 << 20  # a packet with this many bytes of payload is full
+MESSAGES_MAX = 4096  # most messages in a packet that a node accepts
+MESSAGES = 128  # most messages in a packet that a node sends, so that the receiver can start early
 NAME_MAX = 255
-_PART = re.compile(r"[A-Za-z0-9_-]*").fullmatch  # names of the machines of a node
+_PART = re.compile(r"[A-Za-z0-9_-]*").fullmatch  # valid names of a node's machines
 
 
 @value
 class Hello:
-    """The first packet of a connection and its answer: the versions that the sender speaks."""
+    """The first packet of a connection, and its answer: the versions that the sender supports."""
 
     first: int = VERSIONS[0]  # the first version ...
     last: int = VERSIONS[1]  # ... and the last supported version
@@ -63,14 +64,14 @@ class Refused:
 
 @value
 class Alive:
-    """An empty message; if it can be sent to a peer, the connection still exists."""
+    """An empty message; if a node can send it to a peer, the connection still exists."""
 
 
-Link = Hello | Refused | Alive  # messages between transports, which machines never see
+Link = Hello | Refused | Alive  # messages between transports; machines never get these
 
-# Numbers never change. The number of a removed message stays reserved; a new message gets a new
-# number in the range of its kind: 1 transports, 10 records, 30 groups, 60 zkserver, 100 brokers and
-# zkserver, 140 replicas. Reserved: 148, which was RaftSnapshot.
+# Numbers never change. The number of a removed message stays reserved. A new message gets a new
+# number in the range of its kind, which begins at: 1 transports, 10 records, 30 groups, 60
+# zkserver, 100 brokers and zkserver, 140 replicas. Reserved: 148, which was RaftSnapshot.
 NUMBERS: dict[int, type] = {
     1: Hello,
     2: Refused,
@@ -167,14 +168,14 @@ NUMBERS: dict[int, type] = {
     147: msg.RaftTimeout,
 }
 
-# Payload fields, in addition to all batches.
+# Fields whose values are payload; batches are always payload.
 PAYLOAD: dict[type, tuple[str, ...]] = {
     msg.Fetched: ("data",),
     msg.ReplicaFetched: ("data",),
     msg.RaftAppend: ("data",),
 }
 
-# Places of removed fields, so that the other fields keep their places.
+# The places of removed fields, which stay reserved so that the other fields keep their places.
 RESERVED: dict[type, tuple[int, ...]] = {
     msg.RaftAppend: (6,),
     msg.RaftAppended: (5,),
@@ -198,14 +199,14 @@ class Packet:
         self.rows: list[Any] = [VERSION]
         self.frames: Frames = []
         self.size = 0  # bytes of payload frames
-        # whether the last message was so large that no further one should follow in the packet
+        # whether the last message was so large that no other message should follow in this packet
         self._is_last = False
 
     def add(self, to: str, source: str, message: Message | Link) -> None:
         """Append a message.
 
         Raises:
-            RecordTooLarge: its payload is larger than any frame may be.
+            RecordTooLarge: the payload is larger than a frame may be.
         """
         number, pack = _by_class[type(message)]
         before = len(self.frames)
@@ -234,7 +235,7 @@ class Packet:
         """Return the frames of the packet.
 
         Raises:
-            RecordTooLarge: the header is larger than it may be.
+            RecordTooLarge: the header exceeds its limit.
         """
         header = cbor.dumps(self.rows)
         if len(header) > HEADER_BYTES_MAX:
@@ -245,7 +246,7 @@ class Packet:
 def encode(items: Iterable[Item]) -> list[Buffer]:
     """Return the frames of one packet with all of *items*.
 
-    See :class:`Packet` for the single steps.
+    :class:`Packet` does the same message by message.
     """
     packet = Packet()
     for item in items:
@@ -259,7 +260,7 @@ def decode(
     """Return the messages of a packet, except those with unknown numbers.
 
     Raises:
-        InvalidRequest: it is not a valid packet; none of its messages may be used.
+        InvalidRequest: the packet is not valid; none of its messages may be used.
     """
     if len(header) > header_max:
         raise InvalidRequest(f"the header has {len(header)} bytes, the most is {header_max}")
@@ -286,11 +287,12 @@ def decode(
         if type(to) is not str or type(source) is not str or len(to) + len(source) > NAME_MAX:
             raise InvalidRequest("the names of machines are short texts")
         if source and _PART(source) is None:
-            # The name appears in logs, and with a dot it would name another node's machine.
+            # The name appears in logs, and a name with a dot would be that of another node's
+            # machine.
             raise InvalidRequest("a part of a node has a name of A-Z a-z 0-9 _ -")
         shape = _by_number.get(number)
         if shape is None:
-            # the message may have had payload, so the frames of later messages are unknown
+            # the message may have had payload, so later messages cannot be matched with frames
             is_known = False
             continue
         if not is_known and number not in _NO_PAYLOAD:

@@ -117,9 +117,12 @@ def test_nobody_is_nobody() -> None:
         ({"rules": []}, "unknown 'rules'"),
         ({"rule": {}}, r"\[\[rule\]\]"),
         ({"rule": [rule(effect="permit")]}, "'allow' or 'deny'"),
-        ({"rule": [rule(operations=["read"])]}, "'read' is no operation; there are All, Read"),
+        (
+            {"rule": [rule(operations=["read"])]},
+            "'read' is not an operation; choose from All, Read",
+        ),
         ({"rule": [rule(operations=[])]}, "operations is a text or a list"),
-        ({"rule": [rule(resources=["orders"])]}, "'orders' is no resource"),
+        ({"rule": [rule(resources=["orders"])]}, "'orders' is not a resource"),
         ({"rule": [rule(resources=["topic:"])]}, "must be 1 to 249"),
         ({"rule": [rule(resources=["topic:a*b"])]}, "must be 1 to 249"),
         ({"rule": [rule(resources=["cluster:x"])]}, "there is one cluster"),
@@ -130,7 +133,7 @@ def test_nobody_is_nobody() -> None:
         ({"quota": {"p": {"requests_per_second": 0}}}, "whole number above 0"),
         ({"quota": {"p": {"requests_per_second": True}}}, "whole number above 0"),
         ({"quota": {"p": {"bytes": 5}}}, "unknown 'bytes'"),
-        ({"audit": ["Kreate"]}, "audit: 'Kreate' is no operation"),
+        ({"audit": ["Kreate"]}, "audit: 'Kreate' is not an operation"),
         ({"audit": 7}, "audit is a text or a list of texts"),
     ],
 )

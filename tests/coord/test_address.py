@@ -42,10 +42,10 @@ def test_address(url: str, wanted: object) -> None:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("", "no coordinator"),
-        ("memory", "no coordinator"),
-        ("zk://a", "no coordinator"),
-        ("zookeeper:a", "no coordinator"),
+        ("", "not a coordinator"),
+        ("memory", "not a coordinator"),
+        ("zk://a", "not a coordinator"),
+        ("zookeeper:a", "not a coordinator"),
         ("memory:x", "has no name"),
         ("sqlite:", "names no file"),
         ("zookeeper://", "not HOST"),

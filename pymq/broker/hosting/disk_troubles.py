@@ -1,10 +1,10 @@
 """Reports a broker's offline replicas to the zkserver.
 
-The report is complete: it names all offline replicas, and the broker sends it every second. So a
-lost or late report does no harm. A broker that never had an offline replica sends nothing.
+A report names all offline replicas, and the broker sends it every second. So a lost or late report
+does no harm. A broker that has never had an offline replica sends no reports.
 
-If a file failed to sync, this process trusts neither that file again nor the disk with other files
-of that partition. So the entry stays until the broker restarts, even if the partition is removed.
+After a failed sync, this process no longer trusts that file, or the disk with other files of the
+partition. So the entry stays until the broker restarts, even if the partition is removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class DiskTroubles:
         self.deadline = NEVER
         self._me = me
         self._incarnation = incarnation
-        self._repeats = repeats  # False if the zkserver is in this process: no report is lost
+        # False if the zkserver is in this process, so that no report is lost
+        self._repeats = repeats
         self._version = 0
         self._replicas: dict[tuple[str, int], OfflineReplica] = {}  # by topic id and index
         self._final: dict[tuple[str, int], None] = {}

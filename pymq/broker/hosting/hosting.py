@@ -2,12 +2,12 @@
 
 | request | effect |
 |---|---|
-| `LeaderAndIsr` | the partition gets a new state; the broker begins to host it if it did not |
+| `LeaderAndIsr` | the partition gets a new state; the broker begins to host a new partition |
 | `Seal` | the partition seals its open block |
 | `TransferLeader` | another replica leads the open block |
-| `StopReplica` | the broker gives the partition up |
+| `StopReplica` | the broker removes the partition |
 
-The broker refuses or drops late requests and those of a zkserver that was replaced
+The broker refuses or drops late requests, and requests of a zkserver that was replaced
 (:mod:`~pymq.broker.hosting.request_fence`).
 """
 
@@ -44,22 +44,25 @@ from pymq.errors import (
 
 
 class Leftovers:
-    """Blocks that the store found at the start and whose partitions are not hosted yet."""
+    """Blocks that the store has found at the start, and whose partitions are not hosted yet."""
 
     def __init__(self, found: Iterable[BlockId], unsealed: Iterable[BlockId]) -> None:
-        self._numbers: dict[tuple[str, int], list[int]] = {}  # by topic id and index
+        # block numbers, by topic id and partition index
+        self._numbers: dict[tuple[str, int], list[int]] = {}
         for block in found:
             self._numbers.setdefault((block.topic_id, block.partition), []).append(block.number)
         self._unsealed = frozenset(unsealed)
 
     def take_up(self, topic_id: str, index: int) -> tuple[list[int], frozenset[int]]:
-        """Take one partition's blocks out; returns all numbers, and those of unsealed blocks."""
+        """Take out one partition's blocks; returns their numbers, and the numbers of unsealed
+        blocks.
+        """
         left = self._numbers.pop((topic_id, index), [])
         is_unsealed = (n for n in left if BlockId(topic_id, index, n) in self._unsealed)
         return left, frozenset(is_unsealed)
 
     def take_out(self, topic_id: str, index: int | None) -> list[BlockId]:
-        """Take the blocks of a partition, or of a whole topic, out for removal; returns them."""
+        """Take out and return the blocks of a partition, or of a whole topic, for removal."""
         left = [key for key in self._numbers if key[0] == topic_id]
         keys = left if index is None else [(topic_id, index)]
         return [BlockId(*key, number) for key in keys for number in self._numbers.pop(key, ())]
@@ -89,7 +92,7 @@ class HostedPartitions:
         """Adopt the zkserver's states of partitions; the answer has an error or None for each."""
         host, registration = self._host, self._registration
         if m.incarnation != host.incarnation:
-            return  # the message was sent to an earlier start of this broker
+            return  # the message is for an earlier incarnation of this broker
         if m.controller_epoch < registration.epoch:
             error = StaleControllerEpoch(
                 f"controller epoch {m.controller_epoch} was replaced by {registration.epoch}"
@@ -114,11 +117,11 @@ class HostedPartitions:
             return error
         if self._orders.is_late(request, state.topic_id, name):
             mark("broker.late_state")
-            return StaleEpoch(f"{name} was given up, or is at a later state")
+            return StaleEpoch(f"{name} was removed, or has a later state")
         if self._parts.is_part(state):
             return None
         if (whole := self._parts.whole(state)) is None:
-            return ReplicaNotAvailable(f"not all blocks of {name} have been told")
+            return ReplicaNotAvailable(f"the metadata of {name} is incomplete; retry")
         state = whole
         if not any(self._host.me in block.replicas for block in state.blocks):
             return UnknownPartition(f"{self._host.me} is no replica of {name}")
@@ -146,9 +149,10 @@ class HostedPartitions:
         return partition
 
     def _given_away(self, state: PartitionState, found: Iterable[int]) -> list[BlockId]:
-        """The blocks *found* on this disk that the zkserver has retired or moved meanwhile.
+        """Return the blocks *found* on this disk that the zkserver has retired or moved meanwhile.
 
-        The open block and later ones stay: they may belong to a state that is still to arrive.
+        The open block and later blocks stay, because they may belong to a state that has not
+        arrived yet.
         """
         me = self._host.me
         mine = {block.number for block in state.blocks if me in block.replicas}
@@ -181,7 +185,7 @@ class HostedPartitions:
     # --- removal --------------------------------------------------------------------------------
 
     def stop_replica(self, source: str, m: StopReplica, now: int) -> None:
-        """Give up a partition or a whole topic; `Stopped` is sent once that is durable."""
+        """Remove a partition or a whole topic; `Stopped` is sent when the removal is durable."""
         if m.controller_epoch < self._registration.epoch:
             return
         if m.partition:
@@ -191,13 +195,13 @@ class HostedPartitions:
                 return  # this broker hosts the partition again, with a later epoch
             if self._orders.is_late(m.id, TopicPartition(m.topic, m.partition)):
                 mark("broker.late_stop")
-                # since then the broker got a block of the partition, which does not raise the epoch
+                # meanwhile the broker got a block of the partition, which does not raise the epoch
                 return
             self._orders.accept(m.id, TopicPartition(m.topic, m.partition))
         else:
             if self._orders.accept(m.id, m.topic_id):
-                # Only the first time: when the request is repeated, there may be another topic of
-                # that name.
+                # Do this only for the first request: when the request is repeated, there may be
+                # another topic of that name.
                 self._host.coordinators.forget_topic(m.topic, m.topic_id, now)
             self._host.troubles.forget_topic(m.topic_id)
             going = [p for (topic, _), p in self.by_index.items() if topic == m.topic_id]
@@ -213,7 +217,7 @@ class HostedPartitions:
         self._host.out.after.append((source, Stopped(m.id, self._host.me)))
 
     def _give_up(self, partition: Partition, now: int) -> None:
-        """Drop a partition of a deleted topic, unless it was dropped already."""
+        """Drop a partition of a deleted topic, unless this was already done."""
         if self.by_index.get((partition.state.topic_id, partition.state.index)) is partition:
             error = NotLeader(f"{partition.name} is no longer here", leader=None)
             self._drop(partition, error, False, now)

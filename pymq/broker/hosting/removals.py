@@ -1,10 +1,10 @@
-"""Removes deleted topics from a broker, some partitions a turn.
+"""Removes deleted topics from a broker; each turn removes some partitions.
 
 A topic may have thousands of partitions and files on a broker. Removing all of them at once would
-block heartbeats, elections and answers to producers. A turn removes partitions and blocks up to a
-cost of :data:`TURN_COST`; blocks with files cost more, because the disk syncs. The broker answers
-the zkserver when the last file is gone. If the broker restarts before, the zkserver repeats its
-request, and the broker finds the remaining files on its disk.
+block heartbeats, elections and answers to producers. So each turn removes partitions and blocks up
+to a cost of :data:`TURN_COST`; blocks with files cost more, because the disk syncs. The broker
+answers the zkserver when the last file is gone. If the broker restarts earlier, the zkserver
+repeats its request, and the broker finds the remaining files on its disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pymq.core.types import NEVER, BlockId
 from pymq.core.values import define
 
 TURN_COST = 64  # cost of the removals in a turn; a partition costs 1
-FILE_COST = 16  # cost of a block that has files: some 10 ms of a disk that syncs
+FILE_COST = 16  # cost of a block with files: about 10 ms of a disk that syncs
 
 
 @define
@@ -50,7 +50,7 @@ class Removals:
         leftovers: Iterable[BlockId],
         now: int,
     ) -> None:
-        """Begin to remove *partitions* and *leftovers* of a topic, unless that has begun."""
+        """Begin to remove *partitions* and *leftovers* of a topic, unless the removal has begun."""
         if (removal := self._topics.get(m.topic_id)) is not None:
             mark("removals.asked_again")
             removal.source, removal.request = source, m.id

@@ -1,7 +1,7 @@
 """Finds the partitions of a broker that have something to do, now or later.
 
-Partitions with something to write are in a set of dirty ones. Partitions with something to do later
-are in a heap of deadlines. So an idle partition costs nothing.
+Partitions with something to write are in the set of dirty partitions. Partitions with something to
+do later are in a heap of deadlines. So an idle partition costs nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PartitionSchedule:
         self.dirty: dict[Partition, None] = {}
         # heap of deadlines; some may be out of date
         self._due: list[tuple[int, int, Partition]] = []
-        self._armed: dict[Partition, int] = {}  # earliest deadline of each in the heap
+        self._armed: dict[Partition, int] = {}  # earliest deadline of each partition in the heap
         self._armings = 0
         self.deadline = NEVER  # earliest deadline in the heap; may be out of date
 
@@ -40,10 +40,10 @@ class PartitionSchedule:
             self.deadline = self._due[0][0]
 
     def due(self, now: int) -> list[Partition]:
-        """Take out the partitions whose deadline has come, each once.
+        """Take out the partitions whose deadline has passed, each once.
 
-        The caller passes each of them to :meth:`touch` again. If a partition is due again at once,
-        it waits for the next turn.
+        The caller then calls :meth:`touch` for each of them. A partition that is due again at once
+        waits for the next turn.
         """
         found = []
         while self._due and self._due[0][0] <= now:

@@ -1,6 +1,6 @@
 """Administration: create, change and describe topics, groups and brokers.
 
-The requests go to the zkserver that is the controller.
+The requests go to the active zkserver, the controller.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Admin(Handle):
 
         Args:
             name: 1 to 249 of ``[A-Za-z0-9._-]``.
-            partitions: how many, named ``"0"`` and so on, or their names.
-            replicas: on how many brokers each partition is kept.
+            partitions: the number of partitions, named ``"0"`` and so on, or a list of names.
+            replicas: the number of brokers that store each partition.
             acks: the partitions' ack mode: ``"leader"``, ``"raft"``, ``"none"`` or ``"unset"``.
             exist_ok: do nothing if a topic of this name exists.
             config: options of :class:`pymq.TopicConfig`, as ``retention_bytes=...``.
@@ -98,7 +98,7 @@ class Admin(Handle):
         acks: AckMode,
         config: dict[str, Any],
     ) -> bool:
-        """Whether a topic of exactly this definition exists."""
+        """Whether a topic with exactly this definition exists."""
         try:
             found = self.describe_topic(name)
         except UnknownTopic:
@@ -111,18 +111,18 @@ class Admin(Handle):
         )
 
     def create_partition(self, topic: str, partition: str) -> None:
-        """Add a partition to a topic. From then on keys are hashed over one partition more."""
+        """Add a partition to a topic. From then on producers hash keys over all partitions."""
         check_topic(topic)
         check_name(partition, "partition name")
         self.questions.ask(lambda r: msg.CreatePartition(r, topic, partition), done=PartitionExists)
-        # Producers and consumers of this client learn of it at once.
+        # Producers and consumers of this client learn of the partition at once.
         self.questions.topic_metadata(topic)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with all its records.
 
         Raises:
-            UnknownTopic: there is none of that name.
+            UnknownTopic: there is no topic of that name.
         """
         check_topic(topic)
         self.questions.ask(lambda r: msg.DeleteTopic(r, topic), done=UnknownTopic)
@@ -141,7 +141,8 @@ class Admin(Handle):
         TopicConfig.of(chosen)
         self.questions.ask(lambda r: msg.AlterTopic(r, topic, chosen))
         if self.questions.has_seen(topic):
-            self.questions.topic_metadata(topic)  # This client's own handles follow at once.
+            # Producers and consumers of this client adopt the options at once.
+            self.questions.topic_metadata(topic)
 
     def set_partition_state(
         self,
@@ -150,11 +151,11 @@ class Admin(Handle):
         acks: Acks,
         replicas: int | None = None,
     ) -> bool:
-        """Change a partition's ack mode while it is in use; returns whether it changed.
+        """Change the ack mode of a partition in use; returns whether the mode changed.
 
         Raises:
             UnknownTopic, UnknownPartition, ConfigError, NotEnoughBrokers: as their names say;
-                nothing is changed then.
+                nothing has changed.
         """
         mode = AckMode.of(acks)
         if replicas is not None:
@@ -167,14 +168,14 @@ class Admin(Handle):
         return bool(changed)
 
     def topics(self) -> list[str]:
-        """The names of all topics, without pymq's internal ones."""
+        """The names of all topics, except pymq's internal topics."""
         return list(self.questions.ask(msg.ListTopics))
 
     def describe_topic(self, topic: str) -> TopicDescription:
         """Describe a topic: its options, partitions and blocks.
 
         Raises:
-            UnknownTopic: there is none of that name.
+            UnknownTopic: there is no topic of that name.
         """
         check_topic(topic)
         return cast(TopicDescription, self.questions.ask(lambda r: msg.DescribeTopic(r, topic)))
@@ -191,7 +192,7 @@ class Admin(Handle):
         """Describe a group: its members, assignment, offsets and lag.
 
         Raises:
-            UnknownGroup: there is none of that name.
+            UnknownGroup: there is no group of that name.
         """
         from pymq.client.admin import groups  # imported on demand: few programs need it
 
@@ -202,9 +203,10 @@ class Admin(Handle):
     def describe_leases(
         self, group: str, topic: str, partition: str | int, offset: int = 0, limit: int = 100
     ) -> LeasesDescription:
-        """Describe what a group has done with the records of a partition, from *offset* on.
+        """Describe a group's state of the records of a partition, from *offset* on.
 
-        Returns at most *limit* runs of records in the same state; one answer has up to 1,000.
+        A result is a run of consecutive records in the same state. Returns at most *limit* results,
+        and at most 1,000.
 
         Raises:
             UnknownGroup, UnknownTopic, UnknownPartition: as their names say.
@@ -218,7 +220,9 @@ class Admin(Handle):
         return groups.describe_leases(self.questions, *place, offset, limit, self._wall_ms())
 
     def offsets_at(self, topic: str, timestamp_ms: int) -> dict[str, int]:
-        """For each partition, the offset of the first record not older than a time, or the end."""
+        """Return, for each partition, the offset of the first record not older than a time, or the
+        end.
+        """
         check_range("timestamp_ms", timestamp_ms, 0, OFFSET_MAX)
         partitions = [p.partition for p in self.questions.topic_metadata(topic).partitions]
         found = self.questions.ask_leaders(
@@ -238,8 +242,9 @@ class Admin(Handle):
     ) -> None:
         """Set the offsets of a group without members in the partitions of a topic.
 
-        *offset* is one for all partitions, ``"begin"``, ``"end"``, or a dictionary with offsets of
-        some partitions. An offset outside of a partition becomes its begin or end.
+        *offset* is an offset for all partitions, ``"begin"``, ``"end"``, or a dictionary with
+        offsets by partition. An offset outside of a partition is replaced by the partition's begin
+        or end.
 
         Raises:
             InvalidRequest: the group has members; close them first.
@@ -249,13 +254,13 @@ class Admin(Handle):
         groups.reset(self.questions, check_name(group, "group name"), topic, offset)
 
     def delete_group(self, group: str) -> None:
-        """Delete a group without members and its offsets; returns when that is durable.
+        """Delete a group without members, and its offsets; returns when the deletion is durable.
 
-        A later consumer of that name creates a new group, which begins at its
+        A later consumer of that group creates the group again, which then begins at
         ``auto_offset_reset``.
 
         Raises:
-            UnknownGroup: there is none of that name.
+            UnknownGroup: there is no group of that name.
             InvalidRequest: the group has members; close them first.
         """
         from pymq.client.admin import groups  # imported on demand: few programs need it
@@ -263,24 +268,25 @@ class Admin(Handle):
         groups.delete(self.questions, check_name(group, "group name"))
 
     def unsubscribe(self, group: str, topics: str | Iterable[str] | None = None) -> list[str]:
-        """End a group's consumption of some topics, or of all that it consumes.
+        """Unsubscribe a group from some topics, or from all topics that it consumes.
 
         The group's consumers of these topics get no more records: ``poll``, ``commit`` and
-        iterating raise ``NotSubscribed``. Offsets stay: a consumer that is opened later subscribes
-        the group again and continues from there, with the records that were not acknowledged.
+        iterating raise ``NotSubscribed``. The group keeps its offsets: a consumer that is opened
+        later subscribes the group again and continues with the records that were not acknowledged.
         :meth:`delete_group` removes the offsets.
 
         Args:
-            group: its name.
-            topics: a topic, or several; None: all that the group has members or offsets in.
+            group: the name of the group.
+            topics: a topic or several topics; None: all topics in which the group has members or
+                offsets.
 
         Returns:
             The topics that the group was unsubscribed from.
 
         Raises:
-            UnknownGroup: there is none of that name (``topics=None``).
-            UnknownTopic, InvalidName: as their names say; nothing is changed.
-            NotSubscribed: the group is subscribed to none of the topics that are named.
+            UnknownGroup: there is no group of that name (only with ``topics=None``).
+            UnknownTopic, InvalidName: as their names say; nothing has changed.
+            NotSubscribed: the group is not subscribed to any of *topics*.
         """
         from pymq.client.admin import groups  # imported on demand: few programs need it
 
@@ -298,11 +304,11 @@ class Admin(Handle):
     ) -> bool:
         """Place a partition's next block on other brokers; no data moves.
 
-        With *move_sealed* the sealed blocks follow afterwards, a few at a time: each copy that is
-        on none of these brokers moves to one of them that has none. The number of copies stays the
-        same. ``cluster().moving_blocks`` shows the progress.
+        With *move_sealed* the sealed blocks follow afterwards, a few at a time: each copy on
+        another broker moves to one of *replicas* that has no copy yet. The number of copies stays
+        the same. ``cluster().moving_blocks`` shows the progress.
 
-        Returns whether anything changed, once the new block is open.
+        Returns, when the new block is open, whether anything has changed.
         """
         if isinstance(replicas, str) or not isinstance(replicas, Iterable):
             raise ConfigError(f"replicas={replicas!r} must be a list of brokers' names")
@@ -327,18 +333,18 @@ class Admin(Handle):
         """Move all leadership, new blocks and sealed blocks away from a broker.
 
         Args:
-            broker: its name.
-            wait: return when nothing is left on it; then it may be stopped for good.
-            timeout: how long to wait, in seconds; None: as long as it takes.
-            on_progress: called with the broker's description while waiting: ``blocks`` is how
-                many are left, and ``kept_by`` says why.
+            broker: the name of the broker.
+            wait: return only when the broker holds no more blocks; then it may be stopped for good.
+            timeout: the longest wait in seconds; None: no limit.
+            on_progress: called with the broker's description during the wait: ``blocks`` is the
+                number of remaining blocks, and ``kept_by`` has the reasons.
 
         Returns:
-            How many partitions have their open block on it.
+            The number of partitions whose open block is on the broker.
 
         Raises:
-            NotEnoughBrokers: too few other brokers; nothing is changed.
-            RequestTimeout: the broker is not empty in time; the decommission goes on.
+            NotEnoughBrokers: there are too few other brokers; nothing has changed.
+            RequestTimeout: the broker is not empty after *timeout*; the decommission continues.
         """
         check_name(broker, "broker name")
         check_timeout(timeout)
@@ -351,29 +357,29 @@ class Admin(Handle):
         return count
 
     def balance(self) -> int:
-        """Balance leaders over the brokers now; the controller also does it periodically.
+        """Balance leaders over the brokers now; the controller also does this periodically.
 
-        One partition after the other gets a new leader among its in-sync replicas. Returns how many
-        will; ``cluster()`` shows how many partitions each broker leads.
+        One partition after the other gets a new leader among its in-sync replicas. Returns the
+        number of partitions that will get one; ``cluster()`` shows how many partitions each broker
+        leads.
         """
         return int(self.questions.ask(msg.BalanceLeaders))
 
     def recommission(self, broker: str) -> bool:
-        """Cancel a decommission: the broker may lead and gets new blocks again.
+        """Cancel a decommission: the broker may lead and get new blocks again.
 
-        Returns False if the broker was not being decommissioned.
+        Returns False if no decommission of the broker was in progress.
         """
         check_name(broker, "broker name")
         return bool(self.questions.ask(lambda r: msg.Recommission(r, broker)))
 
     def recover_partition(self, topic: str, partition: str | int) -> Loss | None:
-        """Elect a leader for a partition that can have none, from the records that are left.
+        """Elect a leader for a partition that cannot elect one, even if records are lost.
 
-        ``describe_topic`` says why the partition has no leader, and which brokers would bring its
-        records back. Records that are missing from its open block may have been acknowledged; they
-        are lost. The result and later ``describe_topic`` name the first lost offset, and new
-        records reuse these offsets. Returns None if nothing is lost, because the partition has a
-        leader or will get one soon.
+        ``describe_topic`` says why the partition has no leader, and which brokers have its records.
+        Acknowledged records on these brokers may be lost. The result, and later ``describe_topic``,
+        name the first lost offset; new records reuse the lost offsets. Returns None if nothing is
+        lost, because the partition has a leader or will soon get one.
         """
         name = self.questions.partition_name(topic, partition)
         return cast(Loss | None, self.questions.ask(lambda r: msg.RecoverPartition(r, topic, name)))

@@ -1,9 +1,9 @@
-"""Appends encoded batches with given sequences, so that each is written once.
+"""Appends encoded batches with given sequences, so that each batch is written once.
 
 An ordinary producer assigns sequences itself and decides what to retry. Here the caller has
-assigned the sequences and stored them, so each batch is sent unchanged or not at all. After a crash
-Spark's sink and the redrive of dead letters ask the leader for the next sequence, and so learn how
-many batches were written.
+assigned and stored the sequences, so each batch is sent unchanged or not at all. After a crash the
+caller (Spark's sink, or the redrive of dead letters) asks the leader for the next sequence, and so
+learns how many batches were written.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Appends:
 
         Raises:
             RecordTooLarge: the topic's limit was lowered after the rows were checked.
-            PymqError: as :func:`append`; also for a batch of an earlier call.
+            PymqError: this batch or one of an earlier call has failed; see :func:`append`.
         """
         if len(self._sent) >= self._on_their_way:
             self._end()
@@ -90,8 +90,8 @@ class Appends:
         if isinstance(answer, msg.Produced):
             self.offsets.append(answer.base_offset)
             return
-        # The leader has moved or does not answer. If the batch was appended after all, its sequence
-        # marks the retry as a duplicate. The batches behind it are retried in order.
+        # The leader has moved or does not answer. If the batch was appended after all, the broker
+        # recognises the retry as a duplicate by its sequence. Later batches are retried in order.
         try:
             again = append(self._questions, topic, {partition: batch}, self._timeout_s)
         except RecordTooLarge as error:
@@ -102,14 +102,14 @@ class Appends:
 def _lowered(
     topic: str, partition: str, batch: EncodedBatch, error: RecordTooLarge
 ) -> RecordTooLarge:
-    """Return the error for a batch over a limit that was lowered after its rows were checked.
+    """Return the error for a batch that exceeds a limit lowered after the rows were checked.
 
-    The sequence of this batch is assigned, so it cannot be dropped: the user has to raise the limit
-    and can then retry safely.
+    This batch has a sequence, so the caller cannot drop it: the user has to raise the limit and can
+    then retry safely.
     """
     enough = batch.header.raw_length  # upper bound for the size of the batch's records
     return RecordTooLarge(
-        f"{topic}/{partition}: {error.message}. It was lowered after the rows were checked: "
+        f"{topic}/{partition}: {error.message}; the limit was lowered after the rows were checked: "
         f"alter_topic({topic!r}, max_record_bytes={enough}) lets the batch be written, then run "
         "the query again; once the batch is written the limit may be lowered again",
         **error.details,
@@ -138,7 +138,7 @@ class _Sent(NamedTuple):
 
 
 def mode(topic: TopicMetadata, partition: str) -> AckMode:
-    """Return the ack mode to wait for: the partition's, and at least ``leader``."""
+    """Return the ack mode to wait for: the partition's mode, or ``leader`` if that is stronger."""
     for known in topic.partitions:
         if known.partition == partition:
             return AckMode.RAFT if known.acks is AckMode.RAFT else AckMode.LEADER

@@ -9,7 +9,7 @@ from pymq.core import message as msg
 from pymq.core.metadata.descriptions import BrokerDescription
 from pymq.errors import InvalidRequest, RequestTimeout
 
-LOOK_S = 0.25  # pause before the second request; twice as long before each further one, up to ...
+LOOK_S = 0.25  # pause before the second request; doubles before each further request, up to ...
 LOOK_MAX_S = 2.0
 
 
@@ -22,7 +22,8 @@ def until_empty(
     """Wait until a broker holds no replicas and has removed their files.
 
     Raises:
-        RequestTimeout: it still holds some after *timeout* seconds; the message says why.
+        RequestTimeout: after *timeout* seconds the broker still holds replicas; the message says
+            why.
         InvalidRequest: the decommission was cancelled.
     """
     until = None if timeout is None else questions.monotonic() + timeout
@@ -31,14 +32,14 @@ def until_empty(
         described = questions.ask(msg.DescribeCluster).brokers
         found = next((each for each in described if each.name == broker), None)
         if found is None or not found.is_draining:
-            raise InvalidRequest(f"the decommission of {broker!r} was taken back")
+            raise InvalidRequest(f"the decommission of {broker!r} was cancelled")
         on_progress(found)
         if not found.blocks and not found.kept_by:
             return
         if until is not None and questions.monotonic() >= until:
             whys = "; ".join(found.kept_by)
             raise RequestTimeout(f"{broker} is not empty after {timeout:g} s: {whys}")
-        # No message tells a client that a block has moved.
+        # Poll, because no message informs a client that a block has moved.
         left = pause if until is None else min(pause, until - questions.monotonic())
         questions.pause(max(0.001, left))
         pause = min(2 * pause, LOOK_MAX_S)

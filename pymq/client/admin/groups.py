@@ -27,14 +27,15 @@ class MemberDescription:
     """A consumer of a group."""
 
     name: str
-    client: str  # the client's address: ``CLIENT.c1`` is a client's first consumer
+    # the consumer's address; ``CLIENT.c1`` is the first consumer of the client ``CLIENT``
+    client: str
     topic: str
     partitions: tuple[str, ...]  # assigned
     assignor: str
     ack_wait_s: float
     max_deliver: int  # 0: no limit
     silent_s: float  # time since the member's last message to the coordinator
-    asks: tuple[str, ...] | None  # the pending request for records, as text; None without one
+    asks: tuple[str, ...] | None  # the pending request for records, as text; None if there is none
 
 
 @value
@@ -53,8 +54,8 @@ class LeaseDescription:
 class LeasesDescription:
     """The result of ``describe_leases``.
 
-    All records before *committed* are acknowledged, and those from *delivered* on were never
-    delivered; *leases* describes the records between.
+    All records before *committed* are acknowledged. Records from *delivered* on were never
+    delivered. *leases* describes the records between these two offsets.
     """
 
     group: str
@@ -77,7 +78,8 @@ class GroupDescription:
     committed: dict[tuple[str, str], int]
     lag: dict[tuple[str, str], int]
     in_flight: dict[tuple[str, str], int]
-    delivered: dict[tuple[str, str], int] = Factory(dict)  # the offset that is delivered next
+    # the offset of the next record to deliver
+    delivered: dict[tuple[str, str], int] = Factory(dict)
     waiting: dict[tuple[str, str], int] = Factory(dict)  # records that wait for redelivery
     consumers: tuple[MemberDescription, ...] = ()
     end: dict[tuple[str, str], int] = Factory(dict)  # the ends of the partitions
@@ -95,8 +97,8 @@ def names(questions: Requests) -> list[str]:
 
 
 def _has_groups(questions: Requests) -> bool:
-    """Whether the offsets topic exists, found out without a metadata request, which would create
-    the topic.
+    """Whether the offsets topic exists. A metadata request would create the topic, so the client
+    lists the topics instead.
     """
     if questions.has_seen(OFFSETS_TOPIC):
         return True
@@ -105,8 +107,7 @@ def _has_groups(questions: Requests) -> bool:
     except UnknownTopic:
         return False
     except AuthorizationFailed:
-        # Few principals may describe that topic, but all may request its metadata, so the call
-        # requests that.
+        # Few principals may describe that topic, but all may request its metadata.
         return True
     return True
 
@@ -138,7 +139,7 @@ def describe(questions: Requests, group: str) -> GroupDescription:
     lag: dict[tuple[str, str], int] = {}
     for topic, committed in by_topic.items():
         bounds = questions.all_bounds(topic, committed)
-        # Records that retention has removed are no lag.
+        # Records that retention has removed do not count as lag.
         spans = {name: (max(committed[name], start), end) for name, (start, end) in bounds.items()}
         for name, count in records_between(questions, topic, spans).items():
             ends[topic, name], lag[topic, name] = spans[name][1], count
@@ -194,7 +195,7 @@ def describe_leases(
     limit: int,
     wall_ms: int,
 ) -> LeasesDescription:
-    """Describe the states in a group of a partition's records, from an offset on.
+    """Describe a group's state of a partition's records, from an offset on.
 
     Raises:
         UnknownGroup: there is no group of that name.
@@ -233,9 +234,9 @@ def delete(questions: Requests, group: str) -> None:
 
 
 def unsubscribe(questions: Requests, group: str, topics: str | Iterable[str] | None) -> list[str]:
-    """End a group's consumption of topics; returns those that it was subscribed to.
+    """Unsubscribe a group from topics; returns the topics to which the group was subscribed.
 
-    Remove the subscriptions first, so that a member that joins again does not find its own.
+    The subscriptions are removed before the members, so that no member can join again.
 
     Raises:
         UnknownGroup, UnknownTopic, NotSubscribed: see
@@ -271,7 +272,7 @@ def unsubscribe(questions: Requests, group: str, topics: str | Iterable[str] | N
 def reset(
     questions: Requests, group: str, topic: str, offset: int | str | Mapping[str, int | str]
 ) -> None:
-    """Set a group's committed offset in each partition of a topic, or in some.
+    """Set a group's committed offset in all partitions of a topic, or in some of them.
 
     Raises:
         InvalidRequest: the group has members.

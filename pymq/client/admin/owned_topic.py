@@ -1,9 +1,9 @@
-"""A compacted topic to which one writer at a time appends, after it has read all of it.
+"""A compacted topic to which only one writer at a time appends, after reading the whole topic.
 
-A writer takes the topic over by a producer name: it gets a newer epoch of that name, reads the
-topic, and appends a record under the next sequence. The brokers refuse the writer before it from
-then on, and they refuse this one if anything was appended since it asked for the sequence. So each
-record that a writer appends takes all records before it into account.
+A writer takes the topic over by a producer name: the writer gets a newer epoch of that name, reads
+the topic, and appends a record with the next sequence. From then on the brokers refuse the previous
+writer. The brokers also refuse the new writer if another record was appended after it had requested
+the sequence. So a writer has always read all records before the one that it appends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60.0
 CLAIMS = 10  # attempts to take over the topic
-OWNER = b""  # the key of the record by which a writer takes the topic over
+OWNER = b""  # the key of the record with which a writer takes the topic over
 
 
 class OwnedTopic:
@@ -55,7 +55,7 @@ class OwnedTopic:
         try:
             self._client.create_topic(self.name, 1, max(1, len(found.replicas)), **options)
         except NotEnoughBrokers:
-            # fewer replicas or a weaker ack mode is better than no topic
+            # fewer replicas or a weaker ack mode are better than no topic
             self._client.create_topic(self.name, 1, **options)
 
     def claim(self, load: Callable[[], None]) -> bool:
@@ -75,7 +75,7 @@ class OwnedTopic:
         return False
 
     def append(self, key: bytes, item: bytes) -> bool:
-        """Append a record, durably; returns whether this is still the newest writer."""
+        """Append a record, durably; returns False if another writer has taken the topic over."""
         questions = self._client.questions
         topic = questions.topic_metadata(self.name)
         batch = self.batch([item], [key], [()], self._sequence)
@@ -93,7 +93,7 @@ class OwnedTopic:
         headers: list[Headers],
         sequence: int,
     ) -> EncodedBatch:
-        """Return a batch of the writer's producer, for this topic or another topic."""
+        """Return a batch with the writer's producer id, for this topic or another topic."""
         return EncodedBatch.encode(
             values,
             timestamp_ms=self._client._wall_ms(),

@@ -1,9 +1,9 @@
 """Counts the records between two offsets; there may be fewer records than offsets.
 
 A partition with several replicas uses an offset for the start of each leader epoch and for the end
-of each block, and compaction leaves gaps. If there are many records, these gaps do not matter. But
-a lag of one offset without a record would look like a record that nobody consumes, so in a small
-range the records are read and counted.
+of each block, and compaction leaves gaps. In a large range these gaps do not matter. But a lag of
+one offset without a record would look like a record that nobody consumes, so in a small range the
+client reads and counts the records.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pymq.errors import PymqError
 
 FEW = 32  # offsets; a larger range is not read
 ROUND_BYTES = 32 << 10  # bytes read at a time from each partition; ...
-ROUNDS_MAX = 4  # ... after so many reads each further offset counts as a record
+ROUNDS_MAX = 4  # ... after this many reads each further offset counts as a record
 
 Spans = Mapping[str, tuple[int, int]]
 
 
 def records_of(questions: Requests, topic: TopicDescription) -> int:
-    """The number of records of a topic that consumers can read, at most."""
+    """Return the number of records of a topic that consumers can read, or a little more."""
     spans = {part.name: (part.start_offset, part.high_watermark) for part in topic.partitions}
     return sum(records_between(questions, topic.name, spans).values())
 
 
 def records_between(questions: Requests, topic: str, spans: Spans) -> dict[str, int]:
-    """The number of records in ``[start, end)`` of each partition, at most.
+    """Return the number of records in ``[start, end)`` of each partition, or a little more.
 
     A range of more than :data:`FEW` offsets counts one record for each offset.
     """
@@ -48,7 +48,9 @@ def records_between(questions: Requests, topic: str, spans: Spans) -> dict[str, 
         try:
             answers = questions.ask_leaders(topic, at, fetch)
         except PymqError:
-            break  # The caller's own requests report errors; here the offsets count as records.
+            # Ignore the error, because the caller's own requests report it; the offsets count as
+            # records.
+            break
         next_at = {}
         for name, answer in answers.items():
             assert isinstance(answer, Fetched)

@@ -1,6 +1,6 @@
 """A client's requests to zkservers, leaders and group coordinators, with retries and timeouts.
 
-Any thread may send a request; it blocks until the answer has come.
+Any thread may send a request, and then waits for the answer.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from pymq.errors import (
     UnknownTopic,
 )
 
-RETRY_PAUSE_S = 0.02  # pause before the first retry; twice as long before each further one, up to
+RETRY_PAUSE_S = 0.02  # pause before the first retry; doubles before each further retry, up to
 RETRY_PAUSE_MAX_S = 0.25
-SOON_S = 1.0  # timeout of a zkserver where cached metadata is good enough
-TRY_S = 0.5  # timeout of the first try at a broker; twice as long at each further one, up to ...
+SOON_S = 1.0  # timeout of a zkserver if cached metadata is good enough
+TRY_S = 0.5  # timeout of the first try at a broker; doubles with each further try, up to ...
 TRY_MAX_S = 4.0
 
 
@@ -51,7 +51,7 @@ class Requests:
         self.identities = ProducerIdentities(self.ask, os.urandom, has_keys=False)
 
     def close(self) -> None:
-        """Send no more requests."""
+        """Refuse further requests."""
         self._is_closed = True
 
     def monotonic(self) -> float:
@@ -59,7 +59,7 @@ class Requests:
         return self._driver.monotonic()
 
     def pause(self, seconds: float) -> None:
-        """Sleep."""
+        """Sleep for *seconds*."""
         self._driver.pause(seconds)
 
     def has_seen(self, topic: str) -> bool:
@@ -67,12 +67,14 @@ class Requests:
         return bool(self._router.metadata.topics.get(topic))
 
     def forget(self, topic: str) -> None:
-        """Forget the cached metadata of a topic: a later topic of that name has its own."""
+        """Forget the cached metadata of a topic, because a later topic of that name has other
+        metadata.
+        """
         with self._driver:
             self._router.metadata.forget(topic)
 
     def leader(self, topic: str, partition: str) -> str | None:
-        """The leader of a partition by the cached metadata; None if it is not known."""
+        """The leader of a partition by the cached metadata; None if the leader is not known."""
         with self._driver:
             return self._router.metadata.find(topic, partition)
 
@@ -87,10 +89,10 @@ class Requests:
         return cast(TopicMetadata, ask)
 
     def partitions(self, topic: str) -> list[str]:
-        """The names of a topic's partitions, including those that were added lately.
+        """The names of a topic's partitions, including recently added ones.
 
-        If no zkserver answers within a second, return the cached names: sending and reading records
-        need no zkserver.
+        If no zkserver answers within a second, the method returns the cached names, since sending
+        and reading records need no zkserver.
         """
         known = self._router.metadata.topics.get(topic)
         try:
@@ -131,8 +133,8 @@ class Requests:
     ) -> dict[str, tuple[int, int]]:
         """The log start and the high watermark of some partitions now.
 
-        With *any_replica*, another replica answers if no leader has within half of the time; it may
-        know less than the leader.
+        With *any_replica*, another replica may answer if no leader has answered within half of the
+        timeout; such a replica may lag behind the leader.
         """
 
         def fetch(request: int, partition: str) -> Fetch:
@@ -153,7 +155,7 @@ class Requests:
         *,
         any_replica: bool = False,
     ) -> Message:
-        """Send a request to a partition's leader, and to its successor; see :meth:`ask_leaders`."""
+        """Send a request to a partition's leader, or its successor; see :meth:`ask_leaders`."""
         found = self.ask_leaders(topic, [partition], lambda r, _: make(r), any_replica=any_replica)
         return found[partition]
 
@@ -166,15 +168,16 @@ class Requests:
         *,
         any_replica: bool = False,
     ) -> dict[str, Message]:
-        """Send a request to the leader of each partition, and to its successor if it has moved.
+        """Send a request to the leader of each partition, and to a new leader if it has changed.
 
-        If the leader does not have the requested block, the brokers that hold it get the request.
-        If the leader fails, the other replicas get a request for records by their offsets at once.
-        Requests for the log end go to other replicas only if *any_replica* is set and half of the
-        time has passed, since a replica may not know the newest end.
+        If the leader does not have the requested block, the client sends the request to the brokers
+        that hold the block. If the leader fails, the client sends requests for records by their
+        offsets to other replicas at once. Requests for the log end go to other replicas only if
+        *any_replica* is set and half of the timeout has passed, since a replica may not know the
+        newest end.
 
         Raises:
-            UnknownTopic, UnknownPartition: there is no such topic or partition (any more).
+            UnknownTopic, UnknownPartition: the topic or partition does not exist or was deleted.
             RequestTimeout: a broker did not answer; the message names it.
         """
         until = self._driver.monotonic() + timeout
@@ -184,7 +187,8 @@ class Requests:
         tries = 0
         while missing:
             left = max(TRY_S, until - self._driver.monotonic())
-            # Use the cached leaders at once: requests for records and offsets need no zkserver.
+            # Use the cached leaders at once, because requests for records and offsets need no
+            # zkserver.
             if tries or any(self._router.metadata.find(topic, name) is None for name in missing):
                 self._check_partitions(self.topic_metadata(topic, left), missing)
             patience = round(min(TRY_S * 2 ** min(tries, 10), TRY_MAX_S, left) * 1000)
@@ -201,7 +205,7 @@ class Requests:
             pause = min(RETRY_PAUSE_S * 2 ** min(tries, 10), RETRY_PAUSE_MAX_S)
             for name, call in calls.items():
                 if call.error is None and missing[name].is_elsewhere and _is_nothing(call):
-                    call.error = ReplicaNotAvailable(f"{call.peer} does not know of it yet")
+                    call.error = ReplicaNotAvailable(f"{call.peer} does not know the partition yet")
                 if call.error is None:
                     found[name] = call.result
                     del missing[name]
@@ -221,7 +225,7 @@ class Requests:
         make: Callable[[int], Message],
         route: PartitionRoute | None = None,
     ) -> Call | None:
-        """Send a request to a partition's leader, if known, without waiting: see :meth:`end`.
+        """Send a request to a partition's leader, if known, without waiting; :meth:`end` waits.
 
         A fetch may have a *route*, which chooses the broker.
         """
@@ -265,7 +269,7 @@ class Requests:
         """Whether to try another broker at once.
 
         Raises:
-            PymqError: no broker would answer otherwise.
+            PymqError: other brokers would give the same answer.
         """
         if isinstance(error, RequestTimeout):
             with self._driver:
@@ -273,7 +277,8 @@ class Requests:
             return False
         known = self._router.metadata.topics.get(route.topic)
         if known is not None and error.details.get("topic_id") == known.topic_id:
-            # Raise only if broker and zkserver agree: each of them alone may have old metadata.
+            # Raise only if broker and zkserver agree, because each of them alone may have old
+            # metadata.
             why = "was deleted and created again since the request"
             raise UnknownTopic(f"topic {route.topic!r} {why}")
         with self._driver:
@@ -303,8 +308,8 @@ class Requests:
     ) -> Message | None:
         """Send a request to a group's coordinator.
 
-        *done* is the error of a request that was carried out before. After a retry that error means
-        success: the first try was carried out.
+        *done* is the error that a server returns if it has carried out the request before. After a
+        retry that error means that the first try has succeeded.
         """
         until = self._driver.monotonic() + timeout
         pause, patience, left = RETRY_PAUSE_S, TRY_S, timeout
@@ -356,10 +361,10 @@ class Requests:
         timeout: float = REQUEST_S,
         done: type[PymqError] | None = None,
     ) -> Any:
-        """Send a request to *peer*, or to the active zkserver.
+        """Send a request to *peer*, or to the active zkserver if *peer* is None.
 
-        *done* is the error of a request that was carried out before. After a retry that error means
-        success: the first try was carried out.
+        *done* is the error that a server returns if it has carried out the request before. After a
+        retry that error means that the first try has succeeded.
         """
         call = self.call(make, peer, timeout)
         if done is None or not call.is_repeated or not isinstance(call.error, done):
@@ -396,7 +401,7 @@ def _make_for(
 
 
 def _names_records(message: Message) -> bool:
-    """Whether a request is for records by their offsets, which are the same in each replica."""
+    """Whether a request is for records by their offsets, which each replica can answer."""
     return isinstance(message, Fetch) and message.max_bytes > 0
 
 
@@ -407,7 +412,7 @@ def _is_nothing(call: Call) -> bool:
 
 
 def raise_it(error: PymqError | None) -> None:
-    """Raise the answer if it is an error."""
+    """Raise the answer if the answer is an error."""
     if error is not None:
         # Raise a copy, because each caller adds its own traceback to the error.
         raise error.with_traceback(None)

@@ -1,1 +1,1 @@
-"""The consumer, and the machine behind a reader."""
+"""The consumer, and the state machine of a reader."""

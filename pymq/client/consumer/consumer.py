@@ -75,31 +75,33 @@ class Consumer(Handle):
             auto_ack=self._auto_ack,
         )
         self._hold = self._polling.guard
-        self._last: list[Record | RecordBatch] = []  # returned by the last poll, for auto_ack
-        self._record_bytes = 1024  # bytes a record, about, as last seen
+        self._last: list[Record | RecordBatch] = []  # records of the last poll, for auto_ack
+        self._record_bytes = 1024  # approximate bytes of a record, from the last poll
         self._previous: Record | None = None  # the last record of an iteration, for auto_ack
         self._pump: PushDelivery | None = None
         if self._worker is not None:
             self._worker.settler.buffered = weakly(weakref.WeakMethod(self._unread.spans))
-        # A consumer that is garbage-collected without close() must not keep its partitions.
+        # Close a consumer that is garbage-collected, so that it does not keep its partitions.
         self._finalizer = weakref.finalize(self, intake.abandon)
         self._finalizer.atexit = False
 
     # --- getting records ------------------------------------------------------------------------
 
     def poll(self, max_records: int = 500, timeout: float | None = 1.0) -> list[Record]:
-        """Return up to *max_records* records as soon as there is one; none after *timeout* seconds.
+        """Return up to *max_records* records as soon as there is one, or none after *timeout*
+        seconds.
 
         Raises:
-            OffsetOutOfRange: retention has overtaken this reader, or the topic was deleted and made
-                again since; seek to a valid offset. ``details`` hold ``topic``, ``partition`` and
-                ``offset``.
+            OffsetOutOfRange: retention has removed the records at this reader's position, or the
+                topic was deleted and created again; seek to a valid offset. ``details`` hold
+                ``topic``, ``partition`` and ``offset``.
             CorruptBlock, CorruptBatch: the next record of a partition is damaged or cannot be
-                decoded; ``details`` hold ``topic``, ``partition`` and ``offset``. All records
-                before it were returned. The error is raised again, after records of other
-                partitions, until the application goes past it (:meth:`skip`, :meth:`seek`).
+                decoded; ``details`` hold ``topic``, ``partition`` and ``offset``. All earlier
+                records were returned. The consumer returns records of other partitions and raises
+                the error again, until the application skips the record (:meth:`skip`,
+                :meth:`seek`).
             UnknownTopic: the topic was deleted.
-            ConfigError: *max_records* is no number from 1, or *timeout* no number of seconds.
+            ConfigError: *max_records* is not a number from 1, or *timeout* not a number of seconds.
             Closed: the consumer was closed.
         """
         check_timeout(timeout)
@@ -116,7 +118,7 @@ class Consumer(Handle):
         return records
 
     def _poll_unread(self, max_records: int) -> list[Record]:
-        """Return records that an iteration has not shown."""
+        """Return records that an iteration has polled but not returned."""
         self._polling.check()
         self._ack_last()
         self._ack_previous()
@@ -131,7 +133,8 @@ class Consumer(Handle):
     ) -> list[RecordBatch]:
         """Return record batches with their columns: the fast way to read in bulk.
 
-        Whole batches up to about *max_bytes*. Errors are those of :meth:`poll`.
+        The call returns whole batches of about *max_bytes* together. Errors are those of
+        :meth:`poll`.
         """
         check_timeout(timeout)
         check_range("max_bytes", max_bytes, 1, MOST)
@@ -156,20 +159,21 @@ class Consumer(Handle):
         return views
 
     def skip(self, error: PymqError) -> None:
-        """Skip records that a poll could not read; *error* is the error that it raised.
+        """Skip records that a poll could not read; *error* is the error that the poll has raised.
 
-        A reader continues at ``error.details["end"]``. In a group these records are acknowledged. A
-        consumer with a dead-letter topic first writes a record there that names their offsets.
+        A reader continues at ``error.details["end"]``. In a group these records are acknowledged.
+        If the consumer has a dead-letter topic, it first writes a record with their offsets to that
+        topic.
 
         Raises:
             InvalidRequest: *error* does not say where the unreadable records end.
         """
         self._polling.check()
         if not isinstance(error, PymqError):
-            raise InvalidRequest(f"{error!r} is no error that a poll has raised")
+            raise InvalidRequest(f"{error!r} is not an error of a poll")
         partition, end = error.details.get("partition"), error.details.get("end")
         if not isinstance(partition, str) or type(end) is not int:
-            raise InvalidRequest(f"{error.code} does not say what is to be gone past") from error
+            raise InvalidRequest(f"{error.code} does not say which records to skip") from error
         if self._reader is not None:
             self.seek(partition, end)
             return
@@ -190,7 +194,7 @@ class Consumer(Handle):
                 raise
 
     def _has_closed(self) -> bool:
-        return self._polling.is_closed  # maybe by another thread
+        return self._polling.is_closed  # another thread may have closed it
 
     def _chunk(self, timeout: float | None) -> Iterator[Record]:
         self._polling.check()
@@ -217,11 +221,11 @@ class Consumer(Handle):
         """Iterate up to the current end of the topic; for tests and batch jobs.
 
         In a group the iteration ends when no records are left for this consumer. The iteration
-        waits for records that this consumer has returned with ``nack``, and not for those leased to
-        other consumers.
+        waits for records that this consumer has returned with ``nack``, but not for records that
+        are leased to other consumers.
 
         Raises:
-            RequestTimeout: no progress for half a minute; the message says why.
+            RequestTimeout: there was no progress for half a minute; the message says why.
         """
         ending = UntilEnd(self, self._last_offsets())
         try:
@@ -233,7 +237,7 @@ class Consumer(Handle):
             self._unread.bring_back()
 
     def _set_aside(self, record: Record) -> None:
-        """Keep records that were not shown for the next call."""
+        """Keep records that the iteration has not returned for the next call."""
         self._unread.set_aside(record)
         self._previous = None  # The application has not seen this record.
 
@@ -263,12 +267,13 @@ class Consumer(Handle):
     ) -> None:
         """Return records to the group, to be delivered again after *delay* seconds.
 
-        Without *delay* the option ``retry`` of :meth:`pymq.Client.consumer` decides: at once, or
-        after its backoff. *error* says why. The next delivery carries *error* in the header
-        ``pymq.error``, up to 200 bytes, and so does the dead letter if the record becomes one.
+        Without *delay* the records are delivered again after the backoff in the option ``retry`` of
+        :meth:`pymq.Client.consumer`, or at once if there is none. *error* is the reason. The next
+        delivery has *error* in the header ``pymq.error``, up to 200 bytes; if the record becomes a
+        dead letter, the dead letter has this header, too.
 
         Raises:
-            ConfigError: *delay* is no number of seconds from 0 on, or *error* is neither an
+            ConfigError: *delay* is not a number of seconds from 0 on, or *error* is neither an
                 exception nor a text.
         """
         settler = self._settler()
@@ -288,15 +293,16 @@ class Consumer(Handle):
     def reject(
         self, records: Record | Iterable[Record], error: BaseException | str | None = None
     ) -> None:
-        """Give records up: write them to the dead-letter topic now, and acknowledge them.
+        """Give records up: write the records to the dead-letter topic now, and acknowledge them.
 
-        Use this for a record that would fail at every delivery. *error* says why, in the header
-        ``pymq.error`` of the dead letter. The call returns when the dead letters are written.
-        Without a dead-letter topic (``dead_letter=None``) the records are only acknowledged.
+        Use this method for a record that would fail at every delivery. *error* is the reason; it is
+        in the header ``pymq.error`` of the dead letter. The call returns when the dead letters are
+        written. Without a dead-letter topic (``dead_letter=None``) the records are only
+        acknowledged.
 
         Raises:
             InvalidRequest: the consumer is a reader.
-            PymqError: a letter could not be written; its record is not acknowledged.
+            PymqError: a dead letter could not be written; the record is not acknowledged.
         """
         self._member()
         rejected = [records] if isinstance(records, Record) else list(records)
@@ -307,27 +313,28 @@ class Consumer(Handle):
         self.ack(rejected)
 
     def commit(self, *nothing: Never, timeout: float | None = REQUEST_S) -> None:
-        """Wait until all acknowledgements so far are durable: a power cut does not undo them.
+        """Wait until all acknowledgements so far are durable, so that they survive a power cut.
 
-        A commit costs a sync, which simultaneous commits share. Without a commit, acknowledgements
-        are sent after some milliseconds and synced within a second.
+        A commit costs a sync of the broker's disk; simultaneous commits share one sync. Without a
+        commit, acknowledgements are sent after some milliseconds and synced within a second.
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
-            CommitFailed: leases of acknowledged records had run out; they are delivered again.
-            FencedMember: the group has removed this consumer, or its coordinator has changed and
-                does not know its leases: some records are delivered again, here or to other
-                consumers. The consumer goes on.
+            CommitFailed: leases of acknowledged records had expired; these records are delivered
+                again.
+            FencedMember: the group has removed this consumer, or a new coordinator does not know
+                its leases. Some records are delivered again, to this or other consumers. The
+                consumer joins the group again.
             StoreFull, StoreError: the offsets could not be written; the coordinator retries.
-            ConfigError: *timeout* is no number of seconds, or it was given without its name.
-                Records are given to :meth:`ack`.
+            ConfigError: *timeout* is not a number of seconds, or was given without its name.
+                (:meth:`ack` takes records, ``commit`` does not.)
         """
         check_commit(nothing)
         check_timeout(timeout)
         self._held().settle(timeout, durable=True)
 
     def _settle_soon(self) -> None:
-        """Wait until all acknowledgements are written; they need not be synced."""
+        """Wait until all acknowledgements are written, but not until they are synced."""
         self._held().settle(REQUEST_S, durable=False)
 
     def _held(self) -> LeaseGuard:
@@ -379,25 +386,25 @@ class Consumer(Handle):
         return self._positions.read(self._unread.partitions())
 
     def end_offsets(self) -> dict[str, int]:
-        """The end of each partition of the topic now.
+        """The current end of each partition of the topic.
 
-        If a partition has no leader for 5 s, this is the highest end that a replica knows to be
-        committed.
+        If a partition has no leader for 5 s, its end is the highest offset that a replica knows to
+        be committed.
         """
         return {p: end for p, (_, end) in self._positions.bounds(any_replica=True).items()}
 
     def _last_offsets(self) -> dict[str, int]:
-        """The end of each partition by its leader: all acknowledged records lie before it."""
+        """The end of each partition by its leader; all acknowledged records are before it."""
         return {p: end for p, (_, end) in self._positions.bounds().items()}
 
     def begin_offsets(self) -> dict[str, int]:
-        """The first offset of each partition of the topic now."""
+        """The current first offset of each partition of the topic."""
         return {p: start for p, (start, _) in self._positions.bounds(any_replica=True).items()}
 
     def offset_at(self, partition: str, timestamp_ms: int) -> int:
         """The offset of the first record that is not older than a time.
 
-        The end if all are older.
+        The result is the end if all records are older.
         """
         return self._positions.offset_at(partition, timestamp_ms)
 
@@ -415,14 +422,14 @@ class Consumer(Handle):
         )
 
     def committed(self) -> dict[str, int]:
-        """The group's committed offset in each partition: all records before it are
+        """The group's committed offset in each partition; all records before this offset are
         acknowledged.
         """
         self._member()
         return self._positions.committed()
 
     def lag(self) -> dict[str, int]:
-        """How many records of each partition are not acknowledged (groups) or not read
+        """The number of records in each partition that are not acknowledged (groups) or not read
         (readers).
         """
         bounds = self._positions.bounds(any_replica=True)
@@ -433,7 +440,7 @@ class Consumer(Handle):
     # --- pause and status -------------------------------------------------------------------------
 
     def pause(self, *partitions: str) -> None:
-        """Return no more records of these partitions (all if none is named)."""
+        """Return no more records of these partitions, or of all if none is named."""
         self._polling.check()
         positions = self._positions
         names = [positions.name(partition) for partition in partitions or positions.names()]
@@ -453,7 +460,7 @@ class Consumer(Handle):
     def status(self) -> ConsumerStatus:
         """Describe this consumer's position, and the reason if it gets no records.
 
-        This does not wait for brokers that do not answer; it shows their last known state.
+        If a broker does not answer, the method uses the broker's last known state.
         """
         return status_of(self)
 
@@ -466,7 +473,9 @@ class Consumer(Handle):
     # --- leaving --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Settle acknowledgements, return records that were not shown, and leave the group."""
+        """Send acknowledgements, return records that the application has not got, and leave the
+        group.
+        """
         if self._polling.is_closed:
             return
         self._ack_last()
@@ -491,5 +500,5 @@ class Consumer(Handle):
             self._pump.join()
 
     def _forgo(self) -> None:
-        """Do not acknowledge the last records: the application has not finished them."""
+        """Do not acknowledge the last records, because the application has not finished them."""
         self._last, self._previous = [], None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 REASON_MAX = 1 << 10  # bytes of the error of unreadable records
 OBITUARY_MAX = 4 << 10  # bytes that the headers below may take
-# the headers of a dead letter that pymq has added
+# the headers that pymq adds to a dead letter
 OBITUARY = frozenset(
     {
         *("pymq.topic", "pymq.partition", "pymq.offset", "pymq.end_offset", "pymq.timestamp"),
@@ -31,7 +31,7 @@ OBITUARY = frozenset(
 
 
 class DeadLetters:
-    """Moves the dead letters of one consumer; without a *topic* they are dropped."""
+    """Moves the dead letters of one consumer; without a *topic* it drops them."""
 
     def __init__(self, client: Client, topic: str | None, group: str | None) -> None:
         self._client = client
@@ -40,9 +40,9 @@ class DeadLetters:
         self._producer: Producer | None = None
 
     def bury(self, view: RecordBatch, why: bytes | None = None) -> None:
-        """Write these records to the dead-letter topic, and wait until they are written.
+        """Write these records to the dead-letter topic, and wait for the acknowledgements.
 
-        *why* is the error text; None takes the last error that each record carries.
+        *why* is the error text; None: each record's own last error.
         """
         self.send(view, why)
         self.flush()
@@ -64,7 +64,7 @@ class DeadLetters:
             self._producer.flush()
 
     def bury_records(self, records: Sequence[Record], why: bytes | None = None) -> None:
-        """Write records to the dead-letter topic, and wait until they are written.
+        """Write records to the dead-letter topic, and wait for the acknowledgements.
 
         *why* is as in :meth:`bury`.
         """
@@ -102,7 +102,7 @@ class DeadLetters:
         try:
             make(replicas=max(1, len(first.replicas)))
         except NotEnoughBrokers:
-            # Create the topic although some brokers are dead, so that the group can continue.
+            # Create the topic even if some brokers are dead, so that the group can continue.
             make()
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class DeadLetters:
 
 
 def _damage(view: RecordBatch, fault: PymqError, group: str | None) -> list[tuple[str, bytes]]:
-    """The headers of a letter that stands for records that cannot be read."""
+    """Return the headers of the dead letter that replaces unreadable records."""
     return [
         ("pymq.topic", view.topic.encode()),
         ("pymq.partition", view.partition.encode()),
@@ -125,10 +125,10 @@ def _damage(view: RecordBatch, fault: PymqError, group: str | None) -> list[tupl
 
 
 def _with_obituary(record: Record, group: str | None, error: bytes | None) -> Headers:
-    """The headers of a dead letter: the record's own, then its place, its time and the error.
+    """Return the headers of a dead letter: the record's own, and its place, its time and the error.
 
-    The letter's own timestamp says when the group gave the record up. Headers of an earlier dead
-    letter are dropped.
+    The dead letter's own timestamp is the time when the group gave the record up. Headers of an
+    earlier dead letter are dropped.
     """
     known = dict(record.headers)
     why = f"delivered {plural(record.delivery_count, 'time')}, and not acknowledged".encode()

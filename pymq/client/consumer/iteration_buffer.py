@@ -1,8 +1,9 @@
-"""The records that an iteration has polled and not shown yet.
+"""The records that an iteration has polled but not returned yet.
 
-An iteration polls many records and shows them one by one. Records that the iteration has not shown
-count as not received: a reader's position is before them, and a group's member renews their leases
-or returns them. The next iteration or poll shows these records first.
+An iteration polls many records and returns ("shows") them one by one to the application. Records
+that the iteration has not shown count as not received: a reader's position is before these records,
+and a group's member renews their leases or returns the records. The next iteration or poll shows
+these records first.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from pymq.core.batch.view import RecordBatch
 
 
 class IterationBuffer:
-    """The records that a consumer shows next, each once; the thread that polls uses it."""
+    """The records that a consumer shows next; only the polling thread changes this buffer."""
 
     def __init__(self, intake: ConsumerMachine) -> None:
         # records in the order in which the iteration shows them
         self.records: deque[Record] = deque()
-        self._aside: list[Record] = []  # set aside: the next iteration or poll shows them
+        self._aside: list[Record] = []  # set aside for the next iteration or poll
         # the first offset of the records set aside, by partition
         self._first_aside: dict[str, int] = {}
         self._reader = intake if isinstance(intake, Reader) else None
@@ -44,14 +45,14 @@ class IterationBuffer:
         if self._reader is not None:
             if self._first_aside:
                 self._stand(record.partition, record.offset + 1)
-            else:  # the usual case, and this runs for each record
+            else:  # the usual case; this runs for each record
                 self._reader.cursors[record.partition].handed = record.offset + 1
         elif self._worker is not None:
             self._worker.poll_timer.is_used = True
         return record
 
     def set_aside(self, record: Record) -> None:
-        """Hide *record* and all behind it until :meth:`bring_back`."""
+        """Hide *record* and all later records until :meth:`bring_back`."""
         self._aside.append(record)
         self._first_aside.setdefault(record.partition, record.offset)
         if self._reader is not None:
@@ -84,13 +85,13 @@ class IterationBuffer:
         self._first_aside.clear()
 
     def partitions(self) -> set[str]:
-        """The first offset of each partition that has records here."""
+        """The first offset of each partition with records in this buffer."""
         return {record.partition for record in (*self.records, *self._aside)}
 
     def spans(self) -> list[Span]:
         """The offsets of all records; any thread may call this."""
-        # Iterate over copies: the application may remove records while the thread that runs the
-        # loop calls this method.
+        # Iterate over copies, because the application may remove records while the loop's thread
+        # calls this method.
         return [_span(record) for record in (*self.records.copy(), *self._aside.copy())]
 
 

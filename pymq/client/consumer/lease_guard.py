@@ -1,7 +1,7 @@
 """Checks, in the application's thread, that leases are valid, and waits for acknowledgements.
 
-The machine (:mod:`pymq.client.group.group_member`) sends the requests to the group's coordinator;
-the application's thread waits here for their answers.
+The state machine (:mod:`pymq.client.group.group_member`) sends the requests to the group's
+coordinator; the application's thread waits here for the answers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pymq.errors import RequestTimeout
 
 
 class LeaseGuard:
-    """The leases of one member of a group, as the application's thread knows them."""
+    """The leases of one group member, for the application's thread."""
 
     __slots__ = ("_driver", "_worker", "drops", "standing", "sure_until")
 
@@ -20,21 +20,21 @@ class LeaseGuard:
         self._worker = worker
         self._driver = driver
         self.standing = worker.standing
-        self.drops = 0  # the number of lease losses that this thread has seen
-        self.sure_until = 0.0  # until then the leases of fetched records hold for certain
+        self.drops = 0  # the number of lost memberships that this thread has handled
+        self.sure_until = 0.0  # until this time the leases of fetched records are certainly valid
 
     def has_lapsed(self) -> bool:
-        """Whether all leases were lost since the last call."""
+        """Whether all leases have been lost since the last call."""
         if self.standing.drops == self.drops:
             return False
         self.drops = self.standing.drops
         return True
 
     def lasts(self, timeout: float | None) -> bool:
-        """Whether the fetched records are still leased; asks the group if that is not certain.
+        """Whether the fetched records are still leased; asks the coordinator if this is uncertain.
 
-        Returns False if the group does not answer within *timeout* seconds, or if it answers that
-        other members may have got the records; :meth:`has_lapsed` distinguishes the two.
+        Returns False if the coordinator does not answer within *timeout* seconds, or answers that
+        other members may have got the records; :meth:`has_lapsed` distinguishes the two cases.
 
         Raises:
             PymqError: the reason why the consumer cannot ask.
@@ -58,7 +58,7 @@ class LeaseGuard:
 
         Raises:
             RequestTimeout: the group coordinator did not answer in time.
-            PymqError: the reason why they could not be written.
+            PymqError: the reason why the acknowledgements could not be written.
         """
         worker = self._worker
         with self._driver as loop:
@@ -70,7 +70,7 @@ class LeaseGuard:
             raise done.error
 
     def unanswered(self, timeout: float | None) -> RequestTimeout:
-        """Return the error for a caller that the coordinator did not answer in time."""
+        """Return the error for a caller that got no answer of the coordinator in time."""
         group = self._worker.group
         why = self._worker.trouble() or f"the coordinator of group {group!r} did not answer"
         return RequestTimeout(f"not within {timeout:g} s: {why}" if timeout is not None else why)

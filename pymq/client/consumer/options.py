@@ -1,4 +1,4 @@
-"""Options of consumers, and the check that given options are compatible.
+"""Options of consumers, and the checks that the given options are compatible.
 
 A process that only produces does not load this module.
 """
@@ -41,10 +41,10 @@ _OPTIONS = "topic group mode partition offset delivery on_record credit rack".sp
 
 
 class CalledElsewhere:
-    """Stands for ``on_record`` where an event loop pushes the records, not a thread."""
+    """A placeholder for ``on_record`` if an event loop pushes the records, not a thread."""
 
     def __call__(self, record: object) -> None:
-        """Raise: the event loop calls the application, so this is never called."""
+        """Raise an error; the event loop calls the application, so nothing calls this."""
         raise AssertionError("the event loop calls the application")
 
 
@@ -59,12 +59,12 @@ class ConsumerOptions:
     topic: str
     mode: str  # "ptp" or "psb"
     partition: str | int | None
-    offset: int  # or BEGIN or END
+    offset: int  # an offset, BEGIN or END
     on_record: Callable[[Record], object] | None
     credit: int
     rack: str | None
     group: WorkerConfig | None  # None in mode "psb"
-    dead_letter: str | None  # as the user gave it; see :func:`dead_letter_topic`
+    dead_letter: str | None  # as given by the user; see :func:`dead_letter_topic`
     auto_ack: bool = False
     on_assigned: Callable[[tuple[str, ...]], object] | None = None
     on_revoked: Callable[[tuple[str, ...]], object] | None = None
@@ -83,11 +83,11 @@ def consumer_options(
     rack: str | None,
     options: GroupOptions,
 ) -> ConsumerOptions:
-    """Check the options of a consumer, and whether they go together.
+    """Check the options of a consumer, and that they are compatible.
 
     Raises:
         ConfigError: an option is unknown or out of its range, or two contradict each other.
-        InvalidName: the group cannot have that name.
+        InvalidName: a group may not have that name.
     """
     check_options(options, (*_OPTIONS, *GROUP_DEFAULTS))
     mode = _MODES.get(mode, mode)
@@ -154,9 +154,9 @@ def dead_letter_topic(options: ConsumerOptions) -> str | None:
     """Return the topic for records that were delivered too often, or expired; None for none.
 
     Raises:
-        InvalidName: the name may not be one, or is the topic's own: each record that is moved there
-            would be delivered, fail and be moved again, for ever.
-        ConfigError: nothing is ever moved there.
+        InvalidName: the name is not allowed, or is that of the consumed topic, whose dead letters
+            would then fail and be moved forever.
+        ConfigError: with these options no record would ever be moved to the topic.
     """
     topic, dead_letter, group = options.topic, options.dead_letter, options.group
     if group is None:

@@ -1,4 +1,4 @@
-"""Gets record batches for a poll: waits for them, and drops those whose leases may have run out."""
+"""Gets record batches for a poll: waits, and drops batches whose leases may have expired."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from pymq.errors import Closed
 if TYPE_CHECKING:
     from pymq.client.client import Client
 
-# seconds before the error of an unreadable record is raised again; other partitions go on meanwhile
+# seconds before a poll raises the error of an unreadable record again; meanwhile polls return
+# records of other partitions
 STUCK_S = 1.0
 
-OnChange = Callable[[tuple[str, ...]], object]  # called with partitions
+OnChange = Callable[[tuple[str, ...]], object]  # called with the names of partitions
 
 
 class Timeout:
@@ -34,7 +35,7 @@ class Timeout:
 
     @property
     def left(self) -> float | None:
-        """The seconds that are left, below 0 if it is over."""
+        """The remaining seconds; below 0 if the time is over."""
         return None if self._until is None else self._until - self._monotonic()
 
     @property
@@ -58,7 +59,7 @@ class Polling:
         auto_ack: bool,
     ) -> None:
         self.is_closed = False
-        self.guard: LeaseGuard | None = None  # of a group's leases
+        self.guard: LeaseGuard | None = None  # set for a member of a group
         self._driver = client.driver
         self._tally = client.tally
         self._intake = intake
@@ -70,15 +71,15 @@ class Polling:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._auto_ack = auto_ack
-        self._given = 0  # how many records the application got with the last poll ...
-        self._given_at = 0  # ... and when
+        self._given = 0  # the number of records of the last poll ...
+        self._given_at = 0  # ... and the time of that poll
 
     def check(self) -> None:
         """Check that the consumer may be used here.
 
         Raises:
-            Closed: it was closed.
-            ForkedError: it belongs to the parent process.
+            Closed: the consumer was closed.
+            ForkedError: the consumer belongs to the parent process.
         """
         self._driver.check_process()  # After a fork, the records belong to the parent process.
         if self.is_closed:
@@ -91,12 +92,12 @@ class Polling:
     def poll(
         self, max_records: int, timeout: float | None, max_bytes: int = 1 << 62
     ) -> list[RecordBatch]:
-        """Return batches as soon as there are some; none after *timeout* seconds.
+        """Return batches as soon as there are some, or none after *timeout* seconds.
 
-        Raises as :meth:`pymq.Consumer.poll`.
+        Errors are those of :meth:`pymq.Consumer.poll`.
         """
         time = self.timeout(timeout)
-        self.bury_dead()  # also here: if records are always buffered, no call of poll ever waits
+        self.bury_dead()  # also here, because a poll never waits while records are buffered
         while True:
             if self._intake.chunks and not self.is_ours(time.left):
                 if time.is_over:
@@ -130,7 +131,7 @@ class Polling:
         if self._worker is not None:
             self._given, self._given_at = count, self._driver.loop.clock()
             self._worker.ahead.delivered(count, max_records, self._given_at)
-        # No call in between: other threads change this counter, too.
+        # Make no call between these lines, because other threads change this counter, too.
         self._tally.consumed += count
         return views
 
@@ -142,18 +143,19 @@ class Polling:
         settler = self._worker.settler
         until = self._driver.loop.clock()
         if not (self._auto_ack or settler.is_armed) and settler.armed_at >= self._given_at:
-            # The application finished processing at that time; its thread only waited afterwards.
+            # The application had finished processing at that time; afterwards its thread only
+            # waited.
             until = settler.armed_at
         self._worker.pace.took(given, until - self._given_at)
 
     # --- leases ---------------------------------------------------------------------------------
 
     def is_ours(self, timeout: float | None) -> bool:
-        """Whether fetched records may be returned; asks the group if that is not certain.
+        """Whether a poll may return the fetched records; asks the coordinator if this is uncertain.
 
-        If the leases of fetched records may have run out, the records are dropped, since other
-        members may have them. If the group does not answer within *timeout* seconds, they are kept
-        but not returned now.
+        If the leases of fetched records may have expired, the method drops the records, since other
+        members may have them. If the coordinator does not answer within *timeout* seconds, the
+        method keeps the records, but the poll does not return them now.
         """
         guard = self.guard
         if guard is None:
@@ -165,9 +167,10 @@ class Polling:
         return not self.has_dropped() and lasts
 
     def has_dropped(self) -> bool:
-        """Drop the fetched records if other members may have got them; returns whether it did.
+        """Drop the fetched records if other members may have got them; returns whether any were
+        dropped.
 
-        This happens if the application has not polled for long, or the group has removed this
+        This happens if the application has not polled for too long, or the group has removed this
         member.
         """
         if self.guard is None or not self.guard.has_lapsed():
@@ -195,14 +198,14 @@ class Polling:
                 self._undertaker.send(view, why)
             self._undertaker.flush()
             for view, _ in views:
-                # Acknowledge the expired records only after the others were handed out, because the
-                # application acknowledges whole batches.
+                # Acknowledge the expired records only after the application got the others, because
+                # it acknowledges whole batches.
                 worker.settler.handed.out(view)
                 worker.settler.acknowledge(view, self._driver.loop.clock())
 
 
 def _raise_stuck(views: Iterable[RecordBatch]) -> None:
-    """Raise the error of an unreadable record again, if no records have come."""
+    """Raise the error of an unreadable record again, if there are no other records."""
     for view in views:
         if (fault := view.fault()) is not None:
             raise fault

@@ -1,6 +1,6 @@
 """The positions of one consumer in its partitions, its group's offsets, and seeks.
 
-Each call requests the offsets anew; answers are not cached.
+Each call requests the offsets again; answers are not cached.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Positions:
     # --- the partitions -------------------------------------------------------------------------
 
     def names(self) -> Sequence[str]:
-        """The partitions to read: the one that a reader was given, or all of the topic."""
+        """The partitions to read: the one chosen for a reader, or all of the topic."""
         if self._reader is not None:
             return list(self._reader.cursors)
         return self._questions.partitions(self._topic)
 
     def name(self, partition: str | int) -> str:
-        """Return the name of a partition, from its name or its index.
+        """Return the name of the partition with a name or an index.
 
         Raises:
             UnknownPartition: the consumer does not read such a partition.
         """
         names = self.names()
-        is_flag = isinstance(partition, bool)  # True would be partition 1
+        is_flag = isinstance(partition, bool)  # as an index, True would be partition 1
         if isinstance(partition, int) and not is_flag and 0 <= partition < len(names):
             return names[partition]
         if partition in names:
@@ -76,19 +76,22 @@ class Positions:
     # --- positions and offsets ------------------------------------------------------------------
 
     def read(self, unread: Collection[str]) -> dict[str, int]:
-        """The offset of the next record of each partition for the application.
+        """The offset of the application's next record in each partition.
 
-        *unread* maps a partition to the offset of the first record that was fetched and not shown.
+        *unread* maps a partition to the offset of the first record that was fetched but not
+        returned.
         """
         return self._reading().read_so_far(unread)
 
     def committed(self) -> dict[str, int]:
-        """The group's committed offset in each partition that it has begun to consume."""
+        """The group's committed offset in each partition that the group has begun to consume."""
         offsets = self.group_state().offsets
         return {o.partition: o.committed for o in offsets if o.topic == self._topic}
 
     def group_state(self, timeout: float = REQUEST_S) -> GroupState:
-        """The group's state by its coordinator; empty if the coordinator does not know it."""
+        """The group's state by its coordinator; an empty state if the coordinator does not know the
+        group.
+        """
         assert self._group is not None
         try:
             return self._questions.group_state(self._group, timeout)
@@ -110,7 +113,9 @@ class Positions:
         return name
 
     def seek_to_time(self, partition: str, timestamp_ms: int) -> str:
-        """Continue at the first record not older than a time; returns the partition's name."""
+        """Make the reader continue at the first record not older than a time; returns the
+        partition.
+        """
         reader, name = self._reading(), self.name(partition)
         if type(timestamp_ms) is not int:
             raise ConfigError(f"timestamp_ms={timestamp_ms!r} must be milliseconds since 1970")

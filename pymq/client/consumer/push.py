@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PushDelivery:
-    """Calls *on_record* for each record of a consumer, in its own thread, *credit* at a time."""
+    """Calls *on_record* for each record of a consumer, in a thread, *credit* records at a time."""
 
     def __init__(
         self, consumer: Consumer, on_record: Callable[[Record], object], credit: int
@@ -27,7 +27,7 @@ class PushDelivery:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the thread has ended, unless it is the caller, and raise its error."""
+        """Wait for the end of the thread, unless the caller is this thread, and raise its error."""
         if self._thread is threading.current_thread():
             return
         self._thread.join()
@@ -52,7 +52,7 @@ class PushDelivery:
             self._problem = error
 
     def _hand_over(self, record: Record) -> None:
-        """Call the application with a record; in a group, return the record if that fails."""
+        """Call the application with a record; if the call fails, return the record to its group."""
         consumer = self._consumer
         if consumer._worker is None:
             self._on_record(record)

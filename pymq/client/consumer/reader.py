@@ -1,4 +1,4 @@
-"""The machine behind a reader: a consumer that keeps its own positions (PSB)."""
+"""The state machine of a reader: a consumer that keeps its own positions (mode PSB)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from pymq.errors import (
 )
 
 SUBSCRIBE_MS = 10_000  # how often a reader renews its subscription
-LOOK_MS = 5_000  # how often readers of a whole topic look for new partitions
+LOOK_MS = 5_000  # how often readers of a whole topic check for new partitions
 
 
 @define
@@ -49,7 +49,7 @@ class Cursor:
     """The position of a reader in one partition."""
 
     partition: str
-    # offset of the next fetch; BEGIN or END until the broker has returned the real offset
+    # offset of the next fetch; BEGIN or END until a broker has returned the real offset
     position: int
     route: PartitionRoute
     handed: int = -1  # offset of the next record for the application
@@ -57,13 +57,13 @@ class Cursor:
     floor: int = 0  # answers to requests with a smaller id are dropped
     log_start: int = 0
     end: int = 0  # high watermark in the last answer
-    bytes: int = 0  # bytes fetched and not handed out
-    records: int = 0  # records fetched and not handed out
+    bytes: int = 0  # fetched bytes that the application has not got
+    records: int = 0  # fetched records that the application has not got
     retry_at: int = 0
-    is_reached: bool = False  # the position follows a record that was read
-    # id of the topic that the position belongs to; "": the current topic, whichever it is
+    is_reached: bool = False  # the reader has read the record before this position
+    # id of the topic to which the position belongs; "": the current topic, whatever its id
     topic_id: str = ""
-    # findings about the batch at the position, if it came damaged
+    # findings about the batch at the position, if a damaged copy has arrived
     damage: DamageCheck = Factory(DamageCheck)
 
     @classmethod
@@ -73,7 +73,7 @@ class Cursor:
 
 
 class Reader(ConsumerMachine):
-    """Reads partitions from its own positions; each reader gets all records (PSB)."""
+    """Reads partitions from its own positions; each reader gets all records (mode PSB)."""
 
     def __init__(
         self,
@@ -90,12 +90,12 @@ class Reader(ConsumerMachine):
     ) -> None:
         """Read *partitions* from *offset* on; with *is_whole* also partitions that are added later.
 
-        A replica in *rack* is preferred to the leader.
+        The reader prefers a replica in *rack* to the leader.
         """
         super().__init__(name, topic, router, driver, None)
         self._preference = Preference(name, rack)
-        # The dictionary is replaced when partitions are added, because the application may iterate
-        # over it while the loop turns.
+        # When partitions are added, the dictionary is replaced, because the application may iterate
+        # over it while the loop runs.
         self.cursors = {p: Cursor.at(topic, p, offset, self._preference) for p in partitions}
         self._look_at = now + LOOK_MS if is_whole else NEVER
         self._subscribe_at = now + SUBSCRIBE_MS
@@ -109,7 +109,9 @@ class Reader(ConsumerMachine):
     # --- the handle -----------------------------------------------------------------------------
 
     def limit(self, credit: int) -> None:
-        """Buffer about *credit* records at most; the last batch may exceed it."""
+        """Buffer at most *credit* records, or a little more, because only whole batches are
+        fetched.
+        """
         self._credit = credit
 
     def want(self, records: int, now: int) -> None:
@@ -121,13 +123,17 @@ class Reader(ConsumerMachine):
             self._fetch(cursor, now)
 
     def seek(self, partition: str, offset: int) -> None:
-        """Continue at *offset* (or BEGIN, END); records that were fetched before are dropped."""
+        """Continue at *offset* (or BEGIN, END); the reader drops records that it has already
+        fetched.
+        """
         self._rewind(self.cursors[partition], offset)
         self.cursors[partition].topic_id = ""  # the current topic of that name
-        self.problem = None  # The problem belongs to the position that the application has left.
+        self.problem = None  # The problem belongs to the former position.
 
     def pause(self, partitions: Iterable[str], unread: list[tuple[str, Range]], now: int) -> None:
-        """Stop fetching some partitions; records that were not handed out will be fetched again."""
+        """Stop fetching some partitions; records that the application has not got are fetched
+        again.
+        """
         for partition in partitions:
             self.paused[partition] = None
             cursor = self.cursors[partition]
@@ -151,20 +157,22 @@ class Reader(ConsumerMachine):
         cursor.damage = DamageCheck()
 
     def find(self, partition: str, timestamp_ms: int) -> Waitable:
-        """Seek to the first record not older than a time; done when a broker has found it."""
+        """Seek to the first record not older than a time; the result is done when a broker has
+        answered.
+        """
         self._has_news = True  # The next turn sends the request.
         return self._searches.add(partition, timestamp_ms)
 
     def read_so_far(self, unread: Collection[str]) -> dict[str, int]:
-        """The offset of the next record of each partition, as far as the application has got.
+        """The offset of the application's next record in each partition from which it got records.
 
-        *unread* names partitions with records that the handle holds and has not shown.
+        *unread* names partitions with records that the consumer holds but has not returned.
         """
         # Copy the positions first: the loop buffers records before it moves a position.
         fetched = {p: c.position for p, c in self.cursors.items()}
         at_hand = {*unread, *(view.partition for view in self.chunks.copy())}
         found = {p: self.cursors[p].handed for p in fetched}
-        # If only control records follow the last record that was shown, those have been read too.
+        # If only control records follow the last returned record, they count as read, too.
         for partition in fetched.keys() - at_hand:
             if found[partition] >= 0:
                 found[partition] = max(found[partition], fetched[partition])
@@ -179,7 +187,7 @@ class Reader(ConsumerMachine):
         return chunk
 
     def trouble(self) -> str | None:
-        """The reason why no records come, as text; None if nothing is wrong."""
+        """The reason why no records arrive, as text; None if nothing is wrong."""
         for cursor in self.cursors.values():
             if cursor.partition not in self.paused and (why := cursor.route.why(self._router)):
                 return why
@@ -202,10 +210,10 @@ class Reader(ConsumerMachine):
 
     def _on_fetched(self, cursor: Cursor, source: str, m: Fetched, now: int) -> None:
         if cursor.request != m.id:
-            # The request was taken for lost and sent again, perhaps to another broker.
+            # The reader considered this request lost, and sent it again, perhaps to another broker.
             if m.error is not None or not m.data or m.offset != cursor.position:
                 return
-            # Answers to requests that were sent before this one would bring the same records.
+            # Answers to earlier requests would contain the same records.
             cursor.floor = self._requests + 1
         is_leader = source == cursor.route.asked and not cursor.route.is_elsewhere
         cursor.request = 0
@@ -218,11 +226,11 @@ class Reader(ConsumerMachine):
     def _fetched(self, cursor: Cursor, m: Fetched, now: int, *, is_leader: bool) -> None:
         if is_leader:
             cursor.log_start, cursor.end = m.log_start, m.high_watermark
-        else:  # A follower may not know the log end yet.
+        else:  # A follower may not know the log's end yet.
             cursor.log_start = max(cursor.log_start, m.log_start)
             cursor.end = max(cursor.end, m.high_watermark)
         is_new = cursor.handed < 0
-        if is_new:  # The request was for the log start and the log end.
+        if is_new:  # The request was for the log's start and end.
             known = {BEGIN: m.log_start, END: m.high_watermark}
             cursor.position = known.get(cursor.position, cursor.position)
             cursor.handed = cursor.position
@@ -238,14 +246,14 @@ class Reader(ConsumerMachine):
                     cursor.damage = DamageCheck()
                 is_shown = len(view) and not view.is_hidden
                 if is_shown:
-                    # add the view before the position moves: see Consumer.position
+                    # add the view before moving the position: see Consumer.position
                     self.chunks.append(view)
                     cursor.bytes += view.size
                     cursor.records += len(view)
                     self._record_bytes = max(1, view.size // len(view))
                 cursor.position, cursor.is_reached = batch.end_offset, True
                 if not (is_shown or cursor.bytes):
-                    # All records before this position were handed out.
+                    # The application has got all records before this position.
                     cursor.handed = cursor.position
         except PymqError as error:
             self._damaged(cursor, error, now, has_come=cursor.position > start)
@@ -256,9 +264,9 @@ class Reader(ConsumerMachine):
             cursor.route.came()
         else:
             self._try_later(cursor, cursor.route.refused(self._router, _NOTHING) or 0, now)
-        # At the end of the log, hand out the received records before the next fetch is sent: that
-        # fetch would find nothing yet, and the next poll sends it anyway. (Followers may not know
-        # where the log ends.)
+        # At the end of the log, the application gets the received records before the next fetch is
+        # sent: that fetch would find no records yet, and the next poll sends it anyway. (Followers
+        # may not know the log's end.)
         is_at_end = is_leader and cursor.position >= m.high_watermark and bool(self.chunks)
         if not m.data or (self._is_wanted and not is_at_end):
             self._fetch(cursor, now)
@@ -267,9 +275,9 @@ class Reader(ConsumerMachine):
         self._arrived()
 
     def _damaged(self, cursor: Cursor, error: PymqError, now: int, *, has_come: bool) -> None:
-        """Fetch a damaged batch again, from each replica that may hold it undamaged, or give up.
+        """Fetch a damaged batch again, from each replica that may have a sound copy, or give up.
 
-        *has_come*: the answer held sound batches before the damaged one.
+        *has_come* is true if the answer held sound batches before the damaged one.
         """
         mark("reader.damaged")
         is_first, cursor.damage.is_met = not cursor.damage.is_met, True
@@ -279,7 +287,7 @@ class Reader(ConsumerMachine):
         else:
             pause = cursor.route.refused(self._router, error)
             if pause is None and is_first:
-                pause = 0  # Perhaps only the transfer damaged the batch.
+                pause = 0  # The batch may have been damaged only in transfer.
         if pause is None:
             self._give_up(cursor, error)
         else:
@@ -288,11 +296,13 @@ class Reader(ConsumerMachine):
         self._arrived()
 
     def _give_up(self, cursor: Cursor, error: PymqError) -> None:
-        """No replica has a readable batch at the position: skip it or raise the error."""
+        """Skip the batch at the position or raise the error, because no replica has a readable
+        copy.
+        """
         end = error.details.get("end")
         is_damage = isinstance(error, CorruptBlock | CorruptBatch)
         if is_damage and type(end) is int and end > cursor.position:
-            # The end of the damage is known, so the reader can continue behind it.
+            # The end of the damage is known, so the reader can continue after it.
             why = cursor.damage.judged(error)
             view = RecordBatch.broken(self.topic, cursor.partition, cursor.position, end, why)
             self.chunks.append(view)
@@ -311,14 +321,14 @@ class Reader(ConsumerMachine):
     ) -> None:
         if self._is_made_again(cursor, error):
             why = f"{self.topic}/{cursor.partition}: the topic was deleted and created again"
-            why = f"{why}, offset {cursor.position} is of the one before"
+            why = f"{why}, and offset {cursor.position} is of the deleted topic"
             self.fail(OffsetOutOfRange(why, **_place(self.topic, cursor)))
             return
         cursor.damage.heard(cursor.route.asked, error)
         pause = cursor.route.refused(self._router, error)
         is_short = isinstance(error, OffsetOutOfRange) and is_leader and cursor.is_reached
         if is_short and m.log_start <= cursor.position and cursor.route.tries < CONFIRMED:
-            # The broker says that the log never reached this position. That broker may be a former
+            # By the broker's answer the log never reached this position. The broker may be a former
             # leader that does not know its successor.
             self._router.refresh(self.topic)
             pause = cursor.route.patience_ms // 2
@@ -329,7 +339,7 @@ class Reader(ConsumerMachine):
         self._give_up(cursor, error)
 
     def _is_made_again(self, cursor: Cursor, error: PymqError) -> bool:
-        """Whether leader and zkserver name one topic id, and the position has another."""
+        """Whether leader and zkserver name the same topic id, and the position has another id."""
         known = self._router.metadata.topics.get(self.topic)
         if known is None or error.details.get("topic_id") != known.topic_id:
             return False
@@ -345,7 +355,7 @@ class Reader(ConsumerMachine):
     def _fetch(self, cursor: Cursor, now: int) -> None:
         if cursor.request or cursor.bytes >= self._ahead_bytes or now < cursor.retry_at:
             return
-        # records of one partition that may be buffered
+        # most records of one partition in the buffer
         share = 1 << 62 if self._credit is None else max(1, self._credit // len(self.cursors))
         if cursor.records >= share:
             return
@@ -356,7 +366,7 @@ class Reader(ConsumerMachine):
         if cursor.partition in self.paused and not is_new:
             return
         route = cursor.route
-        # Any replica knows the log start; only the leader knows the log end.
+        # Any replica knows the log's start; only the leader knows its end.
         peer = route.find(self._router, of_leader=is_new and cursor.position == END)
         if peer is None:
             return
@@ -367,7 +377,8 @@ class Reader(ConsumerMachine):
         elif route.is_elsewhere:
             wait = NEAR_WAIT_MS if route.is_near else 0
         elif route.is_leaders_turn and route.preference.rack is not None:
-            # A fetch waits at a follower only if the leader has no more than the follower.
+            # Let a fetch wait at a follower only if the leader has no more records than the
+            # follower.
             wait = 0
         if (
             not cursor.topic_id
@@ -396,8 +407,8 @@ class Reader(ConsumerMachine):
             self._grow()
             for cursor in self.cursors.values():
                 if cursor.request and cursor.route.has_moved(self._router):
-                    # The broker will not answer this request, or only with the error that it no
-                    # longer leads.
+                    # The broker will not answer this request, or will answer that it no longer
+                    # leads.
                     cursor.request = 0
                     cursor.retry_at = 0
                     self._fetch(cursor, now)
@@ -407,7 +418,7 @@ class Reader(ConsumerMachine):
         return super().ready(now)
 
     def _grow(self) -> None:
-        """Read the partitions that were added to the topic, from their start."""
+        """Read partitions that were added to the topic, from their start."""
         known = self._router.metadata.topics.get(self.topic)
         if self._look_at == NEVER or known is None:
             return
@@ -437,7 +448,8 @@ class Reader(ConsumerMachine):
             self._look_at = now + LOOK_MS
             self._router.refresh(self.topic)
         if now >= self._subscribe_at:
-            # A zkserver forgets subscriptions when it stops, so renew this one at its successor.
+            # A zkserver forgets readers' subscriptions when it stops, so renew this one at the new
+            # active zkserver.
             self._subscribe_at = now + SUBSCRIBE_MS
             subscribe = partial(Subscribe, name=self.name, topic=self.topic, mode="psb")
             self._router.tell(subscribe, self._subscribe_at)
@@ -460,9 +472,9 @@ class Reader(ConsumerMachine):
         result.search.done.finish()
 
 
-_NOTHING = ReplicaNotAvailable("it has nothing of what it was said to hold")
+_NOTHING = ReplicaNotAvailable("the broker does not have the records that it was named for")
 
 
 def _place(topic: str, cursor: Cursor) -> dict[str, object]:
-    """Details of an error at a reader's position in a partition."""
+    """Return the details of an error at a reader's position in a partition."""
     return {"topic": topic, "partition": cursor.partition, "offset": cursor.position}

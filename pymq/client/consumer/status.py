@@ -25,13 +25,14 @@ class ConsumerStatus:
     assigned: tuple[str, ...]
     positions: dict[str, int]
     end_offsets: dict[str, int]
-    buffered: int  # records fetched and not returned by a poll
-    unacknowledged_refused: int  # acknowledgements that came after the lease had expired
-    idle: str | None  # the reason why no records come; None if some are there
+    buffered: int  # fetched records that no poll has returned
+    # acknowledgements that the coordinator refused, because the lease had expired
+    unacknowledged_refused: int
+    idle: str | None  # the reason why no records arrive; None if there are records
 
 
 def status_of(consumer: Consumer) -> ConsumerStatus:
-    """Return a consumer's status, with news from its group and the leaders of its partitions.
+    """Return a consumer's status, after requests to its group and its partitions' leaders.
 
     If a broker does not answer soon, its last known state is used.
     """
@@ -65,7 +66,7 @@ def status_of(consumer: Consumer) -> ConsumerStatus:
 
 
 def _ask(consumer: Consumer) -> tuple[dict[str, int], GroupState, str | None]:
-    """Return partitions' ends, the group's state, and a note if these may be out of date."""
+    """Return the partitions' ends, the group's state, and a note if these may be out of date."""
     ends: dict[str, int] = {}
     state, silence = GroupState(0, consumer.group or ""), None
     reader, worker = consumer._reader, consumer._worker
@@ -86,7 +87,7 @@ def _ask(consumer: Consumer) -> tuple[dict[str, int], GroupState, str | None]:
 
 
 def _handle_idle(consumer: Consumer, assigned: tuple[str, ...]) -> str | None:
-    """Return why no records can come, as far as the consumer knows without requests."""
+    """Return why no records can arrive, as far as the consumer knows without requests."""
     worker = consumer._worker
     if consumer._polling.is_closed:
         return "it was closed"
@@ -106,7 +107,7 @@ def _group_idle(
     ends: dict[str, int],
     state: GroupState,
 ) -> str | None:
-    """Return the reason why no records come, by the answers of its group and the leaders."""
+    """Return why no records arrive, by the answers of the group and the leaders."""
     active = [partition for partition in assigned if partition not in consumer._intake.paused]
     if not active:
         return "all its partitions are paused"
@@ -134,7 +135,7 @@ def _group_idle(
 
 
 def _is_awaited(offset: GroupOffset, state: GroupState) -> bool:
-    """Whether former owners of a partition still lease its records: the new owner waits."""
+    """Whether the owner of a partition has to wait for leases of its former owners."""
     owners = {
         member.member
         for member in state.members

@@ -36,7 +36,7 @@ class SearchResult(NamedTuple):
 
 
 class TimeSearches:
-    """The searches of one reader; their requests leave through *outbox*."""
+    """The searches of one reader; the requests are sent through *outbox*."""
 
     def __init__(self, topic: str, router: Router, outbox: Outbox) -> None:
         self.due = NEVER  # the deadline of :meth:`tick`
@@ -46,7 +46,7 @@ class TimeSearches:
         self._searches: list[TimeSearch] = []
 
     def add(self, partition: str, timestamp_ms: int) -> Waitable:
-        """Add a search, which :meth:`start` sends; the caller waits for its result."""
+        """Add a search, which :meth:`start` sends; the caller waits for the result."""
         route = PartitionRoute(self._topic, partition)
         search = TimeSearch(partition, timestamp_ms, Waitable(), route)
         self._searches.append(search)
@@ -77,7 +77,7 @@ class TimeSearches:
         self.due = min(self.due, now + wait, search.until)
 
     def answered(self, m: OffsetFound, now: int) -> SearchResult | None:
-        """Handle an answer; returns the result if it ends a search."""
+        """Handle an answer; returns the result if the answer ends a search."""
         search = next((s for s in self._searches if s.request == m.id), None)
         if search is None:
             return None

@@ -1,4 +1,4 @@
-"""Iterates up to the end of the partitions as of now, and finds out what delays that."""
+"""Iterates up to the current end of the partitions, and finds the reason for a delay."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ STALL_S = 30.0  # how long an iteration may make no progress
 
 
 class UntilEnd:
-    """The end of one iteration: the ends of the consumer's partitions when it began."""
+    """The end of one iteration: the ends of the consumer's partitions at its start."""
 
     def __init__(self, consumer: Consumer, ends: dict[str, int]) -> None:
         self._consumer = consumer
         self._ends = ends
-        # whether a record came since the last request about other partitions
+        # whether a record has arrived since the last request about other partitions
         self._has_come = False
-        self._has_looked = False  # whether other members' partitions may have records for this one
-        self._since: float | None = None  # the time since which no record has come
+        # whether this member has asked for records of other members' partitions
+        self._has_looked = False
+        self._since: float | None = None  # the time since which no record has arrived
 
     def before(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Iterate over *records*; set those beyond the end aside for the next call."""
+        """Iterate over *records*; keep records beyond the end for the next call."""
         for record in records:
             if record.offset < self._ends.get(record.partition, 0):
                 self._since, self._has_come = None, True
@@ -36,7 +37,7 @@ class UntilEnd:
                 self._consumer._set_aside(record)
 
     def is_reached(self) -> bool:
-        """Whether no record before the end is left; this may send a request to the group."""
+        """Whether no record before the end is left; the method may send a request to the group."""
         consumer = self._consumer
         paused = consumer._intake.paused
         active = {p: end for p, end in self._ends.items() if p not in paused}
@@ -49,7 +50,7 @@ class UntilEnd:
         try:
             consumer._settle_soon()
         except FencedMember:
-            return False  # A record whose acknowledgement came too late may be delivered again.
+            return False  # A record may be delivered again, because its acknowledgement was late.
         state = consumer._positions.group_state()
         if not self._is_told(state):
             return False  # Partitions of other members may have been assigned to this member.
@@ -59,7 +60,7 @@ class UntilEnd:
             for p, end in active.items()
             if p in worker.membership.assigned
         )
-        # Records that were redelivered meanwhile may have come to this member.
+        # Meanwhile this member may have got redelivered records.
         if not is_delivered or worker.undelivered.are_coming:
             return False
         return (
@@ -82,10 +83,11 @@ class UntilEnd:
         return [set(partitions) for partitions in own] == [set(worker.membership.assigned)]
 
     def stall(self) -> None:
-        """Note that no record has come for a while.
+        """Note that no record has arrived for a while.
 
         Raises:
-            RequestTimeout: none has come for STUCK_S seconds, though some are before the end.
+            RequestTimeout: no record has arrived for STALL_S seconds, though some are before the
+                end.
         """
         consumer = self._consumer
         why = consumer._intake.trouble()
@@ -94,11 +96,13 @@ class UntilEnd:
             lost = [p for p, end in self._ends.items() if read[p] < end and p not in paused]
             if lost:
                 at, end = read[lost[0]], self._ends[lost[0]]
-                why = f"{consumer.topic}/{lost[0]} has nothing from {at} on, and reached to {end}"
+                why = (
+                    f"{consumer.topic}/{lost[0]} has no records from {at} on, but its end was {end}"
+                )
         now = consumer._driver.monotonic()
         if why is None:
             self._since = None
         elif self._since is None:
             self._since = now
         elif now - self._since > STALL_S:
-            raise RequestTimeout(f"nothing has come for {STALL_S:g} s: {why}")
+            raise RequestTimeout(f"no record has arrived for {STALL_S:g} s: {why}")

@@ -1,1 +1,1 @@
-"""What all machines that fetch records share."""
+"""The shared parts of all state machines that fetch records."""

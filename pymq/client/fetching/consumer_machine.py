@@ -1,7 +1,7 @@
-"""The base class of the machines behind consumers.
+"""The base class of the consumers' state machines.
 
-A machine prefetches batches while the application works. The machine does not decode records: the
-consumer does that, in the application's thread.
+The machine prefetches batches while the application works. It does not decode records; the consumer
+decodes them in the application's thread.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pymq.core.message import Message, Range
 from pymq.errors import PymqError
 
 FETCH_BYTES = 1 << 20
-FETCH_WAIT_MS = 30_000  # how long a broker holds a fetch without records, at most ...
-FETCH_WAIT_MIN_MS = 1_000  # ... and at least; longer with many partitions
-FETCHES_PER_S = 20  # fetches of one consumer while no records come
+FETCH_WAIT_MS = 30_000  # longest time that a broker holds a fetch without records ...
+FETCH_WAIT_MIN_MS = 1_000  # ... and the shortest; more partitions make it longer
+FETCHES_PER_S = 20  # fetches of one consumer while no records arrive
 
 
 class ConsumerMachine(Outbox, ABC):
-    """A consumer's machine, as :class:`pymq.Consumer` uses it."""
+    """A consumer's state machine, as :class:`pymq.Consumer` uses it."""
 
     def __init__(
         self, name: str, topic: str, router: Router, driver: ClientDriver, group: str | None
@@ -35,22 +35,23 @@ class ConsumerMachine(Outbox, ABC):
         self.topic = topic
         self.group = group
         self.chunks: deque[RecordBatch] = deque()  # fetched views for the application
-        # Held while views are taken out or dropped, so that these do not interleave. A signal
-        # handler may close the consumer in the middle of a poll, so the lock is reentrant.
+        # A thread holds this lock while it takes out or drops views, so that two threads do not do
+        # so at the same time. A signal handler may close the consumer in the middle of a poll, so
+        # the lock is reentrant.
         self.chunks_lock = threading.RLock()
         self.problem: PymqError | None = None  # the error that the next poll raises
         self.final_problem: PymqError | None = None  # the error that each poll raises from now on
-        self._told: list[RecordBatch] = []  # unreadable views whose error was raised already
-        self.started = Waitable()  # done once the start offsets are known
+        self._told: list[RecordBatch] = []  # unreadable views whose error was already raised
+        self.started = Waitable()  # done when the start offsets are known
         self.paused: dict[str, None] = {}
-        self.is_awaited = False  # a poll waits for records
+        self.is_awaited = False  # whether a poll waits for records
         # the application has dropped the handle without closing the consumer
         self.is_abandoned = False
         self.is_buried = False
         self._router = router
         self._driver = driver
         self._arrival: Waitable | None = None
-        self._has_news = False  # new metadata has come
+        self._has_news = False  # whether new metadata has arrived
         router.metadata.listen(name, self._on_metadata)
 
     @property
@@ -59,14 +60,14 @@ class ConsumerMachine(Outbox, ABC):
         return self.has_readable() or self.problem is not None
 
     def has_readable(self) -> bool:
-        """Whether a poll can return records, or raise the error of unreadable ones."""
+        """Whether a poll can return records, or raise the error of unreadable records."""
         if not self._told:
             return bool(self.chunks)  # the usual case
         stuck = self.stuck()
         return any(view.partition not in stuck for view in self.chunks.copy())
 
     def stuck(self) -> dict[str, RecordBatch]:
-        """The unreadable views by partition, whose error was raised and which were not skipped."""
+        """The unreadable views by partition whose error was raised, but which were not skipped."""
         if not self._told:
             return {}  # the usual case
         chunks = self.chunks.copy()
@@ -90,16 +91,16 @@ class ConsumerMachine(Outbox, ABC):
         self._arrived()
 
     def take_problem(self) -> PymqError | None:
-        """Return the error to raise: once, unless it is final."""
+        """Return the error to raise; an error that is not final is returned only once."""
         problem, self.problem = self.problem, self.final_problem
         return problem
 
     def take(self, max_records: int, max_bytes: int) -> list[RecordBatch]:
         """Take out fetched views for the application, or raise the error of an unreadable one.
 
-        Returns at most *max_records*, for which the last view is cut, and about *max_bytes*. An
-        unreadable view stays. The error of such a view is raised when its turn comes, and the view
-        holds back only the later views of its own partition (:meth:`stuck`).
+        Returns at most *max_records*, and about *max_bytes*; the last view is cut to fit. An
+        unreadable view stays in the buffer: its error is raised when the view is the next one, and
+        it holds back only the later views of its own partition (:meth:`stuck`).
         """
         if not self.chunks and (problem := self.take_problem()) is not None:
             raise problem
@@ -131,8 +132,7 @@ class ConsumerMachine(Outbox, ABC):
     def _first(self, stuck: Collection[str]) -> int:
         """The index of the first view of a partition that is not *stuck*, or -1.
 
-        The loop may append views at the same time. This would break an iterator; an index stays
-        valid.
+        The loop may append views at the same time. That would break an iterator, but not an index.
         """
         if not stuck:
             return 0 if self.chunks else -1
@@ -145,7 +145,9 @@ class ConsumerMachine(Outbox, ABC):
         return list(takewhile(lambda view: view.fault() is not None, views))
 
     def pass_over(self, view: RecordBatch) -> None:
-        """Skip a view of :meth:`unreadable`, for the application; the caller holds the driver."""
+        """Skip a view of :meth:`unreadable`, on behalf of the application; the caller holds the
+        driver.
+        """
         with self.chunks_lock:
             if view in self.chunks:
                 self.chunks.remove(view)
@@ -153,15 +155,17 @@ class ConsumerMachine(Outbox, ABC):
 
     @abstractmethod
     def want(self, records: int, now: int) -> None:
-        """Note that the application waits for records, and fetch some."""
+        """Note that the application waits for records, and fetch records."""
 
     @abstractmethod
     def handed_out(self, chunk: RecordBatch) -> RecordBatch:
-        """Note that the application gets the records of a view; returns those that it gets."""
+        """Note that the application gets a view; returns the records that it really gets."""
 
     @abstractmethod
     def pause(self, partitions: Iterable[str], unread: list[tuple[str, Range]], now: int) -> None:
-        """Stop fetching some partitions; *unread* are fetched records that it has dropped."""
+        """Stop fetching some partitions; *unread* are fetched records that the consumer has
+        dropped.
+        """
 
     @abstractmethod
     def resume(self, partitions: Iterable[str], now: int) -> None:
@@ -172,7 +176,8 @@ class ConsumerMachine(Outbox, ABC):
 
         The garbage collector may call this at any moment, in any thread.
         """
-        # The next tick closes the machine, because a tick runs with the driver held.
+        # Let the next tick close the machine, because a tick runs while the thread holds the
+        # driver.
         self.is_abandoned = True
         self._driver.loop.rearm(self.name)
 
@@ -184,7 +189,7 @@ class ConsumerMachine(Outbox, ABC):
 
     @abstractmethod
     def trouble(self) -> str | None:
-        """The reason why no records come, for people; None if there is none."""
+        """The reason why no records arrive, as text for users; None if nothing is wrong."""
 
     @abstractmethod
     def step(self, source: str, message: Message, now: int) -> None:
@@ -195,7 +200,7 @@ class ConsumerMachine(Outbox, ABC):
         """Act on the deadlines that have passed."""
 
     def close(self, unread: list[tuple[str, tuple[int, int]]]) -> None:
-        """Leave; the caller holds the driver."""
+        """End all requests and leave the group, if any; the caller holds the driver."""
         self._router.metadata.ignore(self.name)
 
     def _on_metadata(self) -> None:
@@ -204,15 +209,16 @@ class ConsumerMachine(Outbox, ABC):
 
 
 def located(error: PymqError, topic: str, partition: str, offset: int) -> PymqError:
-    """Return the error with its place in ``details``: *offset* is the next one to read."""
+    """Return the error with its place in ``details``; *offset* is the next offset to read."""
     details = {**error.details, "topic": topic, "partition": partition, "offset": offset}
     return type(error)(f"{topic}/{partition}: {error.message}", **details)
 
 
 def wait_ms(partitions: int) -> int:
-    """Return how long a broker holds each of the fetches of *partitions* while no records come.
+    """Return how long a broker holds each fetch if there are no records, for this many
+    *partitions*.
 
-    With a short wait a dead broker is found soon. A long wait costs fewer requests, so with many
+    A short wait detects a dead broker soon. A long wait costs fewer requests, so with many
     partitions each fetch waits longer.
     """
     return min(FETCH_WAIT_MS, max(FETCH_WAIT_MIN_MS, partitions * 1000 // FETCHES_PER_S))

@@ -1,8 +1,9 @@
-"""Finds the fault behind a damaged batch: the network, a disk, or its producer.
+"""Finds the cause of a damaged batch: the network, a disk, or its producer.
 
-If the network damaged a batch, a second fetch returns it sound. A broker that is asked to verify a
-batch reads it from its disk and returns the CRC of the bytes there. Two disks do not damage a batch
-in the same way: if two replicas hold the same wrong bytes, the producer sent them.
+If the network damaged a batch, a second fetch returns a sound copy. A broker that gets a fetch with
+*verify* reads the batch from its disk and returns the CRC of the bytes on the disk. Two disks do
+not damage a batch in the same way: if two replicas hold the same wrong bytes, the producer sent
+these bytes.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from pymq.errors import CorruptBatch, CorruptBlock, PymqError
 class DamageCheck:
     """The findings about one batch."""
 
-    # the batch arrived damaged once, so the next fetch asks brokers to verify it
+    # whether the batch has arrived damaged, so that the next fetch sets *verify*
     is_met: bool = False
-    found: dict[str, int] = Factory(dict)  # by broker, the CRC of the bytes on its disk
+    found: dict[str, int] = Factory(dict)  # the CRC of the bytes on each broker's disk
 
     def heard(self, broker: str, error: PymqError) -> None:
-        """Note that *broker* has refused to send the batch."""
+        """Note that *broker* has refused to send the damaged batch."""
         crc = error.details.get("found_crc")
         if isinstance(error, CorruptBlock) and type(crc) is int:
             self.found[broker] = crc
 
     def judged(self, error: PymqError) -> PymqError:
-        """Return the error for the application when no replica has the batch undamaged."""
+        """Return the error for the application if no replica has a sound copy of the batch."""
         if not self.found:
             return error
         crc, copies = Counter(self.found.values()).most_common(1)[0]
@@ -38,7 +39,7 @@ class DamageCheck:
             return error
         brokers = sorted(broker for broker, found in self.found.items() if found == crc)
         return CorruptBatch(
-            f"the same wrong bytes lie on {', '.join(brokers)}: the batch was damaged when it came",
+            f"{', '.join(brokers)} have the same wrong bytes: the producer sent a damaged batch",
             **error.details,
         )
 
@@ -47,7 +48,8 @@ def sound(batch: EncodedBatch, start: int = 0) -> RecordBatch:
     """Return the view of a batch from *start* on.
 
     Raises:
-        CorruptBatch: its CRC does not hold; ``details`` hold ``end``, the offset behind it.
+        CorruptBatch: the batch's CRC does not match; ``details`` hold ``end``, the offset after the
+            batch.
     """
     try:
         if not batch.header.is_control:  # Consumers never decode control batches.

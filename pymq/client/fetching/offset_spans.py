@@ -1,4 +1,4 @@
-"""Converts records to ranges of offsets, in which members acknowledge, return and renew them."""
+"""Converts records to the ranges of offsets with which members acknowledge and return records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PARTITION, _OFFSET = attrgetter("partition"), attrgetter("offset")
 
 
 def spans(records: Records) -> list[Span]:
-    """Return the partitions and offsets of records; consecutive ones are joined to ranges."""
+    """Return the partitions and offsets of records; consecutive offsets are joined to ranges."""
     if isinstance(records, Record):
         return [(records.partition, (records.offset, records.offset + 1))]
     if isinstance(records, RecordBatch):
@@ -47,12 +47,12 @@ def ranges(items: Sequence[int | Range]) -> list[Range]:
     if not items:
         return []
     first, last = items[0], items[-1]
-    # In the usual case the records are in order, and one comparison finds that out.
+    # In the usual case the records are in order, and one comparison suffices.
     if isinstance(first, int) and isinstance(last, int) and items == list(range(first, last + 1)):
         return [(first, last + 1)]
     return joined((item, item + 1) if isinstance(item, int) else item for item in items)
 
 
 def drain(queue: deque[T]) -> list[T]:
-    """Take out the items of *queue*; another thread may append more at the same time."""
+    """Take out the items of *queue*; another thread may append items at the same time."""
     return [queue.popleft() for _ in range(len(queue))]

@@ -24,40 +24,41 @@ from pymq.errors import (
     StoreError,
 )
 
-RETRY_MS = 50  # before the first retry; doubled with each, up to ...
+RETRY_MS = 50  # pause before the first retry; doubles with each retry, up to ...
 RETRY_MAX_MS = 250
-ANSWER_MS = 500  # the time for an answer, on top of the wait that the fetch allows: at first ...
+ANSWER_MS = 500  # timeout of an answer, in addition to the wait that the fetch allows: at first ...
 ANSWER_MAX_MS = 4_000  # ... and after many tries
 # errors of one replica, not of the partition
 _OWN = (StoreError, CorruptBatch, ReplicaNotAvailable)
-OWN_TRIES = 8  # tries before the reader gets the error: a follower may not have the records yet
-LEADERLESS_TRIES = 2  # tries without a leader; an election mostly takes no longer
-# answers of the leader after which a follower that was silent may be chosen again
+# tries before the reader gets the error, since a follower may not have the records yet
+OWN_TRIES = 8
+LEADERLESS_TRIES = 2  # tries without a leader; an election rarely takes longer
+# answers of the leader after which a silent follower may be chosen again
 LEADERS_TURNS = 100
 CONFIRMED = 3  # how many times a leader must say that the log ends before the reader's position
 
 
 @define
 class PartitionRoute:
-    """Which broker a reader fetches one partition from."""
+    """The broker from which a reader fetches one partition."""
 
     topic: str
     partition: str
-    asked: str = ""  # the broker that was asked last
+    asked: str = ""  # the broker that got the last request
     others: list[str] = Factory(list)  # brokers to ask in place of the leader
     tries: int = 0  # tries since the last answer with records
-    trouble: str | None = None  # the reason why no records come, as text for users
+    trouble: str | None = None  # the reason why no records arrive, as text for users
     preference: Preference = LEADER
     is_behind: bool = False  # the reader's position is far from the end
-    is_chosen: bool = False  # this route chose the others; the leader did not name them
-    is_substitute: bool = False  # ... because the leader fails, or because there is no leader
+    is_chosen: bool = False  # whether this route chose *others*; the leader did not name them
+    is_substitute: bool = False  # whether it chose them because the leader fails or there is none
     is_leaders_turn: bool = False  # a follower had no records, so the leader is asked next
-    # answers of the leader before a follower may be chosen again, because a follower was silent
+    # answers of the leader before a follower may be chosen again, after a follower was silent
     leaders_turns: int = 0
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the request goes to another broker than the leader."""
+        """Whether the next request goes to a broker other than the leader."""
         return bool(self.others)
 
     @property
@@ -67,13 +68,13 @@ class PartitionRoute:
 
     @property
     def patience_ms(self) -> int:
-        """The time for an answer, on top of the wait that the fetch allows."""
+        """The timeout of an answer, in addition to the wait that the fetch allows."""
         return min(ANSWER_MS << min(self.tries, 10), ANSWER_MAX_MS)
 
     def find(self, router: Router, *, of_leader: bool = False) -> str | None:
         """Return the broker to send the request to; None while the metadata is refreshed.
 
-        *of_leader*: only the leader knows the answer.
+        If *of_leader* is set, only the leader knows the answer.
         """
         if of_leader:
             self.forget()
@@ -83,7 +84,7 @@ class PartitionRoute:
             if of_leader or (leader is not None and not router.is_lost(leader)):
                 self._choose(router, leader)
             else:
-                # The replica that was just asked comes last.
+                # The replica that got the last request comes last.
                 names = live(router, self.topic, self.partition, leader or "")
                 self._stand_in(sorted(names, key=lambda name: name == self.asked))
             if not self.others:
@@ -112,12 +113,12 @@ class PartitionRoute:
         self.others, self.is_chosen, self.is_substitute = names, bool(names), False
 
     def _stand_in(self, names: list[str]) -> None:
-        """Use *names* in place of a leader that fails, for as long as they have records."""
+        """Use the replicas *names* in place of a failing leader, while they have records."""
         self._turn_to(names)
         self.is_substitute = self.is_chosen
 
     def leave(self) -> None:
-        """Return to the leader: the others have no more records."""
+        """Return to the leader, because the others have no more records."""
         self.forget()
         self.is_leaders_turn = True
 
@@ -126,9 +127,10 @@ class PartitionRoute:
         self._turn_to([])
 
     def has_moved(self, router: Router) -> bool:
-        """Whether the broker that got the last request no longer leads, or cannot be reached.
+        """Whether the broker that got the last request no longer leads or is unreachable.
 
-        A replica that stands in for the leader has moved when the zkserver no longer names it.
+        If that broker replaces a failing leader, the result is true when the zkserver no longer
+        names it as a replica.
         """
         if self.others:
             known = router.metadata.replicas(self.topic, self.partition)
@@ -164,7 +166,8 @@ class PartitionRoute:
                 # The substitute may be dead, too. The zkserver may know the live replicas.
                 router.distrust(self.topic, self.partition)
             elif self.is_chosen:
-                # The same follower would be chosen again, and each fetch would wait for it.
+                # Otherwise the route would choose the same follower again, and each fetch would
+                # wait for it.
                 self.leaders_turns = LEADERS_TURNS
                 router.refresh(self.topic)
             self._next()
@@ -182,16 +185,16 @@ class PartitionRoute:
         """Handle an error; returns the milliseconds until the retry, or None if it is final."""
         before = self.trouble
         self.tries += 1
-        # if a replica was chosen, only the leader's answer, or its absence, explains the trouble
+        # an error of a replica chosen here does not explain the trouble, the leader's does
         if not self.is_chosen:
             self.trouble = f"{self.asked}: {error}"
-        # The first retry is at once; later ones pause, since brokers may name each other in a
-        # circle.
+        # Retry at once the first time, and later after a pause, since brokers may name each other
+        # in a circle.
         pause = 0
         if self.tries > 1:
             pause = min(RETRY_MS << min(self.tries - 2, 10), RETRY_MAX_MS)
         if isinstance(error, QuotaExceeded):
-            # The client has reached its quota: another broker has the same one, so wait.
+            # The client has reached its quota, which is the same at each broker, so wait.
             return max(pause, error.retry_ms)
         if self.others:
             is_final = not (
@@ -200,15 +203,14 @@ class PartitionRoute:
             self._next()
             if self.others:
                 return 0
-            return None if is_final else pause  # The leader knows where to continue.
+            return None if is_final else pause  # The leader knows the offset at which to continue.
         if isinstance(error, ReplicaNotAvailable):
             names = error.details.get("brokers")
             found = (
                 [n for n in names if n != self.asked] if isinstance(names, (list, tuple)) else []
             )
             if found:
-                # The broker has named other brokers to try, so its answer does not count as an
-                # error yet.
+                # The broker has named other brokers, so its answer does not count as an error yet.
                 self.trouble = before
                 turn = (self.tries - 1) % len(found)
                 self.others = [*found[turn:], *found[:turn]]
@@ -222,7 +224,7 @@ class PartitionRoute:
         if isinstance(error, NotLeader):
             is_known = router.refused(self.topic, self.partition, self.asked, error)
             if not is_known and self.tries > LEADERLESS_TRIES:
-                # Without a leader all replicas are equal, and no other one may be left.
+                # Without a leader all replicas are equal, and there may be no other replica.
                 names = live(router, self.topic, self.partition)
                 self._stand_in(sorted(names, key=lambda name: name == self.asked))
             return pause if is_known else max(pause, RETRY_MS)
@@ -232,7 +234,7 @@ class PartitionRoute:
         return None
 
     def why(self, router: Router) -> str | None:
-        """Return why no records come, if that is known."""
+        """Return the reason why no records arrive, if known."""
         is_usual = self.is_chosen or not self.others
         if is_usual and router.metadata.find(self.topic, self.partition) is None:
             reason = router.why_no_leader(self.topic)

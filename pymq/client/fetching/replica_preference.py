@@ -1,14 +1,14 @@
-"""Which replica a reader fetches from, when several may have the records.
+"""Chooses the replica from which a reader fetches, if several may have the records.
 
-| what is read | which broker the reader asks |
+| read | broker that gets the fetch |
 |---|---|
 | anything, without a leader that can be reached | the live replicas, the most complete first |
-| far behind the end | one of the live replicas, another one for each reader: the load is spread |
+| far behind the end | one of the live replicas, chosen by reader, so that the load is spread |
 | anything, by a reader that names its rack | a follower in that rack, if the leader is in another |
 | all else | the leader |
 
-A follower serves what it knows to be committed (KIP-392). A follower may lag, so after a fetch
-without records the leader is asked before a follower again.
+A follower serves records that it knows to be committed (KIP-392). A follower may lag, so after a
+fetch without records the next fetch goes to the leader.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from zlib import crc32
 from pymq.client.router import Router
 from pymq.core.values import value
 
-BEHIND_BYTES = 1 << 18  # a fetch that returned so many bytes, and not all records, reads in bulk
-# wait of a fetch at a follower; it may be cut off from its leader, so the leader is asked next
+# a reader is far behind if a fetch returned this many bytes, and not all records
+BEHIND_BYTES = 1 << 18
+# wait of a fetch at a follower, which may be cut off; the next fetch goes to the leader
 NEAR_WAIT_MS = 500
-BEHIND_RECORDS = 4096  # offsets from the end at which a member of a group reads in bulk
+BEHIND_RECORDS = 4096  # a group member that is this many offsets from the end is far behind
 
 
 @value
 class Preference:
     """A reader's preference: *name* identifies the reader, *rack* is where it runs."""
 
-    name: str = ""  # "": the consumer reads from the leader if there is one
+    name: str = ""  # "": the consumer reads from the leader, if any
     rack: str | None = None
 
 
@@ -36,7 +37,7 @@ LEADER = Preference()
 
 
 def live(router: Router, topic: str, partition: str, but: str = "") -> list[str]:
-    """The reachable replicas without *but*, the most complete first."""
+    """Return the reachable replicas except *but*, the most complete first."""
     found = router.metadata.replicas(topic, partition)
     return [name for name in found if name != but and not router.is_lost(name)]
 
@@ -57,7 +58,7 @@ def preferred(
         return leader
     found = live(router, topic, partition)
     if leader not in found:
-        return leader  # The leader is new, and the list of replicas is older.
+        return leader  # The leader is newer than the list of replicas.
     if preference.rack is not None:
         racks = router.metadata.racks(topic)
         near = [name for name in found if racks.get(name) == preference.rack]
@@ -71,6 +72,6 @@ def preferred(
 
 
 def _one_of(names: list[str], preference: Preference, partition: str) -> str:
-    """Return the same replica for a reader and a partition each time: caches stay warm."""
+    """Return always the same replica for a reader and a partition, to use its caches."""
     names = sorted(names)
     return names[crc32(f"{preference.name}/{partition}".encode()) % len(names)]

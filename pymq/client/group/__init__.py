@@ -1,1 +1,1 @@
-"""The machine behind a consumer of a group."""
+"""The state machine of a group's consumer."""

@@ -1,4 +1,4 @@
-"""Acknowledgements of a group member: acks, nacks and renewals, sent until they are answered."""
+"""Acknowledgements of a group member: sends acks, nacks and renewals until they are answered."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pymq.core.types import NEVER
 from pymq.core.values import define
 from pymq.errors import Closed, CommitFailed, FencedMember, PymqError
 
-LAPSED_MAX = 20  # ranges of offsets that an error names
-ACK_LINGER_MS = 20  # acknowledgements without a waiting thread are sent together
+LAPSED_MAX = 20  # most ranges of offsets that an error names
+ACK_LINGER_MS = 20  # delay of acknowledgements without a waiting thread, to send several together
 
 
 class Settling(Waitable):
-    """A request with acknowledgements."""
+    """A request with acknowledgements, and its result."""
 
     __slots__ = ("error", "is_durable", "is_waited_for")
 
@@ -38,7 +38,7 @@ Nack = tuple[str, Range, int, str]  # partition, offsets, delay in ms, error or 
 
 @define
 class Settlement:
-    """Acknowledgements that were sent and not answered."""
+    """A sent request with acknowledgements that was not answered yet."""
 
     message: Settle
     waits: list[Settling]
@@ -46,16 +46,16 @@ class Settlement:
 
     @property
     def count(self) -> int:
-        """The number of records that it acknowledges."""
+        """The number of records that the request acknowledges."""
         return sum(end - start for _, (start, end) in self.message.acks)
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a caller gets its result."""
+        """Whether a caller waits for the result."""
         return any(done.is_waited_for for done in self.waits)
 
     def finish(self, error: PymqError | None) -> None:
-        """Finish the request: it was answered, or never will be."""
+        """Finish the request, which was answered or never will be."""
         for done in self.waits:
             done.error = error
             done.finish()
@@ -75,15 +75,15 @@ class Acknowledger:
         timers: TimerHeap[Key],
         driver: ClientDriver,
     ) -> None:
-        # acknowledgements by partition; any thread may add some
+        # acknowledgements by partition; any thread may add to them
         self.acks: dict[str, deque[int | Range]] = {}
-        # with the delay in ms and the error of each range; filled by any thread
+        # returned ranges, each with its delay in ms and its error; any thread may add to them
         self.nacks: deque[Nack] = deque()
-        self.refused = 0  # acknowledgements that came too late
+        self.refused = 0  # number of acknowledgements that arrived too late
         self.due = NEVER
-        self.armed_at = -1  # when a thread last armed the timer; see :meth:`arm`
+        self.armed_at = -1  # the time when a thread last armed the timer; see :meth:`arm`
         self.handed = DeliveredRanges()
-        # Returns the records that the handle has fetched and not shown; set by the handle.
+        # Returns the records that the consumer has fetched but not shown; the consumer sets this.
         self.buffered: Callable[[], list[Span]] = list
         self._holes: list[Span] = []  # offsets without a record for the application
         self._name = name
@@ -93,23 +93,25 @@ class Acknowledger:
         self._driver = driver
         self._sent: dict[int, Settlement] = {}
         self._held: list[Settling] = []  # commits that wait until the consumer is a member again
-        # acknowledgements are pending, and there is no coordinator to send them to
+        # whether acknowledgements are pending while no coordinator is known
         self._is_put_back = False
-        self.unarmed: list[Key] = []  # requests that were sent and have no timeout yet
+        self.unarmed: list[Key] = []  # sent requests without a timeout
         self._was_fenced = False  # whether a coordinator has fenced this member at least once
         self._forfeited = 0  # failed acknowledgements that no commit has reported
         self._released = (
             DeliveredRanges()
-        )  # delivered under leases that have run out, and not acknowledged
-        self._lapsed = 0  # acknowledgements after the end of a lease that no commit has reported
-        self._ended: PymqError | None = None  # why acknowledgements cannot be sent any more
-        # offsets of these records, as far as known
+        )  # records delivered under leases that have expired, and not acknowledged
+        # acknowledgements after the end of a lease; no commit has reported them yet
+        self._lapsed = 0
+        # the reason why acknowledgements can no longer be sent
+        self._ended: PymqError | None = None
+        # offsets of those records, as far as known
         self._lapsed_in: list[tuple[str, int, int]] = []
 
     # --- the handle -----------------------------------------------------------------------------
 
     def arm(self, now: int) -> None:
-        """Note that there is something to acknowledge soon."""
+        """Note that there are acknowledgements to send soon."""
         if self.due == NEVER:
             self.armed_at = now
             self.due = now + ACK_LINGER_MS
@@ -117,7 +119,7 @@ class Acknowledger:
             self._driver.arm(self.due)
 
     def acknowledge(self, records: Records, now: int) -> None:
-        """Acknowledge *records*. The member sends the acknowledgements some ms later."""
+        """Acknowledge *records*; the member sends the acknowledgements some milliseconds later."""
         for partition, span in spans(records):
             self.acks.setdefault(partition, deque()).append(span)
         if self.due == NEVER:
@@ -131,14 +133,14 @@ class Acknowledger:
     # --- the machine ----------------------------------------------------------------------------
 
     def settle(self, *, wait: bool = False, durable: bool = False) -> Settling | None:
-        """Send the collected acknowledgements; the caller holds the driver.
+        """Send the collected acknowledgements; the caller holds the driver's lock.
 
-        The result is done once they are written, or *durable*.
+        The result is done when the acknowledgements are written or, with *durable*, synced.
         """
-        # Disarm first: if another thread adds an acknowledgement after this, it arms the timer
-        # again, or its acknowledgement is included.
+        # Disarm first. If another thread adds an acknowledgement after this line, either the thread
+        # arms the timer again, or this request includes the acknowledgement.
         self.due, self._is_put_back = NEVER, False
-        # copy all queues at once: another thread may be adding one
+        # copy the queues first, because another thread may add one
         queues = list(self.acks.items())
         acks = [(p, span) for p, queue in queues if queue for span in ranges(drain(queue))]
         nacks = tuple(drain(self.nacks)) if self.nacks else ()
@@ -180,10 +182,10 @@ class Acknowledger:
         return done
 
     def _worked_on(self, acks: list[Span]) -> list[Span]:
-        """Return the part of *acks* that was delivered under leases that may still hold."""
+        """Return the part of *acks* that was delivered under leases that may still be valid."""
         handed, buffered = self.handed, list[Span]()
         if self._was_fenced and acks:
-            # A record in the buffer may be a second delivery, which the application has not seen.
+            # A record in the buffer may be a redelivery that the application has not seen.
             buffered = [(p, part) for p, span in self.buffered() for part in handed.take(p, span)]
         found = list[Span]()
         for partition, span in acks:
@@ -198,21 +200,23 @@ class Acknowledger:
         return found
 
     def leased(self, leases: Iterable[Lease]) -> None:
-        """Note the records of *leases* that were delivered before: the member's earlier lease of
-        them has expired.
+        """Note the records of *leases* that this member has already delivered under an earlier
+        lease, which has expired.
         """
         for lease in leases:
             for part in self.handed.take(lease.partition, (lease.start, lease.end)):
                 self._released.put(lease.partition, part)
 
     def _note_lapsed(self, partition: str, span: Range, held: list[Range]) -> None:
-        """Note the parts of an acknowledged range whose leases have run out: not *held*."""
+        """Note the parts of an acknowledged range that are not in *held*: their leases have
+        expired.
+        """
         start = span[0]
         for low, high in [*held, (span[1], span[1])]:
             if start < low:
                 for part in self._released.take(partition, (start, low)):
                     self._lapse(part[1] - part[0], [(partition, part)])
-            # A later delivery of the record is acknowledged.
+            # A later delivery of the record was acknowledged.
             self._released.take(partition, (low, high))
             start = high
 
@@ -223,7 +227,7 @@ class Acknowledger:
                 self._lapsed_in.append((partition, start, end))
 
     def _commit_failed(self) -> CommitFailed | None:
-        """Return the error for the next commit if leases have run out.
+        """Return the error for the next commit if leases have expired.
 
         Each loss is reported once.
         """
@@ -247,7 +251,7 @@ class Acknowledger:
         self.nacks.extend(nacks)
 
     def settle_held(self) -> None:
-        """Send the requests that waited for a membership or a coordinator."""
+        """Send the requests that have waited for a membership or a coordinator."""
         if self._held or self._is_put_back:
             self.settle()
 
@@ -257,7 +261,7 @@ class Acknowledger:
             self._timers.set(self.unarmed.pop(), now + self._membership.coordinator.patience_ms)
 
     def send_again(self, request: int, now: int) -> None:
-        """Send a request again that was not answered, or got a transient error."""
+        """Send a request again after a timeout or a transient error."""
         settlement = self._sent.get(request)
         if settlement is None:
             return
@@ -268,22 +272,25 @@ class Acknowledger:
         self._timers.set(("settle", request), now + self._membership.coordinator.patience_ms)
 
     def send_later(self, request: int, due: int) -> None:
-        """Send a request again at *due*; a coordinator recognises one that it has carried out."""
+        """Send a request again at *due*; a coordinator recognises a request that it has already
+        carried out.
+        """
         self._timers.drop(("settle", request))
         self._timers.set(("again", request), due)
 
     def is_waiting_for(self, request: int) -> bool:
-        """Whether a request is not answered yet."""
+        """Whether a request has no answer yet."""
         return request in self._sent
 
     def answered(self, m: Settled) -> PymqError | None:
-        """Handle a final answer; returns an error that no caller waits for."""
+        """Handle a final answer; returns its error if no caller waits for the result."""
         settlement = self._sent.pop(m.id)
         error, is_waited_for = m.error, settlement.is_waited_for
         self._timers.drop(("settle", m.id))
         self._membership.coordinator.answered()
         if settlement.tries == 1 or self._was_fenced:
-            # A retry proves nothing: the first try may have acknowledged these records.
+            # After a retry this proves nothing, because the first try may have acknowledged the
+            # records.
             self.refused += m.refused
         if self._was_fenced:
             self._forfeited += m.refused
@@ -293,7 +300,7 @@ class Acknowledger:
             error = self._commit_failed()
         if error is None and self._forfeited and is_waited_for:
             error = FencedMember(
-                f"of what was acknowledged {self._forfeited} came to nothing: the coordinator has "
+                f"{self._forfeited} acknowledgements have failed, because the coordinator has "
                 "changed or had given this consumer up, so those records are delivered again"
             )
             self._forfeited = 0
@@ -301,7 +308,9 @@ class Acknowledger:
         return None if is_waited_for else error
 
     def give_back(self, unread: list[Span]) -> None:
-        """Give back leased records that were not delivered: other members may get them at once."""
+        """Return leased records that were not delivered, so that other members may get them at
+        once.
+        """
         membership, coordinator = self._membership, self._membership.coordinator.find()
         for partition, span in unread:
             self.handed.take(partition, span)
@@ -310,7 +319,7 @@ class Acknowledger:
             self._outbox.post(coordinator, Settle(0, group, member, unread=tuple(unread)))
 
     def renew(self, held: list[Span]) -> bool:
-        """Renew the leases of records in the buffer; returns whether there was a coordinator."""
+        """Renew the leases of records in the buffer; returns whether a coordinator is known."""
         membership, coordinator = self._membership, self._membership.coordinator.find()
         if not held or coordinator is None or not membership.is_joined:
             return False
@@ -319,7 +328,7 @@ class Acknowledger:
         return True
 
     def skip(self, view: RecordBatch, now: int) -> None:
-        """Acknowledge offsets that hold no record for consumers, since no application will."""
+        """Acknowledge offsets without a record for consumers, since applications never see them."""
         if view.is_control:
             holes = [(view.base_offset, view.end_offset)]
         elif len(view) != view.end_offset - view.base_offset:
@@ -334,14 +343,14 @@ class Acknowledger:
     # --- end of membership ------------------------------------------------------------------------
 
     def fenced(self, error: PymqError) -> None:
-        """Note that all leases are lost: acknowledgements of their records fail."""
+        """Note that all leases are lost, so that acknowledgements of their records fail."""
         self._was_fenced = True
         sent, self._sent = self._sent, {}
         for request, settlement in sent.items():
             self._timers.drop(("settle", request))
             self._forfeit(settlement.count)
             if settlement.is_waited_for:
-                self._forfeited = 0  # The error that is raised now reports this number.
+                self._forfeited = 0  # The error below reports this number.
             settlement.finish(error)
         self._forfeit(sum(_count(ranges(drain(queue))) for queue in self.acks.values()))
         self.nacks.clear()
@@ -354,13 +363,13 @@ class Acknowledger:
         self._forfeited += count
 
     def end(self, error: PymqError) -> None:
-        """Fail each acknowledgement with *error*: the group is deleted or unsubscribed."""
+        """Fail each acknowledgement with *error*, because the group is deleted or unsubscribed."""
         self._ended = error
         self._give_up(error)
 
     def close(self) -> None:
-        """Finish all requests: no answer will come."""
-        self._give_up(Closed("the consumer was closed before it could settle"))
+        """Finish all requests, because no answer will arrive."""
+        self._give_up(Closed("the consumer was closed before the acknowledgements were written"))
 
     def _give_up(self, error: PymqError) -> None:
         for settlement in (Settlement(_NO_SETTLE, self._held), *self._sent.values()):

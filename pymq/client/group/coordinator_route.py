@@ -1,6 +1,6 @@
-"""Which broker coordinates a group.
+"""Finds the broker that coordinates a group.
 
-The counterpart of :mod:`pymq.client.fetching.partition_route`.
+:mod:`pymq.client.fetching.partition_route` does the same for the leaders of partitions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pymq.errors import NotLeader, PymqError, QuotaExceeded
 
 
 class CoordinatorRoute:
-    """The coordinator of one group, and the time that its answers may take."""
+    """The coordinator of one group, and the timeout of its answers."""
 
     def __init__(self, group: str, router: Router) -> None:
         self.group = group
@@ -30,7 +30,7 @@ class CoordinatorRoute:
 
     @property
     def patience_ms(self) -> int:
-        """The time for an answer, on top of the wait that the request allows."""
+        """The timeout of an answer, in addition to the wait that the request allows."""
         return min(ANSWER_MS << min(self._tries, 10), ANSWER_MAX_MS)
 
     def answered(self) -> None:
@@ -38,7 +38,7 @@ class CoordinatorRoute:
         self._tries, self._trouble = 0, None
 
     def silent(self) -> None:
-        """The coordinator has not answered in time: another broker may coordinate by now."""
+        """Note a missing answer of the coordinator; another broker may coordinate by now."""
         self._tries += 1
         self._trouble = f"{self._asked} did not answer"
         place = self._router.metadata.coordinator_of(self.group)
@@ -66,7 +66,7 @@ class CoordinatorRoute:
         return pause
 
     def why(self) -> str | None:
-        """The reason why the coordinator does not answer, as text for users; None if it does."""
+        """The reason why the coordinator does not answer, as text for users; None if it answers."""
         place = self._router.metadata.coordinator_of(self.group)
         if place is None or self._router.metadata.find(*place) is None:
             reason = self._router.why_no_leader(OFFSETS_TOPIC)

@@ -1,9 +1,9 @@
-"""Records that were delivered under the consumer's present leases and are not acknowledged.
+"""The unacknowledged records that were delivered under the consumer's present leases.
 
-An acknowledgement names offsets, and the same consumer may get a record twice: its lease ran out,
-or another coordinator took over, and the record was leased to it again. An acknowledgement of the
-first delivery must not count for the second one, which the application has not seen. Otherwise the
-application would get the record after its acknowledgement was confirmed.
+An acknowledgement names offsets, and the same consumer may get a record twice: after the first
+lease has expired, or after another coordinator has taken over. An acknowledgement of the first
+delivery must not count for the second delivery, which the application has not seen. Otherwise the
+application would get the record after a commit had confirmed its acknowledgement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pymq.core.message import Range
 
 
 class DeliveredRanges:
-    """Disjoint ranges of offsets by partition, in order; any thread may call only :meth:`out`."""
+    """Disjoint ranges of offsets by partition, in order; only :meth:`out` is thread-safe."""
 
     def __init__(self) -> None:
         self._ranges: dict[str, list[Range]] = {}
@@ -32,7 +32,7 @@ class DeliveredRanges:
             self._news.extend((view.partition, span) for span in ranges(list(view.offsets)))
 
     def forget(self) -> None:
-        """Remove all ranges: nothing is leased any more."""
+        """Remove all ranges, because no record is leased any more."""
         self._news.clear()
         self._ranges.clear()
 
@@ -41,7 +41,7 @@ class DeliveredRanges:
         insert(self._ranges.setdefault(partition, []), *span)
 
     def take(self, partition: str, span: Range) -> list[Range]:
-        """Remove a range; returns the parts of it that were there."""
+        """Remove a range; returns the parts of the range that were present."""
         for name, news in drain(self._news):
             self.put(name, news)
         found = self._ranges.get(partition, [])

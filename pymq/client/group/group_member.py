@@ -1,4 +1,4 @@
-"""The machine of a consumer of a group: leases records, fetches and acknowledges them.
+"""The state machine of a group's consumer: leases records, fetches and acknowledges them.
 
 1. The member watches the end of each assigned partition (:mod:`pymq.client.group.watches`).
 2. When the application polls, it leases records from the group coordinator
@@ -35,9 +35,9 @@ from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
 from pymq.errors import FencedMember, NotSubscribed, PymqError
 
-# offsets that a lease may skip: those before it held no record for the application
+# most offsets that the next lease may skip if the last lease had no record for the application
 SKIP_MAX = 4_096
-TELL_MS = 20  # how long a member that is processing records waits before it reports new ends
+TELL_MS = 20  # how long a member that is processing records delays a report of new ends
 
 __all__ = ["GroupConsumer", "WorkerConfig"]
 
@@ -104,16 +104,17 @@ class GroupConsumer(ConsumerMachine):
         self.ahead = LeaseAhead(
             name, self.lease_requests, self.undelivered, self.settler, self.pace, driver
         )
-        # how many records the last lease skipped, if none of them was for the application
+        # the length of the last lease, if none of its records was for the application
         self._skipped = 0
-        self._tell_at = NEVER  # when to report the ends of partitions while the application works
+        # the time to report the ends of partitions while the application works
+        self._tell_at = NEVER
         self.poll_timer = PollTimer(config.max_poll_ms)
         self.standing = LeaseValidity(self.membership, driver)
 
     # --- the handle -----------------------------------------------------------------------------
 
     def want(self, records: int, now: int) -> None:
-        """Lease up to *records* and fetch them."""
+        """Lease up to *records* records and fetch them."""
         self.undelivered.is_at_work = False
         self.lease_requests.wanted, self.lease_requests.halted = (
             self.pace.limit(records),
@@ -136,13 +137,13 @@ class GroupConsumer(ConsumerMachine):
 
     @property
     def has_chunks(self) -> bool:
-        """Whether there are records, dead letters, or a problem to raise."""
+        """Whether there are records or dead letters, or a problem to raise."""
         return self.has_readable() or bool(self.dead) or self.problem is not None
 
     def handed_out(self, chunk: RecordBatch) -> RecordBatch:
-        """Note that the application gets these records; returns those that have not expired.
+        """Note that the application gets these records; returns the records that have not expired.
 
-        The time of their leases began when the coordinator leased them.
+        The leases began when the coordinator leased the records, not now.
         """
         self.poll_timer.is_used = self.undelivered.is_at_work = True
         self.undelivered.handed += 1
@@ -167,12 +168,12 @@ class GroupConsumer(ConsumerMachine):
         self._tell_at = NEVER
 
     def pause(self, partitions: Iterable[str], unread: list[Span], now: int) -> None:
-        """Stop leases of some partitions, and give back their undelivered records."""
+        """Lease no more records of some partitions, and return their undelivered records."""
         self.paused.update(dict.fromkeys(partitions))
         self.settler.give_back(unread + self.undelivered.take_out(self.paused))
         if self.lease_requests.is_waiting:
-            # The waiting request would bring records of these partitions, so a new request replaces
-            # it.
+            # The waiting request could return records of these partitions, so a new request
+            # replaces it.
             self.lease_requests.ask(now)
 
     def resume(self, partitions: Iterable[str], now: int) -> None:
@@ -183,7 +184,7 @@ class GroupConsumer(ConsumerMachine):
             self.lease_requests.ask(now)
 
     def trouble(self) -> str | None:
-        """Why no records come, as a text for users; None if nothing is wrong."""
+        """The reason why no records arrive, as text for users; None if nothing is wrong."""
         if why := self.membership.coordinator.why():
             return why
         for route in (*self._leased.routes(), *(watch.route for watch in self.watches)):
@@ -246,7 +247,7 @@ class GroupConsumer(ConsumerMachine):
             self._has_news = True
 
     def ready(self, now: int) -> Ready | None:
-        """Hand over the pending work, and start requests that waited for metadata or a time."""
+        """Hand over the pending work, and start requests that waited for metadata or a timer."""
         membership = self.membership
         if self._has_news or not membership.is_joined:
             self._has_news = False
@@ -258,7 +259,7 @@ class GroupConsumer(ConsumerMachine):
 
     @property
     def deadline(self) -> int:
-        """When something is due; the application may arm acknowledgements at any time."""
+        """The next deadline; the application may arm the timer of acknowledgements at any time."""
         if self.is_abandoned:
             return 0
         return min(
@@ -278,8 +279,8 @@ class GroupConsumer(ConsumerMachine):
         if self.topic in self._router.metadata.gone:
             self._gone()
             if not (membership.is_joined or membership.retry_at):
-                # Each heartbeat of a member refreshes the topic's metadata; a member that was
-                # removed must do the same.
+                # Each heartbeat of a member refreshes the topic's metadata. A removed member sends
+                # no heartbeats, but needs the metadata, too.
                 self._router.refresh(self.topic)
                 membership.retry(now, BEAT_MS)
             return
@@ -306,13 +307,13 @@ class GroupConsumer(ConsumerMachine):
         if not (self.started.is_done or requests.has_introduced) and self.watches.know_ends:
             requests.introduce(now)
         if self._leased.stuck(now) and not self.has_chunks:
-            # The leased records were not enough for the poll.
+            # The poll needs more records than were leased.
             requests.wanted = requests.wanted or 1
         if requests.wanted and not requests.is_waiting:
             requests.ask(now)
 
     def _gone(self) -> None:
-        """Note that the topic was deleted: a new topic of its name is read from its start."""
+        """Note that the topic was deleted; a new topic of that name is read from its start."""
         self.watches.forget()
         self._leased.forget()
         self.fail(self._router.metadata.gone[self.topic])
@@ -320,7 +321,7 @@ class GroupConsumer(ConsumerMachine):
     # --- the coordinator ------------------------------------------------------------------------
 
     def _no_answer(self, kind: str, request: int, now: int) -> None:
-        """Note that the coordinator has not answered in time: ask again."""
+        """Handle a missing answer of the coordinator: send the request again."""
         self.membership.coordinator.silent()
         self.membership.unanswered(kind, request, now)
         if kind == "settle":
@@ -329,7 +330,7 @@ class GroupConsumer(ConsumerMachine):
             self.lease_requests.unanswered(request, now)
 
     def _turned_down(self, source: str, error: PymqError, now: int) -> bool:
-        """Handle an error of the coordinator; returns False if it is final."""
+        """Handle an error of the coordinator; returns False if the error is final."""
         if isinstance(error, FencedMember):
             self._lost_group(error)
             return True
@@ -367,25 +368,25 @@ class GroupConsumer(ConsumerMachine):
         self._go_on(now)
 
     def _lost_group(self, error: PymqError) -> None:
-        """Join again: the coordinator is new or has removed this member.
+        """Join again, because the coordinator is new or has removed this member.
 
-        The leases of delivered records are lost: acknowledgements of these records fail, and the
-        group delivers them again, to any member.
+        The leases of delivered records are lost. So acknowledgements of these records fail, and the
+        group delivers the records again, to any member.
         """
         self.membership.fenced()
         if error.details.get("deleted"):
-            # The topic may have been created again, so the known ends are worthless.
+            # The topic may have been created again, so the known ends may be wrong.
             self.watches.forget()
         self._drop_leases(error)
         self._has_news = True
 
     def _unsubscribed(self, error: NotSubscribed) -> None:
-        """Note that the group no longer consumes the topic: the consumer has ended."""
+        """End the consumer, because the group no longer consumes the topic."""
         if self.membership.state in (MembershipState.UNSUBSCRIBED, MembershipState.CLOSED):
             return
         mark("worker.unsubscribed")
         self.final_problem = error
-        # A coordinator that has not heard of this would still count the consumer as a member.
+        # A coordinator that does not know this yet would still count the consumer as a member.
         self.membership.leave([])
         self.watches.change(self.membership.assigned, ())
         self.membership.lapsed()
@@ -399,9 +400,9 @@ class GroupConsumer(ConsumerMachine):
     def _drop_leases(self, error: PymqError) -> None:
         is_awaited = not self.has_chunks
         with self.chunks_lock:
-            # Without their leases, other members would work on these records too. Clear the
-            # buffered records first: records that were taken before are forgotten below, and no
-            # records can be taken afterwards.
+            # The leases are lost, so other members may get these records. Clear the buffer first:
+            # the application can then take no more records, and the records that it has taken are
+            # forgotten below.
             self.chunks.clear()
         self.settler.fenced(error)
         self.lease_requests.forget()
@@ -429,7 +430,7 @@ class GroupConsumer(ConsumerMachine):
                 self.fail(problem)
 
     def _lapse(self) -> None:
-        """Leave the group until the application polls again: other members get its records."""
+        """Leave the group until the application polls again; other members get its records."""
         self.settler.settle()
         self.membership.leave(self.undelivered.spans())
         self.watches.change(self.membership.assigned, ())
@@ -506,8 +507,9 @@ class GroupConsumer(ConsumerMachine):
         self.undelivered.fetched(now)
         self.settler.give_back(unread)
         if not self._leased and not self.has_chunks:
-            # All records of the lease were compacted away or are not for consumers now. The records
-            # behind this lease may be of the same kind, so each further lease is larger.
+            # No record of the lease is for the application: compaction has removed the records, or
+            # groups do not get them now. The next records may be of the same kind, so each further
+            # lease is larger.
             self._skipped = min(2 * self._skipped + 1, SKIP_MAX)
             self.lease_requests.wanted = max(self.lease_requests.wanted, self._skipped)
             self.lease_requests.ask(now)

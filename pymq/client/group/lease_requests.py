@@ -1,8 +1,9 @@
-"""A group member's requests for leases; at most one waits at the coordinator.
+"""A group member's requests for leases; at most one request waits at the coordinator.
 
-A request reports the known ends of partitions. When one changes, the next request replaces the
-waiting one. The answer to the earlier one may be in flight, with leases: the member accepts it too.
-If many ends change, the next request waits for an answer and reports all changes at once.
+A request reports the known ends of partitions. When an end changes, a new request replaces the
+waiting request. The answer to the replaced request may already be in flight, with leases, so the
+member accepts this answer, too. If many ends change, the next request waits for an answer and
+reports all changes at once.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from pymq.core.types import NEVER
 if TYPE_CHECKING:
     from pymq.client.group.undelivered_records import UndeliveredRecords
 
-# how long a request may wait at the coordinator; its answer proves the coordinator alive
+# how long a request may wait at the coordinator; the answer shows that the coordinator is alive
 WAIT_MS = 2_000
-ACQUIRES_MAX = 16  # requests without an answer, which may come late
-FIRST = 16  # records, before the application's speed is known
-GROWTH = 8  # greatest growth from one lease to the next
-AHEAD_MS = 20  # milliseconds of work that are leased at a time
-LEAD_MS = 5  # a lease and a fetch, on a busy machine or a slow network
+ACQUIRES_MAX = 16  # most requests without an answer
+FIRST = 16  # records in a lease before the application's speed is known
+GROWTH = 8  # greatest factor between one lease and the next
+AHEAD_MS = 20  # milliseconds of work that one lease contains
+LEAD_MS = 5  # time for a lease and a fetch on a busy machine or a slow network
 
 
 class LeaseRequests:
@@ -45,8 +46,8 @@ class LeaseRequests:
         *,
         shares: bool,
     ) -> None:
-        self.halted: Collection[str] = ()  # partitions with records that cannot be read
-        self.wanted = 0  # records that the application polls for, until some are leased
+        self.halted: Collection[str] = ()  # partitions with unreadable records
+        self.wanted = 0  # records that the application's poll needs, until some are leased
         self.has_more = False  # there were more unordered records than the last lease took
         self._membership = membership
         self._watches = watches
@@ -54,18 +55,18 @@ class LeaseRequests:
         self._outbox = outbox
         self._timers = timers
         self._paused = paused
-        self._shares = shares  # unkeyed records go to any idle member
+        self._shares = shares  # whether any idle member may get unkeyed records
         self._waiting = 0  # the waiting request
-        self._introduction = 0  # id of the request that reports where partitions begin and end
-        # requests that may still bring leases, by id, with their timeouts
+        self._introduction = 0  # id of the request that reports the starts and ends of partitions
+        # requests whose answers may still contain leases, by id, with their timeouts
         self._open: dict[int, int] = {}
         self._is_late = False  # some changes have not been reported yet
-        # the positions that each open request has reported
+        # the ends that each open request has reported
         self._told: dict[int, tuple[tuple[str, int, int, int], ...]] = {}
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request is not answered."""
+        """Whether a request has no answer yet."""
         return self._waiting != 0
 
     @property
@@ -75,21 +76,21 @@ class LeaseRequests:
 
     @property
     def shares(self) -> bool:
-        """Whether unkeyed records of other members' partitions may be leased."""
+        """Whether this member may lease unkeyed records of other members' partitions."""
         return self._shares and not self._paused
 
     @property
     def is_due_again(self) -> bool:
-        """Whether to send a request now, after an answer."""
+        """Whether to send another request now, after an answer."""
         return self.wanted > 0 and (self._is_late or not self._waiting)
 
     @property
     def has_introduced(self) -> bool:
-        """Whether the coordinator knows where the partitions begin and end."""
+        """Whether the coordinator knows the starts and ends of the partitions."""
         return self._introduction != 0
 
     def introduce(self, now: int) -> None:
-        """Report where the partitions begin and end, so that a new group's offsets are fixed."""
+        """Report the starts and ends of the partitions, which fixes a new group's first offsets."""
         membership, outbox = self._membership, self._outbox
         coordinator = membership.coordinator.find()
         if coordinator is None or not membership.is_joined:
@@ -105,9 +106,9 @@ class LeaseRequests:
         self._timers.set(("acquire", self._introduction), due)
 
     def tell(self, now: int) -> bool:
-        """Report ends of partitions without asking for records; other members may want them.
+        """Report ends of partitions for other members, without a request for records.
 
-        Returns whether that was done or is not needed.
+        Returns False if the report is needed but cannot be sent now.
         """
         if self._waiting:
             return True
@@ -125,25 +126,25 @@ class LeaseRequests:
         return found
 
     def ask(self, now: int, ahead: int = 0) -> None:
-        """Ask for leases, if there is room and the application polls.
+        """Request leases, if the application polls and not too many requests are open.
 
-        With *ahead* the application works on other records, and will soon want so many.
+        With *ahead*, the application still works on other records, and will soon need this many.
         """
         membership, outbox = self._membership, self._outbox
-        # A partition without a reachable leader must not hold up the others.
+        # A partition without a reachable leader must not delay the others.
         stuck = self._leased.stuck(now)
         if not membership.is_joined or self._leased.is_coming(stuck):
             return
         coordinator = membership.coordinator.find()
         if coordinator is None:
             return
-        # Nor must records behind unreadable ones be leased: the application could not get them.
+        # Do not lease records after unreadable ones, because the application could not get them.
         known = self._watches.known({*self._paused, *stuck, *self.halted})
         if not known and membership.assigned and not self._paused:
-            return  # The watches will wake the member.
+            return  # The watches will call this method again.
         self._is_late = not self._has_room(now)
         if self._is_late:
-            return  # The next answer or timeout will wake the member.
+            return  # The next answer or timeout will call this method again.
         self._timers.drop(("acquire", self._waiting))
         self._waiting = outbox.number()
         wait = 0 if ahead else WAIT_MS
@@ -166,10 +167,11 @@ class LeaseRequests:
         self._timers.set(("acquire", self._waiting), due)
 
     def _has_room(self, now: int) -> bool:
-        """Whether one more request is allowed; gives up those whose answers are long overdue.
+        """Whether one more request is allowed; gives up requests whose answers are long overdue.
 
-        Records that a lost answer leased cannot be delivered until their leases run out. So a
-        request that may still be answered is not given up while the member awaits another answer.
+        If an answer with leases is given up, its records cannot be delivered until the leases
+        expire. So the member does not give up a request that may still be answered while it waits
+        for another answer.
         """
         while len(self._open) >= ACQUIRES_MAX:
             oldest, due = next(iter(self._open.items()))
@@ -180,25 +182,25 @@ class LeaseRequests:
         return True
 
     def unanswered(self, request: int, now: int) -> None:
-        """Note that an answer is missing: ask again."""
+        """Handle a missing answer: a new request is sent."""
         if request == self._introduction:
             self.introduce(now)
         elif request == self._waiting:
-            # The answer may hold leases; if it comes after all, they are accepted.
+            # A late answer may contain leases, which the member accepts.
             self._waiting = 0
             if self.wanted:
                 self.ask(now)
 
     def is_due(self, m: Acquired) -> bool:
-        """Whether *m* answers a request of this membership; true once for each request."""
+        """Whether *m* is the first answer to a request of this membership."""
         if m.id not in self._open:
-            return False  # The request was of an earlier membership.
+            return False  # The request belonged to an earlier membership.
         del self._open[m.id]
         self._timers.drop(("acquire", m.id))
         return True
 
     def refused(self, m: Acquired) -> bool:
-        """Handle an error; returns False if the request was replaced by a later one."""
+        """Handle an error; returns False if a later request has replaced the request."""
         self._told.pop(m.id, None)
         if m.id == self._introduction:
             self._introduction = 0
@@ -209,10 +211,11 @@ class LeaseRequests:
         return True
 
     def granted(self, m: Acquired) -> bool:
-        """Handle an answer without leases; returns whether it answers the first report."""
+        """Handle an answer; returns whether it answers :meth:`introduce`."""
         self._watches.told(self._told.pop(m.id, ()))
         if m.leases:
-            # Reset this also if a later request has replaced this one: the two may have crossed.
+            # Reset this even if a later request has replaced this one, since request and answer may
+            # have crossed.
             self.wanted = 0
             self.has_more = m.has_more
         if m.id == self._waiting:
@@ -220,7 +223,7 @@ class LeaseRequests:
         return m.id == self._introduction
 
     def forget(self) -> None:
-        """Drop all requests: the leases are lost, and answers to these count no more."""
+        """Drop all requests, because the leases are lost; answers to these requests are ignored."""
         self._waiting = self._introduction = 0
         self._is_late = False
         self._open.clear()
@@ -229,37 +232,39 @@ class LeaseRequests:
 
 
 class LeasePace:
-    """How many records a member leases at a time: about 20 ms of its application's work.
+    """Computes how many records a member leases at a time: 20 ms of the application's work.
 
-    Delivered records cannot be taken back. So a slow application gets few at a time, and other
-    members get the rest. A fast application gets many records at a time, since each lease costs a
-    request. The speed of the application is measured on the records before.
+    Delivered records cannot be taken back. So a slow application gets few records at a time, and
+    other members get the rest. A fast application gets many records at a time, since each lease
+    costs a request. The application's speed is measured on the previous records.
     """
 
     def __init__(self, prefetch: int | None = None) -> None:
         self._prefetch = prefetch
         self._limit = FIRST
-        self._last = 0, 0.0  # weighted sums of records and of milliseconds
+        self._last = 0, 0.0  # weighted sums of earlier records and milliseconds
         self._each_ms: float | None = None  # milliseconds of work for a record, once known
-        # milliseconds between two polls that do not depend on the number of records
+        # the part of the time between two polls that does not depend on the number of records
         self._idle_ms = 0.0
 
     def limit(self, wanted: int) -> int:
-        """How many records to lease, at least one, if a poll returns up to *wanted*.
+        """Return how many records to lease, at least one, if a poll returns up to *wanted*.
 
-        A consumer with *prefetch* keeps what the poll does not return for the next ones: an
-        application that takes one record at a time does not wait for a lease each time.
+        A consumer with *prefetch* keeps the remaining records for later polls, so an application
+        that takes one record at a time does not wait for a lease each time.
         """
         return self._prefetch or max(1, min(wanted, self._limit))
 
     def took(self, records: int, ms: float) -> None:
-        """Note that the application polled again, *ms* milliseconds after it got *records*."""
+        """Note that the application polled again, *ms* milliseconds after getting *records*
+        records.
+        """
         if records < 1:
             return
         records_before, ms_before = self._last
         if records * 2 <= records_before and ms * 4 > ms_before * 3:
-            # Fewer records took the same time, so the application spends its time on something
-            # else, such as a timer.
+            # Fewer records took the same time, so this time does not depend on the records; it may
+            # be a timer.
             self._idle_ms = ms
         self._idle_ms = min(self._idle_ms, ms)
         self._last = records, ms

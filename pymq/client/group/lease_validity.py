@@ -1,8 +1,9 @@
-"""Whether a member's leases still hold.
+"""Checks that a member's leases are still valid.
 
-A coordinator that was replaced may not know that. The coordinator's successor knows no leases and
-may give the same records to other members. So leases hold for certain only for a while after an
-answer of the coordinator. Later the member asks the coordinator before it delivers records.
+A replaced coordinator may not know that it was replaced. Its successor knows no leases and may
+lease the same records to other members. So leases are certainly valid only for a while after an
+answer of the coordinator. After that time the member asks the coordinator before it delivers
+records.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ from pymq.client.group.membership import Membership
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
 
-# milliseconds after an answer in which no other coordinator can have given the leases away
+# milliseconds after an answer in which no other coordinator can have leased the records
 SURE_MS = 250
 
 
 class LeaseValidity:
-    """Whether one member's leases hold.
+    """Checks that one member's leases are valid.
 
-    A proof is a request to the coordinator. The proof is done once there is an answer of any kind,
-    or all leases are dropped.
+    A proof is a request to the coordinator. The proof is done when there is an answer of any kind,
+    or when all leases are dropped.
     """
 
     def __init__(self, membership: Membership, driver: ClientDriver) -> None:
-        self.drops = 0  # how often all leases were lost
-        # fetched records wait until the coordinator has confirmed their leases
+        self.drops = 0  # how many times all leases were lost
+        # whether fetched records wait for the coordinator to confirm their leases
         self.is_unsure = False
         self._membership = membership
         self._driver = driver
-        self._heard_at = -NEVER  # when the coordinator last answered
-        # done once the coordinator has answered about the leases of fetched records
+        self._heard_at = -NEVER  # the time of the coordinator's last answer
+        # the proof in progress, if any
         self._proof = Waitable()
 
     # --- the handle -----------------------------------------------------------------------------
@@ -40,7 +41,7 @@ class LeaseValidity:
         return self.sure_ms() > 0
 
     def sure_ms(self) -> int:
-        """Return for how many milliseconds the leases hold for certain; any thread may call this.
+        """Return for how many more milliseconds the leases are certainly valid; thread-safe.
 
         After that time a successor may have replaced the coordinator and leased the records to
         others.
@@ -50,8 +51,8 @@ class LeaseValidity:
     def prove(self, now: int) -> Waitable:
         """Ask the coordinator whether the leases hold; the caller holds the driver.
 
-        When the result is done, :meth:`is_sure` is true, or :attr:`drops` has grown, or there is a
-        problem.
+        When the result is done, one of three holds: :meth:`is_sure` is true, :attr:`drops` has
+        grown, or there is a problem.
         """
         if self._proof.is_done:
             self._proof = Waitable()
@@ -64,7 +65,7 @@ class LeaseValidity:
     # --- the machine ----------------------------------------------------------------------------
 
     def holds(self, now: int) -> bool:
-        """Whether fetched records may be delivered; if not, the coordinator is asked."""
+        """Whether fetched records may be delivered; if not, this requests a proof."""
         if now - self._heard_at <= SURE_MS:
             return True
         self._doubt(now)
@@ -87,11 +88,13 @@ class LeaseValidity:
         return was_unsure
 
     def dropped(self) -> None:
-        """All leases are lost: the coordinator does not know the member, or it has left."""
+        """Note that all leases are lost, because the coordinator does not know the member, or the
+        member has left.
+        """
         self.is_unsure = False
         self.drops += 1
         self.unanswerable()
 
     def unanswerable(self) -> None:
-        """Finish the proof without an answer: the coordinator will not give one."""
+        """Finish the proof without an answer, because the coordinator will not send one."""
         self._proof.finish()

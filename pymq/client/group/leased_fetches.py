@@ -1,7 +1,7 @@
 """Fetches of leased records.
 
-A member fetches several leases at a time. Batches may arrive in any order; the records of a
-partition are delivered in the order of its leases.
+A member fetches several leases at a time. Batches may arrive in any order; the member delivers the
+records of a partition in the order of the leases.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from pymq.errors import (
     ReplicaNotAvailable,
 )
 
-# extra wait of a fetch: a new leader may not know yet that the leased records are committed
+# extra wait of a fetch, since a new leader may not know yet that the leased records are committed
 LEASE_WAIT_MS = 500
-STUCK_MS = 1_000  # how long other partitions wait for one whose fetch is slow
+STUCK_MS = 1_000  # how long other partitions wait for a partition whose fetch is slow
 
 
 @define
@@ -45,13 +45,13 @@ class LeasedFetch:
 
     lease: Lease
     route: PartitionRoute
-    handed: int  # records before this offset were lined up for delivery
+    handed: int  # records before this offset were queued for delivery
     position: int  # records before this offset were fetched
     end: int  # end of the lease
-    since: int  # when the last records of this lease came; at first, the lease's time
-    # findings about the batch at the position, if it came damaged
+    since: int  # when the last records of this lease arrived; at first, the time of the lease
+    # findings about the batch at the position, if a damaged copy has arrived
     damage: DamageCheck = Factory(DamageCheck)
-    # fetched records that wait for those of earlier leases
+    # fetched records that wait for the records of earlier leases
     views: list[RecordBatch] = Factory(list)
 
 
@@ -81,20 +81,20 @@ class LeasedFetches:
         self._lines: dict[str, deque[LeasedFetch]] = {}  # by partition, in the order of the leases
         self._fetching: dict[int, LeasedFetch] = {}  # fetches in flight, by request
         self._to_fetch: list[LeasedFetch] = []  # leases that wait for a leader
-        self._last: dict[str, RecordBatch] = {}  # the batch fetched last, by partition
-        # views for the application, each with whether they are dead letters
+        self._last: dict[str, RecordBatch] = {}  # the last fetched batch, by partition
+        # views for the application, each with a flag for dead letters
         self._lined_up: list[tuple[RecordBatch, bool]] = []
 
     def __bool__(self) -> bool:
         return bool(self._lined_up) or any(self._lines.values())
 
     def is_coming(self, stuck: Container[str]) -> bool:
-        """Whether records are still being fetched, apart from those of stuck partitions."""
+        """Whether records are being fetched, not counting those of stuck partitions."""
         lines = self._lines.items()
         return bool(self._lined_up) or any(line and name not in stuck for name, line in lines)
 
     def stuck(self, now: int) -> set[str]:
-        """The partitions whose records do not come, so that others need not wait for them."""
+        """The partitions whose records do not arrive; other partitions need not wait for these."""
         return {
             partition
             for partition, line in self._lines.items()
@@ -132,8 +132,8 @@ class LeasedFetches:
         self._last.clear()
 
     def coming(self) -> list[Span]:
-        """The leased records that will be delivered once they are fetched."""
-        # Do not return dead letters: a return would lower their delivery count.
+        """The leased records that will be delivered after their fetch."""
+        # Leave out dead letters, because returning them would lower their delivery count.
         found = [
             (view.partition, (view.base_offset, view.end_offset))
             for view, is_dead in self._lined_up
@@ -147,14 +147,14 @@ class LeasedFetches:
         ]
 
     def lined_up(self) -> list[tuple[RecordBatch, bool]]:
-        """Take out the records that may be delivered now, each with whether it is a dead letter."""
+        """Take out the views that may be delivered now, each with a flag for dead letters."""
         found, self._lined_up = self._lined_up, []
         return found
 
     # --- fetching -------------------------------------------------------------------------------
 
     def look(self, now: int) -> None:
-        """Send the fetches that waited for a leader or a time."""
+        """Send the fetches that have waited for a leader or a time."""
         waiting, self._to_fetch = self._to_fetch, []
         for fetching in waiting:
             self._fetch(fetching, now)
@@ -187,7 +187,7 @@ class LeasedFetches:
         self._timers.set(("lease", request), now + wait + route.patience_ms)
 
     def over(self, request: int, now: int) -> None:
-        """Note that a fetch was not answered in time, and send it again."""
+        """Handle a fetch that was not answered in time: send the fetch again."""
         fetching = self._fetching.pop(request, None)
         if fetching is not None:
             fetching.route.silent(self._router)
@@ -201,21 +201,21 @@ class LeasedFetches:
             self._fetch(fetching, now)
 
     def answered(self, m: Fetched) -> LeasedFetch | None:
-        """Return the lease that an answer is for, if any."""
+        """Return the lease to which an answer belongs, if any."""
         fetching = self._fetching.pop(m.id, None)
         if fetching is not None:
             self._timers.drop(("lease", m.id))
         return fetching
 
     def came(self, fetching: LeasedFetch, m: Fetched, now: int) -> tuple[bool, PymqError | None]:
-        """Handle an answer; returns whether records came, and the error to raise."""
+        """Handle an answer; returns whether it contains records, and the error to raise."""
         partition, route = fetching.lease.partition, fetching.route
         problem: PymqError | None = None
         start = fetching.position
         if m.error is not None:
             fetching.damage.heard(route.asked, m.error)
         if partition in self._paused and not fetching.lease.dead:
-            fetching.position = fetching.end  # The rest of the lease will be returned.
+            fetching.position = fetching.end  # The rest of the lease is given up.
         elif (
             isinstance(m.error, OffsetOutOfRange)
             and m.log_start > fetching.position
@@ -229,7 +229,8 @@ class LeasedFetches:
             self._fetch_later(fetching, pause, now)
             return False, None
         elif m.error is None and not m.data:
-            # The broker does not have the record yet: it is a new leader, or a follower that lags.
+            # The broker does not have the record yet; it may be a new leader, or a follower that
+            # lags.
             self._fetch_later(fetching, route.refused(self._router, _NOTHING) or 0, now)
             return False, None
         else:
@@ -246,14 +247,14 @@ class LeasedFetches:
                         self._fetch_later(fetching, pause, now)
                         self._line_up(partition)
                         return has_come, None
-                # The error stands for the records up to *end*, and is raised until they are
+                # The error replaces the records up to *end*, and is raised until they are
                 # acknowledged.
                 behind = error.details.get("end")
                 end = fetching.end if type(behind) is not int else min(behind, fetching.end)
                 self._replace(fetching, max(end, fetching.position + 1), error)
             except PymqError as error:
                 problem = located(error, self._topic, partition, fetching.position)
-                # The rest of the lease is not fetched; that lease expires.
+                # The rest of the lease is not fetched; the lease expires.
                 fetching.end = fetching.position
         if fetching.position < fetching.end:
             self._fetch(fetching, now)
@@ -265,9 +266,9 @@ class LeasedFetches:
     ) -> int | None:
         """Return the wait in ms before a damaged batch is fetched again, or None.
 
-        None: each replica has it damaged.
+        The result is None if each replica has a damaged copy.
 
-        *has_come*: the answer held sound records before the damaged batch.
+        *has_come* is true if the answer held sound records before the damaged batch.
         """
         mark("leased.damaged")
         is_first, fetching.damage.is_met = not fetching.damage.is_met, True
@@ -280,7 +281,7 @@ class LeasedFetches:
     def _pause(self, route: PartitionRoute, error: PymqError) -> int | None:
         """Return the milliseconds until a refused fetch is sent again.
 
-        None if a retry cannot help.
+        The result is None if a retry cannot help.
         """
         is_leader = not route.is_elsewhere
         pause = route.refused(self._router, error)
@@ -303,7 +304,7 @@ class LeasedFetches:
         fetching.route.came()
 
     def _replace(self, fetching: LeasedFetch, end: int, error: PymqError) -> None:
-        """Note that leased records up to *end* cannot be read because of *error*."""
+        """Replace leased records up to *end*, which cannot be read, by *error*."""
         lease, start = fetching.lease, fetching.position
         why = fetching.damage.judged(error)
         view = RecordBatch.broken(self._topic, lease.partition, start, end, why)
@@ -312,7 +313,7 @@ class LeasedFetches:
         fetching.position, fetching.damage = end, DamageCheck()
 
     def _line_up(self, partition: str) -> None:
-        """Line up fetched records in the order of the leases."""
+        """Queue fetched records for delivery, in the order of the leases."""
         line = self._lines.get(partition)
         while line:
             first = line[0]
@@ -328,7 +329,9 @@ class LeasedFetches:
             line.popleft()
 
     def _whole(self, batch: EncodedBatch, partition: str) -> RecordBatch:
-        """Return the view of a fetched batch; leases are often parts of the last batch."""
+        """Return the view of a fetched batch; reuse the last batch, since leases are often parts of
+        it.
+        """
         last = self._last.get(partition)
         if (
             last is None
@@ -340,4 +343,4 @@ class LeasedFetches:
         return last
 
 
-_NOTHING = ReplicaNotAvailable("it has nothing of what it was said to hold")
+_NOTHING = ReplicaNotAvailable("the broker does not have the records that it was named for")

@@ -1,4 +1,4 @@
-"""A consumer as a member of its group: it joins, sends heartbeats, and joins again if removed."""
+"""A consumer's membership of its group: it joins, sends heartbeats, and joins again if removed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pymq.core.values import define
 from pymq.errors import StaleEpoch
 
 SESSION_MS = 10_000
-BEAT_MS = 3_000  # longest interval; a member sends three heartbeats in a session
+BEAT_MS = 3_000  # longest interval of heartbeats; a member sends at least three in a session
 
 
 class MembershipState(Enum):
     """The state of a consumer as a member of its group."""
 
-    JOINING = "it joins as soon as it knows the coordinator"
-    JOINED = "the coordinator has assigned partitions to it"
-    LAPSED = "the application has not polled for too long: it joins again at the next poll"
+    JOINING = "the consumer joins as soon as it knows the coordinator"
+    JOINED = "the coordinator has assigned partitions to the consumer"
+    LAPSED = "the application did not poll for too long; the consumer joins again at the next poll"
     UNSUBSCRIBED = "the group no longer consumes the topic"
     CLOSED = "the consumer was closed"
 
@@ -67,10 +67,10 @@ class WorkerConfig:
     reset: int
     max_poll_ms: int = 300_000  # the longest time between two polls
     ordered: bool | None = None  # None: only records with the same key keep their order
-    # records that are leased at a time; None: by the application's speed
+    # number of records leased at a time; None: by the application's speed
     prefetch: int | None = None
-    session_ms: int = 0  # the group removes a member that is silent for so long; 0: SESSION_MS
-    buries_expired: bool = False  # expired records become dead letters
+    session_ms: int = 0  # the group removes a member that is silent for this long; 0: SESSION_MS
+    buries_expired: bool = False  # whether expired records become dead letters
 
 
 class Membership:
@@ -93,13 +93,13 @@ class Membership:
         self.name = new_name()
         self.assigned: tuple[str, ...] = ()
         self.generation = 0
-        # callbacks to run: pairs (lost, gained) of partitions
+        # arguments for callbacks that must run: pairs (lost, gained) of partitions
         self.changes: deque[tuple[tuple[str, ...], tuple[str, ...]]] = deque()
         self.state = MembershipState.JOINING
         # whether the state is JOINED; a plain attribute because each turn reads it
         self.is_joined = False
-        self.told: tuple[str, ...] = ()  # the partitions reported to the coordinator last ...
-        # ... and the partitions that the member has confirmed
+        self.told: tuple[str, ...] = ()  # the partitions last reported to the coordinator ...
+        # ... and the reported partitions that the coordinator has confirmed
         self._confirmed: tuple[str, ...] = ()
         self.topic_id = ""  # id of the topic when the consumer joined
         self.retry_at = 0  # the time of the next try to join
@@ -122,7 +122,7 @@ class Membership:
         return self.is_joined or bool(self._joining)
 
     def retry(self, now: int, pause: int = RETRY_MS) -> None:
-        """Set a timer, after *pause* ms, for requests that wait for the coordinator or leaders."""
+        """Set a timer of *pause* ms for requests that wait for the coordinator or leaders."""
         if not self.retry_at:
             self.retry_at = now + pause
 
@@ -138,12 +138,12 @@ class Membership:
         return route is not None and route.startswith(self.config.group + ":")
 
     def is_made_again(self) -> bool:
-        """Whether the topic was created again since the join began."""
+        """Whether the topic has been created again since the join began."""
         known = self._router.metadata.topics.get(self.topic)
         return known is not None and self.topic_id not in ("", known.topic_id)
 
     def join(self, now: int) -> None:
-        """Join, unless a join is in flight."""
+        """Send a join, unless a join is in flight."""
         if self._joining or self.retry_at > now:
             return
         coordinator = self.coordinator.find()
@@ -174,7 +174,9 @@ class Membership:
         self._on_join(self.topic_id, now)
 
     def heartbeat(self, now: int) -> None:
-        """Send a heartbeat, with the topic's partitions if the coordinator may not know them."""
+        """Send a heartbeat, with the topic's partitions if the coordinator may not know all of
+        them.
+        """
         self.beat_at = now + self._beat_ms
         coordinator = self.coordinator.find()
         if not self.is_joined:
@@ -182,8 +184,7 @@ class Membership:
         self._router.refresh(self.topic)  # The coordinator may know of added partitions.
         self._timers.drop(("beat", self._beat))
         self._beat, self.told = self._outbox.number(), self.partitions()
-        # Only a new coordinator may refuse a member whose earlier requests were answered, so it
-        # gets all partitions.
+        # The coordinator may be a new one, so it gets all partitions.
         news = self.told if self.told != self._confirmed else ()
         beat = Heartbeat(self._beat, self.group, self.name, news)
         if coordinator is not None:
@@ -191,7 +192,7 @@ class Membership:
         self._timers.set(("beat", self._beat), now + self.coordinator.patience_ms)
 
     def unanswered(self, kind: str, request: int, now: int) -> None:
-        """Note that the coordinator has not answered in time, and send the request again."""
+        """Handle a missing answer: send the request again."""
         if kind == "join" and request == self._joining:
             self._joining = 0
             self.join(now)
@@ -199,7 +200,7 @@ class Membership:
             self.heartbeat(now)
 
     def is_waiting_for(self, request: int) -> bool:
-        """Whether this answers the last request."""
+        """Whether this is the answer to the last request."""
         return bool(request) and request in (self._joining, self._beat)
 
     def answered(self, m: Assigned, now: int) -> bool:
@@ -217,7 +218,7 @@ class Membership:
         return is_join
 
     def assign(self, m: Assigned, now: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Handle the assigned partitions; returns those that were lost and those gained."""
+        """Handle the assigned partitions; returns the lost and the gained partitions."""
         self._move(MembershipState.JOINED)
         self._confirmed = self.told
         self.beat_at = now + self._beat_ms
@@ -230,14 +231,14 @@ class Membership:
         return lost, gained
 
     def leave(self, unread: list[Span]) -> None:
-        """Leave, and give back the records that the application has not got."""
+        """Leave the group, and return the records that the application has not got."""
         coordinator = self.coordinator.find()
         if coordinator is not None and self.is_known:
             leave = Leave(self._outbox.number(), self.group, self.name, tuple(unread))
             self._outbox.post(coordinator, leave)
 
     def fenced(self) -> None:
-        """The coordinator does not know the member: the consumer joins again under a new id."""
+        """Join again under a new id, because the coordinator does not know the member."""
         self.name = self._new_name()
         self._confirmed = ()
         if self.is_joined:
@@ -247,7 +248,9 @@ class Membership:
         self.retry_at = 0
 
     def lapsed(self) -> tuple[str, ...]:
-        """Leave until the next poll, then join under a new id; returns the lost partitions."""
+        """Leave the group until the next poll, then join under a new id; returns the lost
+        partitions.
+        """
         if self.is_joined:
             self._move(MembershipState.LAPSED)
         self.fenced()
@@ -257,11 +260,11 @@ class Membership:
         return lost
 
     def rejoin(self) -> None:
-        """Join again after a lapse."""
+        """Join again after :meth:`lapsed`."""
         self._move(MembershipState.JOINING)
 
     def left(self, state: MembershipState) -> None:
-        """End the membership for good: the consumer is UNSUBSCRIBED or CLOSED."""
+        """End the membership permanently: the consumer is UNSUBSCRIBED or CLOSED."""
         self._move(state)
         self.beat_at = NEVER
         self.retry_at = 0

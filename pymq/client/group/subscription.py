@@ -1,8 +1,8 @@
-"""Whether a consumer's group is still subscribed to the topic.
+"""Checks that a consumer's group is still subscribed to the topic.
 
-The metadata has the subscriptions; the coordinator does not know them. A coordinator removes the
-members when their group is unsubscribed, but its successor does not know about that. So a consumer
-that joins again asks the zkserver at the same time.
+The subscriptions are in the metadata; the group coordinator does not know them. When a group is
+unsubscribed, its coordinator removes the members, but a later coordinator does not know about this.
+So a consumer that joins again also asks the zkserver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pymq.core.message import GetMetadata, Locate, Subscribe
 from pymq.core.metadata.descriptions import TopicMetadata
 from pymq.errors import NotSubscribed
 
-ASK_MS = 30_000  # timeout; without an answer the group counts as subscribed
+ASK_MS = 30_000  # timeout of the request; without an answer the group counts as subscribed
 
 
 class Subscription:
@@ -35,7 +35,7 @@ class Subscription:
         self._until = 0
 
     def joins(self, topic_id: str, now: int) -> None:
-        """Note that the consumer joins its group, for the topic with that id.
+        """Check the subscription, because the consumer joins its group for the topic with that id.
 
         A topic that was created again has no subscriptions yet, so the group is subscribed.
         """
@@ -52,7 +52,9 @@ class Subscription:
         self._has_joined = True
 
     def _answered(self) -> None:
-        """Check whether the topic was created again: the new topic has no subscription."""
+        """Subscribe the group if the topic was created again, because the new topic has no
+        subscription.
+        """
         if self._call is not None and isinstance(self._call.error, NotSubscribed):
             topic, until = self._topic, self._until
             self._refused = self._call.error
@@ -63,6 +65,6 @@ class Subscription:
         if self._call is None or self._refused is None:
             return
         refused, self._refused, found = self._refused, None, self._call.result
-        # A consumer that joins again for a new topic of that name subscribes its group.
+        # The topic is a new one of that name, so subscribe the group.
         if isinstance(found, TopicMetadata) and found.topic_id == self._topic_id:
             self._on_refused(refused)

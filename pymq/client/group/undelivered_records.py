@@ -1,10 +1,10 @@
-"""The leased records of a member that its application has not got yet.
+"""The leased records of a member that the application has not got yet.
 
 | record | what the member does |
 |---|---|
 | waits for the application | renews the lease |
-| came while the application works on other records | returns it after some milliseconds |
-| is for another group, or expired or delayed | acknowledges it, without delivering it |
+| arrived while the application works on other records | returns it after some milliseconds |
+| is for another group, expired or delayed | acknowledges it without delivering it |
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pymq.core.types import NEVER
 from pymq.errors import CorruptBatch
 
 FOR_SOME = TIMED | ROUTED
-BEGINNING = 0  # the time at which no record has expired
+BEGINNING = 0  # a time at which no record has expired
 EXPIRED = b"the record expired before a consumer got it"
 
 Dead = tuple[RecordBatch, bytes | None]  # records for the dead-letter topic, and their error
 
 
 class UndeliveredRecords:
-    """The undelivered records of one member: fetched ones (*chunks*) and those being fetched."""
+    """The undelivered records of one member: fetched (*chunks*) or being fetched."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class UndeliveredRecords:
         tally: Counters,
         dead: deque[Dead],
     ) -> None:
-        self.is_at_work = False  # the application has got records and has not polled since
+        self.is_at_work = False  # whether the application has got records and has not polled since
         self.renew_at = NEVER
         self.return_at = NEVER
         self.handed = 0  # how many views the application has got
@@ -75,14 +75,15 @@ class UndeliveredRecords:
     def spans(self) -> list[Span]:
         """The offsets of all undelivered records."""
         found = self._settler.buffered() + self._leased.coming()
-        # A copy: the application's thread may take chunks out at the same time.
+        # Iterate over a copy, because the application's thread may take out chunks at the same
+        # time.
         found += [(c.partition, (c.base_offset, c.end_offset)) for c in self._chunks.copy()]
         return found
 
     # --- for this group, and due ------------------------------------------------------------------
 
     def due_now(self, view: RecordBatch) -> RecordBatch:
-        """Return the fetched records that are for this group and due; the others count as holes.
+        """Return the fetched records that are for this group and due; other offsets count as holes.
 
         Expired records are included if they become dead letters.
         """
@@ -105,7 +106,7 @@ class UndeliveredRecords:
     def without_expired(self, view: RecordBatch) -> RecordBatch:
         """Return the leased records that have not expired.
 
-        The others become dead letters, if the consumer wants that.
+        Expired records become dead letters if the option ``expired`` says so.
         """
         if not self._membership.config.buries_expired or not _may_expire(view):
             return view
@@ -114,9 +115,9 @@ class UndeliveredRecords:
         return kept
 
     def unexpired(self, view: RecordBatch) -> RecordBatch:
-        """Return the records of a view that have not expired by the time the application gets them.
+        """Return the records of a view that have not expired when the application gets them.
 
-        All other records are acknowledged, or become dead letters.
+        The expired records are acknowledged, or become dead letters.
         """
         if self._membership.config.buries_expired:
             return self.without_expired(view)
@@ -164,11 +165,12 @@ class UndeliveredRecords:
         return [(c.partition, (c.base_offset, c.end_offset)) for c in chunks]
 
     def return_surplus(self, now: int, *, is_stuck: bool) -> None:
-        """Return records that came while the application works on others.
+        """Return records that arrived while the application works on others.
 
-        Either the application takes longer than before, so that the member has asked too early for
-        the next records. Or the member sent a second request before the first answer came, and both
-        brought records. The records would wait here although other members are idle.
+        There are two causes. The application takes longer than before, so the member has requested
+        the next records too early. Or the member has sent a second request before the first answer
+        arrived, and both answers contained records. The surplus records would wait here although
+        other members are idle.
         """
         self.return_at = NEVER
         if self.handed != self._handed_before:
@@ -181,7 +183,7 @@ class UndeliveredRecords:
             self._settler.give_back(surplus)
 
     def stop(self) -> None:
-        """Stop renewing and returning records: the leases are lost."""
+        """Stop renewing and returning records, because the leases are lost."""
         self.renew_at = self.return_at = NEVER
 
 

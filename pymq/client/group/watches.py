@@ -1,6 +1,7 @@
-"""The ends of a member's assigned partitions.
+"""Watches the ends of a member's assigned partitions.
 
-The member sends a fetch without data for each; the broker answers when the partition has grown.
+The member sends a fetch without data for each partition; the broker answers when the partition has
+grown.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class WatermarkWatches:
             self._watches[partition] = self._new(partition)
 
     def forget(self) -> None:
-        """Note that the topic was deleted: a new topic of its name is read from its start."""
+        """Note that the topic was deleted; a new topic of that name is read from its start."""
         for partition in self._watches:
             # Otherwise no new request would be sent until the old one is answered or times out.
             self._timers.drop(("watch", partition))
@@ -78,7 +79,7 @@ class WatermarkWatches:
         return all(watch.end >= 0 for watch in self._watches.values())
 
     def known(self, but: Container[str]) -> tuple[tuple[str, int, int], ...]:
-        """Return where partitions begin and end, as far as known, without those of *but*."""
+        """Return the known starts and ends of partitions, except those in *but*."""
         return tuple(
             (w.partition, w.log_start, w.end)
             for w in self._watches.values()
@@ -92,7 +93,7 @@ class WatermarkWatches:
         )
 
     def priorities(self) -> tuple[tuple[str, int, int, int], ...]:
-        """The record priorities that the coordinator may not know yet, as many as fit a message."""
+        """The priorities that the coordinator may not know yet, as many as fit into a message."""
         found = (
             (watch.partition, *run)
             for watch in self._watches.values()
@@ -108,12 +109,12 @@ class WatermarkWatches:
                 watch.told = max(watch.told, end)
 
     def untold(self) -> None:
-        """Report all priorities again: a new coordinator knows none of them."""
+        """Report all priorities again, because a new coordinator knows none."""
         for watch in self._watches.values():
             watch.told = 0
 
     def saw(self, partition: str, header: Header) -> None:
-        """Note the end of a fetched batch, which the leader may not have reported yet."""
+        """Note the end of a fetched batch; the leader may not have reported this end yet."""
         watch = self._watches.get(partition)
         if watch is not None and not has_keys(header):
             watch.unkeyed.put(header.base_offset, header.end_offset)
@@ -132,9 +133,7 @@ class WatermarkWatches:
                 watch.end = max(watch.end, watch.log_start)
 
     def look(self, now: int) -> None:
-        """Send a request for each partition that has no request, or whose request was sent to a
-        former leader.
-        """
+        """Send a request for each partition without a request, or with one to a former leader."""
         for watch in self._watches.values():
             if watch.request and watch.route.has_moved(self._router):
                 watch.request = 0
@@ -142,18 +141,19 @@ class WatermarkWatches:
             self.ask(watch, now)
 
     def ask(self, watch: WatermarkWatch, now: int) -> None:
-        """Ask the leader for an answer when the partition grows."""
+        """Send a fetch that the leader answers when the partition grows."""
         if watch.request or ("watch", watch.partition) in self._timers:
             return
         is_new = watch.end < 0
-        # A follower may name an end before the real one, and a new group would wrongly begin there.
+        # A follower may report an earlier end than the leader, and a new group would wrongly begin
+        # there.
         at_end = is_new and self._membership.config.reset == END
         peer = watch.route.find(self._router, of_leader=at_end)
         if peer is None:
             return
         watch.request = self._outbox.number()
         offset, wait = (END, 0) if is_new else (watch.end, wait_ms(len(self._watches)))
-        # Offsets of a new topic of that name would mislead the group.
+        # Offsets of a new topic of that name would confuse the group.
         id = self._membership.topic_id
         is_elsewhere = watch.route.is_elsewhere
         if is_elsewhere:
@@ -173,7 +173,7 @@ class WatermarkWatches:
         self._timers.set(("watch", watch.partition), due)
 
     def over(self, partition: str, now: int) -> None:
-        """A retry is due, or an answer has not come in time."""
+        """Send a request again: a retry is due, or an answer is overdue."""
         watch = self._watches.get(partition)
         if watch is None:
             return
@@ -183,7 +183,7 @@ class WatermarkWatches:
         self.ask(watch, now)
 
     def answered(self, m: Fetched) -> WatermarkWatch | None:
-        """Return the partition that an answer is for, if it is awaited."""
+        """Return the partition to which an answer belongs; None if the answer is not awaited."""
         watch = self._watches.get(m.partition)
         if watch is None or watch.request != m.id:
             return None
@@ -192,7 +192,7 @@ class WatermarkWatches:
         return watch
 
     def refused(self, watch: WatermarkWatch, error: PymqError, now: int) -> bool:
-        """Handle an error; returns whether it is final."""
+        """Handle an error; returns whether the error is final."""
         if isinstance(error, (OffsetOutOfRange, ReplicaNotAvailable)) and watch.end >= 0:
             watch.end = -1  # The topic was created again, or its open block has moved.
             watch.unkeyed, watch.priorities = Ranges(RUNS_MAX), PriorityRuns()
@@ -211,7 +211,7 @@ class WatermarkWatches:
         """
         if watch.route.is_elsewhere:
             # A follower answers at once, so wait before the next request, which goes to the leader
-            # if there is one.
+            # if any.
             self._timers.set(("watch", watch.partition), now + RETRY_MAX_MS)
             watch.route.leave()
         else:

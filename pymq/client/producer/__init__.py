@@ -1,1 +1,1 @@
-"""The producer, and the machine behind it."""
+"""The producer, and its state machine."""

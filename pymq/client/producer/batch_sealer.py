@@ -10,7 +10,9 @@ from pymq.client.producer.send_buffer import SendBuffer
 
 
 class BatchSealer:
-    """Closes the queues of one producer into batches; only the producer's machine calls it."""
+    """Closes the records of a producer's queues into batches; only the producer's machine calls
+    this.
+    """
 
     def __init__(
         self, backlog: SendBuffer, schedule: QueueSchedule, wall_ms: Callable[[], int]
@@ -20,7 +22,7 @@ class BatchSealer:
         self._wall_ms = wall_ms
 
     def seal_due(self, now: int, *, everything: bool = False) -> None:
-        """Close full batches, and those whose linger time is over; with *everything* all."""
+        """Close full batches and those whose linger time is over; with *everything*, all."""
         full, armed = self._backlog.full, self._backlog.armed
         while full:
             self.seal(full.popleft(), now)
@@ -31,8 +33,8 @@ class BatchSealer:
             if everything or not is_stuck(queue, now):
                 self.seal(queue, now)
             else:
-                # Lock before the timer is reset: a thread that finds no timer must also find the
-                # queue locked.
+                # Lock before the timer is reset, because a thread that finds no timer must also
+                # find the queue locked.
                 queue.held_at = now
                 queue.is_armed = False
         if everything:
@@ -51,7 +53,8 @@ class BatchSealer:
 def is_stuck(queue: PartitionQueue, now: int) -> bool:
     """Whether *queue* must wait for an answer, so that new records join a later batch.
 
-    If no answer comes for long, the batch is closed nevertheless, and its delivery timeout begins.
+    If no answer arrives for a long time, the batch is closed nevertheless, and its delivery timeout
+    begins.
     """
     sent = queue.in_flight
     return len(sent) >= queue.config.max_in_flight and now - sent[0].sent_at < PROBE_MS

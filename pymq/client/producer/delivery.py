@@ -1,9 +1,9 @@
-"""Deliveries, which ``send`` returns for each record, and batches, which travel.
+"""Deliveries, which ``send`` returns for each record, and batches, which the producer sends.
 
-There is a delivery for each record, so it holds only two references: no lock, no future. Only the
-application keeps a delivery, and nothing notifies it: when the application asks for its state, the
-delivery looks for its record in the batches that were made since. A thread that waits for a
-delivery waits for its batch.
+There is a delivery for each record, so a delivery holds only two references: no lock, no future.
+Only the application keeps a delivery, and nothing updates it. When the application asks for the
+state of a delivery, the delivery looks for its record in the batches that were made since. A thread
+that waits for a delivery waits for its batch.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from pymq.client.producer.sender import Sender
 
 
-# A record in its queue: its value; its key, if it has one; headers and its own time, if it has any.
-# Each row is a new tuple, so that two equal records stay distinct. The garbage collector soon stops
-# tracking such tuples, unlike objects of a class.
+# A record in its queue: a value, and optionally a key, headers and the record's own time. Each row
+# is a new tuple, so that two equal records stay distinct. The garbage collector soon stops tracking
+# such tuples, unlike objects of a class.
 Row = tuple[bytes] | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Headers, int | None]
 
 _VALUE = itemgetter(0)  # of a row
-RECORD_BYTES = 16  # counted for each record in the buffer, beside its value and key
+RECORD_BYTES = 16  # overhead counted for each record in the buffer, in addition to value and key
 
 
 class ColumnBuffer:
     """Records as columns; a column is None if no record has such a part.
 
-    The lengths of the values are read once, since that costs as much as copying them: *width* is
-    the result of :func:`pymq.core.batch.columns.width_of`.
+    *width* is the result of :func:`pymq.core.batch.columns.width_of` for the values. It is computed
+    once, since reading the lengths costs as much as copying the values.
     """
 
     __slots__ = ("attributes", "headers", "keys", "timestamps", "values", "width")
@@ -56,7 +56,7 @@ class ColumnBuffer:
         self.keys = keys
         self.headers = headers
         self.timestamps = timestamps
-        # attributes of the batch: whether records have a delay, an expiry or a route
+        # attributes of the batch, for records with a delay, an expiry or a route
         self.attributes = 0
         self.width = width_of(values) if width == ANY else width
 
@@ -74,8 +74,8 @@ class ColumnBuffer:
 
     @property
     def size(self) -> int:
-        """The size of the records in a producer's buffer: their content and an overhead for
-        each.
+        """The size of the records in a producer's buffer: their content, and an overhead for each
+        record.
         """
         if self.width is not None:
             size = (self.width + RECORD_BYTES) * len(self.values)
@@ -96,13 +96,13 @@ class ColumnBuffer:
         return max(map(len, self.values)) if self.width is None else self.width
 
     def cut(self, start: int, end: int) -> ColumnBuffer:
-        """The records from number *start* up to, not including, number *end*."""
+        """The records with indexes from *start* to *end*, exclusive."""
         if start == 0 and end == len(self.values):
             return self
         keys = self.keys[start:end] if self.keys is not None else None
         headers = self.headers[start:end] if self.headers is not None else None
         times = self.timestamps[start:end] if self.timestamps is not None else None
-        # The parts of values with many lengths are not checked again.
+        # If the values have different lengths, the parts are not checked again.
         part = ColumnBuffer(self.values[start:end], keys, headers, times, self.width)
         part.attributes = self.attributes
         return part
@@ -128,7 +128,7 @@ def columns_of(run: list[Row], wall_ms: int, *, has_keys: bool, has_extras: bool
 
 
 def by_priority(run: list[Row], *, in_order: bool) -> list[tuple[int, list[Row]]]:
-    """Group records by priority, highest first; *in_order*: only consecutive records."""
+    """Group records by priority, highest first; with *in_order* only consecutive records."""
     levels = [priority_of(row[2]) if len(row) > 2 else 0 for row in run]
     places: Sequence[int] = range(len(run))
     if not in_order:
@@ -190,7 +190,7 @@ class Batch(Waitable):
         until: int,
         rows: Sequence[Row] | None = None,
     ) -> None:
-        # As ``Waitable`` begins, without a call, because each request makes a batch.
+        # Like ``Waitable.__init__``, but without a call, because each request makes a batch.
         self.is_done, self.waiters, self._callbacks = False, None, None
         self.queue = queue
         # records of the batch as columns, until they are encoded
@@ -200,26 +200,30 @@ class Batch(Waitable):
         self.timestamp_ms = wall_ms  # timestamp of records without their own
         self.timestamps = columns.timestamps
         self.until = until  # the time at which the batch's delivery times out
-        self.rows = rows  # None: the batch was part of a bulk send
+        self.rows = rows  # None if the batch was part of a bulk send
         self._indexes: dict[int, int] | None = None  # index of each row by its id, built on request
         self.encoded: EncodedBatch | None = None
         self.sequence = -1
-        # (epoch, sequence) pairs under which the batch was sent before it got new ones
+        # (epoch, sequence) pairs under which the batch was sent earlier
         self.past: list[tuple[int, int]] = []
-        # those of *past* that the producer has yet to look for in the log
+        # the pairs of *past* that the producer has not looked for in the log yet
         self.maybe: list[tuple[int, int]] = []
-        self.is_asked_for = False  # the producer is looking for the batch under earlier numbers
-        self.place = 0  # number of this batch among all batches of its queue, set when it is sent
+        # whether the producer is looking for the batch under an earlier pair
+        self.is_asked_for = False
+        # number of this batch among all batches of its queue, set when the batch is sent
+        self.place = 0
         self.request = 0  # id of the request in flight; 0: none
         self.sent_at = 0
-        self.dropped: tuple[int, ...] = ()  # requests that were resent before they were answered
-        self.is_unsure = False  # a broker refused the batch, but may have written it before
+        # ids of requests that were resent before they were answered
+        self.dropped: tuple[int, ...] = ()
+        # whether a broker has refused the batch, but may have written it earlier
+        self.is_unsure = False
         self.base_offset = -1
         self.error: PymqError | None = None
 
     @property
     def may_be_written(self) -> bool:
-        """Whether the log may hold the batch: a request may have been carried out, now or later."""
+        """Whether the log may hold the batch, as a broker may carry out one of its requests."""
         return bool(self.request or self.dropped or self.is_unsure)
 
     def apart(self) -> list[Delivery]:
@@ -261,11 +265,11 @@ class Batch(Waitable):
 
 
 class OpenBatch:
-    """The records that are added to a queue until they are closed into batches, and these batches.
+    """Collects records of a queue until they are closed into batches; then has these batches.
 
-    A thread may add a record just after the machine has put a new open batch into the queue. The
-    thread then reports the old one as late
-    (:meth:`pymq.client.producer.partition_queue.PartitionQueue.add`), and its record goes into a
+    A thread may add a record just after the machine has replaced the queue's open batch. The thread
+    then reports the old open batch as late
+    (:meth:`pymq.client.producer.partition_queue.PartitionQueue.add`), and the record goes into a
     later batch.
     """
 
@@ -277,7 +281,7 @@ class OpenBatch:
         self.batches: list[Batch] = []  # batches that may contain some of the rows
 
     def take(self) -> list[Row | DeliveryPart]:
-        """Take out the records; records that other threads append at the same time stay."""
+        """Take out the records; records that other threads append at the same time remain."""
         taken = self.items[:]
         del self.items[: len(taken)]
         return taken
@@ -291,8 +295,9 @@ class Delivery:
 
     __slots__ = ("index", "owner", "row")
 
-    # The caller sets these, because an ``__init__`` would cost more than the rest of a delivery.
-    owner: OpenBatch | Batch  # the open batch of the delivery, until its final batch is known; ...
+    # The caller sets these attributes, because an ``__init__`` would cost more than the rest of a
+    # delivery.
+    owner: OpenBatch | Batch  # the record's open batch, until its final batch is known; ...
     row: Row
     index: int  # ... then the record's index in the batch
 
@@ -346,8 +351,8 @@ class Delivery:
         Waiting for a delivery sends the record at once, regardless of ``linger_ms``.
 
         Raises:
-            DeliveryTimeout: *timeout* seconds are over; sending goes on.
-            PymqError: why the record was not written.
+            DeliveryTimeout: *timeout* seconds are over; the producer continues to send.
+            PymqError: the reason why the record was not written.
         """
         batch = self.owner.queue.backlog.settle(self, timeout)
         if batch.error is not None:
@@ -355,11 +360,13 @@ class Delivery:
         return batch.metadata(self.index)
 
     def exception(self, timeout: float | None = None) -> PymqError | None:
-        """Wait as :meth:`result` does, and return the error or None."""
+        """Wait like :meth:`result`, and return the error or None."""
         return self.owner.queue.backlog.settle(self, timeout).error
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
-        """Call *callback* with this delivery once it is done, in the thread that finishes it."""
+        """Call *callback* with this delivery when it is done, in the thread that finishes the
+        delivery.
+        """
 
         def call() -> None:
             callback(self)
@@ -372,7 +379,7 @@ class Delivery:
 
 
 def batch_of(delivery: Delivery) -> Batch | None:
-    """Return a record's batch once it is closed; then ``delivery.index`` is its index there."""
+    """Return a record's batch when it is closed; ``delivery.index`` is then the record's index."""
     owner = delivery.owner
     if isinstance(owner, Batch):
         return owner
@@ -410,9 +417,9 @@ class Deliveries:
         """Wait until all records are acknowledged.
 
         Raises:
-            DeliveryTimeout: *timeout* seconds are over; sending goes on.
-            PymqError: the first reason why a record was not written.
-            ConfigError: *timeout* is no number of seconds.
+            DeliveryTimeout: *timeout* seconds are over; the producer continues to send.
+            PymqError: the error of the first record that was not written.
+            ConfigError: *timeout* is not a number of seconds.
         """
         check_timeout(timeout)
         until = NEVER if timeout is None else self._driver.monotonic() + timeout
@@ -439,7 +446,7 @@ class Deliveries:
             yield from part.pieces
 
     def result(self, timeout: float | None = None) -> list[RecordMetadata]:
-        """Wait as :meth:`wait` does, and return the metadata of each record."""
+        """Wait like :meth:`wait`, and return the metadata of each record."""
         self.wait(timeout)
         found: list[RecordMetadata | None] = [None] * len(self)
         for part in self._parts:
@@ -451,7 +458,7 @@ class Deliveries:
         return [row for row in found if row is not None]
 
     def exception(self, timeout: float | None = None) -> PymqError | None:
-        """Wait as :meth:`wait` does, and return the first error or None."""
+        """Wait like :meth:`wait`, and return the first error or None."""
         try:
             self.wait(timeout)
         except (DeliveryTimeout, ConfigError):
@@ -470,8 +477,8 @@ class DeliveryPart:
         self.columns = columns
         self.count = len(columns)
         self.size = columns.size
-        self.places = places  # the indexes of the part's records in the call; None: all of them
-        self.pieces: list[Piece] = []  # the part's records in batches, once it is closed
+        self.places = places  # the indexes of the part's records in the call; None: all records
+        self.pieces: list[Piece] = []  # the part's records in batches, after the part is closed
 
     def batches_done(self) -> bool:
         """Whether the part was closed and all of its batches were answered."""

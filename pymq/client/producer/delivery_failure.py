@@ -1,5 +1,5 @@
-"""The error of a batch that got no answer. It names what failed last, and whether a broker may have
-written the batch.
+"""The error of a batch that got no answer. The error names the last failure, and says whether a
+broker may have written the batch.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pymq.client.producer.partition_queue import PartitionQueue
 from pymq.core.message import Produced
 from pymq.errors import is_not_written
 
-UNANSWERED_MAX = 256  # how many requests without acks are remembered
+UNANSWERED_MAX = 256  # number of requests without acks that are remembered
 
 
 class InFlightRequests:
@@ -15,7 +15,7 @@ class InFlightRequests:
 
     def __init__(self) -> None:
         self.awaited: dict[int, Batch] = {}
-        self.given_up: dict[int, Batch] = {}  # requests whose batches were sent again, or will be
+        self.given_up: dict[int, Batch] = {}  # requests whose batches were or will be sent again
         self.without_acks: dict[int, PartitionQueue] = {}
 
     def give_up(self, batch: Batch) -> None:
@@ -26,14 +26,16 @@ class InFlightRequests:
         batch.request = 0
 
     def answered_late(self, m: Produced) -> None:
-        """Handle an answer to a request that was given up. Only a final result counts."""
+        """Handle an answer to a request that was given up; only a final result counts."""
         batch = self.given_up.get(m.id)
         if batch is not None and m.error is not None and is_not_written(m.error):
             del self.given_up[m.id]
             batch.dropped = tuple(request for request in batch.dropped if request != m.id)
 
     def sent_without_acks(self, request: int, queue: PartitionQueue) -> None:
-        """Remember a request without acks: a broker that does not lead answers it with an error."""
+        """Remember a request without acks, because a broker that does not lead answers with an
+        error.
+        """
         self.without_acks[request] = queue
         if len(self.without_acks) > UNANSWERED_MAX:
             del self.without_acks[next(iter(self.without_acks))]

@@ -1,20 +1,20 @@
 """A producer's queue for one partition: records, closed into batches, with sequences.
 
 ``send`` runs in the user's threads without a lock. The thread appends to the queue's open batch,
-which only the producer's machine empties, under the driver's lock. The order of the steps makes
-that safe:
+which only the producer's state machine empties, under the driver's lock. The order of the steps
+makes this safe:
 
 | | user's thread | machine |
 |---|---|---|
 | 1 | appends the record | disarms the queue |
-| 2 | arms the queue unless it is armed | empties the open batch |
+| 2 | arms the queue (sets its timer) unless it is armed | empties the open batch |
 
 So either the machine takes the record, or the thread arms the queue again.
 
 | | user's thread | machine |
 |---|---|---|
 | 1 | appends to the open batch | puts a new open batch in its place |
-| 2 | if the open batch was replaced, reports the old one as late | empties the old one |
+| 2 | if the open batch was replaced, reports the old one as late | empties the old open batch |
 
 So either the machine takes the record, or it finds the record in a late batch.
 """
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from pymq.client.producer.producer_topic import ProducerTopic, Routing
     from pymq.client.producer.sender import Sender
 
-COUNT_MAX = 100_000  # records in a batch
-# bytes in a batch after which records without a key go to the next partition
+COUNT_MAX = 100_000  # most records in a batch
+# bytes in a batch at which records without a key go to the next partition
 SPREAD_BYTES = 1 << 10
-RETRY_MS = 20  # pause before a refused batch is resent; doubled each time, up to ...
+RETRY_MS = 20  # pause before a refused batch is resent; doubles each time, up to ...
 RETRY_MAX_MS = 250
-PAST_MAX = 32  # earlier sequences of a batch under which the producer looks for it
+PAST_MAX = 32  # most earlier sequences under which the producer looks for a batch
 _SINGLE = frozenset({tuple})
 
 
@@ -106,52 +106,54 @@ class PartitionQueue:
         self.config = sender.config
         self.topic = topic
         self.partition = partition
-        self.topic_id = ""  # id of the topic that the sequences below are for
+        self.topic_id = ""  # id of the topic to which the sequences below belong
         self.gathering = OpenBatch(self)  # the open batch, to which any thread appends
-        # replaced open batches to which a thread has added a record since
+        # replaced open batches to which a thread has added a record afterwards
         self.late: deque[OpenBatch] = deque()
         self.bytes = 0  # size of the open batch, roughly
-        # bytes of the open batch at which ``send`` has it closed
+        # bytes of the open batch at which ``send`` lets the machine close it
         self.limit = self.config.batch_bytes
         self.topic_queues: ProducerTopic | None = (
-            None  # None if the limit is reached: then the topic chooses another partition
+            None  # None after this limit was reached, when the topic chooses another partition
         )
         self.routing: Routing | None = None
-        # whether a record so far had a key, headers or an own time, or came by a bulk send
+        # whether any record so far had a key, headers or its own time, or was part of a bulk send
         self.has_keys = self.has_extras = self.has_parts = False
         self.is_armed = False
-        self.is_due = False  # a thread waits for the open batch, which the machine will close
-        self.held_at = -1  # the time since which the open batch is due but cannot be sent
+        # whether a thread waits for the open batch, so that the machine will close it
+        self.is_due = False
+        # the time since which the open batch is due but cannot be sent; -1: not so
+        self.held_at = -1
         self.callbacks: deque[tuple[Delivery, Callable[[], None]]] = deque()
         self.waiters: deque[threading.Lock] = deque()  # locks of threads that wait for all answers
         # Only the machine uses the attributes below.
         self.sealed: deque[Batch] = deque()  # closed batches that were not sent yet
         # Sent batches in order, beginning with the first one that was not answered.
         self.in_flight: deque[Batch] = deque()
-        self.places = 0  # number of batches sent; a partition remembers only the last few
-        # the broker that the batches in flight were sent to
+        self.places = 0  # number of batches sent; a partition remembers only the last few batches
+        # the broker to which the batches in flight were sent
         self.target: PartitionLeader | None = None
-        # rises when a batch is lost and the later ones get its sequence
+        # rises when a batch is lost and later batches get its sequence
         self.epoch = self.config.producer_epoch
         self.next_sequence = -1 if self.config.is_named else 0  # -1: not known
         # id of the request for the next sequence, if one is in flight: see Sequences
         self.is_asking = 0
-        self.known = Waitable()  # done once the next sequence is known
+        self.known = Waitable()  # done when the next sequence is known
         self.must_resend = self.must_ask = self.is_renumbering = False
-        # Whether the partition has accepted a batch of this epoch. Until then only one batch is in
-        # flight: the partition may expect another sequence than the producer uses, and of two
-        # batches it could refuse the first and accept the second.
+        # Whether the partition has accepted a batch of this epoch. Until then the producer sends
+        # one batch at a time: the partition may expect another sequence than the producer's, so it
+        # could refuse the first of two batches and accept the second.
         self.is_sure = not self.config.is_named
         self.retry_at = 0
-        self.tries = 0  # failures since the last answer
-        self.trouble: PymqError | None = None  # the last error since then
+        self.tries = 0  # failures since the last success
+        self.trouble: PymqError | None = None  # the last error since the last success
 
     # --- sealing --------------------------------------------------------------------------------
 
     def add(self, item: Row | DeliveryPart) -> OpenBatch:
         """Append a record and return its open batch; any thread may call this.
 
-        ``Producer.send`` does the same by itself.
+        ``Producer.send`` does the same without calling this method.
         """
         gathering = self.gathering
         gathering.items.append(item)
@@ -162,9 +164,9 @@ class PartitionQueue:
     def _take(self) -> tuple[list[Row | DeliveryPart], list[OpenBatch]]:
         """Take out the records of all open batches, in order."""
         gathering = self.gathering
-        # Disarm before the open batch is emptied: see the module's docstring.
+        # Disarm before emptying the open batch: see the module's docstring.
         self.gathering = OpenBatch(self)
-        # as ``OpenBatch.take``, without a call, because each request does this
+        # like ``OpenBatch.take``, but without a call, because each request does this
         taken, sources = gathering.items[:], [gathering]
         del gathering.items[: len(taken)]
         before: list[Row | DeliveryPart] = []
@@ -180,7 +182,7 @@ class PartitionQueue:
 
     def seal(self, now: int, wall_ms: int) -> None:
         """Close all records sent so far into batches."""
-        # Disarm before the open batch is emptied: see the module's docstring.
+        # Disarm before emptying the open batch: see the module's docstring.
         self.is_armed = self.is_due = False
         self.held_at = -1
         taken, sources = self._take()
@@ -206,7 +208,7 @@ class PartitionQueue:
         if self.sealed:
             while self.waiters:
                 self.sealed[-1].wake(self.waiters.popleft())
-            # Callbacks that other threads add at the same time are handled next time.
+            # Callbacks that other threads add at the same time are handled the next time.
             for _ in range(len(self.callbacks)):
                 try:
                     entry = self.callbacks.popleft()
@@ -219,12 +221,12 @@ class PartitionQueue:
         if batch is not None:
             batch.then(callback)
         else:
-            # The record was added after the open batch was emptied.
+            # A thread added the record after the open batch was emptied.
             self.callbacks.append((delivery, callback))
 
     def _seal_by_priority(self, run: list[Row], wall_ms: int, until: int) -> list[Batch]:
-        """Make batches of consecutive records, each of records with one priority."""
-        # A named producer resumes by the count of its records, so they must stay in order.
+        """Make batches of consecutive records with the same priority."""
+        # A named producer resumes by the count of its records, so the records must stay in order.
         groups = by_priority(run, in_order=self.config.is_named)
         return [
             batch
@@ -253,7 +255,7 @@ class PartitionQueue:
         return made
 
     def _seal_parts(self, parts: list[DeliveryPart], wall_ms: int, until: int) -> None:
-        """Make batches of consecutive bulk sends: small ones are joined, large ones cut."""
+        """Make batches of consecutive bulk sends: join small ones, cut large ones."""
         limit = self.config.batch_bytes
         most = limit + (limit >> 1)
         together: list[DeliveryPart] = []
@@ -271,7 +273,7 @@ class PartitionQueue:
         self._seal_together(together, wall_ms, until)
 
     def _seal_together(self, parts: list[DeliveryPart], wall_ms: int, until: int) -> None:
-        """Make one batch of several bulk sends, or several batches of a single one."""
+        """Make one batch of several bulk sends, or several batches of a single bulk send."""
         if len(parts) == 1:
             (part,) = parts
             start = 0
@@ -297,7 +299,7 @@ class PartitionQueue:
         until: int,
         run: list[Row] | None = None,
     ) -> Batch:
-        """Make a batch; *size* is the size of its records before a route header was added."""
+        """Make a batch; *size* is the size of its records without route headers."""
         if self.routing is not None:
             columns = self.routing.stamp(columns)
         batch = Batch(self, columns, size, wall_ms, until, run)
@@ -310,7 +312,7 @@ class PartitionQueue:
         """Start again for a topic that was deleted and created again.
 
         The new topic needs another epoch: under the same epoch a batch for the old topic could be
-        taken for a new one.
+        mistaken for a new batch.
         """
         if self.topic_id not in ("", topic_id):  # The sequences belong to the deleted topic.
             self.epoch += 1
@@ -325,7 +327,7 @@ class PartitionQueue:
         self.topic_id = topic_id
 
     def forget_sequence(self) -> None:
-        """Forget the next sequence: the producer asks the broker for it."""
+        """Forget the next sequence, so that the producer asks the broker for it."""
         self.next_sequence = -1
         if self.known.is_done:
             self.known = Waitable()
@@ -363,14 +365,14 @@ class PartitionQueue:
             encoded = batch.encoded = encoded.numbered(self.epoch, batch.sequence)
         if not named:
             return encoded
-        # A batch that was sent keeps its sequence, even if later ones were answered. Under a new
-        # sequence the batch could be written twice; under the sequence of another batch it would
-        # count as that other batch.
+        # A batch that was sent keeps its sequence, even if later batches were answered. With a new
+        # sequence the batch could be written twice; with the sequence of another batch it would be
+        # mistaken for that batch.
         self.next_sequence = max(self.next_sequence, batch.sequence + batch.count)
         return encoded
 
     def _is_void(self, batch: Batch, encoded: EncodedBatch) -> bool:
-        """Whether a batch has sequences of an earlier epoch, which the broker now refuses."""
+        """Whether a batch has a sequence of an earlier epoch, which the broker now refuses."""
         is_past = encoded.header.producer_epoch != self.epoch
         return is_past and batch.sequence >= self.next_sequence
 
@@ -378,8 +380,7 @@ class PartitionQueue:
         """Give the sequences of a lost batch to the batches after it, in a new epoch.
 
         The new epoch fences the lost batch, which may still be on its way to the broker. If the
-        broker has written the lost batch or later batches, its answer to the next batch reports
-        that.
+        broker has written the lost batch or later batches, its answer to the next batch says so.
         """
         if batch.sequence < 0:
             return
@@ -390,11 +391,12 @@ class PartitionQueue:
         self.retry_at = now
 
     def void(self, expected: int) -> None:
-        """Handle that the partition expects *expected*: batches in flight were not written.
+        """Handle that the partition expects *expected*, so that batches in flight were not written.
 
-        Such a batch may have been written under earlier sequences, so the producer looks for these
-        first, beginning with the latest. If the partition knows none of them, the batch gets a new
-        sequence. The earlier sequences are kept, since the answer may come from a former leader.
+        Such a batch may have been written under an earlier sequence, so the producer first asks for
+        its earlier sequences, beginning with the latest. If the partition knows none of them, the
+        batch gets a new sequence. The producer keeps the earlier sequences, since the answer may
+        come from a former leader.
         """
         self._raise_epoch()
         for batch in self.in_flight:
@@ -417,7 +419,9 @@ class PartitionQueue:
         batch.past = [*batch.past, (encoded.header.producer_epoch, batch.sequence)][-PAST_MAX:]
 
     def taken(self, batch: Batch, epoch: int) -> None:
-        """The partition has accepted a batch of *epoch*: several may be in flight from now on."""
+        """Note that the partition has accepted a batch of *epoch*: several batches may now be in
+        flight.
+        """
         if batch.sequence >= 0 and epoch == self.epoch:
             self.is_sure = True
 
@@ -438,21 +442,22 @@ class PartitionQueue:
         if in_flight:
             last = in_flight[-1]
             if not self.is_sure and last.sequence >= 0:
-                # The answer to the batch in flight tells the partition's next sequence.
+                # The answer to the batch in flight shows the partition's next sequence.
                 return None
             if self._is_of_the_past(last):
                 # A batch in flight has this epoch, and the next epoch would fence it.
                 return None
             place = batch.place or self.places + 1
             if place >= in_flight[0].place + most:
-                return None  # With more batches in flight the partition would forget the first one.
+                # With more batches in flight, the partition would no longer remember the first one.
+                return None
         if not batch.place:
             self.places += 1
             batch.place = self.places
         return self.sealed.popleft()
 
     def _is_of_the_past(self, batch: Batch) -> bool:
-        """Whether a batch in flight has sequences of an earlier epoch."""
+        """Whether a batch in flight has a sequence of an earlier epoch."""
         encoded = batch.encoded
         return (
             encoded is not None
@@ -466,13 +471,13 @@ class PartitionQueue:
         return min(RETRY_MS << min(self.tries, 10), RETRY_MAX_MS)
 
     def shift(self) -> None:
-        """Drop answered batches, up to the first without an answer."""
+        """Drop answered batches, up to the first batch without an answer."""
         in_flight = self.in_flight
         while in_flight and in_flight[0].is_done:
             in_flight.popleft()
 
     def resume(self) -> bool:
-        """Start again at the first unwritten batch, once no batch in flight is awaited."""
+        """Start again at the first unwritten batch, when no batch in flight is awaited any more."""
         if not self.must_resend or any(batch.request for batch in self.in_flight):
             return False
         self.must_resend = False
@@ -493,7 +498,7 @@ def _is_part(item: Row | DeliveryPart) -> bool:
 
 
 def _cuts(columns: ColumnBuffer, limit: int) -> Sequence[int]:
-    """Return where to cut records into batches of about *limit* bytes: the end of each."""
+    """Return the ends of the parts when records are cut into batches of about *limit* bytes."""
     count = len(columns)
     width = columns.width
     if columns.keys is None and columns.headers is None and width is not None:

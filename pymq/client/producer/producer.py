@@ -48,12 +48,13 @@ TIME_MAX = 1 << 62  # milliseconds; differences of two times still have 64 bits
 class Producer(Handle):
     """Sends records; made by :meth:`pymq.Client.producer`. Any thread may use a producer.
 
-    A record with a key goes to the partition that the key hashes to. Records without a key fill one
-    batch after the other, each for another partition; a burst smaller than a batch is spread over
-    up to eight partitions. Within a partition records keep the order in which one thread sent them.
-    A producer uses partitions that are added to the topic: at once if this client has added them,
-    otherwise within 30 s of sending. Keys are then hashed over all partitions, so a key may move to
-    another one, and a consumer may read its new records before its old ones.
+    A record with a key goes to the partition to which the key hashes. Records without a key fill
+    one batch after the other, each for another partition; a burst smaller than a batch is spread
+    over up to eight partitions. Within a partition, records of one thread keep their order. A
+    producer uses partitions that are added to the topic: at once if this client has added the
+    partitions, otherwise within 30 s of sending. Keys are then hashed over all partitions, so a key
+    may move to another partition, and a consumer may read the key's new records before its old
+    ones.
     """
 
     def __init__(self, client: Client, sender: Sender, config: SenderConfig) -> None:
@@ -93,24 +94,24 @@ class Producer(Handle):
             value: the payload, any bytes-like object.
             key: chooses the partition; records of one key keep their order.
             headers: pairs of a name and a bytes value.
-            partition: its name or its index, instead of leaving the choice to the key.
+            partition: the partition's name or index, if the key shall not choose it.
             timestamp_ms: the record's own time; by default the time at which its batch is closed.
             delay_s: seconds until groups may get the record.
-            deliver_at: the time from which groups may get it, with a time zone, instead.
-            expires_s: seconds after which groups do not get it any more; after its time of
-                delivery if it has one.
-            priority: 0 to 9; of the records that are available, groups get those of a higher one
-                first (docs/howto/priorities.md).
+            deliver_at: instead of *delay_s*, the time from which groups may get the record, with a
+                time zone.
+            expires_s: seconds after which groups no longer get the record; they count from its time
+                of delivery if it has one.
+            priority: 0 to 9; groups get available records of a higher priority first
+                (docs/howto/priorities.md).
 
-        Readers see a delayed record immediately in the partition to which it is sent
-        (docs/howto/delays.md). The partition and offset of its delivery are the arguments for
-        :meth:`pymq.Client.cancel`.
+        Readers see a delayed record at once (docs/howto/delays.md). The partition and offset in the
+        delivery's result are the arguments of :meth:`pymq.Client.cancel`.
 
         Raises:
             TypeError: value, key or a header is not bytes-like.
             ConfigError: a delay or an expiry is negative, or above 1,000 years, or a priority is
                 not 0 to 9.
-            InvalidRequest: *timestamp_ms* is negative or out of all bounds.
+            InvalidRequest: *timestamp_ms* is negative or too large.
             UnknownTopic, UnknownPartition, RecordTooLarge: as their names say.
             BufferFull: the buffer stayed full for ``delivery_timeout_s``.
             Closed: the producer was closed.
@@ -191,14 +192,14 @@ class Producer(Handle):
         """Start the linger time when a batch gets its first record."""
         now = self._clock()
         if queue.held_at == now:
-            return  # The thread that handles the next answers will look at this queue.
+            return  # The thread that handles the next answers will check this queue.
         queue.is_armed = True
         due = now + self._linger_ms
         self._backlog.armed.append((due, queue))
         self._driver.arm(due, self._sender.name)
 
     def _fill(self, topic: ProducerTopic, queue: PartitionQueue) -> None:
-        """Send a full batch, or let another partition begin a batch, too."""
+        """Send a full batch, or let another partition begin a batch."""
         if queue.bytes < self._batch_bytes:
             queue.limit = self._batch_bytes
             if queue is topic.sticky:
@@ -209,7 +210,8 @@ class Producer(Handle):
         if queue is topic.sticky:
             topic.is_bulk = True
             topic.rotate()
-        # The loop may be closing the batch right now; the next notification comes one batch later.
+        # The loop may be closing the batch at this moment; the next notification is sent one batch
+        # later.
         queue.bytes = 0
         self._backlog.full.append(queue)
         self._sender.push()
@@ -217,12 +219,14 @@ class Producer(Handle):
             raise Closed("the producer was closed")
 
     def _wait_for_space(self) -> None:
-        """Wait before the record is taken: a record whose ``send`` raises must not be sent."""
+        """Wait for space before the record is queued, since a record whose ``send`` raises must not
+        be sent.
+        """
         timeout = self._config.delivery_timeout_ms / 1000
         if not self._backlog.wait_for_space(timeout):
             raise BufferFull(
-                f"{self._backlog.buffered} bytes wait to be answered, and none was for "
-                f"{timeout:g} s; this record was not sent: slow down or look at the broker"
+                f"{self._backlog.buffered} bytes are unacknowledged; the buffer stayed full for "
+                f"{timeout:g} s; this record was not sent: slow down, or check the broker"
             )
         if self._is_closed:
             raise Closed("the producer was closed")
@@ -245,7 +249,7 @@ class Producer(Handle):
         raise UnknownPartition(f"topic {name!r} has no partition {partition!r}; it has {names}")
 
     def _grow(self, name: str, fresh: TopicMetadata) -> ProducerTopic:
-        """Adopt a topic's partitions; queues of known partitions stay in use."""
+        """Adopt a topic's partitions; keep the queues of known partitions."""
         with self._growing:  # Two threads must not create two queues for a new partition.
             topic = self._topics[name]
             # whether the topic was deleted and created again
@@ -261,10 +265,10 @@ class Producer(Handle):
         return topic
 
     def _look_at_topics(self, known: Mapping[str, TopicMetadata]) -> None:
-        """Adopt changed metadata: topics may have more partitions; called by the loop.
+        """Adopt changed metadata, since topics may have more partitions; the loop calls this.
 
-        A partition without an ack mode takes no records. Until all new partitions of a topic have
-        one, the producer does not use them.
+        A partition without an ack mode accepts no records. The producer uses the new partitions of
+        a topic only when all of them have an ack mode.
         """
         for name, topic in list(self._topics.items()):
             fresh = known.get(name)
@@ -290,7 +294,7 @@ class Producer(Handle):
                     f"partition {name}/{partition.partition} has no ack mode yet; call "
                     f"set_partition_state({name!r}, {partition.partition!r}, acks='leader') first"
                 )
-        # Two threads may be here at once. Two queues would give their records the same sequences.
+        # Two threads may be here at once, and two queues would use the same sequences twice.
         return self._topics.setdefault(
             name, ProducerTopic(metadata, self._sender, len(self._topics))
         )
@@ -305,8 +309,8 @@ class Producer(Handle):
     ) -> Deliveries:
         """Send many records with one call and return their deliveries as one.
 
-        *keys*, when given, has a key or None for each value. Errors are those of :meth:`send`; when
-        one is raised, none of the records was sent.
+        *keys*, if given, has a key or None for each value. Errors are those of :meth:`send`; if the
+        call raises an error, none of the records is sent.
         """
         found = self._topics.get(topic)
         if found is None:
@@ -336,7 +340,7 @@ class Producer(Handle):
             if queue.bytes >= self._batch_bytes:
                 queue.bytes = 0
                 backlog.full.append(queue)
-            elif queue.held_at < 0:  # otherwise the batch is sent when an answer arrives
+            elif queue.held_at < 0:  # otherwise the next answer sends the batch
                 queue.is_armed = True
                 backlog.armed.appendleft((self._clock(), queue))
         sender.push()
@@ -345,7 +349,7 @@ class Producer(Handle):
     def _by_key(
         self, topic: ProducerTopic, columns: ColumnBuffer
     ) -> list[tuple[PartitionQueue, DeliveryPart]]:
-        """Sort records into the partitions of their keys; those without a key stay together."""
+        """Sort records into the partitions of their keys; records without a key stay together."""
         keys, values = columns.keys or [], columns.values
         if len(topic.queues) == 1:
             return [(topic.queues[0], DeliveryPart(columns, None))]
@@ -363,12 +367,13 @@ class Producer(Handle):
     # --- waiting --------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until all records sent so far are answered.
+        """Wait until all records sent so far are acknowledged or have failed.
 
         Raises:
-            DeliveryTimeout: *timeout* seconds are over; sending goes on.
-            DeliveryFailed: records failed whose deliveries the application has not checked.
-            ConfigError: *timeout* is no number of seconds.
+            DeliveryTimeout: *timeout* seconds are over; the producer continues to send.
+            DeliveryFailed: records have failed, and the application has not checked their
+                deliveries.
+            ConfigError: *timeout* is not a number of seconds.
         """
         check_timeout(timeout)
         until = None if timeout is None else self._driver.monotonic() + timeout
@@ -388,14 +393,14 @@ class Producer(Handle):
             ) from error
 
     def next_sequence(self, topic: str, partition: str | int) -> int:
-        """How many records this ``producer_id`` has written to a partition.
+        """Return how many records this ``producer_id`` has written to a partition.
 
         The count continues over restarts, so a restarted application knows where to resume.
         """
         found = self._topics.get(topic) or self._open_topic(topic)
         queue = self._chosen(found, partition)
         if not self._client.questions.has_seen(topic):
-            # The topic was deleted and created again, so repeat this with the new topic.
+            # The topic was deleted and created again, so repeat the request for the new topic.
             self._client.questions.topic_metadata(topic)
         self._sender.ask_sequence(queue)
         timeout = self._config.delivery_timeout_ms / 1000
@@ -419,14 +424,14 @@ class Producer(Handle):
         with self._growing:
             self._is_closed = True
             for topic in self._topics.values():
-                # A later send then checks the producer's state, and finds it closed.
+                # A later send then checks the producer's state and raises Closed.
                 topic.limit = -1
         try:
             with self._driver as loop:
                 self._sender.close(loop.clock())
                 loop.remove(self._sender.name)
         except (Closed, PymqError):
-            pass  # The client was closed first, and has flushed.
+            pass  # The client was closed first, and has flushed the producer.
         self._client.forget(self)
 
 

@@ -18,7 +18,7 @@ _STRIDE = 6_180  # golden section of WHOLE, so that producers with consecutive i
 
 
 class ProducerTopic:
-    """What a producer knows and has of one topic."""
+    """A producer's state of one topic."""
 
     __slots__ = (
         "by_name",
@@ -41,7 +41,7 @@ class ProducerTopic:
         self.routing: Routing | None = None
         self.producer_id = sender.config.producer_id
         self.turn = turn % len(self.queues)
-        self.is_bulk = False  # the last batch was full before its linger time ended
+        self.is_bulk = False  # whether the last batch was full before its linger time ended
         self.choose()
         self.follow(metadata.config)
 
@@ -58,7 +58,7 @@ class ProducerTopic:
 
     def choose(self) -> None:
         """Choose the partition for records without a key."""
-        # the queue that gets records without a key until its batch is full
+        # the queue that gets records without a key until the queue's batch is full
         self.sticky = self.queues[self.turn]
         if len(self.queues) > 1:
             for queue in self.queues:
@@ -72,7 +72,7 @@ class ProducerTopic:
         self.sticky = self.queues[self.turn]
 
     def spread(self) -> None:
-        """Begin a batch in another partition, unless several batches are already begun.
+        """Begin a batch in another partition, unless enough batches have begun.
 
         So a burst smaller than a batch is spread over several partitions, while a steady stream
         fills one batch after the other.
@@ -86,7 +86,7 @@ class ProducerTopic:
             self.turn, self.sticky = turn, self.queues[turn]
 
     def left(self, queue: PartitionQueue) -> None:
-        """Move on to another partition after a batch was closed (KIP-480); called by the loop."""
+        """Move on to another partition after a batch was closed (KIP-480); the loop calls this."""
         if queue is self.sticky:
             self.is_bulk = False
             self.rotate()
@@ -99,14 +99,14 @@ class Routing:
         self.text = text
         self._route = route
         self._header = (ROUTE, route.group.encode())
-        # The start value differs by producer: many producers with one record each must not all
-        # choose the same route.
+        # The start value differs between producers, since many producers with one record each must
+        # not all choose the same route.
         self._credit = producer_id * _STRIDE % WHOLE
 
     def stamp(self, columns: ColumnBuffer) -> ColumnBuffer:
         """Return the records, with a header added to those that are routed.
 
-        A record that has the header already keeps it: the caller has chosen its group.
+        A record that already has the header keeps it, because the caller has chosen the group.
         """
         chosen = self._chosen(columns)
         if not chosen and columns.headers is None:
@@ -125,7 +125,7 @@ class Routing:
             return self._matching(columns)
         if keys is None:
             return self._spaced(range(len(columns)))
-        # Use another modulus than the choice of partitions does, so that all partitions get the
+        # The modulus differs from that of the choice of partitions, so that all partitions get the
         # same share of routed records.
         chosen = [
             index
@@ -141,7 +141,7 @@ class Routing:
         return [index for index, (key, found) in enumerate(pairs) if matches(key, found or ())]
 
     def _spaced(self, indexes: Sequence[int]) -> list[int]:
-        """Choose the share of some records, at even distances across all batches."""
+        """Choose a share of the records, at even distances across all batches."""
         share, credit = self._route.share, self._credit
         chosen = []
         for index in indexes:

@@ -1,4 +1,4 @@
-"""The queues of a producer that have batches, with a timer each."""
+"""The queues of a producer that have batches, each with a timer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pymq.client.producer.partition_queue import PartitionQueue
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import NEVER
 
-PROBE_MS = 500  # after so long without an answer the producer refreshes the leader, ...
-PROBE_AGAIN_MS = 150  # ... and again after so long each time
+PROBE_MS = 500  # after this long without an answer the producer refreshes the leader, ...
+PROBE_AGAIN_MS = 150  # ... and then at this interval
 
 
 class QueueSchedule:
@@ -19,7 +19,7 @@ class QueueSchedule:
         self.timers: TimerHeap[PartitionQueue] = TimerHeap()
 
     def wake(self, queue: PartitionQueue) -> None:
-        """Note that *queue* has batches, and may send some of them."""
+        """Note that *queue* has batches, some of which may be sent."""
         self.live[queue] = self.dirty[queue] = None
 
     def rest(self, queue: PartitionQueue) -> None:

@@ -1,7 +1,7 @@
 """A producer's buffer: queues to close, failures, and waiting threads.
 
-Threads put records into queues and queues into the buffer, without a lock; the machine takes them
-out. A thread waits here for its record's answer, or for room.
+Threads put records into queues, and queues into the buffer, without a lock; the producer's state
+machine takes them out. A thread waits here for the answer to its record, or for room in the buffer.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ __all__ = ["SendBuffer"]
 
 
 class SendBuffer:
-    """The queues that the machine *name* has to close, and the threads that wait for it."""
+    """The queues that the state machine *name* has to close, and the threads that wait for it."""
 
     def __init__(self, name: str, driver: ClientDriver, buffer_bytes: int) -> None:
-        self.buffered = 0  # bytes of records without an answer, roughly
+        self.buffered = 0  # approximate bytes of records without an answer
         # failures that the application has not seen, by batch and index ...
         self.failed: dict[tuple[Batch, int], Delivery] = {}
-        self.uncounted = 0  # ... and how many more there are than are kept
-        # pairs (time when it is due, queue)
+        self.uncounted = 0  # ... and the number of further ones, which are not kept
+        # queues to close later, as pairs (due time, queue)
         self.armed: deque[tuple[int, PartitionQueue]] = deque()
         self.full: deque[PartitionQueue] = deque()  # queues to close now
-        self.has_times = False  # whether a record so far had a delay or an expiry
+        self.has_times = False  # whether any record so far had a delay or an expiry
         self.has_priorities = False
         self._name = name
         self._driver = driver
         self._buffer_bytes = buffer_bytes
-        self._failed_bytes = 0  # size of ``failed``, roughly
+        self._failed_bytes = 0  # approximate size of ``failed``
         self.space: deque[Waitable] = deque()  # locks of threads that wait for room
 
     # --- for waiting threads ----------------------------------------------------------------------
 
     def settle(self, delivery: Delivery, timeout: float | None) -> Batch:
-        """Wait until a delivery is done, and note that its failure was reported to the application.
+        """Wait until a delivery is done, and note that the application has seen its failure, if
+        any.
 
         Raises:
             DeliveryTimeout: *timeout* seconds are over.
-            ConfigError: *timeout* is no number of seconds.
+            ConfigError: *timeout* is not a number of seconds.
         """
         if timeout is not None:
             check_timeout(timeout)
@@ -63,11 +64,12 @@ class SendBuffer:
         return batch
 
     def _wait_sealed(self, delivery: Delivery, queue: PartitionQueue, until: float | None) -> None:
-        """Close a delivery's batch, in this thread or in the one that runs the loop.
+        """Close a delivery's batch, in this thread or in the thread that runs the loop.
 
-        The thread that runs the loop may be in the middle of a sync. Waiting for its lock would be
-        unfair: a thread that releases a lock gets it again before those that sleep. So a thread
-        waits for the batch instead, and all threads that wait for one batch are woken together.
+        The thread that runs the loop may be in the middle of a sync. Waiting for the loop's lock
+        would be unfair: a thread that releases a lock often gets it again before sleeping threads
+        do. So a thread waits for the batch instead, and all threads that wait for one batch are
+        woken together.
         """
         is_first = not queue.is_due
         if is_first:
@@ -80,16 +82,16 @@ class SendBuffer:
         queue.waiters.append(waiter)
         if is_first:
             self._driver.poke(self._name)
-        # The machine closes the batch first and then takes the waiters, so no waiter is missed.
+        # The machine first closes the batch and then takes the waiters, so it misses no waiter.
         if batch_of(delivery) is None:
             left = None if until is None else until - self._driver.monotonic()
             if not self._driver.sleep(waiter, left):
                 raise _timeout(None)
 
     def on_done(self, delivery: Delivery, callback: Callable[[], None]) -> None:
-        """Call *callback* once a delivery is done.
+        """Call *callback* when a delivery is done.
 
-        This never waits, so callbacks may call this method.
+        This method never waits, so callbacks may call it.
         """
         batch = batch_of(delivery)
         if batch is None:
@@ -105,39 +107,40 @@ class SendBuffer:
         batch.then(callback)
 
     def wait_for_space(self, timeout: float) -> bool:
-        """Wait until the buffer has room; returns whether it has.
+        """Wait until the buffer has room; returns False if it has none in time.
 
-        This does not wait for the driver's lock: the thread that holds it may wait for a hung disk.
+        This method does not wait for the driver's lock, because the thread that holds the lock may
+        wait for a hung disk.
         """
         space = Waitable()
         self.space.append(space)
-        self.offer_space()  # The thread that made room may not have seen this waiter.
+        self.offer_space()  # The thread that made room may have missed this waiter.
         self._driver.push(self._name)
         if self._driver.wait(space, timeout):
             return True
         try:
             self.space.remove(space)
         except ValueError:
-            return True  # By now there is room in the buffer.
+            return True  # There is room in the buffer now.
         return False
 
     # --- failures -------------------------------------------------------------------------------
 
     def take_failed(self) -> tuple[list[Delivery], int]:
-        """Take out the failures not reported to the application, and how many more there were."""
+        """Take out failures that the application has not seen, and the number of further ones."""
         failed, self.failed = self.failed, {}
         more, self.uncounted = self.uncounted, 0
         return list(failed.values()), more
 
     def looked_at_batch(self, batch: Batch, start: int, end: int) -> None:
-        """Note that the failures of these records were reported to the application."""
+        """Note that the application has seen the failures of these records."""
         for index in range(start, end):
             self.failed.pop((batch, index), None)
 
     # --- for the machine ------------------------------------------------------------------------
 
     def finish(self, batch: Batch) -> None:
-        """Note that a batch is done: wake the threads that wait for it or for room."""
+        """Note that a batch is done, and wake the threads that wait for the batch or for room."""
         self.buffered -= batch.size
         if batch.error is not None:
             self._keep_failed(batch)
@@ -147,11 +150,11 @@ class SendBuffer:
             self.offer_space()
 
     def _keep_failed(self, batch: Batch) -> None:
-        """Keep a failure until the application sees it, as many as fit the buffer."""
+        """Keep a failure until the application sees it, if the buffer has room for it."""
         if not self.failed:
             self._failed_bytes = 0
         if self._failed_bytes >= self._buffer_bytes:
-            # The application may never look at failures while a broker is down, so the rest is only
+            # The application may never check failures while a broker is down, so the rest is only
             # counted.
             self.uncounted += batch.count
             return
@@ -159,7 +162,7 @@ class SendBuffer:
         self.failed.update(((batch, each.index), each) for each in batch.apart())
 
     def offer_space(self) -> None:
-        """Wake as many of the threads that wait for room as there is room for."""
+        """Wake as many waiting threads as there is room for."""
         while self.space and self.buffered < self._buffer_bytes:
             try:
                 space = self.space.popleft()

@@ -21,7 +21,7 @@ def with_times(
     deliver_at: datetime | None,
     expires_s: float | None,
 ) -> HeaderPairs | None:
-    """Return *headers* with the times of a record, as :meth:`pymq.Producer.send` takes them.
+    """Return *headers* with a record's times, which are arguments of :meth:`pymq.Producer.send`.
 
     Raises:
         ConfigError: a time is negative or too far away, there are two times of delivery, or
@@ -52,7 +52,7 @@ def with_priority(headers: HeaderPairs | None, priority: int) -> HeaderPairs | N
     """Return *headers* with a record's priority.
 
     Raises:
-        ConfigError: it is not 0 to 9.
+        ConfigError: *priority* is not 0 to 9.
     """
     if type(priority) is not int or not 0 <= priority <= HIGHEST:
         raise ConfigError(f"priority={priority!r} must be 0 to {HIGHEST}, the most urgent")

@@ -1,14 +1,14 @@
-"""The machine of a producer: closes batches, sends them, resends those without an answer.
+"""The state machine of a producer: closes batches, sends them, resends those without an answer.
 
-Records come in through the queues (:mod:`pymq.client.producer.partition_queue`), without a lock.
-The producer sends the batches of a partition in the order of their sequences, several at a time.
+Threads add records to the queues (:mod:`pymq.client.producer.partition_queue`), without a lock. The
+producer sends the batches of a partition in the order of their sequences, several at a time.
 
-| what happens to a batch | what the producer does |
+| event of a batch | action of the producer |
 |---|---|
 | a transient error, or no answer | resends it and all later ones in order; brokers drop repeats
 |
-| the same, without sequences | resends it once everything in flight is answered or given up |
-| a final error | numbers the later ones on from the last written one |
+| the same, without sequences | resends it when all batches in flight are answered or given up |
+| a final error | gives later batches the sequences after the last written batch |
 | no answer for a while | refreshes the leader; a new leader gets all batches at once |
 """
 
@@ -44,11 +44,10 @@ from pymq.errors import (
 
 __all__ = ["PartitionQueue", "Sender", "SenderConfig"]
 
-# A batch without an answer is resent after so long, and then after twice as long each time, up to
-# ...
+# A batch without an answer is resent after this time, which then doubles each time, up to ...
 REQUEST_MS = 2_000
 REQUEST_MAX_MS = 16_000
-# 1/16 of the requests in flight: if fewer than that are new, they wait to share a packet
+# 1/16 of the requests in flight: fewer new requests than that wait, to share a packet
 SHARE = 16
 
 
@@ -65,17 +64,17 @@ class SenderConfig:
     producer_epoch: int
     delivery_timeout_ms: int
     max_in_flight: int
-    # the producer continues the sequences of an earlier producer with this name
+    # whether the producer continues the sequences of an earlier producer with its name
     is_named: bool = False
     grant: bytes = b""  # proof that the producer owns its id, in a cluster with keys
 
 
 def _nothing(topics: Mapping[str, TopicMetadata]) -> None:
-    """Ignore a result."""
+    """Ignore the result."""
 
 
 class Sender(Outbox):
-    """All queues of one producer, as a machine."""
+    """The state machine of one producer, with all of its queues."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class Sender(Outbox):
         self._schedule = QueueSchedule()
         self.sealer = BatchSealer(self.backlog, self._schedule, wall_ms)
         self._sequences = Sequences(router, self, self._schedule.timers)
-        self._has_news = False  # whether there are errors of leaders or partitions to handle
+        self._has_news = False  # whether leaders' or partitions' errors wait to be handled
         self._is_closed = False
         router.metadata.listen(name, self._on_metadata)
 
@@ -114,12 +113,12 @@ class Sender(Outbox):
         loop.touch(self.name)
 
     def push(self) -> None:
-        """Send the batches that are due: now, or, if many requests are in flight, later."""
+        """Send the batches that are due: now, or later if many requests are in flight."""
         if (len(self.backlog.full) + 1) * SHARE >= len(self._in_flight.awaited):
             self._driver.push(self.name)
 
     def flush(self) -> list[Batch]:
-        """Close everything and return the batches without an answer."""
+        """Close all records into batches, and return the batches without an answer."""
         with self._driver as loop:
             self.sealer.seal_due(loop.clock(), everything=True)
             loop.touch(self.name)
@@ -177,14 +176,15 @@ class Sender(Outbox):
                 elif not queue.in_flight:
                     schedule.rest(queue)
         while armed and not armed[0][1].is_armed:
-            armed.popleft()  # The batch was closed early: it was full, or a thread waited for it.
+            # The batch was already closed, because it was full or a thread waited for it.
+            armed.popleft()
         if not self.out.send:
             return None
         out, self.out = self.out, Ready()
         return out
 
     def tick(self, now: int) -> None:
-        """Fail batches whose time is over; resend those without an answer."""
+        """Fail batches whose time is over; resend batches without an answer."""
         for queue in self._schedule.timers.over(now):
             self._expire(queue, now)
             if queue.in_flight:
@@ -212,11 +212,11 @@ class Sender(Outbox):
 
     @property
     def deadline(self) -> int:
-        """When something may be due.
+        """A time at which something may be due.
 
         Threads arm queues at any time, so this deadline is computed on request.
 
-        An answer does not postpone the deadline, because a tick too many is cheaper than a new
+        An answer does not postpone the deadline, because an unnecessary tick costs less than a new
         computation.
         """
         armed = self.backlog.armed
@@ -238,7 +238,7 @@ class Sender(Outbox):
         known = metadata.topics.get(queue.topic)
         if leader is None or leader.leader is None or known is None:
             self._give_up_if_gone(queue)
-            # The router notifies the producer when it has found a leader.
+            # The router notifies the producer when the router has found a leader.
             self._router.refresh(queue.topic)
             return
         self._router.renew(queue.topic, now)
@@ -258,8 +258,7 @@ class Sender(Outbox):
         while queue.sealed and (batch := queue.next_batch(unanswered)) is not None:
             self._requests += 1
             request, encoded = self._requests, queue.number(batch, acks)
-            # Without acks no error could report a new topic of that name, so any topic id is
-            # accepted.
+            # Without acks no error could report a new topic of that name, so send no topic id.
             topic_id = queue.topic_id if acks is not AckMode.NONE else ""
             produce = Produce(
                 request,
@@ -282,13 +281,13 @@ class Sender(Outbox):
         if is_first and in_flight:
             self._schedule.timers.set(queue, now + PROBE_MS)
         if unanswered and queue.sealed:
-            # Without acks send the rest in the next turn, so that a refusal by the broker can
+            # Without acks, send the rest in the next turn, so that a refusal by the broker can
             # arrive first.
             self._schedule.dirty[queue] = None
             self._driver.loop.touch(self.name)
 
     def _meet(self, queue: PartitionQueue, now: int) -> None:
-        """Number batches anew for a topic that was created again, but not those in flight."""
+        """Renumber batches for a topic that was created again, but not those in flight."""
         known = self._router.metadata.topics.get(queue.topic)
         if known is None or known.topic_id == queue.topic_id:
             return
@@ -317,7 +316,7 @@ class Sender(Outbox):
     # --- missing answers --------------------------------------------------------------------------
 
     def _look_at_leader(self, queue: PartitionQueue, now: int) -> None:
-        """Compare new metadata with batches in flight: their broker may no longer lead.
+        """Compare batches in flight with new metadata, since their broker may no longer lead.
 
         Batches without sequences are not resent yet, since they may still be answered.
         """
@@ -357,7 +356,7 @@ class Sender(Outbox):
     # --- answers --------------------------------------------------------------------------------
 
     def _turned_away(self, source: str, m: Produced) -> None:
-        """Note that a batch without acks went to a broker that does not lead: it is lost."""
+        """Note that a batch without acks is lost, because its broker does not lead."""
         queue = self._in_flight.without_acks.pop(m.id)
         if isinstance(m.error, NotLeader):
             self._router.refused(queue.topic, queue.partition, source, m.error)
@@ -405,7 +404,7 @@ class Sender(Outbox):
             is_known = False
             if not isinstance(error, QuotaExceeded):
                 self._router.refresh(queue.topic)
-        # Follow only the first hint at once: two brokers may name each other as the leader.
+        # Follow only the first hint at once, since two brokers may name each other as the leader.
         pause = 0 if is_known and queue.tries == 0 else queue.pause_ms
         if isinstance(error, QuotaExceeded):
             pause = max(pause, error.retry_ms)

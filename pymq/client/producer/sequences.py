@@ -1,7 +1,7 @@
 """Requests for the next sequence that a partition expects from a producer.
 
-The producer asks a partition in two cases: it has a name, under which an earlier producer may have
-written, or it has given up a batch that may have been written.
+The producer asks a partition in two cases: an earlier producer of the same name may have written,
+or the producer has given up a batch that may have been written.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pymq.core.message import GetSequence, Sequence
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.errors import OutOfOrderSequence
 
-ANSWER_MS = 500  # after so long without an answer, the broker may have lost its leadership
-DOUBTS = 2  # how many times a partition must report that it has lost records
+ANSWER_MS = 500  # after this long without an answer, the broker may have lost its leadership
+DOUBTS = 2  # number of reports after which a partition has lost records
 
 
 class Sequences:
     """The requests of one producer for its next sequences.
 
     Each queue has at most one request in flight, :attr:`PartitionQueue.is_asking`; answers to
-    earlier ones are ignored.
+    earlier requests are ignored.
     """
 
     def __init__(self, router: Router, outbox: Outbox, timers: TimerHeap[PartitionQueue]) -> None:
@@ -33,7 +33,7 @@ class Sequences:
         self._asked: dict[int, PartitionQueue] = {}  # by request
 
     def whom(self, queue: PartitionQueue, now: int) -> str | None:
-        """Return the leader to ask now; None if it is too soon or no leader is known."""
+        """Return the leader to ask now; None before the retry time, or if no leader is known."""
         if queue.is_asking or now < queue.retry_at:
             return None
         leader = self._router.leader(queue.topic, queue.partition)
@@ -55,7 +55,7 @@ class Sequences:
         queue.is_asking = 0
 
     def look(self, queue: PartitionQueue, now: int) -> None:
-        """Send the request again if it was not answered in time."""
+        """Send the request again after its timeout."""
         if queue.is_asking and queue.retry_at <= now:
             self.forget(queue)
             if (leader := self._router.metadata.find(queue.topic, queue.partition)) is not None:
@@ -63,7 +63,7 @@ class Sequences:
             self._router.distrust(queue.topic, queue.partition)
 
     def answered(self, source: str, m: Sequence, now: int) -> PartitionQueue | None:
-        """Handle an answer; returns its queue, or None if the request is not awaited any more."""
+        """Handle an answer; returns its queue, or None if the answer is no longer awaited."""
         queue = self._asked.pop(m.id, None)
         if queue is None:
             return None
@@ -79,9 +79,10 @@ class Sequences:
         return queue
 
     def out_of_order(self, batch: Batch, error: OutOfOrderSequence) -> int:
-        """Handle a gap before a batch: earlier batches are on their way, or the log has lost them.
+        """Handle a gap before a batch: earlier batches are still on their way, or the log has lost
+        them.
 
-        Returns how many milliseconds to wait before everything in flight is sent again.
+        Returns the milliseconds to wait before all batches in flight are sent again.
         """
         queue = batch.queue
         expected = error.details.get("expected")

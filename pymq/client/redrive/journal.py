@@ -1,8 +1,8 @@
-"""The journal of a dead-letter topic: which of its letters were sent back.
+"""The journal of a dead-letter topic stores which of its letters were sent back.
 
 The journal is a compacted topic of one partition, with a record for each partition of the
-dead-letter topic. A redrive takes the journal over by its producer name, so that the brokers refuse
-an earlier one.
+dead-letter topic. A redrive takes the journal over by the journal's producer name, so that the
+brokers refuse an earlier redrive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pymq.client.client import Client
 
 JOURNAL = ".redriven"  # suffix of the journal's name
-GAPS_MAX = 50_000  # ranges of letters of a partition that a journal holds
+GAPS_MAX = 50_000  # most ranges of letters that the journal holds for a partition
 
 
 @define
@@ -37,11 +37,11 @@ class Round:
 
     to: str
     topic_id: str
-    places: tuple[tuple[int, str], ...]  # each letter's offset, and the partition that it goes to
-    first: dict[str, int]  # the sequence of the first letter in each partition
+    places: tuple[tuple[int, str], ...]  # each letter's offset, and its target partition
+    first: dict[str, int]  # the sequence of the first letter for each target partition
 
     def left(self, known: dict[str, int]) -> dict[str, list[int]]:
-        """The offsets of letters not sent yet, by partition; *known* holds the next sequences."""
+        """The offsets of unsent letters, by target partition; *known* holds the next sequences."""
         found = dict[str, list[int]]()
         for offset, partition in self.places:
             found.setdefault(partition, []).append(offset)
@@ -70,7 +70,7 @@ class JournalEntry:
         """Note that letters were sent back or purged.
 
         Raises:
-            InvalidRequest: there are too many gaps between them.
+            InvalidRequest: there are too many gaps between these letters.
         """
         self.done = joined([*self.done, *((offset, offset + 1) for offset in offsets)])
         if len(self.done) > GAPS_MAX:
@@ -80,7 +80,7 @@ class JournalEntry:
             )
 
     def encode(self, topic_id: str) -> bytes:
-        """Encode the entry; *topic_id* is that of the dead-letter topic."""
+        """Encode the entry; *topic_id* is the id of the dead-letter topic."""
         sent = self.round
         item: list[Any] = [1, topic_id, [list(each) for each in self.done]]
         if sent is not None:
@@ -92,7 +92,7 @@ class JournalEntry:
         """Decode an entry; an entry of an earlier topic of the same name counts as empty.
 
         Raises:
-            CorruptMetadata: *data* is no entry, or a newer pymq wrote it.
+            CorruptMetadata: *data* is not an entry, or a newer pymq wrote it.
         """
         try:
             version, written_for, done, *rest = cbor.loads(data)
@@ -110,7 +110,7 @@ class JournalEntry:
 
 
 class Journal:
-    """The letters of one dead-letter topic that were sent back, by partition."""
+    """The entries of one dead-letter topic, by partition."""
 
     def __init__(self, client: Client, topic: TopicMetadata) -> None:
         self._client = client
@@ -141,7 +141,7 @@ class Journal:
             raise self.fenced()
 
     def write(self, partition: str) -> None:
-        """Write a partition's entry; it is durable when this returns.
+        """Write a partition's entry, durably.
 
         Raises:
             ProducerFenced: another redrive of this topic has begun.

@@ -1,20 +1,22 @@
-"""Sends dead letters back, each exactly once even if the process crashes.
+"""Sends dead letters back to their topics, each exactly once even if the process crashes.
 
-The journal, a compacted topic (the dead-letter topic's name with ``.redriven``), stores for each
-partition which letters were sent back, and the round in progress. These are the steps of a round:
+The journal is a compacted topic (named like the dead-letter topic, with ``.redriven``). For each
+partition, the journal stores which letters were sent back, and the round in progress. These are the
+steps of a round:
 
 1. Choose up to :data:`ROUND` letters, and the partition for each.
 2. Write the round to the journal: its letters, and the first sequence in each partition.
-3. Append the letters with these sequences, under the producer name of the journal.
-4. Note in the journal that they are sent; the same record holds the next round.
+3. Append the letters with these sequences and the producer name of the journal.
+4. Note in the journal that the letters are sent; the same record holds the next round.
 
-After a crash between these steps the next redrive asks the partitions for the next sequence of the
-producer name: this tells how many letters of the round were written, and it sends the others. Two
-redrives of a topic cannot both send: the second takes over the producer name, and the brokers
-refuse the first (Spark's sink uses the same protocol).
+After a crash between these steps, the next redrive asks the partitions for the next sequence of the
+producer name. These sequences show how many letters of the round were written; the redrive sends
+the others. Two redrives of a topic cannot both send letters: the second takes over the producer
+name, and the brokers refuse the first (Spark's sink uses the same protocol).
 
-A topic may refuse a letter, for example as too large. Then the redrive fails, and its round ends:
-the journal has the letters that were sent, and the next redrive or purge chooses anew.
+A topic may refuse a letter, for example because it is too large. The redrive then fails and ends
+its round: the journal lists the letters that were sent, and the next redrive or purge chooses
+letters again.
 """
 
 from __future__ import annotations
@@ -58,12 +60,13 @@ Where = Callable[[Record], object]
 class Redriven:
     """The result of :meth:`pymq.Client.redrive`."""
 
-    count: int  # letters that were sent back, or in a dry run would be
-    skipped: int  # letters that were looked at and stay: not chosen, or their topic is unknown
+    count: int  # number of letters that were sent back, or that a dry run would send back
+    # number of letters that remain, because they were not chosen or their topic is unknown
+    skipped: int
 
 
 class Redrive:
-    """Send the letters of a dead-letter topic back, once."""
+    """One redrive of a dead-letter topic."""
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class Redrive:
         self._to = to
         self._where = where
         self._rate = rate
-        self._room = limit  # letters that may still be chosen; None: all
+        self._room = limit  # how many more letters may be chosen; None: all
         self._round = ROUND if rate is None else max(1, min(ROUND, int(rate)))
         self._targets: dict[str, TopicMetadata | None] = {}
         self._turn = 0  # index of the next partition for letters without a key
@@ -100,7 +103,7 @@ class Redrive:
     # --- public operations ------------------------------------------------------------------------
 
     def run(self) -> Redriven:
-        """Send letters back; returns how many."""
+        """Send letters back; returns the counts."""
         self.journal.claim()
         count = skipped = 0
         for name, entry in self.journal.entries.items():
@@ -125,7 +128,7 @@ class Redrive:
         return Redriven(sum(count for count, _ in rounds), sum(passed for _, passed in rounds))
 
     def purge(self) -> int:
-        """Note the chosen letters as done without sending them; returns how many."""
+        """Mark the chosen letters as done without sending them; returns their number."""
         self.journal.claim()
         count = 0
         for name, entry in self.journal.entries.items():
@@ -137,7 +140,7 @@ class Redrive:
         return count
 
     def letters(self) -> Iterator[Record]:
-        """The chosen letters that were not sent back or purged."""
+        """Iterate over the chosen letters that were neither sent back nor purged."""
         self.journal.load()
         for name, entry in self.journal.entries.items():
             for chosen, _ in self._rounds(name, entry, needs_target=False):
@@ -148,7 +151,7 @@ class Redrive:
     def _rounds(
         self, partition: str, entry: JournalEntry, *, needs_target: bool = True
     ) -> Iterator[tuple[list[Record], int]]:
-        """Choose letters of a partition, round by round, with the number of letters that stay."""
+        """Choose letters of a partition, round by round, with the number of skipped letters."""
         chosen, passed, size = list[Record](), 0, 0
         with self._client.consumer(self._topic.topic, mode="psb", partition=partition) as records:
             start = records.begin_offsets()[partition]
@@ -175,10 +178,10 @@ class Redrive:
         yield chosen, passed
 
     def _target(self, letter: Record) -> str | None:
-        """The topic that a letter goes to; None if it is not known, or does not exist."""
+        """Return the target topic of a letter; None if the topic is unknown or does not exist."""
         headers = dict(letter.headers)
         if "pymq.end_offset" in headers:
-            return None  # The letter stands for records that cannot be read.
+            return None  # The letter replaces unreadable records.
         to = self._to or headers.get("pymq.topic", b"").decode(errors="replace")
         if not to or to == self._topic.topic or is_internal(to):
             return None
@@ -195,7 +198,7 @@ class Redrive:
         return self._targets[to]
 
     def _place(self, letter: Record, topic: TopicMetadata) -> str:
-        """The partition that a letter goes to: its former one, or the one of its key."""
+        """Return the target partition of a letter: its former one, or that of its key."""
         headers, names = dict(letter.headers), [part.partition for part in topic.partitions]
         before = headers.get("pymq.partition", b"").decode(errors="replace")
         if before in names and headers.get("pymq.topic") == topic.topic.encode():
@@ -208,7 +211,7 @@ class Redrive:
     # --- sending --------------------------------------------------------------------------------
 
     def _send(self, partition: str, entry: JournalEntry, to: str, letters: list[Record]) -> int:
-        """Send letters of a partition to a topic; returns how many."""
+        """Send letters of a partition to a topic; returns their number."""
         topic = self._metadata(to)
         assert topic is not None
         places = tuple((letter.offset, self._place(letter, topic)) for letter in letters)
@@ -223,9 +226,9 @@ class Redrive:
         return count
 
     def _resume(self, partition: str, entry: JournalEntry) -> int:
-        """Finish the round that an earlier redrive has begun; returns how many letters were sent.
+        """Finish the round of an earlier redrive; returns the number of sent letters.
 
-        If their topic refuses them, these letters are chosen anew.
+        If the topic refuses the letters, they may be chosen again.
         """
         if entry.round is None:
             return 0
@@ -237,7 +240,7 @@ class Redrive:
             return 0
 
     def _finish(self, partition: str, entry: JournalEntry, letters: dict[int, Record]) -> int:
-        """Send the letters of a round that are not there yet; returns how many these were."""
+        """Send the unsent letters of a round; returns their number."""
         sent, entry.round = entry.round, None
         assert sent is not None
         count = 0
@@ -255,7 +258,8 @@ class Redrive:
             if any(offset not in letters for offset in offsets):
                 there = set(sent.offsets) - set(offsets)
                 entry.add(sorted(there))
-                # Retention has removed letters of the round. The remaining ones are chosen again.
+                # Retention has removed letters of the round. The remaining letters are chosen
+                # again.
                 return 0
             try:
                 self._append(sent, left, letters)
@@ -287,7 +291,7 @@ class Redrive:
         self.journal.write(partition)
 
     def _left(self, sent: Round) -> dict[str, list[int]] | None:
-        """The letters of a round that are not written yet; None if their topic was deleted."""
+        """Return the letters of a round that are not written yet; None if the topic was deleted."""
         try:
             topic = self._questions.topic_metadata(sent.to)
         except UnknownTopic:
@@ -303,7 +307,7 @@ class Redrive:
     def _append(self, sent: Round, left: dict[str, list[int]], letters: dict[int, Record]) -> None:
         """Append letters to their partitions.
 
-        On an error the caller finds out which of them were written.
+        After an error the caller has to find out which letters were written.
         """
         batches = {}
         for name, offsets in left.items():
@@ -325,7 +329,7 @@ class Redrive:
                 sync=True,
             )
         except (OutOfOrderSequence, DuplicateSequence):
-            return  # A batch of the previous redrive has arrived only now.
+            return  # A late batch of the previous redrive has arrived.
         except ProducerFenced:
             raise self.journal.fenced() from None
         except RecordTooLarge as error:
@@ -350,12 +354,12 @@ class Redrive:
 
 
 def _may_pass(error: PymqError) -> bool:
-    """Whether the letters may still be accepted, or be another redrive's."""
+    """Whether the topic may still accept the letters, or another redrive may send them."""
     return error.retriable or isinstance(error, ProducerFenced)
 
 
 def _headers(letter: Record) -> Headers:
-    """The headers for a record that is sent back: its own, and the count of returns."""
+    """Return the headers of a record that is sent back: its own, and the number of returns."""
     before = dict(letter.headers).get(REDRIVEN_HEADER, b"0")
     count = int(before) + 1 if before.isdigit() and len(before) < 9 else 1
     own = (

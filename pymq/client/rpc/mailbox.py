@@ -1,17 +1,17 @@
-"""How requests and replies find each other.
+"""Matches replies with requests.
 
 A service is a topic that a group of the same name consumes, so each request goes to one responder.
 Replies of all services go to the topic ``pymq.replies``, so that no client or request needs its own
 topic.
 
 1. A client chooses a partition of ``pymq.replies`` and reads it from its end.
-2. A request carries that partition in ``pymq.reply_to``, a unique id in ``pymq.request``, and its
-   deadline in ``pymq.expires_at``: after that no responder gets it.
-3. The responder sends its reply with that id to that partition, then acknowledges the request.
-4. The client keeps the replies with ids of its requests and ignores others.
+2. A request has that partition in the header ``pymq.reply_to``, a unique id in ``pymq.request``,
+   and its deadline in ``pymq.expires_at``. After the deadline no responder gets the request.
+3. The responder sends its reply, with the same id, to that partition, and then acknowledges the
+   request.
+4. The client keeps the replies to its own requests and ignores other replies.
 
-A request cannot redirect replies to another topic: the topic is fixed, and the request names only
-the partition.
+A request cannot redirect replies to another topic, because it names only the partition.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 REPLIES = "pymq.replies"
 REPLY_TO = "pymq.reply_to"
 REQUEST_ID = "pymq.request"
-REPLY_PARTITIONS = 16  # clients that share a partition read each other's replies
+# partitions of replies; clients that share a partition read each other's replies
+REPLY_PARTITIONS = 16
 REPLIES_KEPT_MS = 600_000
-REPLICAS = 3  # replicas of a service's topic, if there are so many brokers
+REPLICAS = 3  # replicas of a service's topic, if there are enough brokers
 
 
 class Request(NamedTuple):
@@ -46,9 +47,9 @@ class Request(NamedTuple):
     key: bytes | None
     headers: Headers
     deadline_ms: int | None
-    """When the requesting client gives up, in milliseconds since 1970; None: never."""
+    """The time when the requesting client gives up, in milliseconds since 1970; None: never."""
     delivery_count: int
-    """1 at first; more if an earlier responder died before it replied."""
+    """1 at first; more if an earlier responder died before its reply."""
 
 
 def request_of(record: Record) -> Request:
@@ -81,7 +82,7 @@ class Pending:
         """Return the reply.
 
         Raises:
-            RequestFailed: the responder has failed on the request.
+            RequestFailed: the responder has failed while handling the request.
         """
         assert self.reply is not None
         error = header(self.reply.headers, ERROR_HEADER)
@@ -116,7 +117,7 @@ class ReplyMailbox:
         return (*(more or ()), (REPLY_TO, self.partition.encode()), (REQUEST_ID, id))
 
     def deliver(self, replies: Iterable[Record]) -> None:
-        """Hand replies to the requests that wait for them."""
+        """Pass replies to the requests that wait for them."""
         for reply in replies:
             id = header(reply.headers, REQUEST_ID)
             pending = self._waiting.pop(id, None) if id is not None else None

@@ -1,8 +1,8 @@
 """The requesting side of request and reply.
 
-One of the waiting threads reads the replies for all of them; when it has its own reply, another
-thread takes over the reading. So no extra thread is needed, and in a simulation waiting turns the
-loop.
+One of the waiting threads reads the replies for all waiting threads; when this thread has its own
+reply, another thread takes over. So no extra thread is needed, and in a simulation the waiting
+thread runs the loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pymq.client.producer.producer import Producer
 
 CHECK_S = 1.0  # how long a service counts as having responders after a check
-PROMPT_S = 0.05  # wait for a reply, after which the requester checks whether there are responders
+PROMPT_S = 0.05  # wait for a reply before the requester checks that there are responders
 
 
 class Requester:
@@ -34,7 +34,7 @@ class Requester:
         self._client = client
         self._monotonic = client.driver.monotonic
         self._turn = threading.Condition()
-        self._is_read = False  # a thread reads replies now
+        self._is_read = False  # whether a thread is reading replies
         self._mailbox: ReplyMailbox | None = None
         self._reader: Consumer | None = None
         self._producer: Producer | None = None
@@ -60,7 +60,7 @@ class Requester:
         headers: Iterable[tuple[str, bytes]] | None,
         timeout: float,
     ) -> tuple[bytes, Pending, float]:
-        """Send a request; returns its id, its pending reply, and the time when it is given up."""
+        """Send a request; returns its id, its pending reply, and its deadline."""
         check_seconds("timeout", timeout)
         until = self._monotonic() + timeout
         self.check(service)
@@ -90,7 +90,7 @@ class Requester:
         as having one.
 
         Raises:
-            NoResponders: it has none.
+            NoResponders: the service has no responder.
             InvalidName: no topic can have that name.
         """
         if self.is_checked(service, since):
@@ -117,7 +117,7 @@ class Requester:
         return self._monotonic()
 
     def _open(self, service: str) -> ReplyMailbox:
-        """Choose a partition for replies, and read it from its end on."""
+        """Choose a partition for replies, and open a reader at its end."""
         client = self._client
         token, partition, end = choose_partition(client, service)
         self._reader = client.consumer(REPLIES, mode="psb", partition=partition, offset=end)
@@ -174,6 +174,6 @@ class Requester:
         try:
             return self._reader.poll(1_000, timeout)
         except OffsetOutOfRange:
-            # Retention was faster than this client reads: earlier replies are gone.
+            # Retention has removed replies before this client could read them.
             self._reader.seek(self._mailbox.partition, "end")
             return []

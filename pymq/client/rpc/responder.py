@@ -57,10 +57,10 @@ class Responder(Handle):
             worker.thread.start()
 
     def serve(self, timeout: float | None = 0) -> int:
-        """Answer the requests that come within *timeout* seconds; for simulations.
+        """Answer the requests that arrive within *timeout* seconds; for simulations.
 
-        Returns the number of answered requests. A simulation has no threads, so its responders are
-        not started.
+        Returns the number of answered requests. A simulation has no threads, so it calls this
+        method instead of ``start``.
         """
         consumer = self._workers[0].consumer
         records = consumer.poll(timeout=timeout)
@@ -91,7 +91,7 @@ class Responder(Handle):
             return b"", error
 
     def close(self) -> None:
-        """Finish the current requests and stop; other responders get the rest."""
+        """Finish the current requests and stop; other responders get the remaining requests."""
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:
@@ -148,7 +148,7 @@ class _Worker:
             return self._is_stopping
 
     def stop(self) -> None:
-        """Take no more requests."""
+        """Stop accepting requests."""
         with self._lock:
             self._is_stopping = True
             is_busy = self._is_busy
@@ -185,7 +185,7 @@ def as_bytes(value: object) -> bytes:
 
 
 def reply_to(record: Record, value: bytes, error: BaseException | None) -> Reply | None:
-    """Return the reply to a record; None for a record that is no request."""
+    """Return the reply to a record; None if the record is not a request."""
     partition, id = header(record.headers, REPLY_TO), header(record.headers, REQUEST_ID)
     if partition is None or id is None:
         return None

@@ -20,8 +20,8 @@ Typed = TypedRecord[T] | Iterable[TypedRecord[T]]
 class TypedConsumer(Handle, Generic[T]):
     """Gets records with decoded values; made by :meth:`TypedTopic.consumer`.
 
-    The attribute ``consumer`` is the :class:`pymq.Consumer` underneath, with everything that does
-    not concern values: positions, lag, pause, status.
+    The attribute ``consumer`` is the underlying :class:`pymq.Consumer`, for everything except
+    values: positions, lag, pause, status.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class TypedConsumer(Handle, Generic[T]):
         self._on_bad = on_bad
 
     def poll(self, max_records: int = 500, timeout: float | None = 1.0) -> list[TypedRecord[T]]:
-        """Return up to *max_records* records as soon as there is one; none after *timeout* seconds.
+        """Return up to *max_records* records as soon as there is one, or none after *timeout*
+        seconds.
 
         Errors are those of :meth:`pymq.Consumer.poll`.
         """
@@ -61,7 +62,7 @@ class TypedConsumer(Handle, Generic[T]):
             yield from self._decode([record])
 
     def pushed(self, on_record: Callable[[TypedRecord[T]], object]) -> Callable[[Record], None]:
-        """Return a callback for records that calls *on_record* with those that can be decoded."""
+        """Return a callback that calls *on_record* with each record that can be decoded."""
 
         def push(record: Record) -> None:
             for found in self._decode([record]):
@@ -116,7 +117,7 @@ def raw(records: Typed[T]) -> list[Record]:
 
 
 def note(bad: list[Bad], on_bad: Callable[[Bad], object] | None) -> None:
-    """Log records that cannot be decoded, and hand them to the application."""
+    """Log records that cannot be decoded, and pass these records to the application."""
     import logging  # on demand: it takes long to load
 
     for each in bad:

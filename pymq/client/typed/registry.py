@@ -1,9 +1,9 @@
 """The registry: the schemas of all typed topics, in a compacted topic of the same cluster.
 
 A record of the topic ``pymq.schemas`` has the key ``TOPIC/VERSION`` and a JSON object with
-``topic``, ``version``, ``format``, ``schema`` (a text), ``fingerprint`` and ``compatibility``.
-Clients register one after the other (:mod:`pymq.client.admin.owned_topic`), so a schema is compared
-with everything that was registered before it.
+``topic``, ``version``, ``format``, ``schema`` (a text), ``fingerprint`` and ``compatibility``. Only
+one client at a time can register a schema (:mod:`pymq.client.admin.owned_topic`), so a schema is
+compared with all earlier schemas.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 TOPIC = "pymq.schemas"
 SCHEMA_MAX = 1 << 20  # bytes of one record
-RELOAD_S = 1.0  # seconds between two searches for an unknown schema
+RELOAD_S = 1.0  # seconds between two reads of the topic for an unknown schema
 ATTEMPTS = 20  # attempts to register a schema while other clients register theirs
-NAMED = 3  # problems that an error names
+NAMED = 3  # most problems that an error names
 
 
 @value
@@ -37,7 +37,7 @@ class SchemaVersion:
     """Versions count from 1."""
     schema: Schema
     compatibility: str
-    """The rule under which it was compared with earlier versions."""
+    """The rule by which the schema was compared with earlier versions."""
 
 
 class SchemaRegistry:
@@ -57,20 +57,20 @@ class SchemaRegistry:
         """Register a schema of a topic, if it is new; returns its version.
 
         Raises:
-            SchemaIncompatible: it is not compatible with an earlier one; ``details["problems"]``
-                has all reasons.
+            SchemaIncompatible: the schema is not compatible with an earlier one;
+                ``details["problems"]`` has all reasons.
             UnknownTopic: there is no such topic.
             ConfigError: there is no such *compatibility*.
         """
         problems(schema, (), compatibility)
-        # One registration at a time: two threads would use one epoch for two registrations.
+        # Allow one registration at a time, since two threads would use the same epoch.
         with self._registering:
             self._load()
             if (found := self._find(topic, schema)) is not None:
                 return found
             self._log.create(like=topic)
             for _ in range(ATTEMPTS):
-                # A False from claim: another client has taken the topic over for its own
+                # If claim returns False, another client has taken the topic over for its own
                 # registration.
                 if self._log.claim(self._load) and (
                     found := self._append(topic, schema, compatibility)
@@ -100,7 +100,7 @@ class SchemaRegistry:
         return new
 
     def versions(self, topic: str) -> list[SchemaVersion]:
-        """The registered schemas of a topic, as last read, oldest first."""
+        """The known registered schemas of a topic, oldest first."""
         known = self._known.get(topic, {})
         return [known[version] for version in sorted(known)]
 
@@ -109,7 +109,7 @@ class SchemaRegistry:
         self._load()
 
     def find(self, fingerprint: str) -> Schema | None:
-        """Return the schema with a fingerprint; the topic is read again at most once a second."""
+        """Return the schema with a fingerprint; reads the topic again at most once a second."""
         now = self._client.driver.monotonic()
         if fingerprint not in self._by_fingerprint and now >= self._loaded_at + RELOAD_S:
             self._load()

@@ -43,10 +43,10 @@ class TypedTopic(Handle, Generic[T]):
     def register(self) -> None:
         """Register the schema, if the topic was opened with a registry.
 
-        The first send or the first consumer does that, too.
+        The first send or the first consumer also registers the schema.
 
         Raises:
-            SchemaIncompatible: earlier values could not be read any more.
+            SchemaIncompatible: the schema is not compatible with the earlier schemas of the topic.
         """
         if not self._is_registered and self._compatibility is not None:
             self._client.schemas.register(self.name, self.schema, self._compatibility)
@@ -89,7 +89,7 @@ class TypedTopic(Handle, Generic[T]):
     def send_many(
         self, values: Iterable[T], keys: Iterable[bytes | None] | None = None
     ) -> list[Delivery]:
-        """Send values; if one cannot be encoded, none is sent."""
+        """Send values; if one of them cannot be encoded, none is sent."""
         encoded = [self._values.encode(value) for value in values]
         names = [None] * len(encoded) if keys is None else list(keys)
         producer = self._producer or self._open()
@@ -100,7 +100,7 @@ class TypedTopic(Handle, Generic[T]):
         ]
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until all values sent so far are answered; see :meth:`pymq.Producer.flush`."""
+        """Wait until all values sent so far are acknowledged; see :meth:`pymq.Producer.flush`."""
         if self._producer is not None:
             self._producer.flush(timeout)
 
@@ -124,10 +124,10 @@ class TypedTopic(Handle, Generic[T]):
     ) -> TypedConsumer[T]:
         """Make a consumer of values; see :meth:`pymq.Client.consumer` for the other arguments.
 
-        A record whose value cannot be decoded is not returned. *on_bad* gets such a record with its
-        error. In a group such a record is rejected: it becomes a dead letter with the error. A
-        reader logs the error and continues. ``pymq_consumer_undecodable_total`` counts such
-        records.
+        The consumer does not return a record whose value cannot be decoded. It calls *on_bad* with
+        the record and the error. In a group the consumer also rejects the record, which becomes a
+        dead letter with the error. A reader logs the error and continues.
+        ``pymq_consumer_undecodable_total`` counts such records.
         """
         from pymq.client.consumer.options import CalledElsewhere
 

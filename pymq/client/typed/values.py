@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA_HEADER = "pymq.schema"  # the fingerprint of the schema that a value was written with
+SCHEMA_HEADER = "pymq.schema"  # the fingerprint of the schema with which a value was written
 
 
 class TypedRecord(NamedTuple, Generic[T]):
@@ -30,7 +30,7 @@ class TypedRecord(NamedTuple, Generic[T]):
     headers: Headers
     delivery_count: int
     raw: Record
-    """The record as it was read."""
+    """The record with the encoded value."""
 
 
 Bad = tuple[Record, ValueNotDecoded]
@@ -51,7 +51,7 @@ class Values(Generic[T]):
         """Encode a value.
 
         Raises:
-            ValueNotEncoded: it does not fit the type.
+            ValueNotEncoded: the value does not fit the type.
         """
         try:
             return self.codec.encode(value)
@@ -59,7 +59,7 @@ class Values(Generic[T]):
             raise ValueNotEncoded(f"no value of topic {self.topic!r}: {error}") from error
 
     def unknown(self, records: Iterable[Record]) -> set[bytes]:
-        """The fingerprints of schemas that :meth:`learn` has to look up first."""
+        """Return the fingerprints of schemas that :meth:`learn` has to look up first."""
         if self.codec.decoder_for is None:
             return set()
         written = {_fingerprint(record) for record in records}
@@ -84,7 +84,7 @@ class Values(Generic[T]):
         decoders, plain = self._decoders, self.codec.decode
         needs_writer = self.codec.decoder_for is not None
         for record in records:
-            # A value without a schema header is taken to have this topic's own schema.
+            # A value without a schema header counts as a value of this topic's own schema.
             written = _fingerprint(record) if needs_writer else None
             decode = plain if written is None else decoders.get(written)
             try:

@@ -1,6 +1,6 @@
-"""Copies sealed blocks to other brokers: a few at a time, one commit each.
+"""Copies sealed blocks to other brokers, a few at a time.
 
-:mod:`~pymq.controller.transitions.rereplication` decides which blocks move and where to.
+:mod:`~pymq.controller.transitions.rereplication` decides which blocks move, and to which brokers.
 :mod:`~pymq.controller.transitions.replica_moves` drafts the change of the tree. This module starts
 and cancels the moves. All moves are in the tree, so a new zkserver can continue them.
 """
@@ -24,7 +24,7 @@ LIST_MS = 30_000  # interval at which blocks that could not be moved are listed 
 
 
 class BlockCopying:
-    """The moves of sealed blocks that are in progress, and the queue of the next ones."""
+    """The moves of sealed blocks that are in progress, and the queue of the next moves."""
 
     def __init__(
         self,
@@ -35,21 +35,21 @@ class BlockCopying:
         self._commits = context.commits
         self._members = context.members
         self._updates = context.updates
-        self._lost_ms = lost_ms  # a broker that is dead for so long counts as lost; 0: never
+        self._lost_ms = lost_ms  # a broker that is dead for this long counts as lost; 0: never
         self._at_once = at_once  # blocks that are copied at the same time
         self._queue: deque[Place] = deque()
         self._pending: dict[Place, None] = {}  # blocks with a commit in progress
-        self._stuck = 0  # moves in progress that wait for brokers that are away
+        self._stuck = 0  # number of moves in progress that wait for dead brokers
         self._lost: tuple[str, ...] = ()
         # the state (lost and draining brokers, requests) for which the queue was filled
         self._listed_for: tuple[object, ...] = ()
-        self._listed = 0  # how many copies had to move at that time
+        self._listed = 0  # number of copies that had to move at that time
         self._list_at = 0
         self._has_begun = False  # whether a move has begun since then
         self._look_at = 0
 
     def end(self) -> None:
-        """Stop: this zkserver is no longer active."""
+        """Stop, because this zkserver is no longer active."""
         self._queue.clear()
         self._pending.clear()
         self._stuck, self._lost, self._listed_for, self._has_begun = 0, (), (), False
@@ -67,11 +67,12 @@ class BlockCopying:
             return self._look_at - LOOK_MS
         if image.draining or image.moving or image.sealed_to or self._members.dead_since:
             return self._look_at
-        return self._look_at if any(self._listed_for) else NEVER  # to note that all moves are done
+        # check again, to note that all moves are done
+        return self._look_at if any(self._listed_for) else NEVER
 
     @property
     def _away(self) -> tuple[str, ...]:
-        """The brokers that were lost at the last check and are not back."""
+        """The brokers that counted as lost at the last check and are not back."""
         return tuple(broker for broker in self._lost if broker not in self._members.live)
 
     @property

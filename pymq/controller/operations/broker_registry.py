@@ -27,7 +27,7 @@ from pymq.errors import NotRegistered, PymqError
 
 
 class BrokerRegistry:
-    """Commits the consequences of brokers that start, stop or fail."""
+    """Commits the changes that are necessary when brokers start, stop or fail."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class BrokerRegistry:
         """Begin after a take-over, without any live broker."""
         self._members.begin(self._commits.image.brokers, now)
         self._was_settled = self._members.is_settled
-        # If brokers never die, no further check is needed: their registrations cause the same
-        # actions.
+        # If brokers never die, no further check is needed, because their registrations cause the
+        # same actions.
         self._check_at = NEVER if self._was_settled else now + self._check_ms
 
     def end(self) -> None:
-        """Stop: this zkserver is no longer active.
+        """Stop, because this zkserver is no longer active.
 
-        Queue the held requests; this zkserver then refuses them.
+        The method also queues the held requests, which this zkserver then refuses.
         """
         self._commits.queues.redo_held()
         self._registering.clear()
@@ -83,8 +83,8 @@ class BrokerRegistry:
         if self._registering.get(m.name) == m or self._is_told(node):
             mark("registry.asked_again")
             self._members.beat(m.name, m.incarnation, now)
-            # This is a retry, which brokers send once a second; after each retry the zkserver would
-            # send all states again.
+            # This is a retry, which brokers send once a second. Ignore it, because otherwise the
+            # zkserver would send all states again after each retry.
             return
         self._registering[m.name] = m
         sweep = Sweep(m.name)
@@ -95,7 +95,7 @@ class BrokerRegistry:
             check_name(m.name, "broker name")
             if self._registering.get(m.name) is not m:
                 mark("registry.superseded")
-                raise NotRegistered(f"{m.name} has started once more")
+                raise NotRegistered(f"{m.name} has restarted since")
             known = draft.image.brokers.get(m.name)
             if (
                 known is not None
@@ -104,12 +104,12 @@ class BrokerRegistry:
             ):
                 mark("registry.old_incarnation")
                 raise NotRegistered(
-                    f"{m.name} is known as incarnation {known.incarnation}; take a higher one",
+                    f"{m.name} has incarnation {known.incarnation}; register with a higher one",
                     incarnation=known.incarnation,
                 )
             request_plans.keep_secret(
                 draft, self._new_id
-            )  # brokers get the secret with the states of their partitions
+            )  # brokers get the secret together with the states of their partitions
             is_last = broker_restarts.register(draft, node, sweep, heard_ms, self._wall_ms(now))
             return Later.ANSWER if is_last else Later.MORE
 
@@ -131,7 +131,9 @@ class BrokerRegistry:
         self._commits.do(plan, done=done, failed=failed, sliced=sliced, is_urgent=True)
 
     def _is_told(self, node: BrokerNode) -> bool:
-        """Whether the zkserver has registered *node* and sent it all states, unconfirmed so far."""
+        """Whether the zkserver has registered *node* and sent it all states, which it has not
+        confirmed.
+        """
         known = self._commits.image.brokers.get(node.name)
         return (
             node.name not in self._registering
@@ -182,7 +184,7 @@ class BrokerRegistry:
 
     def _out_of_sync(self, names: list[TopicPartition]) -> None:
         changed: list[TopicPartition] = []
-        # positions in *names*: after the last committed part, and after the planned part
+        # two positions in *names*: after the last committed part, and after the planned part
         at = planned = 0
 
         def plan(draft: Draft) -> Result | Later:

@@ -4,8 +4,8 @@
   The zkserver repeats the latest state until the broker answers without an error.
 - A broker that registers gets the states of all its partitions and the replicas to remove.
 - A broker has one thread: heartbeats and elections wait while it handles a message. So a message
-  has few states. If many states changed at once, the next message is sent when the previous one is
-  answered. Small changes do not wait for that.
+  has few states. If many states changed at once, the zkserver sends the next message when the
+  broker has answered the previous one. Small changes do not wait for such answers.
 - A broker with many removals gets the next one when it has confirmed an earlier one. Unconfirmed
   removals do not block the others.
 """
@@ -28,20 +28,20 @@ from pymq.core.types import NEVER, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError, StaleEpoch, UnknownPartition
 
-RETRY_MS = 500  # first pause before a retry; then twice as long each time
+RETRY_MS = 500  # first pause before a retry; doubles each time
 RETRY_MAX_MS = 8_000
-STATES_MAX = 64  # states in a message; a broker takes some 15 ms for them
+STATES_MAX = 64  # most states in a message; a broker needs about 15 ms for them
 STATES_BYTES_MAX = (
     4 << 20
-)  # bytes of states in a message, roughly; a packet's header may have four times as much
-# partitions of one topic that are notified in a turn; finding their brokers takes some 2 ms
+)  # approximate bytes of states in a message; a packet's header may have four times as much
+# partitions of one topic whose brokers are updated in a turn; finding these takes about 2 ms
 TOLD_MAX = 256
 STOPS_MAX = 64  # unconfirmed removals of a broker
 NOT_SENT = -1  # as id of a message: not sent
-# as epoch: higher than all, because a deleted topic's id is never used again
+# an epoch higher than all others, because a deleted topic's id is never used again
 LATER_THAN_ALL = 1 << 62
 
-Stop = str | TopicPartition  # what to remove: a whole topic, by its id, or a partition
+Stop = str | TopicPartition  # a removal: of a whole topic, by its id, or of a partition
 
 
 @define
@@ -52,7 +52,7 @@ class Mailbox:
     full: int = 0  # id of the last message with all states, until the broker answers it; else 0
     new: dict[TopicPartition, None] = Factory(dict)  # states for the next flush
     later: dict[TopicPartition, None] = Factory(dict)  # states to send when *out* is answered
-    out: dict[int, None] = Factory(dict)  # unanswered messages of states from *later*
+    out: dict[int, None] = Factory(dict)  # unanswered messages with states from *later*
     # unconfirmed states, each with the id of its last message
     owed: dict[TopicPartition, int] = Factory(dict)
     stops: dict[Stop, int] = Factory(dict)  # unconfirmed removals, each with the id of its message
@@ -69,7 +69,7 @@ class Mailbox:
         return not (self.full or self.owed or self.stops or self.stops_later or self.later)
 
     def forget_stop(self, what: Stop) -> None:
-        """Drop a removal that is done or no longer wanted."""
+        """Drop a removal that is done or no longer needed."""
         self.stops_later.pop(what, None)
         self.stop_ids.pop(self.stops.pop(what, 0), None)
 
@@ -95,7 +95,7 @@ class BrokerUpdates:
         return (self._commits.image.controller_epoch << 32) + self._ids
 
     def clear(self) -> None:
-        """Drop all updates: this zkserver is no longer active."""
+        """Drop all updates, because this zkserver is no longer active."""
         self._boxes.clear()
         self._new.clear()
         self._due.clear()
@@ -128,7 +128,7 @@ class BrokerUpdates:
     def tell(self, topic: str, now: int, *partitions: str) -> None:
         """Send the brokers of a topic, or of some *partitions*, the current states.
 
-        The messages leave with the next :meth:`flush`. For a large topic, this covers the first
+        The next :meth:`flush` sends the messages. For a large topic, the call covers only the first
         partitions; the others follow in the next turns.
         """
         image = self._commits.image.topics.get(topic)
@@ -176,7 +176,7 @@ class BrokerUpdates:
             box.new[name] = self._new[broker] = None
 
     def flush(self, now: int) -> None:
-        """Send new updates: one message for each broker, or the first ones if there are many."""
+        """Send new updates: one message for each broker, or a few if there are many updates."""
         brokers, self._new = self._new, {}
         for broker in brokers:
             box = self._boxes.get(broker)
@@ -203,7 +203,7 @@ class BrokerUpdates:
                 self._arm(broker, box, now)
 
     def _send_stops(self, broker: str, box: Mailbox) -> bool:
-        """Send the next removals, up to STOPS_MAX unconfirmed; returns whether any was sent."""
+        """Send the next removals, up to STOPS_MAX without answers; returns whether any was sent."""
         is_sent = False
         while box.stops_later and len(box.stops) < STOPS_MAX:
             what = next(iter(box.stops_later))
@@ -237,7 +237,7 @@ class BrokerUpdates:
     ) -> list[int]:
         """Send the current states of *names*, without partitions that have been deleted.
 
-        States that are too large for one message take several; the last one carries *full*.
+        States that are too large for one message are sent in several; the last message has *full*.
         Returns the ids of the messages.
         """
         sent: list[int] = []
@@ -279,7 +279,7 @@ class BrokerUpdates:
         self._send(broker, message)
 
     def _stop(self, broker: str, box: Mailbox, what: Stop) -> bool:
-        """Send one removal, unless the tree no longer has it; returns whether it was sent."""
+        """Send one removal, unless the tree no longer contains it; returns whether it was sent."""
         image, key = self._commits.image, self.next_id()
         epoch = image.controller_epoch
         if isinstance(what, TopicPartition):
@@ -410,5 +410,7 @@ class BrokerUpdates:
 
 
 def _is_final(error: PymqError | None) -> bool:
-    """Whether a retry is useless: the broker has carried it out, or has a later state."""
+    """Whether a retry is useless, because the broker has carried the request out or has a later
+    state.
+    """
     return error is None or isinstance(error, (StaleEpoch, UnknownPartition))

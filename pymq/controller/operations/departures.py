@@ -34,7 +34,7 @@ class Departures:
         self._candidates = Candidates(self._roll)  # partitions led by a broker that is stopping
 
     def end(self) -> None:
-        """Stop: this zkserver is no longer active. Waiting brokers get no answer."""
+        """Stop, because this zkserver is no longer active; waiting brokers get no answer."""
         self._asked.clear()
         self._candidates.clear()
 
@@ -51,7 +51,7 @@ class Departures:
     def step(self, source: str, m: ControlledShutdown, now: int) -> None:
         """Handle a broker's request to stop.
 
-        The answer is how many of its partitions others could lead.
+        The answer is the number of the broker's partitions that others could lead.
         """
         if not self._members.leave(m.broker, m.incarnation):
             unknown = NotRegistered(f"{m.broker} is not registered as incarnation {m.incarnation}")
@@ -70,11 +70,11 @@ class Departures:
         def plan(draft: Draft) -> Later:
             nonlocal rest
             if not self._members.is_leaving(m.broker, m.incarnation):
-                # The broker is gone or back, and leaders count on it again.
+                # The broker is dead or has restarted, and leaders wait for it again.
                 mark("departures.called_off")
                 raise NotRegistered(f"{m.broker} is not about to stop as {m.incarnation}")
             live = [name for name in self._members.live if name not in self._members.leaving]
-            # Leaders on other brokers must not wait for this broker either.
+            # Leaders on other brokers must not wait for this broker, either.
             if not broker_restarts.died(draft, m.broker, sweep, live) or draft.ops:
                 return Later.MORE
             if rest is None:

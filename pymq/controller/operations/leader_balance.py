@@ -22,14 +22,15 @@ from pymq.core.message import BalanceLeaders, Result, TransferLeader
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER, AckMode
 
-SETTLE_MS = 60_000  # how long no broker must have changed before a balance; at most one period
+# how long the set of live brokers must be unchanged before a balance; at most one period
+SETTLE_MS = 60_000
 SHIFT_MS = 5_000  # timeout of a shift
 LOOK_MS = 50  # interval of checks of a shift
 RETRY_MS = 500  # pause between two requests of a shift
 
 
 class LeaderBalance:
-    """The shifts that the active zkserver has planned, and the one in progress."""
+    """The planned shifts of leadership, and the shift in progress."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class LeaderBalance:
         self._since = now
 
     def end(self) -> None:
-        """Stop: this zkserver is no longer active."""
+        """Stop, because this zkserver is no longer active."""
         self._drop()
         self._next_at, self._seen = NEVER, None
 
@@ -69,7 +70,7 @@ class LeaderBalance:
         return self._next_at
 
     def step(self, source: str, m: BalanceLeaders, now: int) -> None:
-        """Balance leaders now; the answer is how many partitions will move."""
+        """Balance leaders now; the answer is the number of partitions that will change leaders."""
 
         def plan(draft: Draft) -> Result | Later:
             self._drop()
@@ -103,7 +104,7 @@ class LeaderBalance:
         if self._shift is not None:
             self._until = now + SHIFT_MS
             self._ask(self._shift, now)
-        # Without a shift, the next tick plans again.
+        # After the last shift, the next tick plans again.
 
     def _rest(self, now: int) -> None:
         """Wait for the next period."""
@@ -123,7 +124,7 @@ class LeaderBalance:
         self._shifts.extend(leader_leveling.plan(image, brokers, members.can_act))
 
     def _is_quiet(self, now: int) -> bool:
-        """Whether all brokers except lost ones are alive, and have been for some time."""
+        """Whether all brokers except lost ones have been alive for some time."""
         members, image = self._members, self._commits.image
         seen = {name: live.incarnation for name, live in members.live.items()}
         if seen != self._seen:

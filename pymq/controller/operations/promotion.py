@@ -1,9 +1,9 @@
-"""Changes the offsets topic to Raft once there are enough brokers.
+"""Changes the offsets topic to Raft when there are enough brokers.
 
 The first group may join while a cluster has one broker. The offsets topic then begins in ack mode
-``leader``: a confirmed commit can be lost together with a disk's cache or with the leader. As soon
-as three brokers can hold the topic, the zkserver rolls its partitions to mode ``raft``, one at a
-time. From then on a confirmed commit is durable on a majority.
+``leader``, in which a confirmed commit can be lost together with a disk's cache or with the leader.
+When three brokers can hold the topic, the zkserver rolls its partitions to mode ``raft``, one at a
+time. From then on a confirmed commit is durable on a majority of brokers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pymq.core.metadata.nodes import Wanted
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode, TopicPartition
 
-SOON_MS = 1_000  # pause after a broker's registration, so that this is committed first
+SOON_MS = 1_000  # pause after a broker's registration, so that the registration is committed first
 LEAST = 3  # minimal number of replicas; with fewer, no majority survives the loss of one
 
 
@@ -46,16 +46,16 @@ class Promotion:
             self.deadline = now + self._check_ms
 
     def end(self) -> None:
-        """Stop: this zkserver is no longer active."""
+        """Stop, because this zkserver is no longer active."""
         self.deadline = NEVER
 
     def soon(self, now: int) -> None:
-        """Check soon, because there may be one more broker."""
+        """Check soon, because there may be a new broker."""
         if self.deadline != NEVER:
             self.deadline = min(self.deadline, now + SOON_MS)
 
     def tick(self, now: int) -> None:
-        """Begin the next partition, if there is one and enough brokers are alive."""
+        """Begin with the next partition, if there is one and enough brokers are alive."""
         if now < self.deadline:
             return
         self.deadline = now + self._check_ms

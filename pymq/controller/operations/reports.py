@@ -36,7 +36,7 @@ class Reports:
         self._rolls = rolls
 
     def step(self, m: Message, now: int) -> bool:
-        """Handle a report; returns whether it is one."""
+        """Handle a report; returns False for any other message."""
         match m:
             case Sealed():
                 self._rolls.sealed(m, now)
@@ -71,8 +71,8 @@ class Reports:
     def _change(self, m: AlterIsr | BecomeLeader, plan: Callable[[Draft], None]) -> None:
         """Commit a broker's report of a partition, and send its replicas the new state.
 
-        If nothing changes, send the state only to the reporting broker, whose own state is out of
-        date.
+        If the report changes nothing, send the state only to the reporting broker, whose own state
+        is out of date.
         """
         name = TopicPartition(m.topic, m.partition)
         is_changed = False
@@ -120,7 +120,7 @@ class Reports:
     def _alter_isr(self, m: AlterIsr) -> None:
         def plan(draft: Draft) -> None:
             roll = self._rolls.get(TopicPartition(m.topic, m.partition))
-            # A take-over relies on the committed in-sync set, so the leader must not change it
+            # A take-over relies on the committed in-sync set, so the leader must not change the set
             # meanwhile.
             if roll is None or not roll.is_takeover:
                 report_transitions.alter_isr(draft, m, self._members)
@@ -141,6 +141,7 @@ class Reports:
             self._updates.tell_all(changed, now)
 
         names = {TopicPartition(topic, partition) for topic, partition, *_ in m.ends}
-        # Most reports concern one partition, and can share a commit with those of other partitions.
+        # Most reports concern one partition, and can share a commit with reports about other
+        # partitions.
         scope = names.pop() if len(names) == 1 else None
         self._commits.do(plan, scope=scope, sliced=sliced)

@@ -3,7 +3,7 @@
 ============= ==================================================== ==============================
 state         meaning                                              next
 ============= ==================================================== ==============================
-`SEALING`     replicas are asked where the open block ends         `COMMITTING` with its end,
+`SEALING`     replicas are asked for the open block's end          `COMMITTING` with its end,
                                                                    `WITHDRAWING` or `OVER` with an
                                                                    error
 `COMMITTING`  the commit with the end of the block is under way    `OVER`; `SEALING` if it fails
@@ -29,7 +29,7 @@ from pymq.core.types import NEVER, TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError
 
-SEAL_RETRY_MS = 500  # the first pause before a retry; each further one is twice as long
+SEAL_RETRY_MS = 500  # the first pause before a retry; doubles with each retry
 SEAL_RETRY_MAX_MS = 4_000
 
 
@@ -52,7 +52,9 @@ TRANSITIONS: Mapping[RollState, frozenset[RollState]] = {
 
 @define
 class Caller:
-    """An administrator's request that waits for a roll, and the function that begins it again."""
+    """An administrator's request that waits for a roll, and the function that begins the request
+    again.
+    """
 
     source: str
     request: int
@@ -72,23 +74,24 @@ class Roll:
     block: int
     epoch: int
     is_takeover: bool = False
-    is_forced: bool = False  # continues even if records may be lost
+    is_forced: bool = False  # continue even if records may be lost
     is_unclean: bool = False
     # the wanted leader of the next block, if that broker has all of this block
     leader: str | None = None
     state: RollState = RollState.SEALING
     answers: dict[str, Sealed] = Factory(dict)  # answers in a take-over
-    # in a take-over: how long to wait before deciding with the answers received so far
+    # in a take-over: wait before the decision with the answers received so far
     patience: int = 0
-    decide_at: int = NEVER  # the earliest decision, on the clock of BrokerLiveness.listened
+    # the time of the earliest decision, on the clock of BrokerLiveness.listened
+    decide_at: int = NEVER
     is_late: bool = False  # whether the time of the decision has passed
     retry_at: int = NEVER
     wait_ms: int = SEAL_RETRY_MS
-    callers: list[Caller] = Factory(list)  # answered once the roll is committed
-    # whether requests are to be removed from the tree; their callers get an error
+    callers: list[Caller] = Factory(list)  # answered when the roll is committed
+    # whether to remove the requests from the tree; the callers get an error
     is_withdrawn: bool = False
     behind: list[Caller] = Factory(list)  # callers whose requests begin after this roll
-    loss: Loss | None = None  # the result
+    loss: Loss | None = None  # records that the roll has lost, if any
 
     def move(self, to: RollState) -> None:
         """Change the state, as :data:`TRANSITIONS` allows; only `SEALING` has deadlines."""
@@ -99,23 +102,23 @@ class Roll:
 
     @property
     def due(self) -> int:
-        """When the roll has something to do."""
+        """The next deadline of the roll."""
         return min(self.retry_at, self.decide_at)
 
     @property
     def has_wish(self) -> bool:
-        """Whether the roll is for a request that the tree contains or contained."""
+        """Whether the roll is for a request that is or was in the tree."""
         return self.is_withdrawn or not all(caller.wants_loss for caller in self.callers)
 
     def has(self, caller: Caller) -> bool:
-        """Whether the same request waits already, so that this one is a retry."""
+        """Whether the same request already waits, so that this one is a retry."""
         known = (caller.source, caller.request)
         return known in [(c.source, c.request) for c in (*self.callers, *self.behind)]
 
     def answer(self, result: Result, error: PymqError | None) -> list[tuple[str, Answer]]:
         """Return the answers to all callers, and remove the callers.
 
-        If a request was answered with an error, it must not be carried out later.
+        A request that was answered with an error must not be carried out later.
         """
         callers, self.callers = self.callers, []
         if error is not None:
@@ -126,7 +129,7 @@ class Roll:
         return [(c.source, Answer(c.request, r)) for c, r in zip(callers, results, strict=True)]
 
     def renumber(self, epoch: int) -> None:
-        """Drop the answers of an older epoch."""
+        """Adopt a new epoch, and drop the answers of the old one."""
         self.epoch = epoch
         self.answers.clear()
         self.decide_at, self.is_late = NEVER, False
@@ -168,7 +171,7 @@ class Agenda:
 
     @property
     def deadline(self) -> int:
-        """When the first roll is due."""
+        """The deadline of the first roll."""
         while self._due:
             due, _, name = self._due[0]
             roll = self._rolls.get(name)

@@ -1,7 +1,7 @@
-"""Decides which partitions to roll without a request: their replicas should change, and can.
+"""Decides which partitions to roll without a request, because their replicas should change.
 
 Partitions become candidates when brokers register, die, lose a disk or are decommissioned. Each
-candidate is considered once, some in each turn (:mod:`~pymq.controller.state.roll_candidates`).
+turn considers some candidates, each of them once (:mod:`~pymq.controller.state.roll_candidates`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RollTriggers:
         self._candidates = Candidates(self._look)
 
     def end(self) -> None:
-        """Stop: this zkserver is no longer active."""
+        """Stop, because this zkserver is no longer active."""
         self._candidates.clear()
 
     @property
@@ -60,7 +60,7 @@ class RollTriggers:
         self.consider(self._commits.image.short, now)
 
     def consider(self, names: Iterable[TopicPartition], now: int) -> None:
-        """Consider partitions: some in this turn, the others in the next ones."""
+        """Consider partitions: some in this turn, the others in the next turns."""
         self._candidates.add(names, now)
 
     def _look(self, name: TopicPartition, now: int) -> None:

@@ -3,17 +3,18 @@
 A roll is the only way to change a partition.
 
 * In a *planned* roll the leader gets the seal request, and answers when all its records are
-  committed. In a Raft block all live replicas get the request, and the leader among them answers.
-* In a *take-over* no replica leads or can be elected. Each live replica stops and reports where its
-  copy ends. The end of the best copy becomes the block's end, as soon as the replicas that have
-  answered are known to hold all committed records together
+  committed. If the block is replicated by Raft, all live replicas get the request, and the leader
+  among them answers.
+* In a *take-over* no replica leads or can be elected. Each live replica stops and reports the end
+  of its copy. When the replicas that have answered are known to hold, together, all committed
+  records, the end of the best copy becomes the block's end
   (:mod:`~pymq.controller.transitions.takeover`).
 
 Only the commit of a roll is stored, and a new zkserver can repeat each step: sealing twice has no
 effect, and the commit succeeds only once. If a block is sealed but not rolled, its leader requests
-the roll again. An administrator's request is stored in the partition's node first. The commit of
-the roll carries it out and removes it there, so a zkserver that takes over completes the request
-exactly once.
+the roll again. The zkserver first stores an administrator's request in the partition's node. The
+commit of the roll carries the request out and removes it from the node, so a zkserver that takes
+over completes the request exactly once.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Rolls:
         *,
         takeover_ms: int,
     ) -> None:
-        self.unclean = 0  # for the metrics: blocks sealed without a complete replica
+        self.unclean = 0  # for the metrics: number of blocks sealed without a complete replica
         self._commits = context.commits
         self._members = context.members
         self._updates = context.updates
@@ -63,18 +64,18 @@ class Rolls:
         self._agenda = Agenda(self._rolls)
 
     def __len__(self) -> int:
-        """How many rolls are in progress."""
+        """Return the number of rolls in progress."""
         return len(self._rolls)
 
     def __contains__(self, name: TopicPartition) -> bool:
         return name in self._rolls
 
     def get(self, name: TopicPartition) -> Roll | None:
-        """Return the roll of a partition that is in progress, or None."""
+        """Return the partition's roll in progress, or None."""
         return self._rolls.get(name)
 
     def end_all(self, error: NotController) -> None:
-        """End all rolls: this zkserver is no longer active."""
+        """End all rolls, because this zkserver is no longer active."""
         rolls = list(self._rolls.values())
         self._rolls.clear()
         for roll in rolls:
@@ -96,9 +97,9 @@ class Rolls:
         is_forced: bool = False,
         leader: str | None = None,
     ) -> None:
-        """Begin to roll a partition; *caller* gets its answer once the roll is committed.
+        """Begin to roll a partition; *caller* gets its answer when the roll is committed.
 
-        *leader* will lead the next block, if it has all of the previous one.
+        *leader* will lead the next block, if that broker has the whole previous block.
         """
         roll = self._rolls.get(name)
         if roll is None:
@@ -130,9 +131,9 @@ class Rolls:
             self._ask(roll, now)
 
     def wait(self, name: TopicPartition, caller: Caller) -> bool:
-        """Queue *caller* behind a roll that can no longer be changed.
+        """Queue *caller* behind a roll in progress that can no longer be changed.
 
-        Returns whether there is one.
+        Returns whether there is such a roll.
         """
         roll = self._rolls.get(name)
         if roll is None or (roll.state is RollState.SEALING and not roll.callers):
@@ -193,17 +194,17 @@ class Rolls:
     # --- answers of replicas --------------------------------------------------------------------
 
     def sealed(self, m: Sealed, now: int) -> None:
-        """Handle a replica's answer: where its block ends, or the error that prevents the seal."""
+        """Handle a replica's answer: the end of its block, or the error that prevents the seal."""
         name = TopicPartition(m.topic, m.partition)
         roll, image = self._rolls.get(name), self._commits.image.find(name)
         if not self._members.is_of(m.broker, m.incarnation):
             mark("rolls.other_incarnation")
-            # The answer comes from an earlier incarnation of the broker; the request was repeated
+            # The answer is from an earlier incarnation of the broker; the new one got the request
             # when it registered.
             return
         if image is None or image.open_block.number != m.block:
             mark("rolls.rolled_since")
-            return  # The block has been rolled since.
+            return  # The block has already been rolled.
         if report_transitions.is_of_another(self._commits.image, m.topic, m.topic_id):
             mark("rolls.made_anew")
             return
@@ -213,7 +214,7 @@ class Rolls:
         if roll is None:
             if m.error is None:
                 mark("rolls.orphaned_seal")
-                # The block was sealed for an earlier controller: nothing can be appended until the
+                # The block was sealed for an earlier controller, and accepts no records until the
                 # roll.
                 self.start(name, now)
             return
@@ -239,7 +240,7 @@ class Rolls:
             is_led = takeover.has_leader(self._commits.image, self._members, roll.name, block)
             if len(block.replicas) > 1 and (is_led or broker != block.leader):
                 mark("rolls.follower_in_trouble")
-                return  # the other replicas elect a leader, which gets the request then
+                return  # the other replicas elect a leader, which then gets the request
         else:
             others = [b for b in block.in_sync if b != broker and b in self._members]
             is_lost = isinstance(error, StoreError) and not isinstance(error, StoreFull)
@@ -264,7 +265,7 @@ class Rolls:
             hopes = self._last_hopes(roll)
             if hopes is None or takeover.is_enough(block, hopes) or (hopes and not answers):
                 mark("rolls.must_wait")
-                return  # A replica that must have all records may still answer.
+                return  # A replica that is known to have all records may still answer.
         if not roll.is_late and any(
             b not in roll.answers
             and self._members.may_live(b)
@@ -295,7 +296,7 @@ class Rolls:
 
         def plan(draft: Draft) -> None:
             if report_transitions.is_of_another(draft.image, roll.name.topic, roll.topic_id):
-                raise StaleEpoch(f"{roll.name} was created again")  # while the commit waited
+                raise StaleEpoch(f"{roll.name} was created again")  # while this commit waited
             wanted = None if roll.is_withdrawn else draft.image.partition(*roll.name).node.wanted
             roll.loss = blocks.roll(
                 draft,
@@ -316,11 +317,11 @@ class Rolls:
         def failed(error: PymqError, now: int) -> None:
             self._failed(roll, error, now)
 
-        # Live brokers are not part of the tree, but here they only serve as hints.
+        # Live brokers are not part of the tree, but the plan uses them only as a hint.
         self._commits.do(plan, scope=roll.name, done=done, failed=failed, is_urgent=True)
 
     def _failed(self, roll: Roll, error: PymqError, now: int) -> None:
-        """Note that the commit failed: retry the roll, and answer its callers with the error."""
+        """Handle a failed commit: retry the roll, and answer its callers with the error."""
         if roll.state is not RollState.COMMITTING:
             return  # The partition has been deleted.
         if isinstance(error, (StaleEpoch, LookupError)):
@@ -347,7 +348,7 @@ class Rolls:
     def _end(self, roll: Roll, error: PymqError | None, now: int) -> None:
         def over(now: int) -> None:
             if roll.state is RollState.OVER:
-                return  # the roll was committed while its request was being removed
+                return  # the roll was committed during the removal of its request
             roll.move(RollState.OVER)
             if self._rolls.get(roll.name) is roll:
                 del self._rolls[roll.name]
@@ -364,8 +365,8 @@ class Rolls:
     def _withdraw(self, roll: Roll, then: Callable[[int], None], now: int) -> None:
         """Remove a failed request from the tree before its callers are answered.
 
-        Otherwise a new zkserver could still carry the withdrawn request out. Other requests for the
-        partition wait meanwhile, so that they are not removed together with it.
+        Otherwise a new zkserver could still carry the request out. Other requests for the partition
+        wait meanwhile, so that they are not removed together with this one.
         """
         if roll.state is RollState.WITHDRAWING:
             return
@@ -379,14 +380,14 @@ class Rolls:
                 blocks.want(draft, roll.name, None)
 
         def failed(error: PymqError, now: int) -> None:
-            then(now)  # A replica may come back and answer, but no live one can be asked now.
+            then(now)  # A replica may return and answer, but no live replica can be asked now.
 
         self._commits.do(plan, scope=roll.name, done=then, failed=failed, is_urgent=True)
 
     # --- registrations and elections ------------------------------------------------------------
 
     def registered(self, broker: str) -> None:
-        """Note that a broker has registered: its earlier answers no longer count."""
+        """Note that a broker has registered, so that its earlier answers no longer count."""
         for name in self._commits.image.hosting.opened(broker):
             roll = self._rolls.get(name)
             if roll is not None:

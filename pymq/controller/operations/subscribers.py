@@ -1,8 +1,8 @@
 """Subscriptions of readers, which expire when the reader is silent.
 
-A group's subscription is permanent. A reader renews its subscription periodically; if it does not,
-the zkserver removes the subscription. The reader's node is ephemeral, so it is also removed when
-its zkserver stops; the reader's next renewal creates it again.
+A group's subscription is permanent. A reader renews its subscription periodically; otherwise the
+zkserver removes the subscription. The subscription's node is ephemeral, so it disappears when its
+zkserver stops; the reader's next renewal creates the node again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ Key = tuple[str, str]  # topic and name
 
 
 class Subscribers:
-    """The subscriptions; those of readers have an expiry."""
+    """The subscriptions; a reader's subscription expires."""
 
     def __init__(self, commits: Transactions) -> None:
         self._commits = commits
         self._attention = PausableClock(LOOK_MS)
-        self._until: dict[Key, int] = {}  # expiry of readers, on the pausable clock
+        # the time when each reader's subscription expires, on the pausable clock
+        self._until: dict[Key, int] = {}
         self._due: list[tuple[int, Key]] = []  # next check of each reader, on that clock
 
     def begin(self, now: int) -> None:
@@ -44,7 +45,7 @@ class Subscribers:
                     self._heard((node.topic, node.name), now)
 
     def end(self) -> None:
-        """Stop: this zkserver is no longer active."""
+        """Stop, because this zkserver is no longer active."""
         self._until.clear()
         self._due.clear()
 
@@ -100,8 +101,8 @@ class Subscribers:
 
 def _removal(key: Key) -> Callable[[Draft], None]:
     def plan(draft: Draft) -> None:
-        # Built inside the plan, because clients choose the names, and errors of a plan become
-        # answers.
+        # Build the node inside the plan, because clients choose the names, and errors of a plan
+        # become answers.
         draft.delete(paths.subscription(*key))
 
     return plan

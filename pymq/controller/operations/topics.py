@@ -1,4 +1,4 @@
-"""Creates and deletes topics, each as a whole, in one or several commits."""
+"""Creates and deletes topics, atomically for clients, in one or several commits."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ REMOVE_RETRY_MS = 1_000
 class Topics:
     """Carries out the creation and deletion of topics.
 
-    A topic that is too large for one commit is hidden while it is created or removed: it exists
-    only in the tree. A request to create a topic of that name waits until the name is free.
+    A topic that is too large for one commit is hidden from clients and brokers while it is created
+    or removed. A request to create a topic of that name waits until the name is free.
     """
 
     def __init__(self, context: ControllerContext, rolls: Rolls, triggers: RollTriggers) -> None:
@@ -46,9 +46,9 @@ class Topics:
         self._remove_all()
 
     def end(self) -> None:
-        """Stop: this zkserver is no longer active.
+        """Stop, because this zkserver is no longer active.
 
-        Queue the waiting requests, which are then refused.
+        The method also queues the waiting requests, which this zkserver then refuses.
         """
         for waiting in self._waiting.values():
             for answer in waiting:
@@ -70,7 +70,9 @@ class Topics:
     # --- creating -------------------------------------------------------------------------------
 
     def create(self, source: str, m: CreateTopic, now: int, *, fewer: bool = False) -> None:
-        """Create a topic; with *fewer* it gets fewer replicas if there are not enough brokers."""
+        """Create a topic; with *fewer* the topic gets fewer replicas if there are not enough
+        brokers.
+        """
         self._created += 1
         # Ids rise, so that groups detect a topic that was deleted and created again.
         epoch, chance = self._commits.image.controller_epoch, self._new_id()[16:]
@@ -176,7 +178,7 @@ class Topics:
         self._commits.do(plan, done=done, failed=failed)
 
     def _over(self, topic_id: str, name: str, now: int) -> None:
-        """A topic is complete or removed: run the requests that waited for its name."""
+        """Run the requests that have waited for the name of a topic that is complete or removed."""
         self._own.pop(topic_id, None)
         for again in self._waiting.pop(name, {}).values():
             again(now)

@@ -1,11 +1,11 @@
-"""Which brokers are alive, as far as the active zkserver knows.
+"""The active zkserver's knowledge of live and dead brokers.
 
-- A broker is alive from its registration until it is silent for a session. The time in which this
-  zkserver itself paused does not count (:mod:`~pymq.core.time.pausable_clock`).
+- A broker is alive from its registration until it is silent for a session. Time during which this
+  zkserver itself was paused does not count (:mod:`~pymq.core.time.pausable_clock`).
 - A zkserver that takes over knows no live broker yet. The new zkserver waits for one session for
   brokers to register before it considers any of them dead.
-- A broker that stays dead for *replace_ms*, measured in the same way, is given up: the zkserver
-  replaces it.
+- If a broker stays dead for *replace_ms*, measured in the same way, the zkserver gives the broker
+  up and replaces it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ class Live:
     incarnation: int
     heard: int  # time of the last message
     until: int  # end of the broker's session on the pausable clock
-    is_over: bool = False  # the broker has restarted, and its new registration is in progress
+    # whether the broker has restarted and its new registration is in progress
+    is_over: bool = False
 
 
 class BrokerLiveness:
-    """The brokers that are alive, and since when the others are dead.
+    """The live brokers, and the times when dead brokers are given up.
 
-    A broker that is dead for *replace_ms* is given up. With *session_ms* 0 the brokers run in this
-    process and never die.
+    A broker that is dead for *replace_ms* is given up. If *session_ms* is 0, the brokers run in
+    this process and never die.
     """
 
     def __init__(self, session_ms: int, replace_ms: int = 0) -> None:
@@ -52,7 +53,7 @@ class BrokerLiveness:
         self._settled_at = NEVER  # when unregistered brokers count as dead
         self._due: list[tuple[int, str]] = []  # heap of checks, one for each live broker
         self._missed: dict[str, int] = {}  # dead brokers, with the time when each is given up
-        # the same as a heap; some entries may be out of date
+        # the same entries as a heap; some may be out of date
         self._give_up: list[tuple[int, str]] = []
         self._known: tuple[str, ...] = ()  # brokers in the tree at the take-over
 
@@ -80,7 +81,7 @@ class BrokerLiveness:
         return 0 if self.is_settled else self._settled_at
 
     def listened(self, now: int) -> int:
-        """The pausable clock: for how long this zkserver has been listening.
+        """Return the pausable clock: how long this zkserver has been listening.
 
         All timeouts of other nodes are measured with this clock.
         """
@@ -98,7 +99,7 @@ class BrokerLiveness:
         return broker in self.live or not self.is_settled
 
     def can_act(self, broker: str, name: TopicPartition) -> bool:
-        """Whether a broker is alive and can act on the open block of a partition."""
+        """Whether a broker is alive and can serve the open block of a partition."""
         return broker in self.live and not self.offline.has(broker, name)
 
     def able(self, name: TopicPartition) -> list[str]:
@@ -106,7 +107,7 @@ class BrokerLiveness:
         return [broker for broker in self.live if not self.offline.bars(broker, name)]
 
     def is_of(self, broker: str, incarnation: int) -> bool:
-        """Whether a broker is alive as the given incarnation; 0 stands for any."""
+        """Whether a broker is alive as the given incarnation; 0 means any."""
         live = self.live.get(broker)
         return live is not None and incarnation in (0, live.incarnation) and not live.is_over
 
@@ -134,9 +135,10 @@ class BrokerLiveness:
             heappush(self._due, (until, broker))
 
     def end(self, broker: str, incarnation: int) -> None:
-        """Note that a broker restarts as *incarnation*; drop messages of its earlier one.
+        """Note that a broker restarts as *incarnation*, and drop messages of earlier incarnations.
 
-        The broker counts as alive until its session ends, so that it is not replaced meanwhile.
+        The broker counts as alive until its session ends, so that no other broker replaces it
+        meanwhile.
         """
         live = self.live.get(broker)
         if live is not None and live.incarnation != incarnation:
@@ -206,7 +208,7 @@ class BrokerLiveness:
 
     @property
     def deadline(self) -> int:
-        """When to check for dead and given-up brokers next, at the earliest."""
+        """The earliest time of the next check for dead and given-up brokers."""
         due = min((heap[0][0] for heap in (self._due, self._give_up) if heap), default=NEVER)
         due = min(due, self._settled_at)
         return self._attention.when(due)

@@ -1,4 +1,4 @@
-"""Journal events of a commit: the differences between a draft and the image before it."""
+"""Journal events of a commit: the differences between the image before it and the draft."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Event = tuple[str, dict[str, object]]
 
 
 def events(draft: Draft) -> Iterator[Event]:
-    """Yield the changes that *draft* makes; call it before the image adopts the draft."""
+    """Yield the changes that *draft* makes; call this before the image adopts the draft."""
     for path, node, is_gone in draft.edits:
         place = paths.parse(path)
         if isinstance(place, paths.TopicPath) and not is_internal(place.topic):

@@ -1,8 +1,8 @@
-"""The changes of the tree that wait for a commit, and the requests that they answer.
+"""The changes of the tree that wait for a commit, and the requests behind them.
 
 There are two queues, because a commit may take half a second. Urgent tasks (registrations and
 deaths of brokers, leaders, in-sync sets, ends of blocks) do not wait for requests of administrators
-and applications, or for clean-up. The queues take turns, so neither starves.
+and applications, or for clean-up. The queues alternate, so neither starves.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pymq.errors import PymqError
 
 
 class Later(Enum):
-    """What a plan returns when its answer comes later."""
+    """The result of a plan whose answer comes later."""
 
     ANSWER = 0
-    MORE = 1  # this was one part of the change; plan the next one
+    MORE = 1  # this was one part of the change; plan the next part
 
 
 Plan = Callable[[Draft], Result | Later]
@@ -31,13 +31,13 @@ Plan = Callable[[Draft], Result | Later]
 
 @define
 class CommitTask:
-    """A change to plan; if its commit loses a race, it is planned again."""
+    """A change to plan; if its commit loses a race, the change is planned again."""
 
     plan: Plan
     source: str = ""  # node that gets the answer
     request: int = 0  # id of that node's request; 0: no answer
     scope: TopicPartition | None = None  # the only partition that the plan reads and changes
-    # called after the commit, or if there is nothing to commit
+    # called after the commit, or at once if there is nothing to commit
     done: Callable[[int], None] | None = None
     failed: Callable[[PymqError, int], None] | None = None
     sliced: Callable[[int], None] | None = None  # called after each part, including the last one
@@ -51,14 +51,15 @@ class CommitQueues:
 
     def __init__(self) -> None:
         self.deadline = NEVER  # when the resting tasks are queued again
-        self.was_urgent = False  # whether the last commit was urgent; then the other queue is next
+        # whether the last commit was urgent; if so, the other queue is next
+        self.was_urgent = False
         self._tasks: deque[CommitTask] = deque()
         self._urgent: deque[CommitTask] = deque()
         self._resting: list[CommitTask] = []  # tasks whose next part waits for the next turn
         self._held: list[CommitTask] = []  # requests that wait until brokers had time to register
 
     def __len__(self) -> int:
-        """How many tasks wait, without those that are held back."""
+        """Return the number of waiting tasks, without those that are held back."""
         return len(self._tasks) + len(self._urgent) + len(self._resting)
 
     @property
@@ -67,7 +68,7 @@ class CommitQueues:
         return bool(self._urgent or self._tasks)
 
     def add(self, task: CommitTask) -> None:
-        """Queue a task, or the next slice of it."""
+        """Queue a task, or the next part of it."""
         (self._urgent if task.is_urgent else self._tasks).append(task)
 
     def put_back(self, tasks: Iterable[CommitTask]) -> None:
@@ -76,7 +77,7 @@ class CommitQueues:
             (self._urgent if task.is_urgent else self._tasks).appendleft(task)
 
     def in_turn(self) -> tuple[deque[CommitTask], deque[CommitTask]]:
-        """Return the queues, first the one whose turn it is."""
+        """Return both queues, beginning with the one that is next."""
         if self.was_urgent:
             return self._tasks, self._urgent
         if self._urgent and self._tasks:
@@ -89,7 +90,7 @@ class CommitQueues:
         self.deadline = now + 1
 
     def tick(self, now: int) -> None:
-        """Queue the tasks whose next slice waited for this turn."""
+        """Queue the tasks whose next part has waited for this turn."""
         if self.deadline <= now:
             resting, self._resting, self.deadline = self._resting, [], NEVER
             for task in resting:
@@ -119,8 +120,8 @@ class CommitQueues:
 class OpenRequests:
     """The requests that have no answer yet.
 
-    If a client repeats such a request, it is not queued. A repeated request would add load just
-    when the zkserver is slow.
+    If a client repeats such a request, the repeated request is not queued, because it would add
+    load just when the zkserver is slow.
     """
 
     def __init__(self) -> None:
@@ -128,7 +129,7 @@ class OpenRequests:
         self._begun: set[tuple[str, int]] = set()  # requests with a committed part
 
     def add(self, task: CommitTask) -> None:
-        """Note the request of a task, if it has one."""
+        """Note the request of a task, if the task has one."""
         if task.request:
             self._asked.add((task.source, task.request))
 
@@ -138,12 +139,12 @@ class OpenRequests:
             self._begun.add((task.source, task.request))
 
     def forget(self, task: CommitTask) -> None:
-        """Note that a request was answered, or will be answered from elsewhere."""
+        """Note that a request was answered, or that another part will answer it."""
         self._asked.discard((task.source, task.request))
         self._begun.discard((task.source, task.request))
 
     def is_asked(self, source: str, request: int) -> bool:
-        """Whether a request waits already."""
+        """Whether a request is already waiting."""
         return (source, request) in self._asked
 
     def is_begun(self, source: str, request: int) -> bool:

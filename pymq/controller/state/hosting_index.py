@@ -8,7 +8,7 @@ from itertools import islice
 from pymq.core.metadata.nodes import BlockNode
 from pymq.core.types import TopicPartition
 
-CHANGED_MAX = 1 << 14  # changes of blocks that are remembered
+CHANGED_MAX = 1 << 14  # number of block changes that are remembered
 
 
 class Hosting:
@@ -40,9 +40,9 @@ class Hosting:
         return tuple(self._leaving.get(broker, ()))
 
     def changed(self, broker: str, since: int) -> tuple[TopicPartition, ...] | None:
-        """A broker's partitions of which a block was created or changed after sequence *since*.
+        """A broker's partitions with a block that was created or changed after sequence *since*.
 
-        None if *since* is too long ago.
+        The result is None if *since* is too long ago.
         """
         count = self.sequence - since
         if count > len(self._changed):
@@ -90,7 +90,7 @@ class Hosting:
     def replace_leaving(
         self, name: TopicPartition, before: tuple[str, ...], after: tuple[str, ...]
     ) -> None:
-        """Note that other brokers must now remove their files of a partition."""
+        """Replace the set of brokers that must remove their files of a partition."""
         if before == after:
             return
         for broker in before:

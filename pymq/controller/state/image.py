@@ -36,8 +36,9 @@ from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import UnknownPartition, UnknownTopic
 
-SLICE_OPS = 500  # operations in a commit, roughly; larger changes take several commits
-SLICE_BYTES = 1 << 18  # bytes in a commit, roughly; ZooKeeper accepts 1 MiB in one transaction
+SLICE_OPS = 500  # approximate limit of operations in a commit; larger changes take several commits
+# approximate limit of bytes in a commit; ZooKeeper accepts 1 MiB in one transaction
+SLICE_BYTES = 1 << 18
 
 K = TypeVar("K")
 
@@ -52,12 +53,14 @@ class PartitionImage:
 
     @property
     def open_block(self) -> BlockNode:
-        """The last block, which takes new records."""
+        """The last block, which accepts new records."""
         return self.blocks[next(reversed(self.blocks))]
 
     @property
     def hosts(self) -> dict[str, None]:
-        """The brokers that host a block of the partition, each once, in the order of the blocks."""
+        """The brokers that host a block of the partition, without repetitions, in the order of the
+        blocks.
+        """
         return dict.fromkeys(name for block in self.blocks.values() for name in block.replicas)
 
 
@@ -70,7 +73,7 @@ class TopicImage:
     subscriptions: dict[str, SubscriptionNode] = Factory(dict)
 
     def state(self, partition: str) -> PartitionState:
-        """The state of one partition, as `LeaderAndIsr` carries it."""
+        """Return the state of one partition for a `LeaderAndIsr` message."""
         image = self.partitions[partition]
         node = image.node
         return PartitionState(
@@ -84,7 +87,7 @@ class TopicImage:
             self.node.config,
             tuple(image.blocks.values()),
             len(self.partitions),
-            # Both versions only rise, so their sum rises with each change of either.
+            # Both versions only rise, so their sum rises whenever one of them changes.
             self.node.version + node.version,
         )
 
@@ -239,7 +242,7 @@ class Image:
 
     def _show(self, name: TopicPartition, image: PartitionImage, *, is_hidden: bool) -> None:
         """Add a partition to the indexes, or remove it if it becomes hidden."""
-        # all partitions of a topic run this in one turn, so it skips changes without effect
+        # skip changes without effect, since all partitions of a topic may run this in one turn
         node = image.node
         if node.leaving and is_hidden:
             self.hosting.replace_leaving(name, node.leaving, ())
@@ -321,7 +324,7 @@ class Image:
 
 
 def _keep(index: dict[K, None], key: K, *, is_in: bool) -> None:
-    """Add *key* to an index, or remove it."""
+    """Add *key* to an index, or remove it from the index."""
     if is_in:
         index[key] = None
     else:
@@ -356,8 +359,9 @@ class Draft:
     image: Image
     bytes_max: int = SLICE_BYTES
     ops: list[Op] = Factory(list)
-    edits: list[tuple[str, Node | None, bool]] = Factory(list)  # (path, node, whether it is gone)
-    size: int = 0  # bytes of the operations in a request, roughly
+    # (path, node, whether the node was deleted)
+    edits: list[tuple[str, Node | None, bool]] = Factory(list)
+    size: int = 0  # approximate bytes of the operations
 
     @property
     def is_full(self) -> bool:

@@ -1,8 +1,7 @@
-"""The offline replicas, as brokers report them to the active zkserver.
+"""The offline replicas that brokers have reported to the active zkserver.
 
-An offline replica's broker is alive, but its disk failed. The broker of an offline replica is
-alive, but its disk failed. If a replica stays offline for *replace_ms*, the zkserver replaces it
-like a replica on a dead broker.
+The broker of an offline replica is alive, but the broker's disk has failed. If a replica stays
+offline for *replace_ms*, the zkserver replaces it like a replica on a dead broker.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class BrokerReport:
 
 
 class OfflineState:
-    """The replicas that are offline, by broker."""
+    """The offline replicas, by broker."""
 
     def __init__(self, replace_ms: int) -> None:
         self._replace_ms = replace_ms
@@ -38,7 +37,7 @@ class OfflineState:
         self.deadline = NEVER
 
     def __len__(self) -> int:
-        """How many replicas are offline."""
+        """Return the number of offline replicas."""
         return sum(len(told.replicas) for told in self._told.values())
 
     def clear(self) -> None:
@@ -79,11 +78,11 @@ class OfflineState:
         return known.replicas.get(name) if known is not None else None
 
     def has(self, broker: str, name: TopicPartition) -> bool:
-        """Whether a broker cannot act for the open block of a partition."""
+        """Whether a broker cannot serve the open block of a partition."""
         return self.find(broker, name) is not None
 
     def bars(self, broker: str, name: TopicPartition) -> bool:
-        """Whether a broker must get no further block of a partition."""
+        """Whether a broker must not get further blocks of a partition."""
         trouble = self.find(broker, name)
         return trouble is not None and not trouble.replica.is_damaged
 
@@ -114,8 +113,8 @@ class OfflineState:
     def to_replace(self) -> list[TopicPartition]:
         """The partitions with a replica that another broker must replace.
 
-        Damaged replicas do not count: the next block may have the same replicas, so each check
-        would roll the partition again until the broker has reported that it holds that block.
+        Damaged replicas do not count, because the next block may have the same replicas: each check
+        would roll the partition again until the broker has reported that it holds the new block.
         """
         return [
             name

@@ -1,8 +1,8 @@
-"""A queue of partitions to consider for a roll, some in each turn.
+"""A queue of partitions to consider for a roll; each turn considers some of them.
 
-If a broker dies, comes back or is decommissioned, this concerns all partitions that it hosts, which
-may be ten thousand. Rolling all of them in one turn would block all other requests. The queue is in
-memory only: a zkserver that takes over considers all partitions again.
+If a broker dies, returns or is decommissioned, all of its partitions are candidates, which may be
+ten thousand. Rolling all of them in one turn would block all other requests. The queue is in memory
+only: a zkserver that takes over considers all partitions again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Candidates:
         self._names: dict[TopicPartition, None] = {}
 
     def add(self, names: Iterable[TopicPartition], now: int) -> None:
-        """Consider *names*: at once if there are few and none wait, otherwise later."""
+        """Consider *names*: at once if they are few and no others wait, otherwise later."""
         self._names.update(dict.fromkeys(names))
         if self.deadline == NEVER:
             self.tick(now)
@@ -42,6 +42,6 @@ class Candidates:
             self.deadline = NEVER
 
     def clear(self) -> None:
-        """Drop all candidates: this zkserver is no longer active."""
+        """Drop all candidates, because this zkserver is no longer active."""
         self._names.clear()
         self.deadline = NEVER

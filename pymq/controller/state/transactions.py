@@ -1,4 +1,4 @@
-"""Plan, commit, adopt: how the zkserver changes the metadata tree.
+"""Changes of the metadata tree: the zkserver plans, commits and adopts each change.
 
 1. A task has a plan, a function that fills a :class:`~pymq.controller.state.image.Draft`.
 2. One commit is in flight at a time. Tasks that arrive meanwhile share the next commit if they
@@ -7,15 +7,16 @@
    race, the tasks are planned again on the new tree.
 
 Large changes: a plan that changes many nodes stops when its draft is full, and returns
-:attr:`Later.MORE`. That part is committed, and the task queues again for the rest. Each part must
-leave a tree from which another zkserver can continue, because a plan learns from the tree what is
-left to do. If a part changed nothing, the next one waits for the next turn.
+:attr:`Later.MORE`. The zkserver commits this part, and queues the task again for the rest. After
+each part, another zkserver must be able to continue from the tree, because a plan reads the
+remaining work from the tree. If a part changed nothing, the next part waits for the next turn.
 
 Lost answers: the zkserver submits the same commit again. Only the active zkserver writes, so if the
-commit was done, the first operation of the repeated commit fails. So the commit is done exactly
-once, and no read is needed.
+first commit was done, the first operation of the repeated commit fails. So the commit is done
+exactly once, without a read.
 
-Fencing: each commit checks the controller epoch, so a replaced zkserver can change nothing (K1).
+Fencing: each commit checks the controller epoch, so a replaced zkserver cannot change the tree
+(K1).
 """
 
 from __future__ import annotations
@@ -54,15 +55,16 @@ from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import InvalidRequest, NotController, NotEnoughBrokers, PymqError, RequestTimeout
 
-TRIES_MAX = 5  # lost races until a plan fails
-REPEATS_MAX = 3  # how often a commit without an answer is repeated before the tree is read again
-PASSED_MAX = 1_000  # tasks that may be skipped in favour of later ones while a commit is filled
+TRIES_MAX = 5  # number of lost races after which a plan fails
+# number of times that a commit without an answer is repeated before the tree is read again
+REPEATS_MAX = 3
+PASSED_MAX = 1_000  # tasks that may be skipped in favour of later tasks while a commit is filled
 
 Send = Callable[[str, Message], None]
 
 
 class Backend(Protocol):
-    """The coordinator backend, as the machine's parts use it."""
+    """The interface of the controller's parts to the coordinator backend."""
 
     def next_tag(self) -> int:
         """Return a tag that no other request has."""
@@ -80,13 +82,13 @@ class CommitInFlight:
     tag: int = 0
     items: list[tuple[CommitTask, Draft, Result | Later]] = Factory(list)
     ops: list[Op] = Factory(list)  # operations of all items
-    size: int = 0  # bytes of the operations, roughly
+    size: int = 0  # approximate bytes of the operations
     scopes: set[TopicPartition | None] = Factory(set)
     repeats: int = 0  # number of times the commit was submitted again after a lost answer
 
 
 class Transactions:
-    """The changes of the tree, one commit at a time, and the image on which they are planned."""
+    """The changes of the tree, one commit at a time, and the image from which they are planned."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class Transactions:
         self._bytes_max = SLICE_BYTES  # largest part; less if the coordinator backend accepts less
 
     def __len__(self) -> int:
-        """How many changes wait or are in progress."""
+        """Return the number of changes that wait or are in progress."""
         return len(self.queues) + (len(self._flight.items) if self._flight else 0)
 
     def do(
@@ -126,9 +128,9 @@ class Transactions:
         sliced: Callable[[int], None] | None = None,
         is_urgent: bool = False,
     ) -> None:
-        """Queue *plan*; the tasks of one queue, urgent or not, run in order.
+        """Queue *plan*; tasks of the same urgency run in order.
 
-        Later tasks of the other queue may run first, so a plan must rely only on the present tree.
+        Later tasks of the other queue may run first, so a plan must rely only on the current tree.
         """
         self._add(CommitTask(plan, *answer, scope, done, failed, sliced, is_urgent=is_urgent))
 
@@ -139,7 +141,7 @@ class Transactions:
         answer: tuple[str, int],
         is_urgent: bool = False,
     ) -> None:
-        """Answer with the result of *look* on the tree after all earlier requests.
+        """Answer with the result of *look*, which sees the effects of all earlier requests.
 
         A long read is split into parts, one in each turn (:mod:`~pymq.controller.gradual_reads`).
         """
@@ -159,9 +161,9 @@ class Transactions:
         """Begin as the active zkserver, with *image*."""
         epoch = paths.controller_epoch()
         self.image = image
-        # The second check protects the time until another zkserver takes over. This check
-        # guarantees that a zkserver that found no active one and then read the tree does not miss a
-        # later commit of this one.
+        # The first check fences this zkserver after another one has taken over. The second check
+        # covers the time before: another zkserver that finds no active one, and then reads the
+        # tree, must not miss a later commit of this zkserver.
         self._fence = (Check(epoch, image.versions[epoch]), Check(paths.controller(), 0))
         self._is_open, self._is_reading = True, False
 
@@ -174,7 +176,9 @@ class Transactions:
         self._is_open = not self._is_reading
 
     def end(self, error: NotController) -> None:
-        """End all tasks: this zkserver is no longer active. Answer all requests with *error*."""
+        """End all tasks, because this zkserver is no longer active; answer all requests with
+        *error*.
+        """
         tasks = self.queues.clear()
         if self._flight is not None:
             tasks = [*(task for task, _, _ in self._flight.items), *tasks]
@@ -191,7 +195,7 @@ class Transactions:
             self._next(now)
 
     def _next(self, now: int) -> None:
-        """Commit the next task, together with later ones of other partitions."""
+        """Commit the next task, together with later tasks of other partitions."""
         flight = CommitInFlight()
         for tasks in self.queues.in_turn():
             self._fill(flight, tasks, now)
@@ -224,7 +228,7 @@ class Transactions:
                 self._finish(task, result, now, is_resting=True)
                 continue
             if flight.items and flight.size + draft.size > self._bytes_max:
-                # The backend may refuse a large commit, and the other tasks would fail with it.
+                # The backend may refuse a large commit, and other tasks in it would also fail.
                 tasks.appendleft(task)
                 break
             mark("commits.planned")
@@ -299,8 +303,8 @@ class Transactions:
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        # Only the active zkserver writes, and commits are atomic: one operation shows the outcome
-        # of all.
+        # Only the active zkserver writes, and commits are atomic, so one operation shows the
+        # outcome of all.
         if _was_done(flight.items[0][1].ops[0], image):
             for task, _, result in flight.items:
                 self._finish(task, result, now)
@@ -308,7 +312,7 @@ class Transactions:
             self._again(flight, now)
 
     def commit_failed(self, tag: int, error: PymqError, now: int) -> None:
-        """Note that the backend could not carry out the commit; nothing was changed."""
+        """Note that the backend could not carry out the commit; the tree is unchanged."""
         flight = self._flight
         if flight is None or flight.tag != tag:
             return
@@ -372,7 +376,7 @@ class Transactions:
 
 
 def _was_done(op: Op, image: Image) -> bool:
-    """Whether *op* was carried out, judged by *image*, if no other node has written."""
+    """Whether *op* was carried out, by the content of *image*, if no other node has written."""
     match op:
         case Create(path=path):
             return path in image.versions
@@ -383,7 +387,7 @@ def _was_done(op: Op, image: Image) -> bool:
 
 
 def _done_already(op: Op) -> str:
-    """The reason why the backend refuses *op* a second time, if no other node has written."""
+    """Return the reason why the backend refuses a repeated *op*, if no other node has written."""
     match op:
         case Create():
             return "exists"
@@ -394,7 +398,7 @@ def _done_already(op: Op) -> str:
 
 
 def _version(op: Op) -> int:
-    """The version of the node after *op*."""
+    """Return the version of the node after *op*."""
     match op:
         case Create():
             return 0

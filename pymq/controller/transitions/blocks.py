@@ -1,8 +1,8 @@
 """Drafts the changes of a partition and its blocks; pure functions over the image.
 
-Each function writes into a :class:`~pymq.controller.state.image.Draft`. If a function raises,
-nothing is changed, and the error is the caller's answer. All changes that brokers must know go
-through :func:`change`, which raises the partition's version.
+Each function writes into a :class:`~pymq.controller.state.image.Draft`. If a function raises an
+error, the draft is dropped, and the error is the caller's answer. All changes that brokers must
+know are made by :func:`change`, which raises the partition's version.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pymq.core.metadata.nodes import BlockNode, Loss, PartitionNode, ReplicaNode
 from pymq.core.types import AckMode, TopicPartition
 from pymq.errors import ConfigError, NotEnoughBrokers, ReplicaNotAvailable, StaleEpoch
 
-LOSSES_MAX = 16  # losses that a partition remembers
+LOSSES_MAX = 16  # number of losses that a partition remembers
 
 
 def change(draft: Draft, name: TopicPartition, **fields: Any) -> None:
@@ -35,7 +35,7 @@ def change(draft: Draft, name: TopicPartition, **fields: Any) -> None:
 def add_partition(
     draft: Draft, topic: TopicNode, name: str, index: int, chosen: tuple[str, ...], wall_ms: int
 ) -> None:
-    """Create a partition with an empty block; without replicas if the topic has no ack mode."""
+    """Create a partition with an empty block; if the topic has no ack mode, without replicas."""
     epoch = 1 if chosen else 0
     draft.create(
         paths.partition(topic.name, name),
@@ -56,7 +56,7 @@ def _open(
 ) -> None:
     """Create the open block; without a *leader* the first replica leads.
 
-    Brokers that are *leaving* are not in sync, unless all replicas are.
+    Brokers that are *leaving* do not count as in sync, unless all replicas are leaving.
     """
     brokers = draft.image.brokers
     node = attrs.evolve(
@@ -85,7 +85,7 @@ def remove(draft: Draft, name: TopicPartition, image: PartitionImage, number: in
 
 
 def leavers(image: PartitionImage, blocks: Iterable[BlockNode]) -> tuple[str, ...]:
-    """The brokers that must remove their files if only *blocks* are left of the partition."""
+    """Return the brokers that must remove their files if only *blocks* of the partition remain."""
     stay = {broker for block in blocks for broker in block.replicas}
     return tuple(sorted({*image.node.leaving, *image.hosts} - stay))
 
@@ -97,7 +97,7 @@ def check_mode(acks: AckMode) -> None:
     """Check that a partition can change to an ack mode.
 
     Raises:
-        ConfigError: the mode is UNSET, which is only an initial mode.
+        ConfigError: the mode is UNSET, which only a new partition can have.
     """
     if acks is AckMode.UNSET:
         raise ConfigError("a partition cannot go back to 'unset'; use 'raft', 'leader' or 'none'")
@@ -111,7 +111,7 @@ def open_first(
     chosen: tuple[str, ...],
     wall_ms: int,
 ) -> None:
-    """Change from UNSET to any mode: the empty open block gets replicas."""
+    """Change from UNSET to another mode: the empty open block gets replicas."""
     image = draft.image.partition(*name)
     epoch = image.node.epoch + 1
     change(draft, name, acks=acks, replicas=replicas, epoch=epoch)
@@ -123,14 +123,14 @@ def change_acks(draft: Draft, name: TopicPartition, acks: AckMode) -> None:
     image = draft.image.partition(*name)
     node, block = image.node, image.open_block
     wanted = node.wanted
-    if wanted is not None:  # this replaces a requested mode; other requested changes stay
+    if wanted is not None:  # replace a requested mode; other requested changes stay
         wanted = _or_none(attrs.evolve(wanted, acks=None))
     change(draft, name, acks=acks, wanted=wanted)
     draft.put(paths.block(*name, block.number), attrs.evolve(block, acks=acks))
 
 
 def want(draft: Draft, name: TopicPartition, wanted: Wanted | None) -> None:
-    """Store in the tree what the next roll must change, so that any zkserver can carry it out.
+    """Store the changes for the next roll in the tree, so that any zkserver can carry them out.
 
     Fields that are None keep their earlier value. If *wanted* is None, the request is cancelled.
     """
@@ -167,16 +167,16 @@ def roll(
     is_unclean: bool = False,
     leader: str | None = None,
 ) -> Loss | None:
-    """Seal the open block at its end and open the next one there: one conditional write.
+    """Seal the open block at its end, and open the next block at this offset.
 
     *holders* have the whole block; if *leader* is one of them, it leads the next block. An empty
-    block is removed. With *is_unclean*, no replica is known to have the whole block. The partition
-    then continues without the lost records, and the possible loss is stored and returned.
+    block is removed. If *is_unclean* is set, no replica is known to have the whole block. The
+    partition then continues without the lost records, and the possible loss is stored and returned.
 
     Raises:
         StaleEpoch: the block is no longer the open one.
-        NotEnoughBrokers: no broker could take the next block.
-        ReplicaNotAvailable: the disks of all *holders* were replaced since.
+        NotEnoughBrokers: no broker can host the next block.
+        ReplicaNotAvailable: the disks of all *holders* were replaced meanwhile.
     """
     name = TopicPartition(sealed.topic, sealed.partition)
     image = draft.image.partition(*name)
@@ -221,7 +221,7 @@ def roll(
 def _holding(
     draft: Draft, name: TopicPartition, sealed: Sealed, holders: Collection[str]
 ) -> tuple[str, ...]:
-    """The *holders* of the open block whose disks were not replaced since.
+    """Return the *holders* of the open block whose disks were not replaced meanwhile.
 
     The broker that sealed the block may not know yet that another replica has lost its disk.
     """
@@ -239,11 +239,11 @@ def _holding(
 def _past(
     block: BlockNode, sealed: Sealed, replicas: tuple[str, ...], holding: tuple[str, ...]
 ) -> bytes:
-    """The producer table for the next block.
+    """Return the producer table for the next block.
 
-    If the sealed block had a single replica, that one has the table. Several replicas cannot rely
-    on their own: an empty block is removed, a fetched copy may not be synced yet, and a Raft copy
-    may continue after its seal with another leader's no-op.
+    If the sealed block had a single replica, that replica has the table. If there were several, the
+    next block cannot rely on their tables: an empty block is removed, a fetched copy may not be
+    synced yet, and a copy in Raft may continue after its seal with another leader's no-op.
     """
     is_empty = sealed.end == block.start
     is_known = block.replicas == replicas == holding == (sealed.broker,) and not is_empty
@@ -253,9 +253,9 @@ def _past(
 def _without_lost(
     draft: Draft, name: TopicPartition, image: PartitionImage, blocks: list[BlockNode]
 ) -> list[BlockNode]:
-    """Remove the oldest blocks without a complete copy; returns the others of the sealed *blocks*.
+    """Remove the oldest sealed *blocks* without a complete copy; returns the others.
 
-    A block between two others stays, so that the kept offsets have no gaps.
+    A block between two remaining blocks stays, so that the remaining offsets have no gap.
     """
     kept = list(dropwhile(lambda block: not block.in_sync, blocks))
     for lost in blocks[: len(blocks) - len(kept)]:
@@ -270,7 +270,7 @@ def _loss(
     holding: tuple[str, ...],
     wall_ms: int,
 ) -> Loss:
-    """What may be lost; *left* are the earlier sealed blocks that are kept."""
+    """Return the possible loss; *left* are the remaining sealed blocks."""
     start = left[0].start if left else block.start if holding else sealed.end
     return Loss(block.number, sealed.end, start, sealed.broker or None, wall_ms)
 
@@ -282,10 +282,10 @@ def _next_leader(
     replicas: tuple[str, ...],
     leaving: Collection[str],
 ) -> str:
-    """The leader of the next block: the sealer, else a holder of all records, else the first.
+    """Return the next leader: the leader that sealed, else a holder of all records, else the first.
 
-    A *wanted* leader that holds the block precedes the sealer. A broker that is not *leaving*
-    precedes all brokers that are.
+    A *wanted* leader that holds the block comes before the leader that sealed. A broker that is not
+    *leaving* comes before all brokers that are.
     """
     sealer = wanted if wanted is not None and wanted in holding else sealed.broker
     candidates = [broker for broker in (sealer, *holding, *replicas) if broker in replicas]
@@ -315,7 +315,7 @@ def _seal(
         interrupted=(),
         epochs=sealed.epochs,
         past=b"",
-        # From now on only holders count, and they have reported with their present disks.
+        # From now on only holders count, and these have reported with their present disks.
         storages=tuple(brokers[broker].storage_id for broker in block.replicas),
         is_unclean=is_unclean,
     )
@@ -333,7 +333,7 @@ def note_replica(
     broker: str,
     end: int | None,
 ) -> None:
-    """Note that a replica has a sealed block completely, up to *end*, or (None) has not."""
+    """Note that a replica of a sealed block is complete, up to *end*, or incomplete (None)."""
     replica = image.replicas.get((number, broker))
     if replica is None:
         return
@@ -344,5 +344,5 @@ def note_replica(
 
 
 def without(block: BlockNode, broker: str) -> tuple[str, ...]:
-    """The in-sync set without a broker."""
+    """Return the in-sync set without a broker."""
     return tuple(b for b in block.in_sync if b != broker)

@@ -24,8 +24,9 @@ def register(draft: Draft, node: BrokerNode, sweep: Sweep, heard_ms: int, wall_m
     After a restart the broker may have lost unsynced records; with a new disk it has lost all
     records. The broker sent its last message before the restart at *heard_ms* or earlier.
 
-    The last part writes the broker's new node. If a zkserver stops before that, the broker
-    registers again. The committed parts remain correct: the broker has lost its unsynced records.
+    The last part writes the broker's new node. If the zkserver stops before that, the broker
+    registers again. The committed parts remain correct, because the broker has really lost its
+    unsynced records.
     """
     path, known = paths.broker(node.name), draft.image.brokers.get(node.name)
     if known is None:
@@ -48,7 +49,7 @@ def register(draft: Draft, node: BrokerNode, sweep: Sweep, heard_ms: int, wall_m
 def _restarted(
     draft: Draft, name: TopicPartition, broker: BrokerNode, heard_ms: int, wall_ms: int
 ) -> bool:
-    """Draft the restart for one partition; returns whether all of it fitted into the draft."""
+    """Draft the restart for one partition; returns whether the whole change fits in the draft."""
     image = draft.image.partition(*name)
     before = len(draft.ops)
     epoch = image.node.epoch
@@ -57,7 +58,7 @@ def _restarted(
         if broker.name not in block.replicas:
             continue
         if draft.is_full:
-            # only a new disk changes so much; the next part skips the blocks that are done
+            # only a new disk causes so many changes; the next part skips the finished blocks
             is_whole = False
             break
         made_on = block.storages[block.replicas.index(broker.name)] if block.storages else ""
@@ -79,7 +80,7 @@ def _restarted(
 
 
 def _lost(block: BlockNode, broker: BrokerNode) -> BlockNode:
-    """A sealed block after one replica got a new disk, so that it must be fetched again."""
+    """Return a sealed block whose replica got a new disk and must fetch the block again."""
     storages = tuple(
         broker.storage_id if name == broker.name else storage
         for name, storage in zip(block.replicas, block.storages, strict=True)
@@ -90,20 +91,22 @@ def _lost(block: BlockNode, broker: BrokerNode) -> BlockNode:
 def _interrupted(
     block: BlockNode, broker: str, epoch: int, heard_ms: int, wall_ms: int, *, is_wiped: bool
 ) -> BlockNode:
-    """An open block after one replica may have lost its unsynced tail, or everything.
+    """Return an open block whose replica may have lost its unsynced records, or all records.
 
-    Raft tolerates a lost tail; after the loss of a disk, the roll that follows replaces the
-    replica. If the broker led a fetch block, the block loses its leader: after the restart it might
-    assign offsets again that other replicas already have.
+    Raft tolerates the loss of unsynced records; after the loss of a disk, the next roll replaces
+    the replica. If the broker led a block with fetch replication, the block loses its leader,
+    because a restarted leader might assign offsets that other replicas already have.
     """
     is_voted = block.acks is AckMode.RAFT and len(block.replicas) > 1
     if is_voted or (len(block.replicas) == 1 and not is_wiped):
         return block
     in_sync = without(block, broker)
     if not in_sync and not is_wiped:
-        in_sync = block.in_sync  # its remaining records are still the best copy of the block
+        # the broker's remaining records are still the best copy of the block
+        in_sync = block.in_sync
     interrupted = block.interrupted
-    if is_wiped:  # otherwise the entry stays valid: records from before that restart were synced
+    # otherwise the entry stays valid, because records from before that restart were synced
+    if is_wiped:
         interrupted = tuple(entry for entry in interrupted if entry.broker != broker)
     if block.leader == broker:
         # A leader continues without a replica only after the zkserver has confirmed that.
@@ -117,8 +120,9 @@ def _interrupted(
 def died(draft: Draft, broker: str, sweep: Sweep, live: Collection[str]) -> bool:
     """Remove a dead broker from the in-sync sets of fetch blocks that other brokers lead.
 
-    A leader would do that itself after ``lag_max_ms``, but producers that wait for all in-sync
-    replicas should not wait so long. This drafts the next part; returns whether it is the last one.
+    A leader would remove the broker itself after ``lag_max_ms``, but producers that wait for all
+    in-sync replicas should not wait so long. The function drafts the next part; returns whether it
+    is the last one.
     """
 
     def leave(draft: Draft, name: TopicPartition) -> bool:
@@ -136,7 +140,8 @@ def died(draft: Draft, broker: str, sweep: Sweep, live: Collection[str]) -> bool
 def offline(draft: Draft, members: BrokerLiveness, name: TopicPartition) -> bool:
     """Remove offline replicas from a partition's in-sync set (KIP-858).
 
-    Returns whether that changes anything. If the leader's own disk has failed, a roll handles it.
+    Returns whether the set changes. If the leader's own disk has failed, a roll replaces the
+    leader.
     """
     image = draft.image.find(name)
     if image is None:
@@ -153,7 +158,7 @@ def offline(draft: Draft, members: BrokerLiveness, name: TopicPartition) -> bool
 
 
 def drain(draft: Draft, broker: str, is_draining: bool) -> bool:
-    """Mark a broker so that it gets no new blocks, or unmark it; returns whether that is new."""
+    """Mark a broker to get no new blocks, or unmark it; returns whether the mark changes."""
     node = draft.image.brokers[broker]
     if node.is_draining is is_draining:
         return False

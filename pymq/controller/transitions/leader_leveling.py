@@ -1,9 +1,9 @@
 """Plans moves of leaders so that all brokers lead equally many partitions; pure functions.
 
-Only an in-sync replica may lead. So if a broker leads too many partitions, and none of them has a
-replica on a broker that leads too few, leaders move along a chain of brokers (an augmenting path).
-The numbers of leaders then differ from the ideal by at most one, as far as the places of the
-replicas allow.
+Only an in-sync replica may lead. A broker may lead too many partitions although none of them has a
+replica on a broker that leads too few. In this case leaders move along a chain of brokers (an
+augmenting path). The numbers of leaders then differ from the ideal by at most one, as far as the
+places of the replicas allow.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def targets(
 ) -> tuple[str, ...]:
     """The replicas that could lead the open block instead of its leader.
 
-    All replicas of a Raft block count: its leader transfers leadership only to a replica with all
-    records.
+    All replicas of a Raft block count, because its leader transfers leadership only to a replica
+    with all records.
     """
     able = block.replicas if block.acks is AckMode.RAFT else block.in_sync
     return tuple(
@@ -66,7 +66,7 @@ def plan(image: Image, brokers: Collection[str], can_lead: CanLead) -> list[Shif
 
 
 class _Board:
-    """Numbers of leaders and possible moves, assuming that the shifts so far are done."""
+    """The numbers of leaders and the possible moves after the shifts planned so far."""
 
     def __init__(self, image: Image, leads: dict[str, int], can_lead: CanLead) -> None:
         self._leads = leads

@@ -10,9 +10,9 @@ from pymq.core.observe.coverage import mark
 from pymq.core.types import TopicPartition
 from pymq.core.values import define
 
-LOOKS_MAX = 1_000  # partitions checked for one commit, some 5 ms
+LOOKS_MAX = 1_000  # partitions checked for one commit, which takes about 5 ms
 
-# Changes one partition; returns False if the draft is full and more is left.
+# changes one partition; returns False if the draft is full before the change is complete
 Change = Callable[[Draft, TopicPartition], bool]
 
 
@@ -22,20 +22,20 @@ class _Position:
 
     names: tuple[TopicPartition, ...] = ()
     at: int = 0  # position in the names
-    hosting: Hosting | None = None  # index of the image that the names are from
-    looks: int = 0  # how many partitions the next part may check
-    left: int = 0  # number of partitions that were left before this part; 0: it is the first part
+    hosting: Hosting | None = None  # index of the image from which the names were read
+    looks: int = 0  # number of partitions that the next part may check
+    left: int = 0  # number of partitions that were left before this part; 0: this is the first part
 
 
 class Sweep:
     """The progress of a change that takes several commits.
 
-    Other changes are committed in between. So the sweep visits a partition again if one of its
-    blocks has changed meanwhile, or if the broker got a block of it. After the last part, the sweep
-    has seen the present state of all partitions.
+    Other changes may be committed between two parts. So the sweep visits a partition again if one
+    of its blocks has changed meanwhile, or if the broker got another block of it. After the last
+    part, the sweep has seen the current state of all partitions.
 
-    A sweep always ends: if a part did not reduce the number of partitions that are left, the next
-    part may check twice as many, in the end all of them.
+    A sweep always ends: if a part did not reduce the number of remaining partitions, the next part
+    may check twice as many, and finally all of them.
     """
 
     def __init__(self, broker: str) -> None:
@@ -46,9 +46,9 @@ class Sweep:
         self._sequence = 0  # sequence of the hosting index after the last committed part
 
     def plan(self, draft: Draft, change: Change) -> bool:
-        """Draft the next part; returns whether nothing is left after it.
+        """Draft the next part; returns whether it is the last one.
 
-        Without a :meth:`commit` in between, it drafts the same part again.
+        Without a :meth:`commit` in between, a second call drafts the same part again.
         """
         names, at = self._left(draft.image.hosting)
         left, looks_max = len(names) - at, self._done.looks
@@ -79,7 +79,7 @@ class Sweep:
     def commit(self) -> list[TopicPartition]:
         """Note that the latest part is committed; returns the partitions that it changed.
 
-        No other change may have been committed since the part was planned.
+        No other change may be committed between :meth:`plan` and this call.
         """
         self._done = self._planned
         hosting = self._done.hosting
@@ -89,7 +89,7 @@ class Sweep:
     def _left(self, hosting: Hosting) -> tuple[tuple[TopicPartition, ...], int]:
         """Return the partitions to visit, and the position of the next one."""
         done, late = self._done, None
-        if hosting is done.hosting:  # otherwise the tree was read again
+        if hosting is done.hosting:  # otherwise the zkserver has read the tree again
             late = hosting.changed(self._broker, self._sequence)
         if late is None:
             return hosting.hosted(self._broker), 0

@@ -1,4 +1,4 @@
-"""Chooses the brokers of a new block: with few changes of replicas and an evenly spread load."""
+"""Chooses the brokers of a new block, with few changes of replicas and an even load."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def choose(
     count: int,
     keep: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
-    """Pick *count* of *brokers* for a new block, those in *keep* first.
+    """Choose *count* of *brokers* for a new block; brokers in *keep* come first.
 
     Raises:
         NotEnoughBrokers: there are fewer than *count*.
@@ -71,17 +71,16 @@ def succeed(
     """Return the replicas of the block after the open one.
 
     - Live replicas stay; dead ones are replaced.
-    - The block gets fewer replicas than requested only if fewer brokers are alive, and at least one
-      if any broker is alive.
+    - If fewer brokers are alive than requested, the block gets fewer replicas, but at least one.
     - If some replicas must go, *holders* stay.
-    - One replica may move to a broker with much less load. A new block has no data to move, so an
-      added broker gets its share of blocks this way.
+    - One replica may move to a broker with much less load. So a new broker gets its share of
+      blocks; a new block has no data to move.
     """
     found = image.partition(*name)
     brokers = usable(image, live)
     stay = wanted.replicas
     if stay is None:
-        # Holders first, otherwise in the present order (the sort is stable).
+        # Put holders first, and keep the present order otherwise (the sort is stable).
         stay = tuple(sorted(found.open_block.replicas, key=lambda broker: broker not in holders))
     count = wanted.count if wanted.count is not None else found.node.replicas
     keep = tuple(broker for broker in stay if broker in brokers)
@@ -101,8 +100,8 @@ def _relieved(
 ) -> tuple[str, ...]:
     """Replace one replica if a broker outside *keep* has much less load.
 
-    The leader stays, unless it is the only replica. Internal partitions stay, because their group
-    coordinators would have to move.
+    The leader stays, unless it is the only replica. Replicas of internal partitions stay, because
+    their group coordinators would have to move.
     """
     leader = image.partition(*name).open_block.leader
     movable = [broker for broker in keep if broker != leader or len(keep) == 1]
@@ -111,7 +110,7 @@ def _relieved(
         return keep
     nodes, hosting = image.brokers, load.hosting
     busiest = max(movable, key=lambda broker: (hosting[broker] / nodes[broker].weight, broker))
-    # Keep the spread over racks: the same rack, or one without another replica.
+    # Keep the spread over racks: choose the same rack, or a rack without another replica.
     racks = {nodes[broker].rack for broker in keep if broker != busiest}
     fit = [b for b in idle if nodes[b].rack == nodes[busiest].rack or nodes[b].rack not in racks]
     if not fit:
@@ -124,7 +123,7 @@ def _relieved(
 
 
 def is_manned(image: Image, members: BrokerLiveness, name: TopicPartition) -> bool:
-    """Whether enough brokers are alive for the next block, or no more can be expected.
+    """Whether enough brokers are alive for the next block, or no more brokers are expected.
 
     A zkserver that has just taken over does not know all live brokers yet.
     """
@@ -156,7 +155,9 @@ def _is_sound(
 
 
 def has_storage(image: Image, block: BlockNode, broker: str) -> bool:
-    """Whether a replica is still on the disk where it was created, as far as known."""
+    """Whether a replica's broker still has the disk on which the replica was created, as far as
+    known.
+    """
     if not block.storages:
         return True
     made_on = block.storages[block.replicas.index(broker)]

@@ -6,7 +6,7 @@
    replica and removes the old one.
 
 So no crash reduces the number of complete copies. If the block is retired or its topic deleted, the
-move ends. All functions are pure functions over the image, as in
+move ends. All functions are pure functions over the image, like those in
 :mod:`~pymq.controller.transitions.blocks`.
 """
 
@@ -52,7 +52,7 @@ def cancel(draft: Draft, name: TopicPartition, number: int) -> None:
 
 
 def finished(block: BlockNode, broker: str) -> BlockNode:
-    """The block after *broker* completed its copy; if that ends a move, without the old replica."""
+    """Return the block with *broker*'s complete copy; at a move's end without the old replica."""
     move = block.move
     if move is None or move.adding != broker:
         return block
@@ -61,7 +61,7 @@ def finished(block: BlockNode, broker: str) -> BlockNode:
 
 
 def _without(block: BlockNode, broker: str) -> BlockNode:
-    """The block without one replica."""
+    """Return the block without one replica."""
     pairs = zip(block.replicas, block.storages, strict=True)
     left = [(name, storage) for name, storage in pairs if name != broker]
     return attrs.evolve(
@@ -79,7 +79,7 @@ def _replace(draft: Draft, name: TopicPartition, image: PartitionImage, node: Bl
 
 
 def set_sealed_to(draft: Draft, name: TopicPartition, brokers: tuple[str, ...]) -> bool:
-    """Store where an administrator wants the sealed blocks; () when all of them are there."""
+    """Store the brokers to which an administrator moves the sealed blocks; () at the end."""
     image = draft.image.find(name)
     if image is None or image.node.sealed_to == brokers:
         return False

@@ -22,7 +22,7 @@ from pymq.core.types import AckMode, TopicPartition
 def is_of_another(image: Image, topic: str, topic_id: str) -> bool:
     """Whether a report concerns a deleted topic of the same name.
 
-    Blocks and epochs of both topics have the same numbers, so only the id distinguishes them.
+    Blocks and epochs of both topics have the same numbers, so only the id distinguishes the topics.
     """
     found = image.topics.get(topic)
     return found is not None and topic_id not in ("", found.node.id)
@@ -31,11 +31,11 @@ def is_of_another(image: Image, topic: str, topic_id: str) -> bool:
 def alter_isr(draft: Draft, m: AlterIsr, members: BrokerLiveness) -> None:
     """Change the in-sync set at the request of the block's leader (KIP-497).
 
-    Ignores other requests.
+    Requests of other brokers are ignored.
 
-    Brokers that may not join are left out. A refusal also raises the version: this invalidates the
-    leader's earlier requests, so the leader need not consider them any more. The version also rises
-    if the leader requests the present set; that withdraws its earlier requests.
+    Brokers that may not join are left out. A refusal also raises the version, which invalidates the
+    leader's earlier requests, so that the leader can forget these requests. The version also rises
+    if the leader requests the present set, which withdraws its earlier requests.
     """
     name = TopicPartition(m.topic, m.partition)
     topic, image = draft.image.topic(m.topic), draft.image.partition(*name)
@@ -51,7 +51,7 @@ def alter_isr(draft: Draft, m: AlterIsr, members: BrokerLiveness) -> None:
         or not set(m.in_sync) <= set(block.replicas)
     ):
         return
-    # A late request must not add a broker that has a new disk, is away, or has restarted since
+    # A late request must not add a broker that has a new disk, is dead, or has restarted meanwhile
     # (KIP-903).
     known = dict(zip(m.in_sync, m.incarnations, strict=False))
     refused = [b for b in joining if not _may_join(draft, name, block, members, b, known.get(b, 0))]
@@ -82,7 +82,7 @@ def _may_join(
 
 
 def become_leader(draft: Draft, m: BecomeLeader) -> None:
-    """Note the elected leader of a Raft block; ignores a leader of a known or older epoch."""
+    """Note the elected leader of a Raft block, unless its epoch is known or older."""
     name = TopicPartition(m.topic, m.partition)
     image = draft.image.partition(*name)
     block = image.open_block
@@ -99,9 +99,9 @@ def become_leader(draft: Draft, m: BecomeLeader) -> None:
 
 
 def progress(draft: Draft, m: Progress, changed: list[TopicPartition]) -> bool:
-    """Note which sealed blocks a broker has completely, or no longer has; extends *changed*.
+    """Note which copies of sealed blocks on a broker are complete, or missing; extends *changed*.
 
-    Returns whether everything fitted into this commit.
+    Returns whether all changes fitted into this commit.
     """
     found: dict[TopicPartition, dict[int, int]] = {}
     ids = m.topic_ids or ("",) * len(m.ends)
@@ -116,7 +116,7 @@ def progress(draft: Draft, m: Progress, changed: list[TopicPartition]) -> bool:
         blocks = {}
         for number, end in ends.items():
             if draft.is_full:
-                is_whole = False  # the next part skips partitions that are noted
+                is_whole = False  # the next part skips the partitions of this part
                 break
             block = _note_end(draft, name, image, m.broker, number, end)
             if block is not None:
@@ -134,7 +134,7 @@ def progress(draft: Draft, m: Progress, changed: list[TopicPartition]) -> bool:
 def _note_end(
     draft: Draft, name: TopicPartition, image: PartitionImage, broker: str, number: int, end: int
 ) -> BlockNode | None:
-    """Note the end of a copy; returns the block if that changes it."""
+    """Note the end of a copy; returns the block if the block changes."""
     block = image.blocks.get(number)
     if block is None or block.end is None or broker not in block.replicas:
         return None
@@ -160,7 +160,7 @@ def _with(block: BlockNode, broker: str) -> tuple[str, ...]:
 def retire(draft: Draft, m: RetireBlocks) -> bool:
     """Remove the blocks that retention has retired; brokers delete the files after the commit.
 
-    Returns whether everything fitted into this commit.
+    Returns whether all changes fitted into this commit.
     """
     name = TopicPartition(m.topic, m.partition)
     image = draft.image.find(name)

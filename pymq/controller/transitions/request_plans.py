@@ -1,7 +1,7 @@
 """Drafts requests about topics, subscriptions and producers; pure functions over the image.
 
-Each function writes into a :class:`~pymq.controller.state.image.Draft`. If a function raises,
-nothing is changed, and the error is the client's answer.
+Each function writes into a :class:`~pymq.controller.state.image.Draft`. If a function raises an
+error, the draft is dropped, and the error is the client's answer.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from pymq.errors import (
 )
 
 PARTITIONS_MAX = 100_000
-# subscriptions of a topic: so many groups, and as many readers; some 150 bytes each
+# most groups subscribed to a topic, and most readers; a subscription takes 150 bytes
 SUBSCRIPTIONS_MAX = 10_000
-NAMES_MAX = 100_000  # names of producers in a cluster, kept forever; some 150 bytes each
+NAMES_MAX = 100_000  # most names of producers in a cluster; a name takes 150 bytes, forever
 MODES = ("ptp", "psb")  # modes of subscriptions
 OFFSETS_CONFIG = {"cleanup_policy": "compact", "block_bytes": 16 << 20, "fsync": "interval"}
 
@@ -77,7 +77,7 @@ def folders(draft: Draft) -> None:
 
 
 class Making:
-    """A topic that is being created, some partitions in each commit.
+    """A topic that is being created; each commit adds some partitions.
 
     The topic is hidden until its last partition exists. A zkserver that takes over removes hidden
     topics, so a topic exists completely or not at all.
@@ -90,7 +90,7 @@ class Making:
         self.replicas = 0  # replicas of each partition
         self._load: BrokerLoad | None = None
         self._brokers: list[str] = []  # brokers that the load counts
-        self._disks: dict[str, str] = {}  # storage ids on which partitions were placed
+        self._disks: dict[str, str] = {}  # storage ids of the brokers that got partitions
 
     def load(self, image: Image, brokers: list[str], made: Iterable[PartitionImage]) -> BrokerLoad:
         """The load of the brokers, including the hidden partitions of this topic."""
@@ -103,17 +103,17 @@ class Making:
         return self._load
 
     def check(self, image: Image) -> None:
-        """Raise :class:`NotEnoughBrokers` if partitions were placed on a disk that is gone."""
+        """Raise :class:`NotEnoughBrokers` if the disk of a chosen broker was replaced."""
         for broker, disk in self._disks.items():
             if image.brokers[broker].storage_id != disk:
                 raise NotEnoughBrokers(f"the disk of {broker} was replaced meanwhile; try again")
 
 
 def create_topic(draft: Draft, m: CreateTopic, live: Collection[str], making: Making) -> bool:
-    """Draft the next part of a topic with all its partitions; returns whether it is the last one.
+    """Draft the next part of the creation of a topic; returns whether it is the last part.
 
     Raises:
-        InvalidName, TopicExists, ConfigError, InvalidRequest, NotEnoughBrokers: as they say.
+        InvalidName, TopicExists, ConfigError, InvalidRequest, NotEnoughBrokers: as the names say.
     """
     hidden = draft.image.hidden.get(m.name)
     if hidden is not None:
@@ -161,7 +161,7 @@ def _add_partitions(
     making: Making,
     made: Iterable[PartitionImage] = (),
 ) -> int:
-    """Create as many partitions as fit, at least one; returns how many."""
+    """Create as many partitions as fit, at least one; returns their number."""
     brokers = usable(draft.image, live)
     load = making.load(draft.image, brokers, made)
     for number, name in enumerate(names):
@@ -179,7 +179,7 @@ def create_partition(draft: Draft, m: CreatePartition, live: Collection[str], wa
     """Add a partition.
 
     Raises:
-        InvalidName, UnknownTopic, PartitionExists, NotEnoughBrokers: as they say.
+        InvalidName, UnknownTopic, PartitionExists, NotEnoughBrokers: as the names say.
     """
     topic = draft.image.topic(m.topic)
     if m.partition in topic.partitions:
@@ -194,13 +194,14 @@ def create_partition(draft: Draft, m: CreatePartition, live: Collection[str], wa
 
 
 def delete_topic(draft: Draft, topic: TopicImage) -> tuple[tuple[str, ...], bool]:
-    """Remove a topic; returns the brokers with files of it, and whether the removal is complete.
+    """Remove a topic; returns the brokers with files of the topic, and whether the removal is
+    complete.
 
-    If the topic is too large for one commit, this one hides it, and :func:`remove_topic` does the
-    rest.
+    If the topic is too large for one commit, this commit hides the topic, and :func:`remove_topic`
+    removes the rest.
 
-    The tree keeps the names of the brokers until these have confirmed: a broker removes files only
-    on request, never because it does not know them (K7).
+    The tree keeps the names of these brokers until they have confirmed the removal: a broker
+    removes files only on request, never because it does not know the files (K7).
 
     Raises:
         InvalidRequest: the topic is internal.
@@ -212,8 +213,8 @@ def delete_topic(draft: Draft, topic: TopicImage) -> tuple[tuple[str, ...], bool
     for image in topic.partitions.values():
         brokers.update(image.hosts, image.node.leaving)
     if (offsets := draft.image.topics.get(OFFSETS_TOPIC)) is not None:
-        # Group coordinators must drop the topic's offsets: a later topic of that name starts
-        # without any.
+        # Group coordinators must drop the topic's offsets, because a later topic of that name
+        # starts without offsets.
         for image in offsets.partitions.values():
             brokers.update(image.open_block.replicas)
     rest = Draft(draft.image, draft.bytes_max)
@@ -265,7 +266,7 @@ def alter_topic(draft: Draft, m: AlterTopic) -> None:
     """Change options of a topic.
 
     Raises:
-        UnknownTopic, ConfigError: as they say.
+        UnknownTopic, ConfigError: as the names say.
     """
     node = draft.image.topic(m.name).node
     config = node.config.altered(m.config)
@@ -282,13 +283,12 @@ def offsets_topic(
     replicas: int,
     brokers: int,
 ) -> CreateTopic:
-    """The request that creates the group coordinators' topic.
+    """Return the request that creates the group coordinators' topic.
 
     *brokers* is the number of live brokers.
 
-    The topic's ack mode is ``raft`` if a majority survives the loss of one broker. With two
-    replicas, either must be able to continue alone, so the mode is ``leader``, with its in-sync
-    set.
+    The topic's ack mode is ``raft`` if a majority survives the loss of one broker. Of two replicas,
+    each must be able to continue alone, so the mode is then ``leader``, with its in-sync set.
     """
     names = tuple(str(index) for index in range(partitions))
     acks = AckMode.RAFT if min(replicas, brokers) > 2 else AckMode.LEADER
@@ -299,16 +299,16 @@ def offsets_topic(
 
 
 def subscribe(draft: Draft, m: Subscribe, source: str) -> None:
-    """Create or replace a subscription; does nothing if the same one exists.
+    """Create or replace a subscription; does nothing if the same subscription exists.
 
     A group's subscription is permanent. A reader's subscription ends with the reader or its
     zkserver (see :mod:`~pymq.controller.operations.subscribers`), so it needs no write to a disk,
     which may be full.
 
     Raises:
-        UnknownTopic, UnknownPartition, InvalidName: as they say.
-        InvalidRequest: the mode is unknown, or the name belongs to another client.
-        GroupLimitReached: the topic has as many subscriptions of groups, or of readers, as it may.
+        UnknownTopic, UnknownPartition, InvalidName: as the names say. InvalidRequest: the mode is
+        unknown, or the name belongs to another client. GroupLimitReached: the topic has reached its
+        limit of subscriptions of groups, or of readers.
     """
     topic = draft.image.topic(m.topic)
     if m.partition is not None:
@@ -340,8 +340,9 @@ def _check_room(topic: TopicImage, *, is_group: bool) -> None:
 def _check_subscriber(topic: TopicImage, m: Subscribe | Unsubscribe, source: str) -> None:
     """Check that *source* may use a subscription of that name.
 
-    A group's subscription has the group's name; access rules have checked that *source* may use it.
-    A reader's name begins with the name of its node, and only that node may use it.
+    A group's subscription has the group's name; access rules have checked that *source* may use
+    this name. A reader's name begins with the name of its node, and only that node may use the
+    name.
     """
     before = topic.subscriptions.get(m.name)
     if m.group is not None:
@@ -359,7 +360,7 @@ def unsubscribe(draft: Draft, m: Unsubscribe, source: str) -> bool:
     """Remove a subscription; returns whether there was one.
 
     Raises:
-        InvalidName: the topic or the subscription cannot have that name.
+        InvalidName: a topic or a subscription may not have that name.
         InvalidRequest: the subscription belongs to another client.
     """
     if (topic := draft.image.topics.get(m.topic)) is not None:
@@ -375,18 +376,17 @@ def keep_secret(draft: Draft, new_id: Callable[[], str]) -> None:
 
 
 def init_producer(draft: Draft, m: InitProducer, new_id: Callable[[], str]) -> ProducerIds | int:
-    """Raise the epoch of a named producer, unless it is the same run.
+    """Raise the epoch of a named producer, unless the request is of the same run.
 
-    Without a name assign a block of ids.
+    Without a name, the function assigns a block of ids.
 
-    A name from before the cluster assigned ids keeps its hashed id, so that its sequences continue.
-    A grant protects that id like any other.
+    A name that was first used before the cluster assigned ids keeps its hashed id, so that its
+    sequences continue. A grant protects that id like any other id.
 
     Raises:
-        InvalidName: the name or the run is not valid.
-        InvalidRequest: the name has an id, and the client would use a different one.
-        ProducerLimitReached: the name is new, and the cluster has as many names as it may.
-        NoBrokers: no broker has registered yet.
+        InvalidName: the name or the run is not valid. InvalidRequest: the name has an id, but this
+        client would use a different id. ProducerLimitReached: the name is new, and the cluster has
+        reached its limit of names. NoBrokers: no broker has registered yet.
     """
     secret = draft.image.secret
     if not m.name and m.takes_ids:
@@ -401,7 +401,7 @@ def init_producer(draft: Draft, m: InitProducer, new_id: Callable[[], str]) -> P
         if len(draft.image.producers) >= NAMES_MAX:
             raise ProducerLimitReached(
                 f"the cluster has {NAMES_MAX} named producers, and {m.name!r} is not one of them; "
-                "names are for good, so give them to programs and not to single runs"
+                "names are permanent, so name a program, not each of its runs"
             )
         number = grants.new_named(new_id) if m.takes_ids else -1
         node = ProducerNode(m.name, 0, m.run, number)

@@ -1,8 +1,8 @@
-"""Decides which replicas of sealed blocks move, and where to; pure functions over the image.
+"""Decides which replicas of sealed blocks move, and to which brokers; pure functions.
 
 A sealed block is copied for three reasons only: one of its brokers is lost, one was decommissioned,
 or an administrator wants the sealed blocks on other brokers. The number of copies does not change.
-*live* are the brokers that are alive, *lost* those that have been dead for too long.
+In all functions, *live* are the live brokers, and *lost* those that have been dead for too long.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from pymq.controller.state.image import Image, PartitionImage
 from pymq.core.metadata.nodes import BlockNode, Move
 from pymq.core.types import TopicPartition
 
-REASONS_MAX = 5  # reasons in an answer why a broker is not empty
+REASONS_MAX = 5  # most reasons in the answer to why a broker is not empty
 
-Place = tuple[TopicPartition, int]  # a block
+Place = tuple[TopicPartition, int]  # a block, by its partition and its number
 
 
 def candidates(image: Image, live: Collection[str], lost: Collection[str]) -> list[Place]:
-    """The sealed blocks with a replica that must move, those with the fewest live copies first."""
+    """Return the sealed blocks with a replica that must move; those with the fewest live copies
+    first.
+    """
     found: dict[Place, int] = {}
     for broker in _sources(image, lost):
         for name in image.hosting.hosted(broker):
@@ -35,12 +37,12 @@ def candidates(image: Image, live: Collection[str], lost: Collection[str]) -> li
 
 
 def _sources(image: Image, lost: Collection[str]) -> list[str]:
-    """The brokers that must hold no sealed blocks."""
+    """Return the brokers that must hold no sealed blocks."""
     return sorted({*image.draining, *lost})
 
 
 def sealed_on_sources(image: Image, lost: Collection[str]) -> int:
-    """How many copies of sealed blocks are on brokers that must hold none."""
+    """Count the copies of sealed blocks on brokers that must hold none."""
     hosting = image.hosting
     return sum(hosting.blocks[b] - hosting.opened_count(b) for b in _sources(image, lost))
 
@@ -54,7 +56,7 @@ def _alive(block: BlockNode, live: Collection[str]) -> int:
 
 
 def _unwanted(image: Image, found: PartitionImage, block: BlockNode) -> str | None:
-    """A replica that must move to a broker that an administrator named, or None."""
+    """Return a replica that must move to a broker named by an administrator, or None."""
     wanted = found.node.sealed_to
     if all(b in block.replicas for b in wanted if not image.brokers[b].is_draining):
         return None
@@ -64,7 +66,9 @@ def _unwanted(image: Image, found: PartitionImage, block: BlockNode) -> str | No
 def choose(
     image: Image, live: Collection[str], lost: Collection[str], place: Place
 ) -> Move | str | None:
-    """Return the move of one replica, or why it cannot move, or None if none must move."""
+    """Return the move of one replica, the reason why it cannot move, or None if no replica must
+    move.
+    """
     name, number = place
     found = image.find(name)
     block = found.blocks.get(number) if found is not None else None
@@ -72,7 +76,7 @@ def choose(
         return None
     sources = _sources(image, lost)
     bad = [broker for broker in block.replicas if broker in sources]
-    # Dead brokers first, then live ones that are decommissioned.
+    # Choose replicas on dead brokers first, then replicas on live decommissioned brokers.
     removing = min(bad, key=lambda broker: (broker in live, broker), default=None)
     wanted: tuple[str, ...] = ()
     if removing is None:
@@ -82,7 +86,8 @@ def choose(
     if not _alive(block, live):
         return "no broker that holds all of it is alive"
     if found.open_block.replicas == (removing,):
-        # Recovery of the open block may need this one's producer table (pymq.core.block.recovery).
+        # Recovery of the open block may need this block's producer table
+        # (pymq.core.block.recovery).
         return "the block that takes records is on that broker alone"
     adding = _target(image, live, block, removing, wanted)
     if adding is None:
@@ -97,7 +102,7 @@ def _target(
     removing: str,
     wanted: Sequence[str],
 ) -> str | None:
-    """The broker for the new copy: with the least load, if possible in another rack."""
+    """Return the broker for the new copy: the least loaded one, if possible in another rack."""
     brokers, carried = image.brokers, image.hosting.blocks
     able = [
         broker
@@ -124,12 +129,13 @@ def is_void(image: Image, live: Collection[str], lost: Collection[str], place: P
     if move.removing in image.draining or move.removing in lost:
         return False
     is_wanted = move.adding in found.node.sealed_to and move.removing not in found.node.sealed_to
-    # If the old replica is away but not lost, an earlier zkserver may have considered it lost.
+    # If the old replica's broker is dead but not lost, an earlier zkserver may have considered it
+    # lost.
     return move.removing in live and not is_wanted
 
 
 def is_stuck(image: Image, live: Collection[str], place: Place) -> bool:
-    """Whether a move waits for brokers that are away.
+    """Whether a move waits for dead brokers.
 
     A move that waits does not count as being in progress.
     """
@@ -150,7 +156,7 @@ def is_settled(image: Image, name: TopicPartition) -> bool:
 
 
 def under_replicated(image: Image, live: Collection[str]) -> int:
-    """How many sealed blocks have fewer complete live copies than they should have."""
+    """Count the sealed blocks with fewer complete live copies than requested."""
     short: dict[Place, None] = dict(image.not_whole)
     for broker in image.brokers:
         if broker in live:
@@ -165,7 +171,7 @@ def under_replicated(image: Image, live: Collection[str]) -> int:
 def kept_by(
     image: Image, live: Collection[str], lost: Collection[str], broker: str
 ) -> tuple[str, ...]:
-    """The reasons why a decommissioned broker is not empty, as text; empty when it is."""
+    """Return the reasons, as text, why a decommissioned broker is not empty; () if it is empty."""
     whys: Counter[str] = Counter()
     firsts: dict[str, str] = {}
     for name in image.hosting.hosted(broker):

@@ -2,24 +2,24 @@
 
 | block | replicas that together have all committed records |
 |---|---|
-| fetch | any one of the committed in-sync set |
-| fetch, all in-sync disks replaced | all that were in sync until they restarted (see below) |
-| Raft, a majority can vote | none is asked: the block elects another leader |
-| Raft, no majority can vote | so many that the others are no majority: one of two, two of four |
+| fetch | any one replica of the committed in-sync set |
+| fetch, all in-sync disks replaced | all that were in sync until their restart (see below) |
+| Raft, a majority can vote | no replica is asked: the block elects another leader |
+| Raft, no majority can vote | enough that the others are no majority: one of two, two of four |
 
-A fetch block cannot elect a leader. In a Raft block, every committed record is on a majority.
+A block with fetch replication (a fetch block) cannot elect a leader. In a block with Raft
+replication, every committed record is on a majority.
 
 If all in-sync disks of a fetch block were replaced, the replicas that were in sync until their
-restart count instead, provided that the leader cannot have committed without them since. The
-replicas that left the in-sync set by a restart have, together, all committed records that they had
-synced before the restart.
+restart count instead, provided that the leader cannot have committed records without them
+afterwards. Together, these replicas have all committed records that were synced before the restart.
 
 A Raft replica with a replaced disk never votes again, because its earlier votes are lost. During a
-take-over of a Raft block no leader can be elected: it would need the vote of a replica that has
-answered the seal, and such a replica no longer votes.
+take-over of a Raft block no leader can be elected, because it would need the vote of a replica that
+has answered the seal request, and such a replica no longer votes.
 
-With fewer replicas, committed records may be lost. The partition then continues only if its topic
-has ``unclean_election`` and no replica that is needed is expected back, or if an administrator
+With fewer replicas, committed records may be lost. The partition then continues in two cases only:
+its topic has ``unclean_election`` and no needed replica is expected back, or an administrator
 requests it.
 """
 
@@ -37,14 +37,14 @@ from pymq.replication.quorum import majority
 
 
 def survivors(image: Image, block: BlockNode) -> tuple[str, ...]:
-    """The replicas, alive or not, whose disk is still the one on which they were created."""
+    """Return the replicas, alive or dead, that still have the disk on which they were created."""
     return tuple(broker for broker in block.replicas if has_storage(image, block, broker))
 
 
 def able(
     image: Image, members: BrokerLiveness, name: TopicPartition, block: BlockNode
 ) -> tuple[str, ...]:
-    """The survivors that are alive and not offline."""
+    """Return the survivors that are alive and not offline."""
     left = survivors(image, block)
     return tuple(broker for broker in left if members.can_act(broker, name))
 
@@ -72,7 +72,8 @@ def is_needed(
 ) -> bool:
     """Whether the open block must be sealed without a leader; otherwise its leader seals it.
 
-    *is_forced*: also if replicas that are away could elect a leader after they come back.
+    If *is_forced* is set, the result is true even if dead replicas could elect a leader after their
+    return.
     """
     if block.acks is not AckMode.RAFT:
         if block.leader is None or not members.may_live(block.leader):
@@ -98,9 +99,9 @@ def has_leader(
 def seal_targets(
     image: Image, members: BrokerLiveness, name: TopicPartition, *, is_forced: bool = False
 ) -> tuple[str, ...] | None:
-    """The replicas to ask for their ends; None if the block cannot be sealed now.
+    """Return the replicas to ask for their ends; None if the block cannot be sealed now.
 
-    Empty if nothing is left of the block and the partition may continue without it.
+    The result is empty if no copy of the block is left and the partition may continue without it.
     """
     block = image.partition(*name).open_block
     left = survivors(image, block)
@@ -116,8 +117,8 @@ def seal_targets(
         return None
     hopes = left
     if block.acks is not AckMode.RAFT:
-        # Fetch: a broker that is silent for a session is given up. Raft: such a broker is given up
-        # only together with its disk.
+        # In a fetch block, a broker that is silent for a session is given up. In a Raft block, a
+        # broker is given up only if its disk is lost.
         hopes = tuple(b for b in left if members.may_live(b))
     if is_enough(block, hopes) or (left and not live):
         return None
@@ -125,18 +126,18 @@ def seal_targets(
 
 
 def rank(m: Sealed) -> tuple[int, int]:
-    """How complete a copy may be; copies of one rank are equal.
+    """Return a sort key of copies by completeness; copies with equal keys are equal.
 
-    A later epoch ranks before a longer log, as in an election of Raft: the leader of that epoch had
-    all records that were committed before. A fetch block has only one epoch.
+    As in a Raft election, a later epoch counts more than a longer log, because the leader of the
+    later epoch had all records that were committed before. A fetch block has only one epoch.
     """
     return (m.epochs[-1][0] if m.epochs else 0, m.end)
 
 
 def problem(image: Image, members: BrokerLiveness, name: TopicPartition) -> str | None:
-    """The reason why a partition cannot be written to, as text for administrators.
+    """Return the reason why a partition accepts no writes, as text for administrators.
 
-    None if the block can have a leader.
+    The result is None if the block can have a leader.
     """
     found = image.partition(*name)
     block = found.open_block

@@ -1,13 +1,14 @@
 """A coordinator backend in ZooKeeper: zkservers on several machines share one tree.
 
 The thread of the loop makes all decisions, in ``submit`` and ``poll``, and never waits for an
-answer. :class:`pymq.coord.zookeeper.session.ZookeeperLink` stores what kazoo's thread has read
-until the loop's thread takes it. Without a connection, requests are kept and sent later.
+answer. :class:`pymq.coord.zookeeper.session.ZookeeperLink` stores the answers and events that
+kazoo's thread has read until the loop's thread takes them. Without a connection, requests are kept
+and sent later.
 
 A commit is one multi-op transaction, conditional on versions, so it is atomic. If the connection is
-lost before its answer, the commit is ``Uncertain``. The outcome of such a commit does not change
-later: when a session has moved to a new connection, ZooKeeper refuses its requests from the old
-one. :mod:`pymq.coord.zookeeper.tree_loader` carries out loads.
+lost before the answer, the commit is ``Uncertain``. The outcome of such a commit does not change
+later, because ZooKeeper refuses requests of a session from an old connection.
+:mod:`pymq.coord.zookeeper.tree_loader` carries out loads.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ from pymq.errors import (
 
 __all__ = ["ZookeeperCoordinator"]
 
-COMMITS_OUT = 64  # commits in flight at once; kazoo blocks its caller when some 250 are unsent
+COMMITS_OUT = 64  # most commits in flight; kazoo blocks its caller when about 250 are unsent
 
 
 class ZookeeperCoordinator:
-    """Successive sessions on the ensemble at *address*; used only by its loop's thread.
+    """Successive sessions on the ensemble at *address*; only the loop's thread may use it.
 
-    *wake*, *timeout_s* and the errors raised are those of :func:`pymq.coord.open`.
+    *wake*, *timeout_s* and the errors are those of :func:`pymq.coord.open`.
     """
 
     def __init__(
@@ -80,16 +81,17 @@ class ZookeeperCoordinator:
             is_owned=credentials is not None,
             max_request_bytes=address.max_request_bytes,
         )
-        # Never empty, because each poll also looks at the connection.
+        # Never empty, because each poll also checks the connection.
         self.arrivals = (None,)
         self._news = News()
-        self._queue: deque[CoordRequest] = deque()  # requests that were submitted and not started
-        self._commits = 0  # commits that were sent and not answered
+        self._queue: deque[CoordRequest] = deque()  # submitted requests that have not started
+        self._commits = 0  # number of sent commits without an answer
         self._is_up = False  # whether there is a connection, by the last event of the link
-        # whether the node above the tree exists; None: request in flight
+        # whether the node above the tree exists; None while a request for it is in flight
         self._has_root: bool | None = False
-        self._denial: Exception | None = None  # the refusal to create that node
-        # the error because of which that node is missing, or the link has ended
+        # the error with which ZooKeeper has refused to create that node
+        self._denial: Exception | None = None
+        # the error that explains why that node is missing, or why the link has ended
         self._problem: PymqError | None = None
         self._is_broken = self._is_closed = False
         self._link = ZookeeperLink(address.hosts, address.session_ms, credentials, wake)
@@ -118,7 +120,7 @@ class ZookeeperCoordinator:
                     f"no answer from ZooKeeper at {hosts} within {timeout_s:g} s"
                 )
             self._link.wait(left)
-        self._news.take()  # the owner must not get events from before the creation of this object
+        self._news.take()  # drop the events of the opening, which the owner must not get
 
     # --- the contract ---------------------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class ZookeeperCoordinator:
         return self._requests.session
 
     def submit(self, request: CoordRequest) -> None:
-        """Start *request*, or keep it until there is a connection.
+        """Start *request*, or keep the request until there is a connection.
 
         Raises the errors of the contract, and :class:`InvalidRequest` for a commit above
         ZooKeeper's size limit.
@@ -143,16 +145,16 @@ class ZookeeperCoordinator:
     def poll(self) -> Sequence[CoordEvent]:
         """Return the events since the last call; none after :meth:`close`.
 
-        Raises :class:`StoreError` or :class:`AuthenticationFailed` if the session can never come
-        back; then the backend must be opened again.
+        Raises :class:`StoreError` or :class:`AuthenticationFailed` if the session can never be
+        restored; the backend must then be opened again.
         """
         if self._is_closed:
             return ()
         self._check()
         self._take()
         if self._is_up and self._link.is_silent():
-            # After such a silence another zkserver may be the controller, so this one stops
-            # leading.
+            # After such a silence another zkserver may be the controller, so this zkserver stops
+            # being active.
             self._suspend()
             self._link.drop()
         self._pump()
@@ -240,7 +242,7 @@ class ZookeeperCoordinator:
             return
         if self._commits:
             # A commit of this session may have made the change, and its answer must be reported
-            # first.
+            # before the change.
             self._news.hold(Changed(path))
         else:
             self._news.tell(Changed(path))
@@ -273,7 +275,7 @@ class ZookeeperCoordinator:
 
     def _prepared(self, _: Any, error: Exception | None) -> None:
         if isinstance(error, REFUSED):
-            self._denial = error  # the error does not matter if the node exists already
+            self._denial = error  # the error does not matter if the node already exists
 
     def _entered(self, _: Any, error: Exception | None) -> None:
         if error is None:

@@ -1,6 +1,6 @@
-"""Translates requests into requests of ZooKeeper, and ZooKeeper's answers into events. Pure.
+"""Translates requests into requests of ZooKeeper, and ZooKeeper's answers into events.
 
-The tree is below a node of the ensemble; paths in the tree omit the part above it.
+The tree is below a node of the ensemble; paths in the tree omit the path of this node.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["LOST", "REFUSED", "Dialect", "NoNodeError"]
 _HEADER_BYTES = 8  # bytes of each request in addition to its body
 _OWN = "/zookeeper"  # ZooKeeper's own nodes, at its root
 
-# Reasons for which a conditional operation is refused; any other error is unexpected.
+# Reasons for the refusal of a conditional operation; any other error is unexpected.
 _REASONS: dict[type[Exception], str] = {
     zk.NodeExistsError: "exists",
     zk.NoNodeError: "missing",
@@ -60,7 +60,7 @@ REFUSED = (
     zk.QuotaExceededError,
     zk.UnimplementedError,
 )
-# After these errors no request that was sent is answered any more; the link reports the loss.
+# After these errors no sent request gets an answer any more; the link reports the loss.
 LOST = (
     zk.AuthFailedError,
     zk.ConnectionClosedError,
@@ -71,9 +71,9 @@ NoNodeError: type[Exception] = zk.NoNodeError
 
 
 class Dialect:
-    """Requests and answers for the tree below *root*.
+    """Converts requests and answers for the tree below *root*.
 
-    If the tree *is_owned*, only the configured user may access its nodes.
+    If *is_owned* is set, only the configured user may access the nodes of the tree.
     """
 
     def __init__(self, root: str, *, is_owned: bool, max_request_bytes: int) -> None:
@@ -93,26 +93,26 @@ class Dialect:
     # --- requests ---------------------------------------------------------------------------------
 
     def ancestors(self) -> list[ZookeeperRequest]:
-        """Requests that create the nodes above the tree; existing ones are no error."""
+        """Return the requests that create the nodes above the tree; existing nodes are no error."""
         names = self._root.split("/")[1:]
         paths = ["/" + "/".join(names[: depth + 1]) for depth in range(len(names))]
         return [CreateNode(path, b"", self._acl, 0) for path in paths]
 
     def enter(self) -> ZookeeperRequest:
-        """A read of the node above the tree; it fails if our credentials are not accepted."""
+        """Return a read of the node above the tree, which fails with wrong credentials."""
         return self._list(self._root or "/")
 
     def watch(self, root: str) -> ZookeeperRequest:
-        """A watch of all changes at and below *root*."""
+        """Return a watch of all changes at and below *root*."""
         return AddWatch(self._full(root))
 
     def sync(self, root: str) -> ZookeeperRequest:
-        """A ``sync``: the server catches up with all earlier commits."""
+        """Return a ``sync``, which makes the server catch up with all earlier commits."""
         made: ZookeeperRequest = Sync(self._full(root))
         return made
 
     def read(self, question: GetNode | ListNode) -> ZookeeperRequest:
-        """A read of a node, or of the names of its children."""
+        """Return a read of a node, or of the names of its children."""
         full = self._full(question.path)
         made: ZookeeperRequest = (
             GetData(full, None) if isinstance(question, GetNode) else self._list(full)
@@ -124,7 +124,7 @@ class Dialect:
         return made
 
     def transaction(self, commit: Commit) -> ZookeeperRequest:
-        """An atomic transaction for *commit*."""
+        """Return an atomic transaction for *commit*."""
         made: ZookeeperRequest = Transaction([self._operation(op) for op in commit.ops])
         return made
 

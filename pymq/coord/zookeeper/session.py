@@ -1,18 +1,18 @@
 """A session with a ZooKeeper ensemble, through kazoo: events and answers as values, in wire order.
 
-kazoo's connection thread makes no decisions here. The thread turns all that it reads into
-:data:`Arrival` values, in the order in which ZooKeeper sent them, and the owner takes them later.
-Loads rely on this order: ZooKeeper sends the event of a change before any answer that reflects the
-change.
+kazoo's connection thread makes no decisions here. The thread converts all answers and events to
+:data:`Arrival` values, in the order in which ZooKeeper sent them, and the owner takes these values
+later. Loads rely on this order: ZooKeeper sends the event of a change before any answer that
+reflects the change.
 
 This module adds to kazoo, by overriding some methods outside its public API:
 
-- A recursive, persistent watch (ZooKeeper 3.6): one for a whole tree, instead of two for each node
-  that must be set again after each event.
-- A lease: a connection without any received byte for two thirds of the session timeout is dropped.
-  kazoo counts sent bytes as a sign of life, so with requests in flight it notices neither a server
-  that hangs nor that this process was stopped.
-- A session boundary: a request of one session is never sent in the next.
+- A recursive, persistent watch (ZooKeeper 3.6). One watch covers a whole tree, instead of two
+  watches for each node that must be set again after each event.
+- A lease: a connection that has received no byte for two thirds of the session timeout is dropped.
+  kazoo counts sent bytes as a sign of life, so with requests in flight it does not notice that a
+  server hangs, or that this process was stopped.
+- A session boundary: a request of one session is never sent in the next session.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _log.addFilter(_Seldom())
 
 @value
 class Connected:
-    """There is a connection, in this session, which may be the previous one or a new one."""
+    """A connection was established, in this session, which may be the previous one or a new one."""
 
     session: str
 
@@ -93,7 +93,7 @@ class Reply:
     """The answer to a request."""
 
     number: int
-    result: Any  # the answer as kazoo decodes it for that kind of request
+    result: Any  # the decoded answer, as kazoo returns it for that kind of request
     error: Exception | None
 
 
@@ -106,16 +106,16 @@ class Event:
 
 @value
 class Ended:
-    """kazoo's connection thread has ended; this link cannot be used any more."""
+    """kazoo's connection thread has ended, so this link can no longer be used."""
 
-    is_denied: bool  # the server refused our credentials
+    is_denied: bool  # whether the server has refused our credentials
 
 
 Arrival = Connected | Lost | Reply | Event | Ended
 
 
 class ZookeeperRequest(Protocol):
-    """A request as kazoo sends it."""
+    """A request in the form in which kazoo sends it."""
 
     @property
     def type(self) -> int:
@@ -146,7 +146,7 @@ class AddWatch:
 
 
 def session_name(session_id: int) -> str:
-    """Return the name of a session: its number as ZooKeeper's own tools write it."""
+    """Return the name of a session: its number in the format of ZooKeeper's own tools."""
     return f"{session_id & _SESSION:#x}"
 
 
@@ -169,9 +169,9 @@ class ZookeeperLink:
             timeout=session_ms / 1000,
             handler=self._handler,
             auth_data=[("digest", _Secret(credentials))] if credentials else None,
-            # By default kazoo waits up to an hour between tries. A restarted server gives each
-            # session its full timeout again, so a client that reconnects within that time keeps its
-            # session.
+            # By default kazoo waits up to an hour between tries. Try more often: a restarted server
+            # gives each session its full timeout again, so a client that reconnects within that
+            # time keeps its session.
             connection_retry={
                 "max_tries": -1,
                 "delay": 0.05,
@@ -200,7 +200,7 @@ class ZookeeperLink:
         return taken
 
     def send(self, number: int, request: ZookeeperRequest, session: str) -> None:
-        """Send *request*, in *session* only; its :class:`Reply` has *number*."""
+        """Send *request*, but only in *session*; its :class:`Reply` has *number*."""
         result = self._handler.async_result()
         result.rawlink(partial(self._replied, number))
         self._client._call(_Bound(request, session, self._client), result)
@@ -214,7 +214,7 @@ class ZookeeperLink:
         self._handler.is_unwanted = True
 
     def close(self) -> None:
-        """End the session; if the server does not answer, the session will expire there."""
+        """End the session; if the server does not answer, the session expires later."""
         # stop() may hang (kazoo's issue 582), so wait for it in a thread with a timeout.
         stopper = threading.Thread(target=self._stop, name="pymq-zookeeper-stop", daemon=True)
         stopper.start()
@@ -226,7 +226,7 @@ class ZookeeperLink:
             self._client.stop()
             self._client.close()
         except Exception:
-            _log.exception("the session was not ended in order; it will expire")
+            _log.exception("the session could not be ended; it will expire")
 
     # --- for kazoo's thread ---------------------------------------------------------------------
 
@@ -246,14 +246,14 @@ class ZookeeperLink:
             self._arrived(Lost())
         elif self._client.client_state == KeeperState.AUTH_FAILED:
             self._is_denied = True
-        # Otherwise the server has reported that the session expired, and a new session follows.
+        # Otherwise the server has reported that the session has expired, and a new session follows.
 
     def _ended(self) -> None:
         self._arrived(Ended(self._is_denied))
 
 
 class _Secret(str):
-    """Credentials that are hidden when kazoo logs its requests."""
+    """Credentials that stay hidden when kazoo logs its requests."""
 
     __slots__ = ()
 
@@ -272,8 +272,8 @@ class _Bound:
 
     def serialize(self) -> bytes:
         if session_name(self._client._session_id or 0) != self._session:
-            # The request was submitted before the end of its session was known. Only a lost
-            # connection makes kazoo answer a request without sending it.
+            # The request was submitted before the end of its session was known. kazoo answers a
+            # request without sending it only if the connection is lost.
             raise ConnectionDropped("a request of an earlier session")
         return self._request.serialize()
 
@@ -287,16 +287,16 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no
 
     def __init__(self) -> None:
         super().__init__()
-        self.lease_s = 0.0  # the longest silence that is allowed; 0 until this is known
+        self.lease_s = 0.0  # the longest allowed silence; 0 until it is known
         self.is_unwanted = False
         self._heard = 0.0
         self._server: Any = None  # the socket
 
     def start(self) -> None:
-        """Start no threads: a handler that is not running calls callbacks directly."""
+        """Start no threads, because a handler that is not running calls callbacks directly."""
 
     def stop(self) -> None:
-        """Do nothing: there are no threads."""
+        """Do nothing, because there are no threads."""
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         self._server = super().create_connection(*args, **kwargs)
@@ -307,9 +307,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no
     def select(self, *args: Any, **kwargs: Any) -> Any:
         ready = super().select(*args, **kwargs)
         now = time.monotonic()
-        # Late bytes prove nothing: they may have arrived while this process was stopped.
+        # Late bytes prove nothing, because they may have arrived while this process was stopped.
         if self.is_unwanted or self.is_silent(now):
-            raise self.timeout_exception("nothing was heard for too long")
+            raise self.timeout_exception("no bytes were received for too long")
         if self._server in ready[0]:
             self._heard = now
         return ready

@@ -1,8 +1,8 @@
 """Loads parts of the tree, one after the other, and keeps them watched.
 
 A load begins with a ``sync``, so it contains each earlier commit, even one that was sent to another
-server. A load that fails because the connection is lost or the server is overloaded goes back to
-the queue.
+server. If a load fails because the connection is lost or the server is overloaded, it is queued
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pymq.core.metadata.coordination import Changed, CoordRequest, Failed, Load,
 
 __all__ = ["TreeLoader"]
 
-READS_OUT = 128  # reads of a load in flight at once
+READS_OUT = 128  # most reads of a load in flight
 
 
 class TreeLoader:
@@ -56,7 +56,7 @@ class TreeLoader:
         self._read(reading)
 
     def suspend(self) -> None:
-        """Handle a lost connection: the load goes back to the queue."""
+        """Handle a lost connection: queue the load again."""
         if self._load is not None:
             self._queue.appendleft(self._load[0])
             self._load = None
@@ -81,7 +81,7 @@ class TreeLoader:
         if isinstance(error, LOST):
             return  # the next connection sets the watch again
         if error is not None:
-            self._roots.pop(root, None)  # the next load of this root fails with the reason
+            self._roots.pop(root, None)  # the next load of this root will fail with the reason
         self._news.tell(Changed(root))
 
     def forget(self) -> None:
@@ -123,7 +123,7 @@ class TreeLoader:
         self._go_on(reading)
 
     def _is_read(self, reading: TreeReading, error: Exception | None) -> bool:
-        """Whether the read succeeded; a missing node is a valid answer."""
+        """Whether the read has succeeded; a missing node is a valid answer."""
         if error is not None and not isinstance(error, NoNodeError):
             # kazoo answers lost reads before it reports the lost connection; _failed ignores them.
             self._failed(reading, error)
@@ -143,4 +143,4 @@ class TreeLoader:
         if isinstance(error, REFUSED):
             self._news.tell(Failed(load.tag, self._dialect.error(error, load.root)))
         else:
-            self._queue.appendleft(load)  # retry: the server was overloaded, for example
+            self._queue.appendleft(load)  # retry: the server may have been overloaded

@@ -1,8 +1,8 @@
-"""Reads a tree node by node; the result is a consistent snapshot. Pure.
+"""Reads a tree node by node; the result is a consistent snapshot.
 
 ZooKeeper has no request for a whole tree, and the tree may change while it is read. But the root is
 watched, and ZooKeeper sends the event of a change before any answer that reflects the change. So
-this module reads a changed node again. When no reads are left, no node has changed since it was
+this module reads each changed node again. When no reads are left, no node has changed after it was
 read.
 """
 
@@ -41,7 +41,7 @@ class TreeReading:
         self._below = "/" if root == "/" else root + "/"
         self._todo: dict[GetNode | ListNode, None] = {}
         self._out = 0  # reads in flight
-        self._listed: set[str] = set()  # used for membership tests only
+        self._listed: set[str] = set()  # paths whose children were requested
         self._found: dict[str, Entry] = {}
         self._todo[ListNode(root) if root == "/" else GetNode(root)] = None
 
@@ -84,7 +84,7 @@ class TreeReading:
                 self._todo[GetNode(child)] = None
 
     def changed(self, path: str) -> None:
-        """Read the node at *path* again: it was created, changed or deleted."""
+        """Read the node at *path* again, because it was created, changed or deleted."""
         if path == self._root != "/" or path.startswith(self._below):
             self._todo[GetNode(path)] = None
 

@@ -54,11 +54,11 @@ def clip(data: bytes, offset: int) -> bytes:
 def restamp(data: Buffer, durable: int) -> list[EncodedBatch]:
     """Check the batches in *data*, which another broker stamped, and stamp them with *durable*.
 
-    A follower does this with batches of its leader. *durable* is about the disk of the broker that
-    stores the batch, so the follower sets what *its own* disk holds, at most the start of *data*.
-    The function checks header and body of each batch, and that each batch continues the previous
-    one, with the next offset and no earlier epoch. The caller checks that the first one continues
-    the log. Bodies are not copied.
+    A follower calls this for batches of its leader. *durable* describes the disk of the broker that
+    stores the batch, so the follower passes the offset before which *its own* disk holds all
+    batches, at most the start of *data*. The function checks header and body of each batch, and
+    that each batch continues the previous one, with the next offset and no earlier epoch. The
+    caller checks that the first one continues the log. Bodies are not copied.
 
     Raises:
         CorruptBatch: *data* is not an unbroken sequence of whole, sound batches.
@@ -72,7 +72,7 @@ def restamp(data: Buffer, durable: int) -> list[EncodedBatch]:
         if after > size:
             raise CorruptBatch("the body is cut short")
         if crc32(view[position + SIGNED : after]) != batch_crc:
-            raise CorruptBatch(f"the CRC of the batch at offset {base} does not hold", offset=base)
+            raise CorruptBatch(f"the CRC of the batch at offset {base} does not match", offset=base)
         if (base != end and position) or leader_epoch < epoch or not header.span:
             raise CorruptBatch(
                 f"the batch [{base}, {base + header.span}) of epoch {leader_epoch} does not follow "

@@ -1,17 +1,17 @@
 """Validates batches before they enter a log, like Kafka's ``LogValidator``.
 
 A header with a sound CRC (:func:`~pymq.core.batch.header.parse_header`) says nothing about the
-body. Recovery, followers and consumers read the body later, and treat one that does not fit its
+body. Recovery, followers and consumers read the body later, and treat a body that does not fit its
 header as damage. So the leader checks a body once, before the batch gets its offset:
 
 ======================  ========================================================================
 :func:`check_crc`       the bytes are those that the producer sealed
 :func:`check_form`      every reader can decode them: format, codec, columns, counts, lengths
-:func:`check_produced`  a producer may send this: no marks of the log, times within bounds
+:func:`check_produced`  a producer may send it: no attributes of the log, times within bounds
 ======================  ========================================================================
 
-The check costs little for each batch: one CRC and, if all byte strings have the same length, some
-comparisons of slices. Byte strings of different lengths are decoded by cbor2, in pieces, and
+The check costs one CRC for each batch and, if all byte strings have the same length, a few
+comparisons of whole columns. Byte strings of different lengths are decoded by cbor2, in pieces, and
 dropped (docs/decisions/0117).
 """
 
@@ -25,7 +25,8 @@ from pymq.errors import CorruptBatch, InvalidRequest, InvalidTimestamp
 BATCH_SLACK = 16 << 20  # a batch may be this much larger than the largest record
 KAFKA_SLACK = 12  # Kafka's default for its largest batch is 1 MiB and these bytes
 ROUTE_BYTES = 300  # bytes of the route header, which the producer adds to the sent record
-# milliseconds; times in a batch may be so much before its first one (32-bit deltas)
+# milliseconds; a record may be at most this much older than the first record of its batch (32-bit
+# deltas)
 _BACK = 1 << 31
 
 
@@ -45,7 +46,7 @@ def check_crc(batch: EncodedBatch) -> None:
     """Check the CRC of the body.
 
     Raises:
-        CorruptBatch: it does not match.
+        CorruptBatch: the CRC does not match.
     """
     batch.verify()
 
@@ -77,18 +78,19 @@ def check_form(batch: EncodedBatch) -> None:
     if (headers := batch.column(columns.HEADERS)) is not None:
         columns.check_headers(headers, count)
     if present & columns.OFFSETS:
-        # the access checks the column, which compaction writes and followers and consumers read
+        # this access checks the column of offsets; compaction writes that column
         _ = batch.offsets
 
 
 def is_too_large(header: Header, limit: int) -> bool:
     """Whether a batch is too large for a topic with *limit* as ``max_record_bytes``.
 
-    The limit of a Kafka batch is about the batch as it came, as Kafka's ``max.message.bytes``.
+    For a Kafka batch, the limit is compared with the size in which the producer sent the batch,
+    like Kafka's ``max.message.bytes``.
     """
     if header.body_format == KAFKA_FORMAT:
         return header.raw_length > limit + KAFKA_SLACK
-    # The unpacked size counts too: a few bytes can unpack to very many.
+    # Also limit the unpacked size: a few bytes can unpack to very many.
     return max(header.length, header.raw_length) > limit + BATCH_SLACK or (
         header.count == 1
         and header.raw_length
@@ -104,8 +106,8 @@ def check_produced(batch: EncodedBatch, latest_ms: int | None) -> None:
         latest_ms: the latest permitted time of a record; None: any.
 
     Raises:
-        InvalidRequest: it has marks that only the log sets, or a record later than its max
-            timestamp.
+        InvalidRequest: the batch has attributes that only the log sets, or a record later than its
+            max timestamp.
         InvalidTimestamp: a record is from before 1970 or too far in the future.
     """
     header = batch.header

@@ -9,7 +9,7 @@ keys        array of byte strings or null
 timestamps  byte string of packed little-endian i32, or i64 when one of them needs it:
             milliseconds after the first timestamp; negative for records older than the first one
 headers     array; per record null or an array of alternating name (text) and value (byte string)
-offsets     packed like timestamps: rising offsets after the base offset; only of compaction
+offsets     packed like timestamps: rising offsets after the base offset; only after compaction
 ==========  =====================================================================================
 
 An absent column costs nothing: no keys, no headers, one timestamp for all, dense offsets.
@@ -55,7 +55,7 @@ Headers = tuple[tuple[str, bytes], ...]
 
 _LENGTH = struct.Struct("<I")
 _LITTLE = sys.byteorder == "little"
-_COPIED = 256  # a column is copied for checking if its items are at most this long
+_COPIED = 256  # bytes; a column with items up to this length is copied before it is checked
 _WHOLE = 1 << 16  # items that a check decodes at once
 _RUN = 64  # values in one struct format: longer formats cost more to compile than they save
 
@@ -136,7 +136,9 @@ def pack_values(values: Sequence[bytes], width: int | None) -> bytes:
 
 
 def run_heads(count: int, size: int) -> tuple[bytes, bytes]:
-    """Return the heads of an array of *count* byte strings and of each string of *size* bytes."""
+    """Return the head of an array of *count* byte strings, and the head of a string of *size*
+    bytes.
+    """
     return _head(4, count), _head(2, size)
 
 
@@ -146,7 +148,7 @@ def _run(prefix: int, size: int, count: int) -> struct.Struct:
 
 
 def _byte_string(view: memoryview, position: int) -> tuple[int, int]:
-    """Read a byte string's head: the lengths of head and string; (0, 0) if there is none."""
+    """Return the lengths of a byte string's head and content; (0, 0) if there is no byte string."""
     first = view[position] if position < len(view) else 0
     if 0x40 <= first < 0x58:
         return 1, first - 0x40
@@ -179,8 +181,8 @@ def find_run(column: Buffer, count: int) -> RecordRun | None:
         return None
     if count == 1:
         return RecordRun(view[start:], prefix, size)  # No other head occurs.
-    # The total length is right. Each value must also have the same head. Steps through a view cost
-    # 5 ns an item, so short values are copied first.
+    # The total length is right. Each value must also have the same head. Stepping through a view
+    # costs 5 ns an item, so short values are copied first.
     data = bytes(view) if stride <= _COPIED else view
     for at in range(start, start + prefix):
         if bytes(data[at::stride]).count(view[at]) != count:
@@ -235,7 +237,7 @@ def _array_head(view: memoryview, count: int) -> int:
     """Return the length of the array's head in bytes.
 
     Raises:
-        CorruptBatch: it is not the head of an array of *count* items.
+        CorruptBatch: the column does not begin with the head of an array of *count* items.
     """
     first = view[0] if len(view) else 0
     if 0x80 <= first < 0x98:
@@ -250,7 +252,7 @@ def _array_head(view: memoryview, count: int) -> int:
 
 
 def _decode_array(view: memoryview, count: int, depth: int = 1) -> list[Any]:
-    # Check the declared count first: it decides how much memory is allocated.
+    # Check the declared count first, because the decoder allocates memory for that many items.
     _array_head(view, count)
     values = _load(view, depth)
     if type(values) is not list or len(values) != count:
@@ -272,7 +274,7 @@ def _pieces(view: memoryview, count: int, depth: int) -> Iterator[list[Any]]:
     """Decode the items of an array in pieces, so that memory is bounded.
 
     Raises:
-        CorruptBatch: it is not an array of *count* items that fill the column.
+        CorruptBatch: the column is not exactly one array of *count* items.
     """
     if count <= _WHOLE:
         yield _decode_array(view, count, depth)
@@ -341,7 +343,7 @@ def decode_numbers(column: Buffer, count: int) -> list[int]:
 
 
 def unpack_numbers(column: Buffer, count: int) -> array[int]:
-    """Do the same as :func:`decode_numbers`, into an array of machine integers."""
+    """Unpack *count* integers like :func:`decode_numbers`, into an array of machine integers."""
     data = _load(memoryview(column))
     if type(data) is not bytes or count == 0 or len(data) not in (4 * count, 8 * count):
         raise CorruptBatch(f"a column does not hold {count} packed integers")
@@ -363,7 +365,7 @@ def decode_headers(column: Buffer, count: int) -> list[Headers]:
     """Decode the headers of *count* records.
 
     Raises:
-        CorruptBatch: they are not pairs of a text and a byte string.
+        CorruptBatch: the headers are not pairs of a text and a byte string.
     """
     return [_pairs(row) for row in _decode_array(memoryview(column), count, 2)]
 

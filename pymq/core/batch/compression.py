@@ -31,7 +31,7 @@ def codec_number(name: str | None) -> int:
 
 
 def compress(codec: int, data: bytes) -> bytes:
-    """Compress *data* with a codec of :func:`codec_number`."""
+    """Compress *data* with the codec of a number from :func:`codec_number`."""
     if codec == LZ4:
         packed: bytes = _lz4().compress(data)
         return packed
@@ -42,7 +42,7 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 def decompress(codec: int, data: bytes | memoryview, size: int) -> bytes:
-    """Decompress *data* to exactly *size* bytes; bounded by *size*.
+    """Decompress *data*, which must unpack to exactly *size* bytes; memory is bounded by *size*.
 
     Raises:
         CorruptBatch: the result has another size, or *data* cannot be decompressed.

@@ -8,7 +8,7 @@ The header has a fixed size, is little-endian, and has these fields:
    0     4  magic            ``PMQB``                                                     header
    4     4  leader epoch     the epoch that appended the batch                            header
    8     8  base offset      offset of the first record                                   header
-  16     8  durable          the offset before which the whole block was known durable    header
+  16     8  durable          offset before which the whole block was known to be durable  header
                              on the stamping broker, when it stamped the batch
   24     4  header CRC       CRC-32 of the header without this field
   28     4  batch CRC        CRC-32 of bytes 32.. of the header and of the body           header
@@ -34,13 +34,13 @@ The header has a fixed size, is little-endian, and has these fields:
 ====  ====  ===============  ===========================================================  ==========
 
 The producer computes the batch CRC once. Leader epoch, base offset and durable are outside of it,
-so that brokers can stamp them. The stamping broker computes the header CRC. A good header with a
-bad body is damage of known extent. A bad header is damage, or a torn write.
+so that brokers can stamp them. The stamping broker computes the header CRC. If only the body is
+bad, the header says how many bytes are damaged. A bad header means damage or a torn write.
 
 *Durable* distinguishes these two after a power cut. Bytes before the largest *durable* of the block
-were on the disk: if they are bad now, the disk has lost them. Bytes at or after that offset may
-belong to an unfinished write, since a disk writes sectors in any order. *Durable* is the block's
-start if nothing is known, and at most the base offset.
+were on the disk; if such bytes are bad now, the disk has lost data. Bytes at or after that offset
+may belong to an unfinished write, since a disk writes sectors in any order. *Durable* is the
+block's start if nothing is known, and at most the base offset.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ KAFKA_FORMAT = 2
 COMPRESSION_MASK = 0b111
 CONTROL = 0b1000
 COMPACTED = 0b10000
-DELAYED = 0b100000  # some records are not for groups before a time in their headers
-EXPIRES = 0b1000000  # some records are not for groups after a time in their headers
+DELAYED = 0b100000  # groups may get some records only after a time in the records' headers
+EXPIRES = 0b1000000  # groups may get some records only before a time in the records' headers
 # the batch holds copies, made by the leader, of records earlier in the log
 DELAYED_COPY = 0b10000000
 ROUTED = 0b100000000  # some records are for one group only
 PRIORITY_SHIFT = 9
 PRIORITY_MASK = 0b1111 << PRIORITY_SHIFT  # priority of all records of the batch, 0 to 9
 NOTE = DELAYED | DELAYED_COPY  # both bits together: a note of the leader about delayed records
-# what a producer may set; only the broker itself sets DELAYED_COPY
+# attributes that a producer may set; only the broker itself sets DELAYED_COPY
 PRODUCED = COMPRESSION_MASK | DELAYED | EXPIRES | DELAYED_COPY | ROUTED | PRIORITY_MASK
 _ATTRIBUTES = PRODUCED | CONTROL | COMPACTED
 
@@ -141,7 +141,7 @@ class Header(NamedTuple):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether readers do not see the batch: it is internal, or a copy of records they saw."""
+        """Whether readers never see the batch: an internal one, or a copy of earlier records."""
         return bool(self.attributes & (CONTROL | DELAYED_COPY))
 
     @property
@@ -156,7 +156,7 @@ class Header(NamedTuple):
 
 
 def header_crc(head: Buffer) -> int:
-    """Compute the CRC of a header, ignoring the one in it."""
+    """Compute the CRC of a header; its own CRC field is ignored."""
     view = memoryview(head)
     return crc32(view[REST:], crc32(view[:HEADER_CRC]))
 
@@ -165,7 +165,7 @@ def parse_header(data: Buffer, position: int = 0) -> Header:
     """Read and check the header at *position*, without the body.
 
     Raises:
-        CorruptBatch: it is cut short, its CRC does not match, or a field is out of range.
+        CorruptBatch: the header is cut short, its CRC does not match, or a field is out of range.
     """
     if len(data) - position < HEADER_SIZE:
         raise CorruptBatch("the header is cut short")
@@ -173,14 +173,14 @@ def parse_header(data: Buffer, position: int = 0) -> Header:
     if header.magic != MAGIC:
         raise CorruptBatch("no batch begins here: the magic is missing")
     if header_crc(memoryview(data)[position : position + HEADER_SIZE]) != header.header_crc:
-        raise CorruptBatch("the header's CRC does not hold")
+        raise CorruptBatch("the header's CRC does not match")
     if header.version != VERSION:
         raise CorruptBatch(f"batch version {header.version} is unknown; a newer pymq wrote it")
     if (
         not HEADER_SIZE <= header.length <= BATCH_BYTES_MAX
         or header.raw_length > BATCH_BYTES_MAX
         or header.count > min(header.span, COUNT_MAX)
-        # A record takes a byte, but Kafka's may be packed within the body.
+        # A record takes at least a byte, but the records of a Kafka batch may be compressed.
         or (header.count > header.raw_length and header.body_format != KAFKA_FORMAT)
         or (
             not header.attributes & COMPRESSION_MASK

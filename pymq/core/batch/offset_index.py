@@ -1,7 +1,8 @@
 """The sparse index of a block: positions in its file by offset and by time.
 
-An entry covers a group of batches of at least ``GAP`` bytes. An entry takes 24 bytes, so an index
-takes less than 1 MB for a block of 1 GB. Within a group a reader walks the headers.
+Each entry of the index points to the first of some consecutive batches, called a group, which have
+at least ``GAP`` bytes together. An entry takes 24 bytes, so an index takes less than 1 MB for a
+block of 1 GB. Within a group a reader steps from header to header.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from zlib import crc32
 from pymq.core.batch.header import Header
 from pymq.errors import CorruptMetadata
 
-GAP = 32 << 10  # bytes: a walk of 100 headers at 300 bytes a batch
+GAP = 32 << 10  # bytes; a reader passes 100 headers if a batch has 300 bytes
 
 _HEAD = struct.Struct("<4sHHIQ")  # magic, version, zero, count, next position
 _MAGIC = b"PMQI"
@@ -36,7 +37,7 @@ class Index:
         # to the next, so a binary search works, and the first group that reaches a time holds the
         # first batch that does.
         self.times = array("q")
-        self._next = 0  # a batch at or beyond this position starts a group
+        self._next = 0  # the next batch at or beyond this position starts a group
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -53,7 +54,7 @@ class Index:
             times[-1] = time
 
     def find(self, offset: int) -> int | None:
-        """Return the position of the group with *offset*; None if it is before all groups."""
+        """Return the position of the group with *offset*; None if *offset* is before all groups."""
         at = bisect_right(self.offsets, offset) - 1
         return self.positions[at] if at >= 0 else None
 
@@ -76,8 +77,8 @@ class Index:
         """Remove the group that holds the record before *end*, and all groups after it.
 
         Returns:
-            The start of the group that held the record before *end*. The caller adds the remaining
-            batches of that group again. None if the index was empty.
+            The start of the group that held the record before *end*, or None if the index was
+            empty. The caller adds the remaining batches of that group again.
         """
         at = max(bisect_left(self.offsets, end) - 1, 0)
         if at >= len(self.offsets):
@@ -99,7 +100,7 @@ class Index:
         """Decode an index.
 
         Raises:
-            CorruptMetadata: it is damaged; rebuild it from the block.
+            CorruptMetadata: the index is damaged; rebuild it from the block.
         """
         if len(data) < _HEAD.size + 4 or _CRC.unpack(data[-4:])[0] != crc32(data[:-4]):
             raise CorruptMetadata("the index is damaged")

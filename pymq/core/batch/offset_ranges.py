@@ -2,7 +2,7 @@
 
 1. The header of a batch says whether any of its records has a key.
 2. Replicas of an open block collect the ranges of batches without keys.
-3. The leader sends these ranges to members that watch the partition.
+3. The leader sends these ranges to group members that watch the partition.
 4. The members forward these ranges to their group coordinator, which sees no records itself.
 
 Records outside of these ranges count as records with a key.
@@ -23,7 +23,7 @@ OFFSET_END = 1 << 62  # after every offset
 
 
 def insert(found: list[Range], start: int, end: int) -> None:
-    """Insert a range into sorted, disjoint ranges, and join it with those that it touches."""
+    """Insert a range into sorted, disjoint ranges, and join the ranges that touch."""
     first = bisect_left(found, (start,))
     if first and found[first - 1][1] >= start:
         first -= 1
@@ -122,7 +122,8 @@ class Ranges:
 def has_keys(header: Header) -> bool:
     """Whether a record of the batch may have a key, or had one before compaction removed it.
 
-    A consumer may still hold a removed record, so no other consumer may get a later one of its key.
+    A consumer may still hold a removed record, so no other consumer may get a later record with the
+    same key.
     """
     if header.attributes & CONTROL:
         return False  # Consumers never see the batch.

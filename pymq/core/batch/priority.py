@@ -5,12 +5,13 @@ lowest. All records of a batch have the same priority, and the batch's header re
 need not decode records:
 
 1. The producer closes one batch per priority.
-2. Replicas of an open block collect the runs of batches with a priority above 0.
-3. The leader sends them to members that watch the partition.
-4. Members forward them to their group coordinator, which sees no records itself.
+2. Replicas of an open block collect runs: offsets of consecutive batches with the same priority
+   above 0.
+3. The leader sends these runs to group members that watch the partition.
+4. Members forward the runs to their group coordinator, which sees no records itself.
 
-So the index is bounded: if a block has more than ``RUNS_MAX`` runs, the lowest ones lose their
-priority.
+Replicas keep at most ``RUNS_MAX`` runs of a block. If there are more, the runs with the lowest
+offsets lose their priority.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Run = tuple[int, int, int]  # (first offset, offset after the last, priority)
 
 
 def priority_of(headers: Headers) -> int:
-    """Return the priority in a record's headers; 0 if there is none or it is not a number."""
+    """Return the priority in a record's headers; 0 if there is no valid one."""
     for name, text in headers:
         if name == PRIORITY:
             return min(int(text), HIGHEST) if len(text) == 1 and text.isdigit() else 0
@@ -36,7 +37,7 @@ def priority_of(headers: Headers) -> int:
 
 
 def priority_bits(records: Iterable[Headers]) -> int:
-    """Return a batch's attribute bits for its records' headers: their lowest priority."""
+    """Return a batch's attribute bits for the lowest priority in its records' headers."""
     return min(map(priority_of, records), default=0) << PRIORITY_SHIFT
 
 
@@ -58,7 +59,7 @@ class PriorityRuns:
         return len(self._runs)
 
     def put(self, start: int, end: int, priority: int) -> None:
-        """Append a run, without the part that does not come after the last run."""
+        """Append a run; offsets that are not after the last run are left out."""
         runs = self._runs
         if runs:
             low, high, before = runs[-1]

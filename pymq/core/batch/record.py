@@ -64,7 +64,7 @@ class RecordMetadata(NamedTuple):
 
     topic: str
     partition: str
-    offset: int  # -1 with ``acks="none"``, where no acknowledgement tells it
+    offset: int  # -1 with ``acks="none"``: the producer gets no acknowledgement
     timestamp_ms: int
 
 
@@ -74,7 +74,7 @@ def _pack_all(
     timestamps: Sequence[int] | None,
     headers: Sequence[Headers] | None,
 ) -> tuple[bytes, int]:
-    """Encode the columns that are needed; returns the body and the bits of its columns."""
+    """Encode the columns that are not empty; returns the body and the bits of its columns."""
     parts, present = [columns.encode_bytes(values)], columns.VALUES
     if keys is not None and any(key is not None for key in keys):
         parts.append(columns.encode_bytes(keys))
@@ -93,7 +93,7 @@ def check_times(first: int, deltas: array[int]) -> None:
     """Check that times fit 64 bits.
 
     Raises:
-        CorruptBatch: one of them does not.
+        CorruptBatch: a time does not fit.
     """
     if deltas.itemsize == 4 and abs(first) < TIME_MAX >> 1:
         return  # The usual case: 32-bit deltas cannot overflow, and a scan would cost too much.
@@ -104,7 +104,7 @@ def check_times(first: int, deltas: array[int]) -> None:
 class EncodedBatch:
     """An encoded batch of records of one partition, whose columns are decoded on access.
 
-    A batch is immutable: a stamp makes a new one that shares the body.
+    A batch is immutable: stamping it makes a new batch that shares the body.
     """
 
     __slots__ = ("_columns", "body", "head", "header", "is_sound", "partition", "topic")
@@ -149,8 +149,8 @@ class EncodedBatch:
         """Encode records, given as columns of equal length.
 
         Columns that are None or without content are left out. *timestamps* holds each record's time
-        in milliseconds; without it all have *timestamp_ms*. *width* is the result of
-        :func:`pymq.core.batch.columns.width_of` for the values, if it is known.
+        in milliseconds; without *timestamps*, all records have *timestamp_ms*. *width* is the
+        result of :func:`pymq.core.batch.columns.width_of` for the values, if it is known.
         """
         first = last = timestamp_ms
         if keys is None and headers is None and timestamps is None:
@@ -161,7 +161,8 @@ class EncodedBatch:
                 first, last = timestamps[0], max(timestamps)
         body = compression.compress(codec, raw) if codec else raw
         if len(body) >= len(raw):
-            codec, body = compression.NONE, raw  # The body did not shrink: save readers the work.
+            # The body did not shrink: do not make readers unpack it.
+            codec, body = compression.NONE, raw
         signed = (
             HEADER_SIZE + len(body),
             VERSION,
@@ -226,7 +227,7 @@ class EncodedBatch:
 
     @classmethod
     def control(cls, payload: bytes, *, timestamp_ms: int, kind: int = 0) -> Self:
-        """Make a batch of one record for brokers, which consumers never see."""
+        """Make a batch with one record for brokers; consumers never see the batch."""
         return cls.encode(
             [payload], timestamp_ms=timestamp_ms, attributes=CONTROL, producer_epoch=kind
         )
@@ -240,7 +241,7 @@ class EncodedBatch:
                 MAGIC,
                 leader_epoch,
                 base_offset,
-                base_offset,  # Only sealed blocks are compacted, and these are durable.
+                base_offset,  # Only sealed blocks are compacted, and sealed blocks are durable.
                 0,
                 0,
                 HEADER_SIZE + len(raw),
@@ -310,8 +311,8 @@ class EncodedBatch:
     def keep(self, chosen: Sequence[int]) -> EncodedBatch:
         """Return the batch with only the records at the ascending indexes *chosen*; for compaction.
 
-        The result covers the same offsets, so the log has no gap. It has body format 1, also if the
-        batch has format 2.
+        The result covers the same offsets, so the log has no gap. The result has body format 1,
+        even if this batch has format 2.
         """
         offsets, values = self.offsets, self.values  # each access decodes the column
         parts, present = [columns.encode_bytes([values[i] for i in chosen])], columns.VALUES
@@ -365,17 +366,17 @@ class EncodedBatch:
         """Check the batch CRC.
 
         Raises:
-            CorruptBatch: it does not match.
+            CorruptBatch: the CRC does not match.
         """
         if crc32(self.body, crc32(memoryview(self.head)[SIGNED:])) != self.header.batch_crc:
             raise CorruptBatch(
-                f"the CRC of the batch at offset {self.header.base_offset} does not hold",
+                f"the CRC of the batch at offset {self.header.base_offset} does not match",
                 offset=self.header.base_offset,
             )
         return self
 
     def at(self, topic: str, partition: str) -> Self:
-        """Set the partition of the batch, for its records."""
+        """Set the partition that the records of this batch report."""
         self.topic, self.partition = topic, partition
         return self
 
@@ -467,7 +468,7 @@ class EncodedBatch:
 
     def records(self, delivery_count: int = 1) -> list[Record]:
         """Return the batch's records."""
-        values = self.values  # read the values first: this checks the record count in the header
+        values = self.values  # reading the values first checks the record count in the header
         count = self.header.count
         rows: Any = zip(
             (self.topic,) * count,

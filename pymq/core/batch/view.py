@@ -58,8 +58,8 @@ ERROR_HEADER, DELIVERIES_HEADER = "pymq.error", "pymq.deliveries"
 class RecordBatch:
     """The records of one batch whose offsets lie in a range.
 
-    Each column is decoded once for all views of a batch: views from :meth:`part` hold rows of the
-    batch itself, not of another view. ``topic``, ``partition``, ``offsets`` and ``delivery_count``
+    Each column is decoded once for all views of a batch: a view from :meth:`part` refers to the
+    whole batch, not to another view. ``topic``, ``partition``, ``offsets`` and ``delivery_count``
     describe all records of the view, which covers the offsets from ``base_offset`` to
     ``end_offset``, exclusive.
     """
@@ -100,13 +100,13 @@ class RecordBatch:
     def broken(
         cls, topic: str, partition: str, start: int, end: int, error: PymqError
     ) -> RecordBatch:
-        """Return a view in place of the offsets in [*start*, *end*), which cannot be read."""
+        """Return a view of the offsets in [*start*, *end*), whose records cannot be read."""
         view = cls(EncodedBatch.gap(start, end - start, 0).at(topic, partition))
         view.offsets, view.problem = range(start, end), error
         return view
 
     def fault(self) -> PymqError | None:
-        """Decode the records; return the error if that fails, else None.
+        """Decode the records; return the error if decoding fails, else None.
 
         The error's ``details`` hold ``topic``, ``partition``, the exact ``offset`` of the first
         record that cannot be read, and ``end``, the offset after the last.
@@ -137,7 +137,7 @@ class RecordBatch:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether readers do not see the batch: it is internal, or they have seen the original."""
+        """Whether readers never see the batch: an internal one, or a copy of earlier records."""
         return self.batch.header.is_hidden
 
     @property
@@ -174,8 +174,8 @@ class RecordBatch:
     def headers(self) -> list[Headers]:
         """Each record's headers, a tuple of (name, value).
 
-        Records that a consumer has returned with an error have it in two more headers:
-        ``pymq.error`` and ``pymq.deliveries``, the number of deliveries, this one included.
+        A record that a consumer has returned with an error has two more headers: ``pymq.error``
+        with the error, and ``pymq.deliveries``, the number of deliveries, this one included.
         """
         found = self._columns.headers[self._rows]
         if not self.error:

@@ -1,4 +1,4 @@
-"""How far the open block reaches, and up to where consumers may read it."""
+"""The end of the open block, and the offset up to which consumers may read it."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ class BlockOffsets:
 
     @property
     def knows_end(self) -> bool:
-        """Whether records acknowledged before this replica led are below its high watermark.
+        """Whether this leader's high watermark includes all records that earlier leaders
+        acknowledged.
 
-        A new Raft leader has all of them, but knows that they are committed only once an entry of
-        its own term is committed (Raft, section 8; Kafka KIP-207).
+        A new Raft leader has all these records, but knows that the records are committed only after
+        an entry of its own term is committed (Raft, section 8; Kafka KIP-207).
         """
         if self.log is None or not self.log.epochs or not self.is_raft:
             return True

@@ -54,7 +54,7 @@ class BlockSnapshot:
         Snapshots of older versions lack the last items.
 
         Raises:
-            CorruptMetadata: it cannot be understood.
+            CorruptMetadata: the snapshot cannot be decoded.
         """
         try:
             max_timestamp, producers, *rest = cbor.loads(snapshot)

@@ -1,10 +1,10 @@
 """Idempotence: the producer table of a partition, by which duplicate batches are recognised.
 
-A producer numbers its records in each partition, from 0 on. Its next batch must begin where the
-last one ended. A batch that begins earlier is a duplicate; the answer names the offset of the first
-copy. A batch that begins later shows that an earlier one was lost on the way. A higher producer
-epoch fences lower ones and continues their numbers: the number also tells a restarted producer how
-far it got.
+A producer numbers its records in each partition, from 0 on. Its next batch must begin with the
+number after the last record. A batch that begins earlier is a duplicate; the answer names the
+offset of the first copy. If a batch begins later, an earlier batch was lost on the way. A higher
+producer epoch fences lower ones and continues their numbers, so a restarted producer learns from
+the number how many of its records were written.
 
 Producers of Kafka's protocol, whose batches have body format 2, follow Kafka's rules. Their numbers
 begin at 0 with each epoch and after 2^31 - 1, and a producer that is unknown here may begin with
@@ -13,12 +13,13 @@ any number.
 The table is part of the log's state: replaying headers rebuilds it, and checkpoints hold a
 snapshot.
 
-A roll hands the table on to the next block. The roll leaves out producers that were silent for too
-long (Kafka's ``producer.id.expiration.ms``), unless they have a name, and those that were silent
-longest if the table is too large for a roll. The replica that seals the block decides that by its
-own clock, and all replicas of the next block begin with the same table. Wall clocks may be set, and
-those of brokers differ. So silence is summed up between two readings of the clock, and each step
-counts for a minute at most.
+When a block is sealed and the next one begins (a roll), the table is copied to the next block. The
+roll leaves out unnamed producers that were silent for too long (Kafka's
+``producer.id.expiration.ms``). If the table is still too large, the roll also leaves out the
+producers that were silent longest. The replica that seals the block decides this by its own clock,
+and all replicas of the next block begin with the same table. Wall clocks may be set, and the clocks
+of two brokers differ. So the table adds up the time between readings of the clock, and counts at
+most a minute for each.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from pymq.errors import (
 
 NAMED = 1 << 62  # this bit marks the id of a named producer
 DELAYS = (1 << 63) - 1  # the producer id in the leader's notes about delayed records
-KAFKA_SEQUENCES = 1 << 31  # the numbers of a Kafka producer, which begin anew after the last one
-REMEMBERED = 5  # batches remembered for each producer; as many may be in flight
+KAFKA_SEQUENCES = 1 << 31  # count of a Kafka producer's numbers; 0 follows the last one
+REMEMBERED = 5  # batches remembered for each producer, and the most it may have in flight
 UNKNOWN_TIME = -1
-# longest silence counted between two readings of a clock, which may have been set
+# longest silence counted between two readings of the clock, since the clock may have been set
 STEP_MS = 60 * 1000
 UNDER_WAY_MS = 10 * 60 * 1000  # after so long a silence a producer has no request in flight
 PAST_BYTES = 512 << 10  # largest table in a metadata node: a commit in ZooKeeper has at most 1 MiB
@@ -51,13 +52,14 @@ UNPACKED_BYTES = 16 << 20
 ZLIB_LEVEL = 1
 ZLIB_MAGIC = b"\x78"  # no CBOR array begins with it
 UNKNOWN_CRC = -1  # CRC of a batch in a snapshot of an older version
-PRODUCERS_MAX = 10_000  # producers of a partition; beyond that the longest silent one is dropped
+# producers of a partition; if there are more, the producer that was silent longest is dropped
+PRODUCERS_MAX = 10_000
 
 
 class ProducerState(NamedTuple):
     """The state of one producer in one partition.
 
-    A named tuple, since each batch makes a new one.
+    A named tuple, because each batch creates a new state and named tuples are cheap to create.
     """
 
     epoch: int
@@ -80,20 +82,20 @@ def _batch(
 
 
 def _is_named(producer_id: int, producer: ProducerState) -> bool:
-    """Whether a producer has a name. A hashed id shows that only once its epoch has risen."""
+    """Whether id or epoch show that a producer has a name; a hashed id alone does not."""
     return bool(producer_id & NAMED) or bool(producer.epoch >> EPOCH_HALF)
 
 
 def _keeping(each: tuple[int, ProducerState]) -> tuple[bool, bool]:
-    """Sort key of producers: those that sort last are kept longest."""
+    """Sort key of producers: the last ones are kept longest."""
     return each[0] == DELAYS, _is_named(*each)
 
 
 def _repeat(header: Header, known: ProducerState) -> int | PymqError | None:
-    """Return the offset of the batch if it is among the last ones, else None.
+    """Return the offset of the batch if the table remembers the batch, else None.
 
-    An error says that another batch has its sequence. The same sequence under another epoch is
-    another batch: the producer gave up the first.
+    The error says that another batch has the same sequence. The same sequence under another epoch
+    is also another batch: the producer gave up the first one.
     """
     wanted = (header.producer_epoch, header.base_sequence, header.count)
     for epoch, sequence, count, offset, crc in known.batches:
@@ -145,7 +147,7 @@ def _plainly(snapshot: bytes) -> bytes:
     """Uncompress a snapshot.
 
     Raises:
-        ValueError: it is too large, or damaged.
+        ValueError: the snapshot is too large or damaged.
     """
     if snapshot[:1] != ZLIB_MAGIC:
         return snapshot
@@ -181,7 +183,7 @@ class ProducerTable:
         """Check a batch: None to append it, the offset of a duplicate, or the error to answer."""
         if header.producer_id == NO_PRODUCER:
             return None
-        # The checks below are written inline, since they run for each batch.
+        # The checks below call no functions, because they run for each batch.
         producer_id = header.producer_id
         known = (
             self._proposed.get(producer_id)
@@ -233,9 +235,9 @@ class ProducerTable:
         )
 
     def propose(self, header: Header) -> None:
-        """Count a batch that will be written next."""
+        """Add a batch of the next write to the proposed state."""
         if header.attributes & DELAYED and self._latest(DELAYS) is None:
-            # The leader must know since which offset the partition has delayed records.
+            # The leader must know the offset of the first delayed record.
             self._proposed[DELAYS] = ProducerState(0, 0, (_batch(0, 0, 0, header.base_offset),))
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
@@ -255,14 +257,14 @@ class ProducerTable:
         self._proposed[producer_id] = ProducerState(epoch, following, batches)
 
     def write(self, now_ms: int = UNKNOWN_TIME) -> None:
-        """The proposed batches are being written; *now_ms* is the wall clock."""
+        """Note that the proposed batches are being written; *now_ms* is the wall clock."""
         if now_ms not in (UNKNOWN_TIME, self._told):
             self.tell(now_ms)
         self._time = now_ms
         self._writing, self._proposed = self._proposed, self._writing
 
     def settle(self) -> None:
-        """The write is done."""
+        """Note that the write is done."""
         producers, seen, time = self._producers, self._seen, self._time
         for producer_id, producer in self._writing.items():
             seen[producer_id] = time
@@ -277,12 +279,12 @@ class ProducerTable:
             del producers[first], seen[first]
 
     def discard(self) -> None:
-        """The write has failed: drop what was proposed or being written."""
+        """Drop the batches that were proposed or being written, because the write has failed."""
         self._writing.clear()
         self._proposed.clear()
 
     def replay(self, header: Header) -> None:
-        """Count a batch that recovery has found in the log."""
+        """Add a batch that recovery has found in the log."""
         has_producer = header.producer_id != NO_PRODUCER or header.attributes & DELAYED
         if header.is_control or not has_producer:
             return
@@ -306,8 +308,8 @@ class ProducerTable:
     def last_note(self) -> tuple[int, int] | None:
         """The offset and the number of records of the last note about delayed records.
 
-        If a note counts no records, it stands for the first batch with a delayed record. None if
-        the partition has no note.
+        A note with a count of 0 is not a real note: its offset is that of the first batch with a
+        delayed record. None if the partition has no note.
         """
         state = self._latest(DELAYS)
         if state is None or not state.batches:
@@ -319,8 +321,8 @@ class ProducerTable:
         """Advance the wall clock to *now_ms*.
 
         If the clock was set, or *now_ms* comes from another broker's clock, all stored times move
-        by the same amount. So a producer does not look inactive because a clock has jumped. A pause
-        between two readings counts as a minute at most.
+        by the same amount, so that a jump of the clock does not make producers look inactive. A
+        pause between two readings counts as a minute at most.
         """
         before, self._told = self._told, now_ms
         step = now_ms - before
@@ -362,8 +364,9 @@ class ProducerTable:
     def hand_on(self, now_ms: int, bytes_max: int = PAST_BYTES) -> bytes:
         """Pack the durable table for the next block, in at most *bytes_max*.
 
-        If the table is too large, producers without a request in flight keep only their last batch;
-        then those silent longest are left out, unnamed ones first.
+        If the table is too large, producers without a request in flight keep only their last batch.
+        If that is not enough, the producers that were silent longest are left out, unnamed ones
+        first.
         """
         snapshot = self.snapshot()
         if len(snapshot) <= min(PLAIN_BYTES, bytes_max):
@@ -391,7 +394,7 @@ class ProducerTable:
         """Unpack a snapshot.
 
         Raises:
-            CorruptMetadata: it is not one.
+            CorruptMetadata: the bytes are not a snapshot.
         """
         table = cls()
         try:

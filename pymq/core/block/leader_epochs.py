@@ -1,7 +1,8 @@
 """The leader epochs of a log, and the offset where each begins (Kafka: ``LeaderEpochFileCache``).
 
-If two logs have the same (offset, epoch), they hold the same batches up to there (Raft, log
-matching). So two replicas can compare their epochs alone to find how far their logs agree.
+If two logs have a batch of the same epoch at the same offset, both logs hold the same batches up to
+that offset (Raft, log matching). So two replicas need to compare only their epochs to find the
+offset up to which their logs agree.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class LeaderEpochs(list[tuple[int, int]]):
         return self[index - 1][0], self[index][1] if index < len(self) else end
 
     def agreed(self, end: int, other: Epochs, other_end: int) -> int:
-        """Return the offset up to which this log, which ends at *end*, equals another log."""
+        """Return the offset up to which this log, with the end *end*, equals another log."""
         for index, (epoch, start) in enumerate(other):
             theirs = other[index + 1][1] if index + 1 < len(other) else other_end
             mine = next(((s, i) for i, (e, s) in enumerate(self) if e == epoch), None)

@@ -1,7 +1,7 @@
 """The log of one block on this broker: appended, written and durable batches.
 
-Leaders and followers use the same log. A leader stamps the batches of producers with offset and
-epoch; a follower's batches come stamped. Batches count only once the store has written them: see
+Leaders and followers use the same class. A leader stamps the batches of producers with offset and
+epoch; a follower receives stamped batches. Batches count only after the store has written them: see
 :meth:`BlockLog.advance`.
 """
 
@@ -36,8 +36,8 @@ from pymq.core.ready import (
 from pymq.core.types import BlockId
 from pymq.errors import CorruptBatch, CorruptBlock
 
-# A checkpoint is written after so many bytes or batches, to limit the work of a recovery. Reading
-# batches takes 25 us each: 0.4 s for so many.
+# A checkpoint is written after this many bytes or batches, to limit the work of a recovery.
+# Recovery takes 25 us for each batch, which makes 0.4 s between two checkpoints.
 CHECKPOINT_BYTES = 32 << 20
 CHECKPOINT_BATCHES = 16_384
 
@@ -94,25 +94,25 @@ class BlockLog:
     def __init__(self, host: LogHost, name: BlockId, start: int, *, is_shared: bool) -> None:
         self.name = name
         self.start = self.end = self.stable_end = start
-        # offset before which all is known to be committed; kept over a restart
+        # offset before which all is known to be committed; a restart keeps it
         self.committed = start
-        self.size = self.stable_size = 0  # bytes of all batches, and of the written ones
-        self.max_timestamp = -1  # latest timestamp of any record, truncated ones included
+        self.size = self.stable_size = 0  # bytes of all batches; bytes of the written batches
+        self.max_timestamp = -1  # latest timestamp of any record, including truncated records
         self.epochs = LeaderEpochs()
         self.seal_end: int | None = None  # the offset after the seal batch, if there is one
         self.producers = ProducerTable()
-        self.is_recovering = False  # the store is finding out where the block ends
-        self.is_writing = False  # a write is in progress
+        self.is_recovering = False  # whether the store is looking for the block's end
+        self.is_writing = False  # whether a write is in progress
         self.unkeyed = Ranges(RUNS_MAX)  # the last ranges of records without a key
         self.priorities = PriorityRuns()  # runs of records with a priority
         self._host = host
         self._is_shared = is_shared  # other brokers hold the block too
-        self.unwritten: list[EncodedBatch] = []  # stamped, for the next write
+        self.unwritten: list[EncodedBatch] = []  # stamped batches for the next write
         self._write_end = start  # the log's end after the write in progress ...
         self._write_size = 0  # ... and the size of that write
-        self._durable_end = start  # all before this offset is synced to disk ...
-        self._durable_then = start  # ... before this one once the write in progress is done ...
-        self._durable_soon = start  # ... and before this one once the requested syncs are done
+        self._durable_end = start  # everything before this offset is synced to disk ...
+        self._durable_then = start  # ... before this one after the write in progress ...
+        self._durable_soon = start  # ... and before this one after the requested syncs
         # the write that created the block on this broker, if any ...
         self._create: CreateBlock | None = None
         self._beginning: list[Write] = []  # ... and the writes that a failed creation must repeat
@@ -120,19 +120,20 @@ class BlockLog:
         self._checkpointed = 0  # size of the block at the last checkpoint
         self._checkpointed_committed = start  # high watermark at the last checkpoint
         self._recent = RecentBatches() if is_shared else None
-        self.wall_ms = 0  # the wall clock, as last set by :meth:`at`
+        self.wall_ms = 0  # the wall clock, as :meth:`at` last set it
 
     # --- creation and recovery --------------------------------------------------------------------
 
     def create(self, topic: str, partition: str, producers: ProducerTable) -> None:
-        """Create an empty block, with the producer table of the block before it."""
+        """Create an empty block, with the producer table of the previous block."""
         self.producers = producers
         out = self._host.out
         self._create = CreateBlock(self.name, self.start, topic, partition)
         out.write.append(self._create)
         if self.name.number > 0:
-            # Without a checkpoint, recovery would read the blocks before it. A first block needs
-            # none, so thousands of new partitions are created without waiting for the disk.
+            # Without a checkpoint, recovery would have to read the previous blocks. The first block
+            # has no previous block, so thousands of new partitions are created without waiting for
+            # the disk.
             out.write.append(Checkpoint(self.name, BlockSnapshot.encode(self)))
 
     def recover(self, *, is_open: bool = True) -> None:
@@ -141,18 +142,19 @@ class BlockLog:
         self._host.out.ask.append(Recover(self.name, self.start, is_open))
 
     def restore(self, found: Recovered, before: ProducerTable | None) -> bool:
-        """Apply what the store has found; *before* is the table of the block before, if known.
+        """Apply the recovered state; *before* is the producer table of the previous block, if
+        known.
 
-        Returns False if neither a snapshot nor *before* has the producer table: the caller then
-        retries with the table of the block before.
+        Returns False if neither a snapshot nor *before* has the producer table. The caller then
+        retries with the table of the previous block.
 
         Raises:
             CorruptBlock: records that were durable in this process are missing.
-            CorruptMetadata: the snapshot cannot be understood.
+            CorruptMetadata: the snapshot cannot be decoded.
         """
         if found.end < self._durable_end:
             mark("log.durable_is_gone")
-            # This looks like a torn tail, but the records were acknowledged.
+            # The end looks like a torn write, but these records were already durable.
             raise CorruptBlock(
                 f"{self.name} ends at {found.end} on the disk, and was durable up to "
                 f"{self._durable_end}",
@@ -199,7 +201,7 @@ class BlockLog:
     # --- appending ------------------------------------------------------------------------------
 
     def append(self, batch: EncodedBatch, epoch: int) -> EncodedBatch:
-        """Append a batch of a producer, as leader of *epoch*; returns it with its offsets."""
+        """Append a batch of a producer, as leader of *epoch*; return it with its offsets."""
         stamped = batch.stamp(self.end, epoch, self._durable_end)
         self._add(stamped)
         return stamped
@@ -210,7 +212,7 @@ class BlockLog:
         self.append(EncodedBatch.control(b"", timestamp_ms=self.wall_ms, kind=kind), epoch)
 
     def seal(self, epoch: int) -> None:
-        """Append the seal batch: no leader of this block appends a record after it."""
+        """Append the seal batch, after which no leader of this block appends records."""
         kind = ControlKind.SEAL
         self.append(EncodedBatch.control(b"", timestamp_ms=self.wall_ms, kind=kind), epoch)
 
@@ -218,7 +220,7 @@ class BlockLog:
         """Append batches of the leader, as its follower.
 
         Raises:
-            CorruptBatch: they are damaged or not contiguous; nothing is appended then.
+            CorruptBatch: the batches are damaged or not contiguous; nothing is appended.
         """
         batches = restamp(data, self._durable_end)
         if not batches:
@@ -264,7 +266,7 @@ class BlockLog:
         return self.epochs.end_of(epoch, self.start, self.end)
 
     def recent(self, offset: int, max_bytes: int) -> bytes | None:
-        """Return whole batches from *offset* on if they are cached, at least one; else None."""
+        """Return whole batches from *offset* on, at least one; None if they are not cached."""
         if offset == self.end:
             return b""
         return self._recent.read(offset, max_bytes) if self._recent is not None else None
@@ -279,7 +281,7 @@ class BlockLog:
     def read(
         self, peer: str, answer: ReplicaFetched | RaftAppend, offset: int, max_bytes: int
     ) -> None:
-        """Let the store fill *answer* with stable batches from *offset* on, and send it."""
+        """Ask the store to read stable batches from *offset* on into *answer* and to send it."""
         self._host.out.read.append(
             Read(peer, answer, self.name, offset, self.stable_end, max_bytes)
         )
@@ -287,9 +289,9 @@ class BlockLog:
     # --- cutting --------------------------------------------------------------------------------
 
     def truncate(self, end: int) -> None:
-        """Truncate the log to *end*. If written batches go, the log is recovered again.
+        """Truncate the log to *end*. If this removes written batches, the log is recovered again.
 
-        Appended batches that are not written yet may go, too.
+        Appended batches that are not written yet may also be removed.
         """
         if end >= self.end:
             return
@@ -307,8 +309,7 @@ class BlockLog:
         self.unkeyed.cut(end)
         self.priorities.cut(end)
         self.stable_end = min(self.stable_end, end)
-        # Batches appended from now on come from another leader, which reports anew what is
-        # committed.
+        # From now on batches come from another leader, which sends its own high watermark.
         self.committed = min(self.committed, end)
         self.epochs.cut(end)
         if self.seal_end is not None and self.seal_end > end:
@@ -335,12 +336,12 @@ class BlockLog:
             self.producers.write(self.wall_ms or UNKNOWN_TIME)
 
     def seal_block(self, ready: Ready, *, keep_open: bool = False) -> None:
-        """Add a seal of the block file, with its index, to the same write as :meth:`flush`."""
+        """Add a seal of the block file, with its index, to the write from :meth:`flush`."""
         ready.write.append(Sync(self.name) if keep_open else SealBlock(self.name))
         self._durable_then = self.end
 
     def sync(self) -> None:
-        """Request a sync of what was written without one."""
+        """Request a sync of the batches that were written without a sync."""
         self._host.out.write.append(Sync(self.name))
         self._durable_soon = self.stable_end
 
@@ -360,7 +361,7 @@ class BlockLog:
         return True
 
     def fail(self) -> None:
-        """Note that the write has failed: drop what is not on the disk."""
+        """Drop the batches that are not on the disk, because the write has failed."""
         self.is_writing = False
         self._durable_soon = self._durable_end  # The syncs may have failed, too.
         self.unwritten = []
@@ -368,8 +369,8 @@ class BlockLog:
         self.size = self.stable_size
         self._cut(self.stable_end)
         if self._create is not None and self.stable_size == 0:
-            # The store may not have created the block at all. If the store has created it, creating
-            # it again is harmless.
+            # The store may not have created the block. If the block exists, creating it again is
+            # harmless.
             mark("log.begins_again")
             self._beginning = [self._create]
             if self.name.number > 0:

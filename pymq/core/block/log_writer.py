@@ -3,7 +3,7 @@
 A writer exists from the end of recovery until the replica restarts its log. Each turn has at most
 one write:
 
-1. The partition finds that there is something to write, and no write is under way
+1. The partition checks that there is something to write and that no write is in progress
    (:attr:`pymq.core.partition.partition.Partition.is_dirty`).
 2. ``flush`` adds the write: batches, the replicator's state, the seal.
 3. ``advance`` handles the end of the write.
@@ -19,7 +19,7 @@ from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 
 DRAINING = SealState.DRAINING
-IDLE_MS = 30_000  # after so long without an append, cached batches for followers are dropped
+IDLE_MS = 30_000  # after this long without an append, cached batches for followers are dropped
 
 
 class LogWriter:
@@ -67,13 +67,14 @@ class LogWriter:
     # --- writing --------------------------------------------------------------------------------
 
     def flush(self, ready: Ready, committed: int, now: int, *, must_sync: bool) -> int:
-        """Add the pending write to *ready*; returns when it must be synced, if not at once.
+        """Add the pending write to *ready*; returns when the write must be synced, unless at once.
 
         *committed* is the high watermark for the next checkpoint.
         """
         log, replicator = self.log, self.replicator
         if self.is_unsent and self._is_shared:
-            replicator.appended(now)  # Followers write at the same time as this broker's disk.
+            # Send first, so that followers write while this broker's disk writes.
+            replicator.appended(now)
         self.is_unsent = False
         log.committed = committed
         sealing = self._sealing
@@ -97,7 +98,7 @@ class LogWriter:
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Sync what was written, and drop cached batches, if that is due."""
+        """Sync written batches and drop cached ones, if that is due."""
         log = self.log
         if now >= self._sync_at:
             self._sync_at = NEVER

@@ -22,7 +22,7 @@ class RecentBatches:
         self._bytes = 0
 
     def append(self, batch: EncodedBatch) -> None:
-        """Add the batch at the end of the log, and drop the oldest ones if there are too many."""
+        """Add the batch at the end of the log; drop the oldest batches if there are too many."""
         self.joined = None
         self._batches.append(batch)
         self._bytes += batch.header.length
@@ -30,7 +30,7 @@ class RecentBatches:
             self._bytes -= self._batches.popleft().header.length
 
     def read(self, offset: int, max_bytes: int) -> bytes | None:
-        """Return whole batches from *offset* on, at least one; None if they are not here."""
+        """Return whole batches from *offset* on, at least one; None if *offset* is not cached."""
         wanted = offset, max_bytes
         if self.joined is not None and self.joined[0] == wanted:
             return self.joined[1]

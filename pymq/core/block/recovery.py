@@ -1,8 +1,8 @@
-"""Recovery of an open block after a start: it finds the end of the log and the producer table.
+"""Recovery of an open block after a start: finds the end of the log and the producer table.
 
 1. The store finds where the block ends, and reads its last checkpoint and the headers after it.
-2. If neither a checkpoint nor the metadata has a producer table, the store reads the blocks
-   before, newest first, until one has a checkpoint.
+2. If neither a checkpoint nor the metadata has a producer table, the store reads the previous
+   blocks, newest first, until one has a checkpoint.
 3. The headers are replayed, oldest block first.
 
 If the disk cannot read a block, a later try may succeed. So the store retries with growing pauses;
@@ -30,19 +30,19 @@ def as_told(error: Exception) -> PymqError:
 
 
 def passes(error: Exception) -> bool:
-    """Whether a store lacks a resource that becomes free again, such as file descriptors."""
+    """Whether the store lacks a resource that can become free again, such as file descriptors."""
     return isinstance(error, StoreError) and error.details.get("passes") is True
 
 
 def may_pass(failed: RecoverFailed) -> bool:
-    """Whether the store may be able to read the block the next time."""
+    """Whether the next try to read the block may succeed."""
     if failed.fatal or isinstance(failed.error, CorruptBlock | CorruptMetadata):
         return False
     return isinstance(failed.error, OSError)
 
 
 class Recovery:
-    """Recovers one log: collects what the store finds, and asks again if it could not read."""
+    """Recovers one log: collects the store's answers, and retries after a read failure."""
 
     __slots__ = (
         "_asked",
@@ -58,7 +58,7 @@ class Recovery:
     def __init__(
         self, host: LogHost, is_known: Callable[[BlockNode], bool], first_pause_ms: int
     ) -> None:
-        self.failures = 0  # read failures in a row after which a retry may succeed
+        self.failures = 0  # consecutive read failures that a retry may overcome
         self.retry_at = NEVER  # time of the next retry
         self._host = host
         self._is_known = is_known  # whether a sealed block's producer table is complete here
@@ -69,7 +69,7 @@ class Recovery:
 
     @property
     def is_retrying(self) -> bool:
-        """Whether the store could not read the block, and will be asked again."""
+        """Whether a read of the block has failed and will be retried."""
         return self.failures > 0 and not self._is_stopped
 
     @property
@@ -80,7 +80,7 @@ class Recovery:
     def awaits(self, block: BlockId, log: BlockLog) -> bool:
         """Whether recovery waits for the store's answer about *block*.
 
-        The store may also answer about other blocks, such as a sealed one that is no longer kept.
+        The store may also answer about other blocks, such as a sealed block that has been removed.
         """
         if self._is_stopped or not log.is_recovering:
             return False
@@ -89,7 +89,7 @@ class Recovery:
     def is_resting(self, log: BlockLog) -> bool:
         """Whether *log* is not recovered and no answer about its block is awaited.
 
-        Either the next request is still to come, or the store has answered and now reads earlier
+        Either the next request has not been sent, or the store has answered and now reads earlier
         blocks.
         """
         if self.retry_at != NEVER:
@@ -103,12 +103,12 @@ class Recovery:
         log.recover()
 
     def ask_at(self, now: int) -> None:
-        """Ask the store again at *now*, not earlier."""
+        """Schedule the next request to the store at *now*, not earlier."""
         self._drop()
         self.retry_at = now
 
     def failed(self, now: int) -> None:
-        """The store could not read the block: ask it again after a pause."""
+        """Schedule another request after a pause, because the store could not read the block."""
         self.failures += 1
         self.retry_at = now + self.pause_ms
 
@@ -125,7 +125,7 @@ class Recovery:
         Raises:
             CorruptBlock: records that were durable in this process are missing.
             CorruptMetadata: a checkpoint cannot be read.
-            StoreError: the block has records, and its saved Raft state is missing.
+            StoreError: the block has records, but its saved Raft state is missing.
         """
         self._found = (*self._found, found)
         first = self._found[0]
@@ -133,8 +133,7 @@ class Recovery:
         is_voted = len(block.replicas) > 1 and block.acks is AckMode.RAFT
         if is_voted and first.state is None and first.end > first.start:
             mark("partition.votes_lost")
-            # A replica saves its term before it accepts records; if the term is missing, so are its
-            # votes.
+            # A replica saves its term and vote before it accepts records, so both have been lost.
             raise StoreError(f"{first.block} has records, and its saved vote is missing")
         if not self._restore(log, state):
             return None
@@ -144,7 +143,7 @@ class Recovery:
     def done(self) -> None:
         """The log is recovered."""
         self.failures = 0
-        self.retry_at = NEVER  # A write may have failed after the store was asked, and set a retry.
+        self.retry_at = NEVER  # A failed write may have set a retry after the request to the store.
 
     def _drop(self) -> None:
         self._found, self._asked = (), None
@@ -155,7 +154,7 @@ class Recovery:
         if blocks[-1].past:
             before = ProducerTable.restore(blocks[-1].past)
         elif found[-1].snapshot is None and found[-1].block.number > blocks[0].number:
-            # Without a snapshot, the producer table has to come from the block before.
+            # Without a snapshot, the producer table has to come from the previous block.
             index = [block.number for block in blocks].index(found[-1].block.number) - 1
             earlier = blocks[index]
             if self._is_known(earlier):

@@ -1,10 +1,10 @@
 """The contract between a partition and a replication protocol.
 
-The partition owns the open block's log: it stamps batches, writes them and knows which are durable.
-The replicator decides which replica may append, what is committed, and what a follower must append
-or truncate. The protocols are :mod:`pymq.replication.solo`, :mod:`~pymq.replication.raft.raft` and
-:mod:`~pymq.replication.fetch`. To add one, write a class with the methods of :class:`Replicator`,
-and a line in the factory.
+The partition owns the open block's log: the partition stamps and writes batches, and knows which
+batches are durable. The replicator decides which replica may append, which records are committed,
+and which records a follower must append or truncate. The protocols are
+:mod:`pymq.replication.solo`, :mod:`~pymq.replication.raft.raft` and :mod:`~pymq.replication.fetch`.
+To add one, write a class with the methods of :class:`Replicator`, and a line in the factory.
 
 A message that must not leave before a write is durable is added to ``after`` in
 :meth:`Replicator.flush`, in the same :class:`~pymq.core.ready.Ready` as the write.
@@ -27,13 +27,14 @@ class ReplicationConfig:
     """Timeouts (milliseconds) and sizes (bytes) of replication."""
 
     ping_ms: int = 50  # interval of pings between each pair of brokers
-    election_ms: int = 150  # a broker counts as dead after so long without a ping, up to twice that
+    election_ms: int = 150  # a broker counts as dead after 1 to 2 times this long without a ping
     retry_ms: int = 100  # pause before an unanswered message is sent again
-    tell_ms: int = 20  # how long a new high watermark waits for data to travel with; 0: not at all
+    # how long a leader delays a new high watermark to send it together with data; 0: not at all
+    tell_ms: int = 20
     append_bytes: int = 1 << 20  # bytes in one message
     in_flight: int = 8  # unanswered messages to a follower
     fetch_wait_ms: int = 500  # how long a follower's fetch waits for new data
-    lag_max_ms: int = 10_000  # after so long behind, a follower leaves the in-sync set
+    lag_max_ms: int = 10_000  # after lagging this long, a follower leaves the in-sync set
     repairs: int = 8  # sealed blocks that a broker fetches at the same time
     lend_bytes: int = 16 << 20  # bytes of sealed blocks that a broker sends in one turn
     # bytes a second of sealed blocks that move to a broker; 0: no limit
@@ -55,7 +56,7 @@ class ReplicatedLog(Protocol):
     def end_of(self, epoch: int) -> tuple[int, int]:
         """The largest epoch in the log that is not above *epoch*, and the offset where it ends.
 
-        (0, start) when all of the log is of later epochs.
+        The result is (0, start) if the whole log has later epochs.
         """
         ...
 
@@ -67,7 +68,7 @@ class ReplicatedLog(Protocol):
         """Append batches that the leader has stamped, as its follower.
 
         Raises:
-            CorruptBatch: they are damaged or not contiguous; nothing is appended then.
+            CorruptBatch: the batches are damaged or not contiguous; nothing is appended.
         """
         ...
 
@@ -76,18 +77,20 @@ class ReplicatedLog(Protocol):
         ...
 
     def recent(self, offset: int, max_bytes: int) -> bytes | None:
-        """Return whole batches from *offset* on, at least one, if they are cached; else None.
+        """Return whole batches from *offset* on, at least one; None if they are not cached.
 
-        *offset* is where a batch begins. The result is empty if *offset* is the end of the log.
+        A batch must begin at *offset*. The result is empty if *offset* is the end of the log.
         """
         ...
 
     def read(
         self, peer: str, answer: ReplicaFetched | RaftAppend, offset: int, max_bytes: int
     ) -> None:
-        """Let the store fill ``answer.data`` with stable batches from *offset* on, and send it.
+        """Ask the store to read stable batches from *offset* on into ``answer.data`` and to send
+        it.
 
-        The store reads asynchronously; the follower's answer shows what was sent.
+        The store reads asynchronously. The leader learns from the follower's answer which batches
+        were sent.
         """
         ...
 
@@ -124,12 +127,12 @@ class ReplicaHost(Protocol):
         ...
 
     def is_alive(self, peer: str) -> bool:
-        """Whether another broker seems to be alive, and able to lead or follow in the block."""
+        """Whether another broker seems to be alive and can serve the block."""
         ...
 
 
 class Replicator(Protocol):
-    """How the replicas of one open block agree."""
+    """The protocol by which the replicas of one open block agree."""
 
     high_watermark: int  # the first offset that is not committed; never goes back
     is_dirty: bool  # :meth:`flush` has something to add
@@ -147,7 +150,7 @@ class Replicator(Protocol):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this replica may append."""
+        """Whether this replica is the leader, which alone may append."""
         ...
 
     @property
@@ -168,7 +171,7 @@ class Replicator(Protocol):
         ...
 
     def appended(self, now: int) -> None:
-        """On the leader: send the batches that were appended."""
+        """On the leader: send the appended batches to the followers."""
         ...
 
     def tick(self, now: int) -> None:
@@ -183,11 +186,11 @@ class Replicator(Protocol):
         ...
 
     def stable(self, end: int, now: int) -> None:
-        """The writes of :meth:`flush`, and the log up to *end*, are durable."""
+        """Note that the writes of :meth:`flush`, and the log up to *end*, are durable."""
         ...
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """:meth:`ReplicaHost.is_alive` has changed for *peer*, or *peer* has restarted."""
+        """Handle a change of :meth:`ReplicaHost.is_alive` for *peer*, or a restart of *peer*."""
         ...
 
     def transfer(self, peer: str, now: int) -> None:
@@ -195,7 +198,7 @@ class Replicator(Protocol):
         ...
 
     def relinquish(self, now: int) -> None:
-        """On the leader: transfer leadership at once, because its disk has failed.
+        """On the leader: transfer leadership at once, because this broker's disk has failed.
 
         The partition drops the replicator afterwards.
         """
@@ -210,8 +213,9 @@ class Replica:
     log: ReplicatedLog
     host: ReplicaHost
     state: PartitionState  # the last block of this state is the open one
-    saved: bytes | None  # the state that the replicator last saved before a restart
-    is_new: bool  # this broker has just created the block for the roll that appointed its leader
+    saved: bytes | None  # the state that the replicator saved before a restart
+    # this broker has just created the block, in the roll that appointed the block's leader
+    is_new: bool
 
 
 ReplicatorFactory = Callable[[Replica, int], Replicator]

@@ -14,8 +14,8 @@ def first_kept(
     """Return the number of the oldest block to keep.
 
     The open block, which is the last and has *open_bytes*, is always kept. Retention by size
-    removes a block once the rest holds ``retention_bytes``; retention by age, once its newest
-    record is older than ``retention_ms``.
+    removes a block if the later blocks hold ``retention_bytes``. Retention by age removes a block
+    if its newest record is older than ``retention_ms``.
     """
     first, last = 0, len(blocks) - 1
     if config.retention_bytes is not None:
@@ -33,10 +33,10 @@ def first_kept(
 def newest_ms(block: BlockNode, following: BlockNode, config: TopicConfig) -> int:
     """Return the time of a sealed block's newest record, for retention by age.
 
-    This is the newest timestamp, unless that is more than ``timestamp_after_max_ms`` later than the
-    opening of the *following* block: then it is the time of that opening, since no record was
-    appended after it. Such a timestamp predates the topic's limit or comes from a wrong clock, and
-    must not make retention keep the block forever.
+    Usually the result is the newest timestamp. If that timestamp is more than
+    ``timestamp_after_max_ms`` later than the opening of the *following* block, the result is the
+    time of that opening: the block got no records afterwards. Such a timestamp comes from a wrong
+    clock, or the topic had no limit then; it must not make retention keep the block forever.
     """
     after, opened = config.timestamp_after_max_ms, following.opened_ms
     if after is not None and opened and block.max_timestamp > opened + after:

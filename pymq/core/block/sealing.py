@@ -7,9 +7,9 @@ The leader seals in three steps:
 2. The leader waits until its whole log is committed.
 3. The leader syncs the log and its index to disk.
 
-If the leader has failed, the controller takes over: a follower stops following and reports where
-its own copy ends. The follower is then fenced: it ignores its leader until the roll, or until
-another controller takes over.
+If the leader has failed, the controller takes the block over: each follower stops following and
+reports the end of its own copy. Such a follower is fenced: it ignores its leader until the roll, or
+until another controller takes over.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pymq.core.types import TopicPartition
 
 
 class SealState(Enum):
-    """How far the seal of one block is on this broker."""
+    """The progress of the seal of one block on this broker."""
 
     OPEN = "no seal is requested"
-    DRAINING = "batches are parked until all that was appended is committed"
+    DRAINING = "batches are parked until all appended batches are committed"
     WRITING = "the seal is being written"
-    SEALED = "the seal is durable, and the controller was told the end"
+    SEALED = "the seal is durable, and the end was sent to the controller"
 
 
 # A seal can be cancelled in any state. A repeated request changes the state only if the block is
@@ -62,7 +62,7 @@ class Sealing:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether this replica ignores its leader because the controller takes the block over."""
+        """Whether this replica ignores its leader, because the controller takes the block over."""
         return self.fenced is not None
 
     def begin(self, m: Seal) -> None:
@@ -84,7 +84,7 @@ class Sealing:
         return request
 
     def must_write(self, log: BlockLog, replicator: Replicator) -> bool:
-        """Whether a draining seal must be written now: all records of the block are committed."""
+        """Whether a draining seal must be written now, since all records are committed."""
         if log.unwritten:
             return False
         if self.is_fenced or not self._is_shared:
@@ -103,7 +103,7 @@ class Sealing:
         """Handle the end of the seal's write; returns whether the block is sealed now."""
         if log.end == log.stable_end:
             return True
-        self._move(SealState.DRAINING)  # More batches have been appended.
+        self._move(SealState.DRAINING)  # More batches have been appended meanwhile.
         return False
 
     def done(

@@ -1,1 +1,1 @@
-"""Records that groups get only at, or only before, a time."""
+"""Delayed records, which groups get only from a time on, and expiring ones."""

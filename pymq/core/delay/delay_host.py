@@ -1,4 +1,4 @@
-"""What a delay scheduler needs of its broker and its partition."""
+"""The interface of a delay scheduler to its broker and its partition."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class DelayHost(Protocol):
     def to_partition(
         self, name: TopicPartition, message: Fetch | Produce, now: int, holder: str | None
     ) -> None:
-        """Pass a request to the partition here, or to the broker *holder*."""
+        """Pass a request to the local partition, or to the broker *holder*."""
         ...
 
     def end(self, name: TopicPartition) -> int:
-        """The end offset of the partition's log, with batches that are not committed yet."""
+        """The end offset of the partition's log, including batches that are not committed yet."""
         ...
 
     def sequence(self, name: TopicPartition) -> int:
@@ -40,6 +40,6 @@ class DelayHost(Protocol):
     def keep_from(self, name: TopicPartition, offset: int, *, is_full: bool = False) -> int:
         """Keep *offset* from retention; returns the first offset that the scheduler wants kept.
 
-        With *is_full* the partition refuses further delayed records.
+        If *is_full* is set, the partition refuses further delayed records.
         """
         ...

@@ -1,25 +1,26 @@
 """The undelivered delayed records of one partition, by the time when they are due.
 
 The index is derived from the log: from batches with delayed records, from the copies that the
-leader appends when they are due, and from the leader's notes. A new leader reads copies and notes,
-beginning at the offset in the last note (``pymq.pending_from``).
+leader appends when the records are due, and from the leader's notes, which are control records in
+the log. A new leader reads the log, beginning at the offset in the last note
+(``pymq.pending_from``).
 
 ======================================  ======================================================
 batch                                   effect
 ======================================  ======================================================
 ``DELAYED``, record with a time         the record is pending; its id is its offset
 ``DELAYED_COPY``, with an id            the record was delivered
-note with an id and a time              the record was moved here, to the end of the log, so that
-                                        retention can remove the block that it was in
-note with ``pymq.cancelled``            the record is not to be delivered
+note with an id and a time              the leader moved the record to the end of the log, so that
+                                        retention can remove the record's former block
+note with ``pymq.cancelled``            the record was cancelled and must not be delivered
 ======================================  ======================================================
 
-A pending record takes an integer in a heap, and a bit for its offset: 60 bytes, and up to 230 if
-few of the records around it are pending.
+A pending record takes an integer in a heap and a bit for its offset: 60 bytes, or up to 230 if few
+of the records at nearby offsets are pending.
 
-A client that got no answer asks again whether its record is cancelled, and the record may be due by
-then. So the index remembers for a minute what was cancelled, and notes name the first of these
-offsets, too.
+A client that got no answer repeats its request to cancel a record, and the record may be due by
+then. So the index remembers cancelled records for a minute, and each note also names the first of
+their notes' offsets.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pymq.core.batch.record import EncodedBatch
 from pymq.core.delay.record_times import CANCELLED, DELAYED_ID, DELIVER_AT, offset_of, time_of
 from pymq.core.types import NEVER
 
-PENDING_MAX = 1 << 20  # pending records of a partition; its leader refuses further ones
+PENDING_MAX = 1 << 20  # pending records of a partition; its leader refuses more
 CANCELLED_MS = 60_000  # how long cancelled records are remembered ...
 CANCELLED_MAX = 10_000  # ... and how many of them
 SEGMENT = 256  # offsets that share an integer of bits
@@ -45,8 +46,8 @@ class DelayIndex:
     def __init__(self) -> None:
         self._heap: list[int] = []  # due time << ID_BITS | id; may hold cancelled records too
         self._bits: dict[int, int] = {}  # a bit for each pending offset, by segment
-        self._moved: dict[int, int] = {}  # current offset by id, of records that were moved
-        # by id: the offset of the note, and when it was written
+        self._moved: dict[int, int] = {}  # current offsets of the moved records, by id
+        # by id: the offset of the note, and the time when the note was written
         self._cancelled: dict[int, tuple[int, int]] = {}
         self._is_loading = True
 
@@ -72,16 +73,16 @@ class DelayIndex:
         return self._moved.get(id, id)
 
     def is_pending(self, id: int, offset: int) -> bool:
-        """Whether the record with this id is pending and is at this offset."""
+        """Whether the record with this id is pending at this offset."""
         return self.offset(id) == offset and self._has(offset)
 
     # --- from the log ---------------------------------------------------------------------------
 
     def take_in(self, batch: EncodedBatch) -> None:
-        """Add a committed batch, in the order of the log.
+        """Add the next committed batch of the log.
 
         Raises:
-            CorruptBatch: its headers cannot be decoded.
+            CorruptBatch: the headers of the records cannot be decoded.
         """
         kind = batch.header.attributes & NOTE
         for offset, headers in zip(batch.offsets, batch.headers, strict=True):
@@ -100,13 +101,13 @@ class DelayIndex:
                 self._move(id, due, offset)
 
     def loaded(self) -> None:
-        """The log has been read to its end."""
+        """Note that the log has been read to its end."""
         self._is_loading = False
         self._heap = [each for each in self._heap if self._has(self.offset(each & ID_MASK))]
         heapify(self._heap)
 
     def remove(self, id: int) -> bool:
-        """Remove a record that was delivered, cancelled or lost; returns whether it was pending."""
+        """Remove a delivered, cancelled or lost record; returns whether the record was pending."""
         offset = self._moved.pop(id, id)
         if not self._has(offset):
             return False
@@ -141,7 +142,7 @@ class DelayIndex:
     # --- cancelled records ----------------------------------------------------------------------
 
     def was_cancelled(self, id: int) -> bool:
-        """Whether a record was cancelled in the last minute; before that it is not known."""
+        """Whether a record was cancelled in the last minute; the index forgets older ones."""
         return id in self._cancelled
 
     def cancelled_from(self, wall_ms: int) -> int:
@@ -177,6 +178,6 @@ class DelayIndex:
         return taken
 
     def put_back(self, ids: list[int], due: int) -> None:
-        """Put back records that could not be delivered; they are due again at *due*."""
+        """Put back undeliverable records, which become due again at *due*."""
         for id in ids:
             heappush(self._heap, due << ID_BITS | id)

@@ -1,19 +1,20 @@
-"""Delivers the delayed records of one partition when they are due; runs on its leader.
+"""Delivers the delayed records of one partition when they are due; runs on the partition's leader.
 
 A delayed record stays where it was sent. When a delayed record is due, the scheduler appends a copy
-to the partition; groups get the copy like any other record. So leases, offsets, retries and dead
-letters work without knowing about delays. The copies in the log show what was delivered: a new
-leader reads them (:mod:`pymq.core.delay.delay_index`), so each record is delivered once.
+to the partition; groups get the copy like any other record. So the code for leases, offsets,
+retries and dead letters needs no special case for delays. The copies in the log show which records
+were delivered. A new leader reads these copies (:mod:`pymq.core.delay.delay_index`), so each record
+is delivered once.
 
 Each job of the scheduler reads some records and appends at most one batch:
 
 =========  ==========================================================================
-job        what is appended
+job        appended batch
 =========  ==========================================================================
 deliver    copies of the records that are due
-cancel     a note that a record is not to be delivered
-move       pending records from the oldest blocks, so that retention can remove these
-note       from which offset on the next leader has to read
+cancel     a note that a record was cancelled
+move       pending records of the oldest blocks, so that retention can remove these blocks
+note       a note of the offset from which the next leader has to read
 =========  ==========================================================================
 
 The wall clock of the leader decides what is due.
@@ -65,19 +66,19 @@ from pymq.errors import (
     is_not_written,
 )
 
-LOAD_BYTES = 1 << 20  # of one fetch while the log is read
-READ_BYTES = 64 << 10  # of one fetch of due records
+LOAD_BYTES = 1 << 20  # bytes of one fetch while the log is read
+READ_BYTES = 64 << 10  # bytes of one fetch of due records
 RETRY_MS = 100
 LOOK_MS = 1_000  # the wall clock may be changed, so the scheduler reads it at least this often
-NOTE_OFFSETS = 20_000  # offsets after which the next note is appended
-# records are moved only if a new leader would have to read so many offsets at least ...
+NOTE_OFFSETS = 20_000  # number of offsets after which the next note is appended
+# records are moved only if a new leader would have to read at least this many offsets ...
 MOVE_OFFSETS = 100_000
-MOVE_SHARE = 4  # ... and so many for each pending record
-CANCELS_MAX = 10_000  # cancellations that may wait
+MOVE_SHARE = 4  # ... and at least this many for each pending record
+CANCELS_MAX = 10_000  # largest number of waiting cancellations
 
 
 class Job(Enum):
-    """What the scheduler is doing."""
+    """The current job of the scheduler."""
 
     FIND = auto()  # reading the last note
     LOAD = auto()  # reading the log
@@ -95,20 +96,20 @@ class DelayScheduler:
         self.name = name
         self.deadline = NEVER
         self.index = DelayIndex()
-        self.delivered = 0  # copies, for the metrics
+        self.delivered = 0  # number of copies, for the metrics
         self._host = host
         self._job = Job.LOAD
         self._request = 0  # id of the request in flight
         self._holder: str | None = None  # the broker that was asked; None: the local replica
         self._tries = 0
         self._position = 0  # the next offset to read
-        self._target = 0  # the log must be read to this offset at least
+        self._target = 0  # the log must be read at least to this offset
         self._known_to = 0  # all delayed records before this offset are in the index
         self._retry: Callable[[int], None] | None = None
         self._retry_at = NEVER
         self._wanted: deque[tuple[int, int]] = deque()  # offset and id of records to read
         self._read = RowBuffer()
-        self._ids: list[int] = []  # of the records that are being appended
+        self._ids: list[int] = []  # ids of the records that are being appended
         self._stop = 0  # the offset before which records are moved
         self._cancels: deque[tuple[str, CancelDelayed]] = deque()
         self._noted_at = -1  # the log's end when the last note was appended
@@ -118,9 +119,10 @@ class DelayScheduler:
     # --- loading --------------------------------------------------------------------------------
 
     def begin(self, last: tuple[int, int], now: int) -> None:
-        """Read the log; *last* is the place of the last note and its number of records.
+        """Begin to read the log; *last* is the offset of the last note and its number of records.
 
-        If a note counts no records, it stands for the first batch with a delayed record.
+        A note with a count of 0 is not a real note: its offset is that of the first batch with a
+        delayed record.
         """
         offset, count = last
         self.index = DelayIndex()
@@ -131,7 +133,7 @@ class DelayScheduler:
         self._fetch(offset, LOAD_BYTES, now)
 
     def restart(self, last: tuple[int, int], now: int) -> None:
-        """Start again: it is unknown which records were appended."""
+        """Read the log again, because it is unknown which records were appended."""
         mark("delays.restart")
         self._wanted.clear()
         self._read.take()
@@ -140,7 +142,7 @@ class DelayScheduler:
         self.begin(last, now)
 
     def resign(self, error: PymqError, now: int) -> None:
-        """Refuse waiting requests: another broker leads."""
+        """Refuse waiting requests, because another broker leads."""
         for source, m in self._cancels:
             self._host.reply(source, Cancelled(m.id, error=error), now)
         self._cancels.clear()
@@ -229,7 +231,7 @@ class DelayScheduler:
         self._again(lambda now: self._fetch(offset, size, now), now)
 
     def _found(self, batches: list[EncodedBatch], now: int) -> None:
-        """Handle the last note: it tells where to begin reading."""
+        """Handle the last note, which holds the offset at which to begin reading."""
         if not batches and self._position < self._host.end(self.name):
             mark("delays.note_not_committed")
             self._fetch(self._position, LOAD_BYTES, now)
@@ -293,10 +295,10 @@ class DelayScheduler:
     def _append(
         self, rows: list[Row], attributes: int, now: int, ids: list[int] | None = None
     ) -> None:
-        """Append records; they enter the index when they are committed."""
+        """Append records, which :meth:`step` adds to the index when they are committed."""
         is_note = attributes & NOTE == NOTE
         if is_note:
-            # Uncommitted delayed records are in the log, but not yet in the index.
+            # Delayed records that are not committed are in the log, but not yet in the index.
             low = min(self.index.pending_from, self._known_to)
             low = min(low, self.index.cancelled_from(self._host.wall_ms(now)))
             self._noted_at = self._host.end(self.name) + len(rows)
@@ -340,7 +342,7 @@ class DelayScheduler:
     # --- delivering -----------------------------------------------------------------------------
 
     def _read_on(self, now: int) -> None:
-        """Read the next record that is wanted, or append those that were read."""
+        """Read the next wanted record, or append the records that were read."""
         if self._wanted and not self._read.is_full:
             self._fetch(self._wanted[0][0], READ_BYTES, now)
             return
@@ -413,7 +415,7 @@ class DelayScheduler:
         elif due <= self._host.wall_ms(now):
             self._answer_cancel(now, is_cancelled=False)
         elif not self.index.is_pending(m.offset, at):
-            self._answer_cancel(now, is_cancelled=True)  # It was cancelled long before.
+            self._answer_cancel(now, is_cancelled=True)  # The record was cancelled long before.
         else:
             headers = ((CANCELLED, str(m.offset).encode()), (DELIVER_AT, str(due).encode()))
             self._appended = lambda now: self._answer_cancel(now, is_cancelled=True)

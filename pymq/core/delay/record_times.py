@@ -1,19 +1,19 @@
-"""The times from which on and until which groups may get a record.
+"""Delay and expiry: the time from which groups may get a record, and the time until which.
 
-These times are headers, in milliseconds since 1970. A batch with such a record has a bit for it in
-its header, so other batches cost nothing:
+Both times are headers of the record, in milliseconds since 1970. The header of a batch has a bit
+for each kind of time, set if any record has that time. So other batches cost nothing:
 
 ====================  =================  ===========================================================
-header of a record    bit of its batch   groups
+header of a record    bit of its batch   what a group does
 ====================  =================  ===========================================================
 ``pymq.deliver_at``   ``DELAYED``        skip the record; when it is due, the leader appends a copy
 ``pymq.expires_at``   ``EXPIRES``        skip the record from that time on
-``pymq.delayed_id``   ``DELAYED_COPY``   get the copy; it names the offset at which it was sent
+``pymq.delayed_id``   ``DELAYED_COPY``   get the copy; the id is the offset of the original
 ====================  =================  ===========================================================
 
-Readers see each record once, at the offset where it was sent: they skip copies. Batches with both
-``DELAYED`` and ``DELAYED_COPY`` are notes of the leader, which neither groups nor readers see
-(:mod:`pymq.core.delay.delay_index`).
+Readers without a group see each record once, at the offset of the original: they skip copies.
+Batches with both ``DELAYED`` and ``DELAYED_COPY`` are notes of the leader, which neither groups nor
+readers see (:mod:`pymq.core.delay.delay_index`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DELIVER_AT = "pymq.deliver_at"
 EXPIRES_AT = "pymq.expires_at"
 DELAYED_ID = "pymq.delayed_id"
-# in a note: the offset of a delayed record that is not to be delivered
+# in a note: the offset of a cancelled delayed record
 CANCELLED = "pymq.cancelled"
 # in a note: all delayed records before this offset are delivered
 PENDING_FROM = "pymq.pending_from"
@@ -41,7 +41,7 @@ OFFSET_DIGITS_MAX = 19
 
 
 def time_of(headers: Headers, name: str, digits_max: int = DIGITS_MAX) -> int | None:
-    """Return the number in a header; None if there is none, or it is not a number."""
+    """Return the number in a header; None if the header is missing or not a number."""
     for found, text in headers:
         if found == name:
             return int(text) if text.isdigit() and len(text) <= digits_max else None
@@ -49,12 +49,12 @@ def time_of(headers: Headers, name: str, digits_max: int = DIGITS_MAX) -> int | 
 
 
 def offset_of(headers: Headers, name: str) -> int | None:
-    """Return the offset in a header; None if there is none."""
+    """Return the offset in a header; None if the header is missing."""
     return time_of(headers, name, OFFSET_DIGITS_MAX)
 
 
 def times_of(records: Iterable[Headers]) -> int:
-    """Return a batch's attribute bits for its records' headers: delay, expiry."""
+    """Return a batch's attribute bits for delay and expiry, from its records' headers."""
     names = {name for headers in records for name, _ in headers}
     return (DELAYED if DELIVER_AT in names else 0) | (EXPIRES if EXPIRES_AT in names else 0)
 

@@ -17,8 +17,8 @@ from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 
-PER_MS = 20  # the next assignment is delayed by 1 ms for so many members and partitions ...
-PAUSE_MAX_MS = 500  # ... and by so many ms at most
+PER_MS = 20  # the next assignment is delayed by 1 ms for this many members and partitions ...
+PAUSE_MAX_MS = 500  # ... but by no more than this
 
 TopicIndex = tuple[str, int]
 
@@ -65,7 +65,7 @@ class ConsumerGroup:
     # --- members --------------------------------------------------------------------------------
 
     def join(self, m: Join, source: str, now: int) -> Member:
-        """Add a member, or reset a known one."""
+        """Add a member, or reset a known member."""
         self.grow(m.topic, m.partitions)
         if m.topic_id:
             self.offsets.adopt(m.topic, m.topic_id)
@@ -93,7 +93,7 @@ class ConsumerGroup:
         return member
 
     def grow(self, topic: str, partitions: tuple[str, ...]) -> bool:
-        """Adopt a member's list of partitions if it is longer; returns whether it was."""
+        """Adopt a member's list of partitions if that list is longer; returns whether it is."""
         return self.offsets.topic(topic).grow(partitions, has_members=bool(self.members))
 
     def remove(self, member: Member, now: int) -> None:
@@ -131,11 +131,11 @@ class ConsumerGroup:
         self.assign_at, self.assign_from = NEVER, now + self.pause_ms()
 
     def pause_ms(self) -> int:
-        """How long the next assignment waits for more changes, in proportion to its cost.
+        """How long to wait for more changes before the next assignment, in proportion to its cost.
 
-        A small group does not wait. Members that join a large one together share one assignment
-        (as with Kafka's ``group.initial.rebalance.delay.ms``), so assignments take a bounded share
-        of the coordinator's time.
+        A small group does not wait. Members that join a large group at about the same time share
+        one assignment (as with Kafka's ``group.initial.rebalance.delay.ms``), so assignments take a
+        bounded share of the coordinator's time.
         """
         topics = {member.topic for member in self.members.values()}
         count = sum(len(self.offsets.topic(name).partitions) for name in topics)
@@ -163,7 +163,7 @@ class ConsumerGroup:
         return tuple(found)
 
     def _levels(self, consumed: TopicState, now: int) -> list[int]:
-        """The priorities of a topic's leasable records, from the highest to 0."""
+        """The priorities of a topic's leasable records, from the highest down to 0."""
         levels = {0}
         for partition, (_, end) in consumed.reach.items():
             if (leases := self.offsets.leases.get((consumed.name, partition))) is not None:
@@ -224,7 +224,7 @@ class ConsumerGroup:
         for partition in list(consumed.open):
             name = member.topic, partition
             if member.id in self.owners(*name):
-                continue  # this partition was tried already
+                continue  # this partition was already tried
             leases, known = self.offsets.leases.get(name), consumed.reach.get(partition)
             if least and leases and known and max(leases.levels(known[1], now), default=0) < least:
                 continue  # the topic may have other partitions
@@ -265,21 +265,21 @@ class ConsumerGroup:
         return False
 
     def _share(self, member: Member, leases: Leases, end: int, limit: int, loose: Ranges) -> int:
-        """How many records of a partition one member gets, if others are idle.
+        """How many records of a partition one member gets while others are idle.
 
-        Unordered records are divided among the idle members; ordered ones are all its own.
+        Unordered records are divided among the idle members; ordered records all go to this member.
         """
         idle = self.offsets.topic(member.topic).idle
         others = len(idle) - (member.id in idle)
         if not others or limit <= 1:
-            return limit  # the usual case: with many records no member is idle
+            return limit  # the usual case: if there are many records, no member is idle
         theirs = leases.open_before(end, loose) * others // (1 + others)
         return min(limit, max(1, leases.open_before(end) - theirs)) if theirs else limit
 
     # --- deadline and description -----------------------------------------------------------------
 
     def next_due(self, now: int) -> int:
-        """When the next session, wait, delay, lease or pause ends."""
+        """The time when the next session, wait, delay, lease or pause ends."""
         due = min(self.assign_at, self.offsets.next_due(now))
         for member in self.members.values():
             due = min(due, member.gone_at, member.waits_until)
@@ -293,6 +293,6 @@ class ConsumerGroup:
 
 
 def strictest(said: Iterable[bool | None]) -> bool | None:
-    """Return the strictest order that any member requires."""
+    """Return the strictest order of records that any member requires."""
     found = set(said)
     return True if True in found else None if None in found or not found else False

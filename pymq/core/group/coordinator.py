@@ -2,17 +2,18 @@
 
 One coordinator serves the groups that hash to one partition of the internal topic
 ``__consumer_offsets``, and runs on the broker that leads that partition. Committed offsets must
-outlive the coordinator: they are records of that partition. A new coordinator reads these records,
-and the newest record of each key counts. Membership and leases are not stored: members join a new
-coordinator again, and records that were leased are delivered again.
+outlive the coordinator, so they are stored as records of that partition. A new coordinator reads
+these records; the newest record of each key counts. Membership and leases are not stored: members
+join a new coordinator again, and records that were leased are delivered again.
 
-A member may hold leases on any records of its partitions. A member loses leases when it settles
-them, when its session or the lease runs out, or when it leaves. When a partition is assigned to
-another member, that member gets none of its records before the former member's leases have ended.
-So two consumers never work on records of one key at the same time.
+A member may hold leases on any records of its partitions. A lease ends when the member acknowledges
+or returns the record (settles the lease), when the lease or the member's session expires, or when
+the member leaves. After a partition is assigned to another member, the new member gets records only
+when the former member's leases have ended. So two consumers never work on records of one key at the
+same time.
 
-The numbers of members, groups and offsets are bounded (:mod:`pymq.core.group.group_limits`), and so
-is the time that assignments take
+The numbers of members, groups and offsets are bounded (:mod:`pymq.core.group.group_limits`). The
+time for assignments is bounded, too
 (:meth:`~pymq.core.group.consumer_group.ConsumerGroup.pause_ms`).
 
 Sessions, leases and waits count only the time in which the coordinator ran
@@ -122,7 +123,7 @@ class GroupCoordinator:
             if self._is_new_until:
                 self._is_new_until = now + REJOIN_MS
             for name in self.groups:
-                self._rearm(name)  # The clock must run until delays end, also before members come.
+                self._rearm(name)  # The clock must run until delays end, even before members join.
             deleted, self._deleted = self._deleted, []
             for topic, topic_id in deleted:
                 self.forget_topic(topic, now, topic_id)
@@ -131,7 +132,7 @@ class GroupCoordinator:
                 self.step(source, request, now)
 
     def resign(self, error: PymqError, now: int) -> None:
-        """Answer all waiting requests with *error*: another broker takes over (emigration)."""
+        """Answer all waiting requests with *error*; another broker takes over (emigration)."""
         self._membership.resign(error, now)
         if self._kafka is not None:
             self._kafka.resign(error, now)
@@ -241,7 +242,7 @@ class GroupCoordinator:
         _check_closed(group)
         group.offsets.set_offset(m.topic, m.partition, Leases(m.offset))
         if m.end is not None:
-            # The log start is unknown: the report of a member that joins has to count as new.
+            # The log start is unknown here, so a joining member's report must count as new.
             group.offsets.topic(m.topic).learn(m.partition, -1, m.end)
         self.offsets.changed(m.group, m.topic, m.partition)
         self.offsets.answer(source, Settled(m.id), durable=True)
@@ -251,13 +252,13 @@ class GroupCoordinator:
         group = self.groups.get(m.group)
         error: PymqError | None = None
         if group is None:
-            # The answer waits until all is written: this may be a retry of the same deletion, whose
-            # write may still fail.
+            # Answer only when all changes are written: this request may repeat an earlier deletion,
+            # whose write may still fail.
             error = UnknownGroup(f"there is no group {m.group!r}")
         else:
             _check_closed(group)
             for name in group.offsets.leases:
-                # As the group is gone, each offset becomes a tombstone.
+                # The group is gone, so each offset is written as a tombstone.
                 self.offsets.changed(m.group, *name)
             del self.groups[m.group]
             if self._kafka is not None:
@@ -278,14 +279,15 @@ class GroupCoordinator:
         self._host.reply(source, answer, now)
 
     def forget_topic(self, topic: str, now: int, topic_id: str = "") -> None:
-        """The topic was deleted: drop its offsets and remove its members.
+        """Drop the offsets of a deleted topic and remove its members.
 
         Members have to join again with new ids: otherwise a late request about the old topic could
-        be applied to a new topic of the same name. If the topic was created again already, its
-        offsets and members stay: its id is greater than *topic_id*.
+        be applied to a new topic of the same name. If a new topic of that name already exists, with
+        an id greater than *topic_id*, the offsets and members of the new topic stay.
         """
         if not self.offsets.is_loaded:
-            # The broker reports the deletion once, and the offsets may not be loaded yet.
+            # Keep the deletion, because the broker reports it only once and the offsets may not be
+            # loaded yet.
             self._deleted.append((topic, topic_id))
             return
         for group in list(self.groups.values()):
@@ -319,8 +321,8 @@ class GroupCoordinator:
     def _rearm(self, name: str) -> None:
         """Compute the next deadline of a group.
 
-        This visits all of its members and partitions, so it runs only when a deadline seems to have
-        passed. Requests only move the deadline forward.
+        This method visits all members and partitions of the group, so it runs only when a deadline
+        seems to have passed. Between two runs, a request can only make the stored deadline earlier.
         """
         group = self.groups.get(name)
         due = group.next_due(self.clock.ms) if group is not None else NEVER

@@ -1,9 +1,9 @@
 """Limits on the members, groups and offsets of a group coordinator.
 
-Clients choose the names of members and groups, so their numbers need a bound. A member takes some
-KB and makes each assignment of its group slower; an offset is a record that stays. Existing
-members, groups and offsets are never refused, nor are those that a log holds from a time with
-higher limits.
+Clients choose the names of members and groups, so the numbers of members and groups need a bound. A
+member takes some KB and slows down each assignment of its group; an offset is a record that is
+never removed. Existing members, groups and offsets are never refused, even if an operator has
+lowered the limits.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pymq.errors import GroupLimitReached
 
 @value
 class GroupLimits:
-    """The limits of each coordinator. Each partition of the offsets topic has one."""
+    """The limits of each coordinator; each partition of the offsets topic has one coordinator."""
 
-    members: int = 1_000  # members of a group, as Kafka's group.max.size
+    members: int = 1_000  # members of a group, like Kafka's group.max.size
     groups: int = 10_000  # groups of a coordinator
     offsets: int = 100_000  # partitions in which a group may have an offset
     heartbeat_ms: int = 2_000  # interval of heartbeats that members of Kafka's new groups get
@@ -30,7 +30,7 @@ class GroupLimits:
         """Make limits from an operator's option; None is the default.
 
         Raises:
-            ConfigError: no member could join.
+            ConfigError: with this limit no member could join.
         """
         return cls() if members is None else cls(at_least("group_max_members", members, 1))
 

@@ -1,4 +1,4 @@
-"""The offsets and leases of a group, by partition, and the topics that they belong to."""
+"""The offsets and leases of a group, by partition, with the topics of these partitions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pymq.core.pending.growth import Growth
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 
-SPANS_MAX = 1_000  # spans in one answer
+SPANS_MAX = 1_000  # most spans in one answer
 
 Name = tuple[str, str]  # topic and partition
 
@@ -26,7 +26,7 @@ class GroupOffsets:
 
     leases: dict[Name, Leases] = Factory(dict)
     topics: dict[str, TopicState] = Factory(dict)
-    notes: dict[Name, str] = Factory(dict)  # what Kafka's clients have committed with an offset
+    notes: dict[Name, str] = Factory(dict)  # texts that Kafka clients have committed with an offset
 
     # --- topics ---------------------------------------------------------------------------------
 
@@ -86,9 +86,10 @@ class GroupOffsets:
             self._drop_if_blank(topic)
 
     def learn(self, member: Member, m: Acquire) -> tuple[list[Name], list[Name]]:
-        """Adopt the ends of partitions that *member* reports, and begin those that have no offset.
+        """Adopt the partition ends that *member* reports; give partitions without an offset a first
+        offset.
 
-        Returns the partitions whose ends have changed, and those whose offsets must be written.
+        Returns the partitions with changed ends, and the partitions whose offsets must be written.
         """
         news, changed = list[Name](), list[Name]()
         consumed = self.topic(member.topic)
@@ -136,7 +137,9 @@ class GroupOffsets:
         return True
 
     def _begin(self, name: Name, member: Member, consumed: TopicState) -> bool:
-        """Give a partition an offset if it has none; returns whether it must be written."""
+        """Give a partition a first offset if it has none; returns whether an offset must be
+        written.
+        """
         partition = name[1]
         start, end = consumed.reach[partition]
         leases = self.leases.get(name)
@@ -153,13 +156,15 @@ class GroupOffsets:
     # --- unordered records ------------------------------------------------------------------------
 
     def open(self, topic: str, partition: str) -> None:
-        """Note that a partition may have records for members that it is not assigned to."""
+        """Note that a partition may have records for members that do not own the partition."""
         consumed = self.topics.get(topic)
         if consumed is not None and consumed.ordered is not True:
             consumed.open[partition] = None
 
     def loose(self, topic: str, leases: Leases) -> Ranges:
-        """The unordered records of a partition, which may be leased to any member at any time."""
+        """Return the unordered records of a partition, which may be leased to any member at any
+        time.
+        """
         ordered = self.topic(topic).ordered
         return leases.unkeyed if ordered is None else NOTHING if ordered else EVERYTHING
 
@@ -170,8 +175,8 @@ class GroupOffsets:
     ) -> tuple[int, int, list[Name]]:
         """Acknowledge records.
 
-        Returns three things: how many records were not leased to *member*, how many of those will
-        be delivered again, and the partitions whose offsets have changed.
+        Returns the number of records that were not leased to *member*, the number of those that
+        will be delivered again, and the partitions with changed offsets.
         """
         refused = lapsed = 0
         changed = list[Name]()
@@ -190,9 +195,9 @@ class GroupOffsets:
         return refused, lapsed, changed
 
     def put_off(self, member: Member, m: Settle, now: int) -> int:
-        """Return records for redelivery, or renew leases; returns when the first is due."""
+        """Make records available for redelivery, or renew leases; returns the earliest due time."""
         due = NEVER
-        before: dict[str, int] = {}  # offset before which the member names nothing any more
+        before: dict[str, int] = {}  # by partition: the end of the member's previous range
         errors = (*m.errors, *repeat("", len(m.nacks) - len(m.errors)))
         for nack, error in sorted(zip(m.nacks, errors, strict=True)):
             partition, (first, end), delay = nack
@@ -209,7 +214,7 @@ class GroupOffsets:
         return due
 
     def give_back(self, member: Member, unread: Iterable[tuple[str, Range]], now: int) -> None:
-        """Return records that the application of *member* has not seen."""
+        """Make records available that *member* was sent but its application has not seen."""
         for partition, ranges in _by_partition(unread).items():
             if (leases := self.leases.get((member.topic, partition))) is not None:
                 leases.give_back(member.id, ranges, now)
@@ -221,13 +226,13 @@ class GroupOffsets:
             self.open(*name)
 
     def expire(self, now: int) -> None:
-        """End the leases that have run out."""
+        """End the leases that have expired."""
         for name, leases in self.leases.items():
             leases.expire(now)
             self.open(*name)
 
     def next_due(self, now: int) -> int:
-        """When the next delay or lease ends."""
+        """The time when the next delay or lease ends."""
         return min((leases.spans.next_due(now) for leases in self.leases.values()), default=NEVER)
 
     # --- descriptions -----------------------------------------------------------------------------
@@ -250,7 +255,7 @@ class GroupOffsets:
         )
 
     def describe_leases(self, m: GetLeases, now: int) -> GroupLeases:
-        """Describe the records of a partition, as the answer to a request."""
+        """Return the states of a partition's records, as the answer to a request."""
         leases = self.leases.get((m.topic, m.partition))
         end = self.end(m.topic, m.partition) or 0
         if leases is None:
@@ -260,7 +265,7 @@ class GroupOffsets:
 
 
 def _by_partition(spans: Iterable[tuple[str, Range]]) -> dict[str, list[Range]]:
-    """Join ranges by partition, so that a record that is named twice is handled once."""
+    """Join ranges by partition, so that a record in two ranges is handled once."""
     found: dict[str, list[Range]] = {}
     for partition, span in spans:
         found.setdefault(partition, []).append(span)

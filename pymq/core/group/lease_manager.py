@@ -1,8 +1,9 @@
 """Leases records to the members of groups.
 
 A request for records waits until records are available (as in the purgatory of Kafka's
-``SharePartitionManager``). Three events make records available, and each serves the waiting
-members: a member reports new ends, a lease is settled, or a lease runs out.
+``SharePartitionManager``). Three events make records available: a member reports new ends of
+partitions, a member settles a lease, or a lease expires. After each of these events the coordinator
+serves the waiting members.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class GroupContext:
     groups: dict[str, ConsumerGroup]
     offsets: OffsetLog
     clock: PausableClock  # the time of groups, members and leases
-    timers: TimerHeap[str]  # by group, when something is due on that clock
+    timers: TimerHeap[str]  # by group: the next deadline by that clock
     index: int  # of the coordinator's partition of the offsets topic
     awaited: Awaited
 
@@ -48,7 +49,7 @@ class LeaseManager:
         self._context = context
 
     def acquire(self, group: ConsumerGroup, member: Member, m: Acquire, now: int) -> None:
-        """Lease records to a member, now or as soon as there are some."""
+        """Lease records to a member, now or as soon as records are available."""
         context = self._context
         fresh = sum((member.topic, name) not in group.offsets.leases for name, _, _ in m.known)
         if fresh:
@@ -59,7 +60,7 @@ class LeaseManager:
         if member.waiting is not None:
             self.answer(group, member, (), now)
         if member.state is MemberState.JOINING:
-            # The member sent this before its Join, and has no assignment yet.
+            # The request arrived before the answer to the Join: the member has no assignment yet.
             context.host.reply(member.source, Acquired(m.id, (), group.generation), now)
         elif not m.ahead:
             member.move(MemberState.WAITING, m, context.clock.ms + m.max_wait_ms)
@@ -94,7 +95,8 @@ class LeaseManager:
     ) -> None:
         """Settle leases of a member, and serve the members that wait for the records."""
         log, timers, at = self._context.offsets, self._context.timers, self._context.clock.ms
-        # Handle returned records first: acknowledged ranges around them must not include them.
+        # Handle returned records first, so that acknowledged ranges around them do not include
+        # them.
         timers.sooner(group.name, group.offsets.put_off(member, m, at))
         group.offsets.give_back(member, m.unread, at)
         refused, lapsed, changed = group.offsets.acknowledge(member, m.acks)
@@ -113,7 +115,7 @@ class LeaseManager:
     def answer(
         self, group: ConsumerGroup, member: Member, leases: tuple[Lease, ...], now: int
     ) -> None:
-        """Answer the waiting request for records, if there is one."""
+        """Answer the member's waiting request for records, if any."""
         if member.waiting is None:
             return
         shares, at = member.waiting.shares, self._context.clock.ms
@@ -142,7 +144,9 @@ class LeaseManager:
                 self._serve(group, member, now)
 
     def _serve_idle(self, group: ConsumerGroup, topic: str, now: int) -> None:
-        """Lease unordered records of others to members without records of their own partitions."""
+        """Lease unordered records of others' partitions to members whose own partitions have no
+        records.
+        """
         consumed = group.offsets.topics.get(topic)
         if consumed is None or not consumed.open:
             return
@@ -152,7 +156,7 @@ class LeaseManager:
             self._serve(group, group.members[id], now)
 
     def _serve(self, group: ConsumerGroup, member: Member, now: int) -> None:
-        """Answer a waiting member if there are records for it."""
+        """Answer a waiting member if there are records for that member."""
         if member.waiting is None:
             return
         at = self._context.clock.ms

@@ -2,12 +2,12 @@
 
 Offsets are kept as adjoining spans from ``committed``, the lowest unacknowledged offset, to
 ``next``, the first offset that was never leased. So the cost depends on the number of spans, not of
-records, and records that are acknowledged in order leave one span or none. Acknowledged ranges
-above ``committed`` are kept too, so that one slow record does not cause redelivery of later ones.
+records; if records are acknowledged in order, there is at most one span. Acknowledged ranges above
+``committed`` are kept too, so that one slow record does not cause redelivery of later records.
 
-The rules are those of Kafka's share groups (KIP-932): only the member that holds a lease can settle
-it; records are available again when their lease runs out; deliveries are counted; and nothing new
-is leased while too many spans are open (there, ``group.share.partition.max.record.locks``).
+The rules are those of Kafka's share groups (KIP-932). Only the member that holds a lease can settle
+it. Records are available again when their lease expires. Deliveries are counted. No new records are
+leased while there are too many spans (Kafka's ``group.share.partition.max.record.locks``).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pymq.core.message import Lease, LeaseSpan, Range
 from pymq.core.observe.coverage import mark
 from pymq.core.types import NEVER
 
-# from so many on nothing new is leased until the lowest offsets are acknowledged
+# spans; with this many, no new records are leased until the lowest offsets are acknowledged
 SPANS_OPEN = 4_096
 UNKEYED_MAX = 256  # ranges of records without a key that are remembered
-RUNS_AT_ONCE = 64  # runs of one priority that are leased at once, since each becomes a span
-LEASED_MAX = 1 << 16  # leased records at most, since each may become its own span
+RUNS_AT_ONCE = 64  # most runs of one priority in one lease, since each run becomes a span
+LEASED_MAX = 1 << 16  # most leased records, since each may become its own span
 STATES = ("available", "leased", "acked")  # names of the states in descriptions
 
 
@@ -51,22 +51,24 @@ class Leases:
         errors: Iterable[Failed] = (),
         delays: Iterable[Delayed] = (),
     ) -> None:
-        """Begin with the state that the former coordinator has written.
+        """Begin with the state that the former coordinator has stored.
 
         Args:
             committed: the lowest offset that is not acknowledged.
-            done: ranges that are acknowledged above it.
-            counts: ranges that were delivered, how often, and not acknowledged.
-            errors: ranges among those that a member has returned with an error.
-            delays: ranges among those that a member has returned with a delay.
+            done: acknowledged ranges above *committed*.
+            counts: delivered but unacknowledged ranges, with their numbers of deliveries.
+            errors: unacknowledged ranges that a member has returned, with the error.
+            delays: unacknowledged ranges that a member has returned with a delay, and their due
+                times.
         """
         self.committed = committed
         self.next = committed
-        self.has_counted = False  # counts have changed that the next coordinator must know
+        # delivery counts have changed, and must be stored for the next coordinator
+        self.has_counted = False
         self.spans = Spans()
         self.unkeyed = Ranges(UNKEYED_MAX)  # records that have no order to keep
-        self.priorities = PriorityRuns()  # of records that were never leased
-        self._has_levels = False  # a record had a priority, at any time
+        self.priorities = PriorityRuns()  # priorities of records that were never leased
+        self._has_levels = False  # whether any record so far had a priority
         known = [*((a, b, DONE, 0) for a, b in done), *((a, b, AVAILABLE, n) for a, b, n in counts)]
         for start, end, state, count in sorted(known):
             low = max(start, self.next)
@@ -88,11 +90,11 @@ class Leases:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is open that nothing new is leased."""
+        """Whether there are too many spans or leases to lease new records."""
         return len(self.spans) >= SPANS_OPEN or self.spans.in_flight >= LEASED_MAX
 
     def held_by_others(self, members: Iterable[str], loose: Ranges) -> bool:
-        """Whether a member other than *members* holds a lease on records that are not *loose*."""
+        """Whether a member other than *members* holds a lease on records outside of *loose*."""
         allowed = set(members)
         return any(
             s.state == LEASED and s.owner not in allowed and not loose.covers(s.start, s.end)
@@ -100,7 +102,7 @@ class Leases:
         )
 
     def describe(self, offset: int, limit: int, now: int) -> tuple[LeaseSpan, ...]:
-        """Describe the records from *offset* on, in at most *limit* spans."""
+        """Return the states of the records from *offset* on, in at most *limit* spans."""
         found = islice(self.spans.from_offset(offset), limit)
         return tuple(_described(span, now) for span in found)
 
@@ -113,7 +115,7 @@ class Leases:
             yield self.next, end
 
     def has_available(self, end: int, now: int, among: Ranges = EVERYTHING) -> bool:
-        """Whether :meth:`acquire` would find records before *end* whose offsets are in *among*."""
+        """Whether records before *end* with offsets in *among* can be leased."""
         if self.next < end and among.first(self.next, end) is not None and not self.is_full:
             return True
         return any(
@@ -122,7 +124,7 @@ class Leases:
         )
 
     def open_before(self, end: int, among: Ranges = EVERYTHING) -> int:
-        """How many records before *end*, *among* these offsets, are neither leased nor
+        """Count the records before *end*, with offsets in *among*, that are neither leased nor
         acknowledged.
         """
         spans = ((s.start, s.end) for s in self.spans if s.state == AVAILABLE)
@@ -137,7 +139,7 @@ class Leases:
     # --- changes --------------------------------------------------------------------------------
 
     def prioritize(self, runs: Iterable[Run]) -> None:
-        """Store the priorities of records; records that were leased keep theirs."""
+        """Store the priorities of records that were never leased."""
         for start, end, priority in runs:
             self._has_levels = True
             for span in self.spans.within(start, min(end, self.next), AVAILABLE):
@@ -145,10 +147,10 @@ class Leases:
             self.priorities.put(max(start, self.next), end, priority)
 
     def begin_at(self, log_start: int) -> bool:
-        """Skip records that retention has removed; returns whether there were any."""
+        """Skip records that retention has removed; returns whether there were such records."""
         if log_start <= self.committed:
             return False
-        mark("leases.overtaken")  # by retention
+        mark("leases.overtaken")  # retention was faster
         self.spans.begin_at(log_start)
         self.committed = log_start
         self.next = max(self.next, log_start)
@@ -169,9 +171,9 @@ class Leases:
         """Lease up to *limit* records before *end* of a priority of at least *least*.
 
         Records of a higher priority come first. At equal priority, records for redelivery and
-        records that were passed over come before new ones. Only offsets in *among* are leased;
-        other records wait for a member that may have them. Records that were delivered
-        *max_deliver* times already (0: no limit) are leased as dead letters.
+        records that were passed over come before new records. Only offsets in *among* are leased;
+        other records wait for a member that may have them. Records with *max_deliver* earlier
+        deliveries (0: no limit) are leased as dead letters.
         """
         leases: list[Lease] = []
         levels = sorted(self.levels(end, now) | {0}, reverse=True) if self._has_levels else [0]
@@ -222,7 +224,7 @@ class Leases:
         return leases
 
     def _new(self, end: int, among: Ranges, level: int) -> Iterator[Range]:
-        """The records of a priority that were neither leased nor passed over."""
+        """Return the ranges of a priority that were neither leased nor passed over."""
         if level == 0:
             runs: tuple[Run, ...] = ((self.next, end, 0),) if self.next < end else ()
         else:
@@ -243,7 +245,7 @@ class Leases:
         return Lease("", start, self.next, 1)
 
     def _pass_over(self, until: int) -> None:
-        """Make new records before *until* available without a lease, by priority."""
+        """Note new records before *until* as available but not leased, by priority."""
         for start, end, priority in (*self.priorities.between(self.next, until), (until, until, 0)):
             if start > self.next:
                 self.spans.append(Span(self.next, start, AVAILABLE, due=0))
@@ -252,7 +254,7 @@ class Leases:
             self.next = end
 
     def acknowledge(self, member: str, ranges: Iterable[Range]) -> int:
-        """Acknowledge records; returns how many were not leased to *member* and are refused."""
+        """Acknowledge records; returns how many are refused because *member* has no lease."""
         refused = 0
         for start, end in ranges:
             held = 0
@@ -264,7 +266,7 @@ class Leases:
         return refused
 
     def open_in(self, ranges: Iterable[Range]) -> int:
-        """How many records of some ranges are unacknowledged and will be delivered again."""
+        """Count the records in some ranges that are unacknowledged and will be delivered again."""
         count = 0
         for start, end in ranges:
             low = max(start, self.committed)
@@ -277,7 +279,7 @@ class Leases:
         return count
 
     def reject(self, member: str, ranges: Iterable[Range], due: int, error: str = "") -> None:
-        """Return records for redelivery from *due* on; *error* is the reason."""
+        """Make records available for redelivery from *due* on; *error* is the reason."""
         for start, end in ranges:
             for span in self.spans.within(start, end, LEASED, member):
                 span.state, span.owner, span.due = AVAILABLE, None, due
@@ -291,21 +293,21 @@ class Leases:
                 span.due = until
 
     def give_back(self, member: str, ranges: Iterable[Range], now: int) -> None:
-        """Return records that the application never saw: their delivery does not count."""
+        """Make records available that the application never saw; their delivery does not count."""
         for start, end in ranges:
             for span in self.spans.within(start, end, LEASED, member):
                 span.state, span.owner, span.due = AVAILABLE, None, now
                 span.count = max(0, span.count - (not span.dead))
 
     def release(self, member: str, now: int) -> None:
-        """Make all records available that a departed member held."""
+        """Make all records available that were leased to a departed member."""
         for span in self.spans:
             if span.state == LEASED and span.owner == member:
                 span.state, span.owner, span.due = AVAILABLE, None, now
                 self.has_counted = True
 
     def expire(self, now: int) -> int:
-        """End the leases that have run out; returns how many records they covered."""
+        """End the leases that have expired; returns how many records they covered."""
         records = 0
         for span in self.spans:
             if span.state == LEASED and span.due <= now:
@@ -316,7 +318,7 @@ class Leases:
         return records
 
     def _advance(self) -> None:
-        """Advance ``committed`` over what is acknowledged."""
+        """Advance ``committed`` past the acknowledged records."""
         before = self.committed
         self.committed = self.spans.join_done(before, self.next)
         if self.committed > before:
@@ -324,10 +326,10 @@ class Leases:
 
 
 def _parts(among: Ranges, start: int, end: int, level: int) -> Iterator[Range]:
-    """The parts of [*start*, *end*) in *among*; at the lowest level only the first part.
+    """Return the parts of [*start*, *end*) in *among*; at the lowest priority only the first part.
 
-    All records of a higher level must be leased before those of a lower one. At the last level any
-    part will do, and few large leases cost less than many small ones.
+    All records of a higher priority must be leased before those of a lower priority. At the lowest
+    priority any part will do, and few large leases cost less than many small leases.
     """
     while start < end and (part := among.first(start, end)) is not None:
         yield part

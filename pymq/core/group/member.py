@@ -1,6 +1,6 @@
-"""A group member as its coordinator sees it, and the members that were fenced.
+"""The coordinator's state of a group member, and the members that were fenced.
 
-A member waits for at most one answer at a time. The member's state tells for which answer:
+A member waits for at most one answer at a time. The member's state says which:
 
 ==========  ==========================================================  ======================
 state       meaning                                                     next
@@ -8,7 +8,7 @@ state       meaning                                                     next
 `JOINING`   the member's `Join` waits for the next assignment           `STABLE`
 `STABLE`    the member has an assignment, and no request waits          `WAITING`
 `WAITING`   the member's `Acquire` waits for records of its partitions  `STABLE` or `IDLE`
-`IDLE`      as WAITING, but unordered records of others are accepted    `STABLE`
+`IDLE`      like `WAITING`, but accepts unordered records of others      `STABLE`
 `REMOVED`   the member left, was silent, was fenced or joined
             again; the coordinator refuses its requests
 ==========  ==========================================================  ======================
@@ -68,7 +68,7 @@ class Member:
     waiting: Acquire | None = None  # the member's pending request while it is WAITING or IDLE
     waits_until: int = NEVER
     ordered: bool | None = None
-    # id of the topic that it consumes (a later topic of that name has a greater id); "": not given
+    # id of the consumed topic (a later topic of that name has a greater id); "": not given
     topic_id: str = ""
 
     def move(
@@ -97,8 +97,8 @@ class Member:
 class FencedMembers:
     """Members that were removed because their topic was deleted or their group unsubscribed.
 
-    The answer to each of their requests is the reason. If there are too many, the oldest is
-    forgotten.
+    The coordinator answers each request of a fenced member with the reason. If there are too many
+    fenced members, the oldest is forgotten.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class FencedMembers:
 
     def reason(self, group: str, member: str) -> PymqError:
         """Return the error for a request of a member that *group* does not have."""
-        why = f"{member} is no member of group {group!r} any more"
+        why = f"{member} is no longer a member of group {group!r}"
         if member not in self._topics:
             return FencedMember(why)
         topic, is_deleted = self._topics[member]

@@ -1,7 +1,7 @@
-"""The members of groups: they join, heartbeat and leave, and partitions are assigned to them.
+"""The members of groups: joins, heartbeats, departures, and the assignment of partitions.
 
-A member belongs to the node from which it joined; that node's connection is authenticated. Other
-nodes may not send requests for the member.
+A member belongs to the node from which it joined; the connection from that node is authenticated.
+Other nodes may not send requests for the member.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class MembershipManager:
         """Find the member that sends a request, and restart its session timeout.
 
         Raises:
-            FencedMember, NotSubscribed: it was removed.
-            AuthorizationFailed: it belongs to another node.
+            FencedMember, NotSubscribed: the member was removed.
+            AuthorizationFailed: the member belongs to another node.
         """
         group = self._context.groups.get(m.group)
         member = group.members.get(m.member) if group else None
@@ -68,7 +68,7 @@ class MembershipManager:
     # --- requests -------------------------------------------------------------------------------
 
     def join(self, source: str, m: Join, now: int) -> None:
-        """Add a member, or reset a known one; the answer is the next assignment.
+        """Add a member, or reset a known member; the answer is the next assignment.
 
         Raises:
             PymqError: the member may not join.
@@ -88,7 +88,8 @@ class MembershipManager:
         """Check that the group has room for a member, and that a known member belongs to *source*.
 
         Raises:
-            GroupLimitReached, AuthorizationFailed: as they say.
+            GroupLimitReached: the group or the coordinator is full.
+            AuthorizationFailed: the member belongs to another node.
         """
         groups, limits = self._context.groups, self._context.limits
         group = groups.get(m.group)
@@ -101,9 +102,9 @@ class MembershipManager:
         limits.check_offsets(m.group, len(m.partitions))
 
     def _check_topic(self, m: Join, now: int) -> None:
-        """The topic was created again: forget the earlier topic of that name.
+        """Forget an earlier topic of that name if the topic was created again.
 
-        If a coordinator took over after the deletion, it was not notified of it.
+        A coordinator that took over after the deletion was not notified of the deletion.
 
         Raises:
             StaleEpoch: a later topic of that name exists.
@@ -115,7 +116,7 @@ class MembershipManager:
         self.forget(group, m.topic, lambda topic_id: "" < topic_id < m.topic_id, now)
 
     def heartbeat(self, group: ConsumerGroup, member: Member, m: Heartbeat, now: int) -> None:
-        """Answer with the member's assignment."""
+        """Answer a heartbeat with the member's assignment."""
         self._context.limits.check_offsets(m.group, len(m.partitions))
         if group.grow(member.topic, m.partitions):
             self._rebalance(group, now)
@@ -133,7 +134,7 @@ class MembershipManager:
         self._context.host.reply(source, Settled(m.id), now)
 
     def unsubscribe(self, source: str, m: Unsubscribe, now: int) -> None:
-        """End the group's consumption of a topic: remove its members there, keep its offsets."""
+        """End the group's subscription to a topic: remove the members, but keep the offsets."""
         group = self._context.groups.get(m.name)
         if group is not None:
             for member in [x for x in group.members.values() if x.topic == m.topic]:
@@ -144,7 +145,7 @@ class MembershipManager:
     def forget(
         self, group: ConsumerGroup, topic: str, is_gone: Callable[[str], bool], now: int
     ) -> None:
-        """Drop the offsets in deleted topics of that name, and remove the members there."""
+        """Drop the offsets of deleted topics of that name, and remove the topics' members."""
         for name in group.offsets.forget(topic, is_gone):
             self._context.offsets.changed(group.name, *name)
         members = [x for x in group.members.values() if x.topic == topic and is_gone(x.topic_id)]
@@ -157,8 +158,7 @@ class MembershipManager:
     def _fence(self, group: ConsumerGroup, member: Member, now: int, *, is_deleted: bool) -> None:
         """Remove a live member.
 
-        If the member has a pending request, this is answered with the error, otherwise its next
-        request.
+        The error answers the member's pending request, or its next request if none is pending.
         """
         self._fenced.add(member, is_deleted=is_deleted)
         self._refuse(member, self._fenced.reason(group.name, member.id), now)
@@ -191,7 +191,7 @@ class MembershipManager:
     # --- assignment -----------------------------------------------------------------------------
 
     def tick(self, group: ConsumerGroup, now: int) -> None:
-        """Remove members whose session has expired, and rebalance if that is due."""
+        """Remove members whose session has expired, and rebalance if a rebalance is due."""
         at = self._context.clock.ms
         for member in [x for x in group.members.values() if x.gone_at <= at]:
             mark("group.member_gone")

@@ -1,11 +1,11 @@
 """The offsets of groups, as records of one partition of the internal topic ``__consumer_offsets``.
 
-A new coordinator loads them once, from the brokers that hold them: a roll moves no data, so older
-blocks may be on other brokers. From then on the coordinator writes all changes of a turn in one
-batch. The newest record of a key counts, so compaction keeps the log short.
+A new coordinator loads these records once. A roll moves no data, so older blocks may be on other
+brokers. After loading, the coordinator writes all changes of a turn in one batch. The newest record
+of a key counts, so compaction keeps the log short.
 
-Offsets that were loaded from another broker are written again, and the earlier blocks are retired:
-groups must not depend on a broker that no longer hosts the partition.
+The coordinator writes offsets that it loaded from another broker again, and then retires the
+earlier blocks: groups must not depend on a broker that no longer hosts the partition.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ from pymq.core.time.pausable_clock import PausableClock
 from pymq.core.types import NEVER, OFFSETS_TOPIC, AckMode
 from pymq.errors import CorruptBatch, OffsetOutOfRange, PymqError, ReplicaNotAvailable
 
-OFFSET_KEY = 1  # type and version in a record's key
+OFFSET_KEY = 1  # number in a record's key for its type and version
 TOMBSTONE = ("pymq.tombstone", b"")  # marks a deletion for compaction
 DELIVERIES = "pymq.deliveries"  # a header: delivery counts of unacknowledged ranges
 # a header: the errors with which members last returned unacknowledged ranges
 ERRORS = "pymq.errors"
 NOTE = "pymq.note"  # a header: the text that a Kafka client has committed with the offset
 DELAYS = "pymq.delays"  # a header: the times from which on returned ranges may be delivered again
-RANGES_MAX = 512  # acknowledged ranges above the committed offset that are kept at most
-ERRORS_MAX = 20  # different errors that are kept; each commit writes them again
-LOAD_BYTES = 64 << 10  # bytes loaded at a time: some 350 batches of commits, which take 10 to 20 ms
+RANGES_MAX = 512  # most acknowledged ranges above the committed offset that are stored
+ERRORS_MAX = 20  # most different errors that are stored, since each commit writes all of them
+# bytes loaded at a time: about 350 batches of commits, which take 10 to 20 ms
+LOAD_BYTES = 64 << 10
 RETRY_MS = 200
 ASK_MS = 1_000  # timeout of a fetch from another broker
-PATIENCE_MS = 1_000  # requests wait so long for the offsets to be loaded before they are refused
+PATIENCE_MS = 1_000  # how long requests wait for the offsets to be loaded before they are refused
 
 Name = tuple[str, str, str]  # group, topic, partition
 Stored = Settled | ClassicDone  # answers that wait for a write
@@ -70,13 +71,13 @@ class GroupHost(Protocol):
     ) -> None:
         """Send a request to partition *index* of the offsets topic; answers come to ``step``.
 
-        The request goes to this broker's own replica, or to a *holder* of records that this broker
-        lacks.
+        The request goes to this broker's own replica, or to *holder*, a broker with records that
+        this broker lacks.
         """
         ...
 
     def offsets_end(self, index: int) -> int:
-        """The end of the partition's log, with records that may not be committed yet."""
+        """The end of the partition's log, including records that may not be committed yet."""
         ...
 
     def offsets_since(self, index: int, offset: int) -> None:
@@ -85,7 +86,7 @@ class GroupHost(Protocol):
 
 
 class OffsetLog:
-    """Loads and writes the committed offsets of *groups*, and answers when they are written."""
+    """Loads and writes the committed offsets of *groups*; sends answers after the write."""
 
     def __init__(
         self,
@@ -110,7 +111,8 @@ class OffsetLog:
         self._is_syncing = False
         # the last offset that was written without a sync, or by another coordinator
         self._loose: Name | None = None
-        self._requests = first_request  # the last request id, above those of former coordinators
+        # the last request id; greater than the ids of former coordinators
+        self._requests = first_request
         self._asked = 0  # while loading: the id of the last fetch ...
         self._at = BEGIN  # ... its offset ...
         # ... and the broker that got the request; None: this broker
@@ -124,15 +126,14 @@ class OffsetLog:
     def begin(self, now: int) -> None:
         """Begin to load the partition, up to the end of its log.
 
-        Perhaps all of the log is committed, but a new leader does not know that yet (Raft, section
-        8).
+        The whole log may be committed, but a new leader does not know that yet (Raft, section 8).
         """
         self._target = self._host.offsets_end(self._index)
         self.patience_until = now + PATIENCE_MS
         self.load(BEGIN, now)
 
     def load(self, offset: int, now: int, holder: str | None = None) -> None:
-        """Fetch the next part from *offset* on, from this broker or another *holder*."""
+        """Fetch the next part from *offset* on, from this broker or the broker *holder*."""
         self._requests += 1
         self._asked, self._at, self._holder = self._requests, offset, holder
         # Wait for the high watermark, unless the log is empty.
@@ -157,7 +158,7 @@ class OffsetLog:
                 return False
         if m.error is not None or (holder is not None and not m.data):
             if isinstance(m.error, OffsetOutOfRange):
-                # Retention removed records while they were loaded, so begin again.
+                # Retention removed records during the load, so begin again.
                 self._at = BEGIN
                 self._groups.clear()
             self.retry_at = now + RETRY_MS
@@ -215,8 +216,8 @@ class OffsetLog:
                     [(a, b) for a, b in done],
                     [(a, b, n) for a, b, n in counted],
                     [(a, b, error) for error, spans in failed for a, b in spans],
-                    # The wall clock of the former coordinator may have been ahead: no record
-                    # waits for longer than was left when its delay was written.
+                    # The wall clock of the former coordinator may have been ahead: limit the wait
+                    # to the time that was left when the delay was written.
                     [(a, b, min(due + ahead, time + due - written)) for a, b, due in delayed],
                 )
                 note = str(known.get(NOTE, b""), "utf-8")
@@ -230,7 +231,7 @@ class OffsetLog:
         self._changed[group, topic, partition] = None
 
     def note_counts(self, group: ConsumerGroup, names: Iterable[tuple[str, str]]) -> None:
-        """Mark partitions whose delivery counts have changed."""
+        """Mark the offsets of partitions whose delivery counts have changed."""
         for name in names:
             leases = group.offsets.leases.get(name)
             if leases is not None and leases.has_counted:
@@ -253,16 +254,16 @@ class OffsetLog:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is something to write or to answer, and no write is in progress."""
+        """Whether there is something to write or answer while no write is in progress."""
         if self._writing is not None or self.retry_at != NEVER:
             return False
         return bool(self._changed or self._unanswered)
 
     def flush(self, now: int) -> None:
-        """Write all offsets that have changed since the last time, in one batch.
+        """Write all offsets that have changed since the last write, in one batch.
 
-        The batch is synced if a member waits for that; otherwise the topic's ``fsync`` option
-        decides.
+        The batch is synced if a member waits for a durable commit; otherwise the topic's ``fsync``
+        option decides.
         """
         self._is_syncing, self._must_sync = self._must_sync or self._is_borrowed, False
         if self._is_syncing and self._loose is not None:
@@ -279,7 +280,7 @@ class OffsetLog:
             self._requests,
             OFFSETS_TOPIC,
             str(self._index),
-            # wait for all in-sync replicas: an offset must not be lost with the leader
+            # wait for all in-sync replicas, so that a failure of the leader loses no offset
             AckMode.RAFT,
             self._encode(now),
             self._is_syncing,
@@ -314,7 +315,7 @@ class OffsetLog:
         )
 
     def _ahead(self, now: int) -> int:
-        """By how much the clock of leases is ahead of the wall clock."""
+        """How far the clock of leases is ahead of the wall clock."""
         return self._clock.at(now) - self._host.wall_ms(now)
 
     def stored(self, m: Produced, now: int) -> None:
@@ -328,8 +329,8 @@ class OffsetLog:
             self._host.reply(source, settled, now)
         if error is not None:
             mark("group.not_stored")
-            # Write these offsets again after a pause; after a crash before that, their records are
-            # delivered again.
+            # Write these offsets again after a pause. After a crash before that write, their
+            # records are delivered again.
             self._changed = {**self._written, **self._changed}
             self.retry_at = now + RETRY_MS
         else:
@@ -351,9 +352,9 @@ class OffsetLog:
 
 
 def _unacknowledged(leases: Leases, delays: list[list[int]]) -> Headers:
-    """The delivery counts, errors and delays.
+    """Return the delivery counts, errors and delays of unacknowledged ranges, as headers.
 
-    As headers, so that older versions can read the record.
+    Older versions ignore unknown headers, so they can read the record.
     """
     counts = [list(each) for each in leases.spans.counts()[:RANGES_MAX]]
     by_error = dict[str, list[list[int]]]()

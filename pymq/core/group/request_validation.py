@@ -51,14 +51,15 @@ from pymq.core.message import (
 from pymq.core.types import check_name, check_topic_id
 from pymq.errors import InvalidRequest, PymqError
 
-SESSION_MAX_MS = 30 * 60_000  # as Kafka's group.max.session.timeout.ms
+SESSION_MAX_MS = 30 * 60_000  # like Kafka's group.max.session.timeout.ms
 TIME_MAX = 1 << 52  # milliseconds; sums of a few of them stay below 64 bits
 OFFSET_MAX = 1 << 61
-RECORDS_MAX = 1 << 31  # in one request
-PARTITIONS_MAX = 1 << 20  # of one topic
+RECORDS_MAX = 1 << 31  # most records in one request
+PARTITIONS_MAX = 1 << 20  # most partitions of one topic
 ID_MAX = 32  # hex digits of a topic's id
-SUBSCRIPTION_MAX = 1 << 20  # bytes that a member of a classic group may say about itself ...
-ASSIGNMENTS_MAX = 16 << 20  # ... and that its leader may assign to all
+# most bytes of the data that a member of a classic group sends about itself ...
+SUBSCRIPTION_MAX = 1 << 20
+ASSIGNMENTS_MAX = 16 << 20  # ... and of the assignments that the leading member sends
 HEX = frozenset("0123456789abcdef")
 
 ClassicRequest = (
@@ -87,7 +88,7 @@ def check(m: R) -> R:
 
     Raises:
         InvalidRequest: a number is out of its range, or a range ends before it begins.
-        InvalidName: a name may not be one.
+        InvalidName: a name is not allowed.
     """
     match m:
         case Join():
@@ -99,7 +100,7 @@ def check(m: R) -> R:
             _number("ack_wait_ms", m.ack_wait_ms, 1, TIME_MAX)
             _number("max_deliver", m.max_deliver, 0, TIME_MAX)
             if len(m.topic_id) > ID_MAX or not set(m.topic_id) <= HEX:
-                raise InvalidRequest(f"{m.topic_id[:ID_MAX]!r} is no id of a topic")
+                raise InvalidRequest(f"{m.topic_id[:ID_MAX]!r} is not the id of a topic")
             if m.reset not in (BEGIN, END):
                 raise InvalidRequest(f"a group begins at {BEGIN} or {END}, not at {m.reset}")
         case Heartbeat():
@@ -134,7 +135,7 @@ def check(m: R) -> R:
         case Unsubscribe():
             if m.group != m.name:
                 # The guard has checked access only to the group that the request names.
-                raise InvalidRequest(f"{m.name!r} is no group's subscription")
+                raise InvalidRequest(f"{m.name!r} is not the subscription of a group")
         case _:
             _check_kafka(m)
     return m
@@ -165,7 +166,7 @@ def _check_kafka(m: GroupRequest) -> None:
                 for index in found:
                     _number(f"a partition of {topic!r}", index, 0, PARTITIONS_MAX)
         case _:
-            pass  # These requests have no numbers, and a name that is only looked up.
+            pass  # These requests have no numbers, and their name is only looked up.
 
 
 def refusal(m: GroupRequest, error: PymqError) -> Message:
@@ -216,7 +217,7 @@ def _number(what: str, number: int, least: int, most: int) -> None:
 def _ranges(ranges: Iterable[Range]) -> None:
     for start, end in ranges:
         if not 0 <= start <= end <= OFFSET_MAX:
-            raise InvalidRequest(f"[{start}, {end}) is no range of offsets")
+            raise InvalidRequest(f"[{start}, {end}) is not a range of offsets")
 
 
 def _size(pairs: Iterable[tuple[str, bytes]]) -> int:

@@ -1,7 +1,7 @@
 """Ranges of offsets with their states: available, leased or acknowledged.
 
-Operations cost by span, not by record: a state changes for a range, which is cut out of its
-neighbours.
+An operation costs by span, not by record: a change of state applies to a range, which becomes a
+span of its own.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from pymq.core.message import Range
 from pymq.core.types import NEVER
 from pymq.core.values import define
 
-AVAILABLE = 0  # to be delivered again, from ``due`` on
+AVAILABLE = 0  # may be delivered from ``due`` on
 LEASED = 1  # delivered to ``owner``, until ``due``
 DONE = 2
 
 
 Counted = tuple[int, int, int]  # a range of offsets, and how often it was delivered
-Failed = tuple[int, int, str]  # a range of offsets, and why a member has last returned it
-Delayed = tuple[int, int, int]  # a range of offsets, and from when on it may be delivered again
+# a range of offsets, and the error with which a member last returned it
+Failed = tuple[int, int, str]
+# a range of offsets, and the time from which it may be delivered again
+Delayed = tuple[int, int, int]
 
 
 @define
@@ -33,13 +35,13 @@ class Span:
     owner: str | None = None
     count: int = 0  # deliveries so far
     due: int = NEVER
-    dead: bool = False  # leased to be moved to the dead-letter topic, which is no delivery
-    error: str = ""  # why a member has last returned the records, in its words
+    dead: bool = False  # leased to be moved to the dead-letter topic; this is not a delivery
+    error: str = ""  # the error with which a member last returned the records
     priority: int = 0
 
 
 class Spans:
-    """The spans of one partition, sorted; each begins where the one before ends."""
+    """The spans of one partition, sorted; each begins at the end of the previous span."""
 
     __slots__ = ("_found",)
 
@@ -55,17 +57,17 @@ class Spans:
     # --- questions ------------------------------------------------------------------------------
 
     def next_due(self, now: int) -> int:
-        """When the next lease runs out or the next delayed record is due, after *now*."""
+        """The first time after *now* when a lease expires or a delayed record is due."""
         return min((s.due for s in self._found if s.state != DONE and s.due > now), default=NEVER)
 
     @property
     def in_flight(self) -> int:
-        """How many records are leased."""
+        """The number of leased records."""
         return sum(span.end - span.start for span in self._found if span.state == LEASED)
 
     @property
     def waiting(self) -> int:
-        """How many records wait for redelivery."""
+        """The number of records that wait for redelivery."""
         return sum(span.end - span.start for span in self._found if span.state == AVAILABLE)
 
     @property
@@ -80,8 +82,9 @@ class Spans:
     def counts(self) -> tuple[Counted, ...]:
         """The delivery counts of unacknowledged ranges, for a coordinator that takes over.
 
-        A delivery counts once it has ended. The application may never have seen one that is under
-        way when the coordinator changes, and it must not count towards ``max_deliver``.
+        Only deliveries that have ended count. If the coordinator changes during a delivery, the
+        application may never have seen the records, so this delivery must not count towards
+        ``max_deliver``.
         """
         found = (
             (span.start, span.end, span.count - (span.state == LEASED and not span.dead))
@@ -95,7 +98,9 @@ class Spans:
         return tuple((span.start, span.end, span.error) for span in self._found if span.error)
 
     def delays(self, now: int) -> tuple[Delayed, ...]:
-        """When returned ranges may be delivered again, for a coordinator that takes over."""
+        """The times from which returned ranges may be delivered again, for a coordinator that takes
+        over.
+        """
         return tuple(
             (span.start, span.end, span.due)
             for span in self._found
@@ -103,7 +108,7 @@ class Spans:
         )
 
     def from_offset(self, offset: int) -> Iterator[Span]:
-        """The spans that end after *offset*; the spans before it are not visited."""
+        """The spans that end after *offset*; earlier spans are not visited."""
         index = max(0, bisect_right(self._found, offset, key=_start) - 1)
         while index < len(self._found):
             if (span := self._found[index]).end > offset:
@@ -113,11 +118,11 @@ class Spans:
     # --- changes --------------------------------------------------------------------------------
 
     def append(self, span: Span) -> None:
-        """Add a span that begins where the last one ends."""
+        """Add a span, which must begin at the end of the last span."""
         self._found.append(span)
 
     def lease(self, start: int, end: int, member: str, until: int, priority: int) -> None:
-        """Add a first lease, as a part of the last span where that has the same fate."""
+        """Add the first lease of some records; extend the last span if its lease is equal."""
         last = self._found[-1] if self._found else None
         if last and _fate(last) == (LEASED, member, 1, until, False, "", priority):
             last.end = end
@@ -131,7 +136,7 @@ class Spans:
             self._found[0].start = max(self._found[0].start, offset)
 
     def within(self, start: int, end: int, state: int, owner: str | None = None) -> Iterator[Span]:
-        """Cut the spans of a range that have a state and an owner out of their neighbours."""
+        """Return the spans of a range with a state and an owner, split at the ends of the range."""
         if start >= end:
             return
         index = max(0, bisect_right(self._found, start, key=_start) - 1)
@@ -144,7 +149,7 @@ class Spans:
             index += 1
 
     def _cut(self, span: Span, start: int, end: int) -> Span:
-        """Split *span* so that [start, end) is one of its own; return that one."""
+        """Split *span* so that [start, end) is a span of its own; return this span."""
         index = bisect_right(self._found, span.start, key=_start) - 1
         if end < span.end:
             rest = Span(end, span.end, *_fate(span))
@@ -160,7 +165,7 @@ class Spans:
         """Join acknowledged spans; returns the lowest offset that is not acknowledged.
 
         Args:
-            committed: the lowest one before.
+            committed: the lowest unacknowledged offset so far.
             fresh: the first offset that was never leased.
         """
         joined: list[Span] = []

@@ -1,12 +1,12 @@
 """Messages between clients, brokers and zkservers: one value class each.
 
-A request carries an ``id`` that its sender chose, and the answer carries it back. An answer holds
+The sender of a request chooses its ``id``, and the answer has the same ``id``. An answer holds
 either its result or an ``error``. Record batches travel as a list of bytes objects, which each hop
 forwards by reference.
 
-Each conversation has a module, and this package exports all of them. :data:`Message` is the union
-of all messages, and ``get_args(Message)`` their classes, without nested values such as
-:class:`Lease`.
+Each group of related messages has a module, and this package exports all messages. :data:`Message`
+is the union of all messages, and ``get_args(Message)`` returns their classes, without nested values
+such as :class:`Lease`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pymq.errors import PymqError
 
 @value
 class CreateTopic:
-    """Create a topic with partitions; with *acks* UNSET these get no replicas."""
+    """Create a topic with partitions; if *acks* is UNSET, the partitions get no replicas."""
 
     id: int
     name: str
@@ -35,7 +35,7 @@ class CreatePartition:
 
 @value
 class DeleteTopic:
-    """Delete a topic and everything in it."""
+    """Delete a topic with all its records."""
 
     id: int
     name: str
@@ -100,7 +100,7 @@ class BalanceLeaders:
 
 @value
 class RecoverPartition:
-    """Elect a leader for a partition that can have none, even if records are lost."""
+    """Elect a leader for a partition that cannot elect one itself, even if records are lost."""
 
     id: int
     topic: str
@@ -139,7 +139,7 @@ class GetMetadata:
 
 @value
 class Subscribe:
-    """Store the subscription of a group, which is permanent, or of a reader while it lives."""
+    """Store a subscription: a group's is permanent, a reader's lasts as long as the reader."""
 
     id: int
     name: str
@@ -151,7 +151,7 @@ class Subscribe:
 
 @value
 class Unsubscribe:
-    """Remove a subscription: that of *group*, or without it the reader's own."""
+    """Remove the subscription of *group*, or of the sending reader if *group* is not set."""
 
     id: int
     name: str
@@ -183,13 +183,13 @@ class Location:
 
 @value
 class InitProducer:
-    """Take over a producer name: its epoch rises, which fences the earlier producer.
+    """Take over a producer name: the epoch of the name rises, which fences the earlier producer.
 
-    A request with the same *run* as the last one gets the same epoch, so that the processes of one
-    task do not fence each other. An empty *run* is different from any other.
+    A request with the same *run* as the last request gets the same epoch, so that the processes of
+    one task do not fence each other. An empty *run* never equals another one.
 
-    Without a name the request is for a block of ids. The answer is :class:`ProducerIds`. A client
-    without *takes_ids* gets only an epoch; its id is a hash of the name.
+    Without a name, the client requests a block of ids. The answer is :class:`ProducerIds`. If
+    *takes_ids* is not set, the client gets only an epoch, and its id is a hash of the name.
     """
 
     id: int
@@ -216,7 +216,7 @@ Result = (
 class UnderWay:
     """The controller is carrying out a request that takes several commits; an Answer follows.
 
-    The controller also sends it when the client repeats the request in the meantime.
+    The controller also sends this message if the client repeats the request in the meantime.
     """
 
     id: int

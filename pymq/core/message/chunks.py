@@ -1,11 +1,12 @@
 """Splits partition states that are too large for one message, and joins them again.
 
-A partition may have any number of blocks, but a message is bounded. So the controller sends a large
-state in several messages, each with some of the blocks:
+A partition may have any number of blocks, but the size of a message is bounded. So the controller
+sends a large state in several messages, each with some of the blocks:
 
-1. The older blocks come first, all of them sealed. The last message has the open block.
+1. The first messages hold the older blocks, which are sealed. The last message holds the open
+   block.
 2. The broker confirms only the last message, and only if it has all messages before it.
-3. Without a confirmation the controller sends all of them again.
+3. Without a confirmation the controller sends all messages again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pymq.core.types import TopicPartition
 
 
 def size(state: PartitionState) -> int:
-    """Return about how many bytes a state takes in a message."""
+    """Return roughly how many bytes a state takes in a message."""
     return 500 + sum(map(_block_size, state.blocks))
 
 
@@ -47,12 +48,12 @@ class MessageChunks:
     """Collects the parts of states until they are complete."""
 
     def __init__(self) -> None:
-        # By partition: (topic id, epoch and version), and the received blocks by the number of
-        # blocks before them.
+        # For each partition: (topic id, epoch, version), and the received blocks, by their place in
+        # the list of blocks.
         self._held: dict[TopicPartition, tuple[object, dict[int, tuple[BlockNode, ...]]]] = {}
 
     def is_part(self, state: PartitionState) -> bool:
-        """Return whether more parts follow; if so, keep this one for :meth:`whole`."""
+        """Return whether more parts follow; if so, keep this part for :meth:`whole`."""
         if not state.blocks or state.blocks[-1].end is None:
             return False
         mark("parts.kept")
@@ -64,7 +65,7 @@ class MessageChunks:
         return True
 
     def whole(self, state: PartitionState) -> PartitionState | None:
-        """Join the last part with the earlier ones; None if one of them is missing."""
+        """Join the last part with the earlier parts; None if a part is missing."""
         which, found = self._held.pop(TopicPartition(state.topic, state.partition), (None, {}))
         if not state.earlier:
             return state
@@ -78,7 +79,7 @@ class MessageChunks:
         return attrs.evolve(state, blocks=(*blocks, *state.blocks), earlier=0)
 
     def forget(self) -> None:
-        """Drop all incomplete states: their sender has been replaced."""
+        """Drop all incomplete states, because another controller has replaced their sender."""
         self._held.clear()
 
 

@@ -1,7 +1,7 @@
-"""Messages between the gates of Kafka clients and the coordinator of their classic groups.
+"""Messages between Kafka gateways, which serve Kafka clients, and coordinators of classic groups.
 
-The clients of such a group assign partitions to each other (Kafka's JoinGroup and SyncGroup). Codes
-are Kafka's own error codes, on which its clients act.
+In such a group one of the clients assigns partitions to all (Kafka's JoinGroup and SyncGroup).
+Codes are Kafka's error codes, since Kafka's clients act on them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pymq.errors import PymqError
 
 
 class ClassicMember(NamedTuple):
-    """A member, with what it has sent about itself and what it was assigned."""
+    """A member, with the data that it has sent about itself and its assignment."""
 
     member: str
     instance: str | None  # its ``group.instance.id``, if it is a static member (KIP-345)
     client: str = ""
     host: str = ""
-    metadata: bytes = b""  # its subscription, for the group's protocol
+    metadata: bytes = b""  # the member's subscription, in the format of the group's protocol
     assignment: bytes = b""
 
 
 class ClassicOffset(NamedTuple):
-    """An offset to commit, with the text that the client wants back."""
+    """An offset to commit, with a text that the client stores with it."""
 
     topic: str
     partition: str
@@ -34,12 +34,12 @@ class ClassicOffset(NamedTuple):
 
 @value
 class JoinClassic:
-    """Join a group, or join again after a rebalance has begun. The answer waits for the others."""
+    """Join a group, or join again in a rebalance; the answer comes when all members have joined."""
 
     id: int
     group: str
-    member: str  # "" for a new one, ...
-    new_member: str  # ... whose id this becomes
+    member: str  # "" for a new member, ...
+    new_member: str  # ... which gets this id
     instance: str | None
     client: str
     host: str
@@ -47,12 +47,13 @@ class JoinClassic:
     protocols: tuple[tuple[str, bytes], ...]  # the member's assignors, the preferred one first
     session_ms: int
     rebalance_ms: int  # how long others wait for this member in a rebalance
-    needs_id: bool = False  # a new member first gets its id, and joins again with it (KIP-394)
+    # a new member first gets its id, and then joins again with this id (KIP-394)
+    needs_id: bool = False
 
 
 @value
 class JoinedClassic:
-    """The member's generation; only the leader gets the members, which it assigns partitions."""
+    """The member's generation; only the leader gets the list of members, to assign partitions."""
 
     id: int
     code: int = 0
@@ -67,7 +68,9 @@ class JoinedClassic:
 
 @value
 class SyncClassic:
-    """Get the assignment of a generation; the leader brings it. The answer waits for the leader."""
+    """Get the member's assignment; the leader's request contains all assignments, others wait for
+    it.
+    """
 
     id: int
     group: str
@@ -93,7 +96,7 @@ class SyncedClassic:
 
 @value
 class BeatClassic:
-    """A member is alive. Answered by :class:`ClassicDone`, as are the next two."""
+    """A member's heartbeat. The answer is :class:`ClassicDone`, also to the next two messages."""
 
     id: int
     group: str
@@ -113,7 +116,7 @@ class LeaveClassic:
 
 @value
 class CommitClassic:
-    """Commit offsets; without a member only while the group has none."""
+    """Commit offsets; a client that is no member may do so only while the group has no members."""
 
     id: int
     group: str
@@ -142,7 +145,7 @@ class DescribeClassic:
 
 @value
 class ClassicState:
-    """The answer to DescribeClassic; *state* is named as in Kafka, and "" if there is no group."""
+    """The answer to DescribeClassic; *state* is Kafka's name for it, or "" if there is no group."""
 
     id: int
     state: str = ""

@@ -9,7 +9,7 @@ from pymq.errors import PymqError
 
 @value
 class RegisterBroker:
-    """Registers a broker after it or the controller has started.
+    """Register a broker, after the broker or the controller has started.
 
     The answer is a LeaderAndIsr with all partitions that the broker hosts.
     """
@@ -25,7 +25,7 @@ class RegisterBroker:
 
 @value
 class BrokerHeartbeat:
-    """A broker is alive."""
+    """A broker's heartbeat."""
 
     name: str
     incarnation: int
@@ -35,8 +35,8 @@ class BrokerHeartbeat:
 class ControlledShutdown:
     """A broker is about to stop and wants to hand over its leaderships (as in KIP-143).
 
-    The answer is the number of partitions that it still leads. The broker repeats the request until
-    that is 0.
+    The answer is the number of partitions that the broker still leads. The broker repeats the
+    request until that is 0.
     """
 
     id: int
@@ -49,7 +49,7 @@ class LeaderAndIsr:
     """The changed partitions that a broker hosts; with *full*, all of them.
 
     The message is for one *incarnation* of the broker. A later incarnation, which may have another
-    disk, ignores it (KIP-380).
+    disk, ignores the message (KIP-380).
     """
 
     id: int
@@ -73,11 +73,12 @@ class LeaderAndIsrAnswer:
 
 @value
 class StopReplica:
-    """Stop hosting a partition; with *delete* also remove its blocks. Answered by :class:`Stopped`.
+    """Stop hosting a partition; with *delete* also remove its blocks. :class:`Stopped` is the
+    answer.
 
-    Without a *partition* it concerns all that is left of the topic with *topic_id*. The controller
-    repeats the request until it is confirmed. So the partition may be removed already, or the
-    broker may have restarted and know only the files.
+    If *partition* is not set, the request is for all remaining partitions of the topic with
+    *topic_id*. The controller repeats the request until the broker confirms it. So the partition
+    may already be removed, or the broker may have restarted and know only the files.
     """
 
     id: int
@@ -85,7 +86,8 @@ class StopReplica:
     topic: str
     topic_id: str
     partition: str
-    epoch: int  # a broker with a later epoch of the partition was assigned it again, and keeps it
+    # a broker with a later epoch of the partition ignores the request: it hosts the partition again
+    epoch: int
     delete: bool
     index: int = -1  # index of the partition; -1 for the whole topic
 
@@ -102,9 +104,9 @@ class Stopped:
 class Seal:
     """Seal a block; *epoch* fences all earlier leaders.
 
-    The leader answers once all records that it has appended are committed. With *takeover* the
-    leader has failed: each in-sync replica stops following it and answers with the end of its own
-    copy.
+    The leader answers after all records that it has appended are committed. If *takeover* is set,
+    the leader has failed: each in-sync replica stops following the leader and answers with the end
+    of its own copy.
     """
 
     controller_epoch: int
@@ -118,11 +120,11 @@ class Seal:
 
 @value
 class Sealed:
-    """The block ends at *end*, durably, and takes no more appends.
+    """The block is sealed and durable; it ends at *end*.
 
-    *holders* are the replicas that are known to hold all of it. *leader_epoch* is the epoch of the
-    leader that sealed it; in a Raft block it may be higher than the epoch that the controller
-    knows.
+    *holders* are the replicas that are known to hold the whole block. *leader_epoch* is the epoch
+    of the leader that sealed the block; in a Raft block it may be higher than the epoch that the
+    controller knows.
     """
 
     topic: str
@@ -145,7 +147,7 @@ class Sealed:
 
 @value
 class TransferLeader:
-    """Transfer the leadership of a Raft block to *target*, if that replica has all of it.
+    """Transfer the leadership of a Raft block to *target*, if that replica has the whole log.
 
     There is no answer. The controller repeats the message until the leader has changed.
     """
@@ -197,8 +199,8 @@ class AlterIsr:
     The answer is the new :class:`~pymq.core.metadata.nodes.PartitionState`. Until the answer comes,
     the leader waits for the replicas of both sets. The controller refuses the request and sends the
     newer state again in two cases: *version* is out of date (KIP-497), or the leader has restarted
-    since and may have another disk. The controller leaves out joining replicas whose broker has
-    restarted since the leader read its *incarnations* (KIP-903).
+    meanwhile and may have another disk. A joining replica must still have its incarnation in
+    *incarnations*; if its broker has restarted, the controller leaves it out (KIP-903).
     """
 
     topic: str
@@ -216,9 +218,9 @@ class AlterIsr:
 
 @value
 class BecomeLeader:
-    """The replicas of a Raft block elected *broker* at *epoch*.
+    """The replicas of a Raft block elected *broker* as leader for *epoch*.
 
-    The report is repeated until the metadata names this leader.
+    The leader repeats the report until the metadata names it as leader.
     """
 
     topic: str
@@ -241,12 +243,12 @@ class Progress:
 
 @value
 class OfflineReplica:
-    """A partition for whose open block a broker cannot act because of its disk."""
+    """A partition whose open block a broker cannot serve because of its disk."""
 
     topic: str
     partition: str
     topic_id: str
-    is_damaged: bool  # only this block is damaged; the disk can hold another copy
+    is_damaged: bool  # only this block is damaged; the disk can store another copy
     why: str  # reason, as text for users
 
 
@@ -255,8 +257,8 @@ class OfflineReplicas:
     """All replicas of a live broker that are offline because of its disk.
 
     This is like the offline log directories of KIP-858, but for each partition. The broker sends
-    the report on each change and repeats it. Of two reports the one with the lower *version* is
-    older.
+    the report after each change and repeats it. The report with the higher *version* is the newer
+    one.
     """
 
     broker: str

@@ -20,19 +20,19 @@ class Join:
     topic: str
     partitions: tuple[str, ...]  # partitions of the topic, as far as the member knows
     assignor: str
-    session_ms: int  # a member that is silent for so long is removed
+    session_ms: int  # a member that is silent for this long is removed
     ack_wait_ms: int
     max_deliver: int  # 0: no limit
     reset: int  # BEGIN or END: where a group without an offset starts
     topic_id: str = ""  # id of the topic; "": not given
-    # Whether one member at a time consumes a partition: True always, False never, None for records
-    # with keys.
+    # Whether only one member at a time may consume a partition. True: always. False: never. None:
+    # only if the records have keys.
     ordered: bool | None = None
 
 
 @value
 class Heartbeat:
-    """A member is alive.
+    """A member's heartbeat.
 
     If the topic has grown, *partitions* lists its partitions until the coordinator answers;
     otherwise it is empty (as in KIP-848, where missing fields mean no change).
@@ -56,7 +56,7 @@ class Assigned:
 
 @value
 class Leave:
-    """A member leaves; *unread* are leased ranges that were not delivered to its application."""
+    """Leave the group; *unread* are leased ranges that the application has not received."""
 
     id: int
     group: str
@@ -68,13 +68,13 @@ class Leave:
 class Acquire:
     """Lease up to *max_records* for *member*.
 
-    *known* holds the log start and end of each partition that the member knows, *unkeyed* the
-    ranges there whose records have no key, and *priorities* the ranges with a priority above 0,
-    each with its priority. If there is nothing to lease, the answer waits for up to *max_wait_ms*,
-    or until the member's next Acquire.
+    *known* holds the log start and end of each partition that the member knows. *unkeyed* holds the
+    ranges of these partitions whose records have no key, and *priorities* the ranges with a
+    priority above 0, each with its priority. If no records are available, the answer waits for up
+    to *max_wait_ms*, or until the member's next Acquire.
 
     *ahead*: the member still works on other records. It gets only records without an order, since
-    it may return an earlier one, and only those that no waiting member takes.
+    the member may return an earlier one, and only records that no waiting member takes.
     """
 
     id: int
@@ -84,8 +84,8 @@ class Acquire:
     max_records: int
     max_wait_ms: int
     unkeyed: tuple[tuple[str, int, int], ...] = ()
-    # Whether the member accepts records of other members' partitions. None (not given): then
-    # several members of one partition may hold keyed records at the same time.
+    # Whether the member accepts records of other members' partitions. None: not given; several
+    # members of one partition may then hold keyed records at the same time.
     shares: bool | None = None
     priorities: tuple[tuple[str, int, int, int], ...] = ()
     ahead: bool = False
@@ -106,29 +106,29 @@ class Lease:
 
 @value
 class Acquired:
-    """The leases; empty if the wait ended without any."""
+    """The leases; empty if the wait ended and no records were available."""
 
     id: int
     leases: tuple[Lease, ...] = ()
-    generation: int = 0  # if it is not the member's generation, the member sends a heartbeat
+    generation: int = 0  # a member with another generation sends a heartbeat
     error: PymqError | None = None
     has_more: bool = False  # more records without an order may be leased
 
 
 @value
 class Settle:
-    """Settles leased records. There is no answer if *id* is 0."""
+    """Settle leased records. There is no answer if *id* is 0."""
 
     id: int
     group: str
     member: str
     acks: tuple[tuple[str, Range], ...] = ()
-    # each with the delay in ms before its redelivery
+    # each range with the delay in ms before its redelivery
     nacks: tuple[tuple[str, Range, int], ...] = ()
-    # still being processed: the time of their leases starts again
+    # records that are still being processed: their leases start again
     renewals: tuple[tuple[str, Range], ...] = ()
-    unread: tuple[tuple[str, Range], ...] = ()  # returned as if they had not been delivered
-    durable: bool = False  # answer only when this and everything before it survives a power cut
+    unread: tuple[tuple[str, Range], ...] = ()  # returned without counting the delivery
+    durable: bool = False  # answer only when this change and all earlier ones survive a power cut
     # the error texts of *nacks*, in the same order; a missing entry or "" means no text. Each text
     # has at most ERROR_MAX bytes of UTF-8
     errors: tuple[str, ...] = ()
@@ -136,12 +136,12 @@ class Settle:
 
 @value
 class Settled:
-    """The acknowledgements are written.
+    """The acknowledgements of a Settle are written.
 
     *refused* is the number of records not leased to the member.
 
-    *lapsed* counts those of them that are not acknowledged and will be delivered again. The other
-    refused records were acknowledged before, or removed by retention.
+    *lapsed* is the number of refused records that are unacknowledged and will be delivered again.
+    The other refused records were acknowledged before, or retention has removed them.
     """
 
     id: int
@@ -152,7 +152,7 @@ class Settled:
 
 @value
 class CommitOffset:
-    """Set a group's offset in a partition; only while the group has no members."""
+    """Set a group's offset in a partition; allowed only while the group has no members."""
 
     id: int
     group: str
@@ -164,7 +164,7 @@ class CommitOffset:
 
 @value
 class DeleteGroup:
-    """Delete a group and its offsets; only while it has no members. Answered by Settled."""
+    """Delete a group without members, and its offsets. The answer is Settled."""
 
     id: int
     group: str
@@ -180,7 +180,7 @@ class GetGroup:
 
 @value
 class GetLeases:
-    """Get the state, in a group, of a partition's records from *offset* on."""
+    """Get a group's state of a partition's records from *offset* on."""
 
     id: int
     group: str
@@ -194,8 +194,8 @@ class GetLeases:
 class ListGroups:
     """Get the names of the groups of one partition of the offsets topic.
 
-    Without a partition these are all groups that the broker coordinates, which may be only some of
-    them.
+    Without a partition, the answer holds all groups that the broker coordinates; other brokers may
+    coordinate more.
     """
 
     id: int
@@ -209,12 +209,12 @@ class GroupOffset:
     topic: str
     partition: str
     committed: int
-    delivered: int  # the offset after the last one that was ever leased
+    delivered: int  # the offset after the last record that was ever leased
     in_flight: int  # leased records that are not yet acknowledged
     waiting: int = 0  # returned records that wait for redelivery
-    holders: tuple[str, ...] = ()  # the members that lease records in flight
-    is_full: bool = False  # too many records are unacknowledged to lease new ones
-    note: str = ""  # what a Kafka client has committed with the offset
+    holders: tuple[str, ...] = ()  # the members that hold leases
+    is_full: bool = False  # too many records are unacknowledged, so no new records are leased
+    note: str = ""  # the text that a Kafka client has committed with the offset
 
 
 @value
@@ -283,7 +283,7 @@ class GroupNames:
     id: int
     groups: tuple[str, ...] = ()
     error: PymqError | None = None
-    # of the groups that Kafka's clients have joined: name, protocol type and state
+    # the groups that Kafka's clients have joined: name, protocol type and state
     classic: tuple[tuple[str, str, str], ...] = ()
 
 

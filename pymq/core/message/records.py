@@ -22,7 +22,7 @@ class Produce:
     partition: str
     acks: AckMode
     batch: EncodedBatch
-    sync: bool = False  # sync before the answer, regardless of the topic's ``fsync``
+    sync: bool = False  # sync the batch before the answer, regardless of the topic's ``fsync``
     topic_id: str = ""  # id of the topic; "": any topic of that name
     grant: bytes = b""  # grant of the producer's id, if the cluster has keys
 
@@ -66,7 +66,8 @@ class Fetch:
     topic: str
     partition: str
     offset: int
-    max_bytes: int  # 0: return only the log's start and end, once the end is beyond *offset*
+    # 0: return no records; answer with the log's start and end when the end is beyond *offset*
+    max_bytes: int
     max_wait_ms: int
     end: int | None = None  # return no record at or beyond this offset
     topic_id: str = ""  # id of the topic; "": any topic of that name
@@ -90,9 +91,9 @@ class Fetched:
     high_watermark: int
     data: bytes = b""  # consecutive batches
     error: PymqError | None = None
-    # Ranges whose records have no key, as far as the leader knows; sent only if *max_bytes* is 0.
+    # Ranges whose records are known to have no key; sent only if *max_bytes* is 0.
     unkeyed: tuple[tuple[int, int], ...] = ()
-    # Ranges with a priority above 0, from the requested offset on; also sent only then.
+    # Ranges with a priority above 0, from the requested offset on; sent only if *max_bytes* is 0.
     priorities: tuple[tuple[int, int, int], ...] = ()
 
 
@@ -119,7 +120,7 @@ class OffsetFound:
 
 @value
 class CancelDelayed:
-    """The leader cancels a delayed record, given by the offset at which it was sent."""
+    """Cancel a delayed record, given by its original offset; the leader answers."""
 
     id: int
     topic: str
@@ -130,7 +131,7 @@ class CancelDelayed:
 
 @value
 class Cancelled:
-    """The record will not be delivered, or, if *is_cancelled* is false, it was already due."""
+    """The record will not be delivered; if *is_cancelled* is false, the record was already due."""
 
     id: int
     is_cancelled: bool = False
@@ -147,7 +148,7 @@ class Piece(NamedTuple):
 
 @value
 class Copy:
-    """Append batches of another topic in this order, under the name of *producer_id*.
+    """Append batches of another topic in this order, with *producer_id* as their producer.
 
     The broker must lead the partition and all partitions of the batches.
     """
@@ -158,7 +159,7 @@ class Copy:
     acks: AckMode  # LEADER or RAFT
     producer_id: int
     producer_epoch: int
-    base_sequence: int  # sequence of the first record; the others follow
+    base_sequence: int  # sequence of the first record
     origin: str  # the topic of the batches
     pieces: tuple[Piece, ...]
     topic_id: str = ""  # id of the topic; "": any topic of that name
@@ -170,7 +171,7 @@ class Copy:
 class Copied:
     """All batches are in the log, as durable as ``acks`` require.
 
-    With an *error*, some of the batches may be in the log.
+    If *error* is set, some of the batches may be in the log.
     """
 
     id: int

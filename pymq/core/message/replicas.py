@@ -9,7 +9,8 @@ from pymq.errors import PymqError
 
 @value
 class Ping:
-    """A broker is alive, with its *incarnation*; *failed* are open blocks for which it cannot act.
+    """A broker's heartbeat to another broker; *failed* are open blocks that the broker cannot
+    serve.
 
     Each pair of brokers exchanges one ping, regardless of the blocks that they share, so an idle
     block costs nothing. If *failed* is long, most pings leave it out.
@@ -17,17 +18,17 @@ class Ping:
 
     incarnation: int
     failed: tuple[BlockId, ...] = ()
-    # *failed* is left out because it has not changed since the last ping that had it
+    # *failed* is left out because it has not changed since the last ping with *failed*
     omits: bool = False
 
 
 @value
 class ReplicaFetch:
-    """A follower fetches the batches after its log's end; its last batch has *last_epoch*.
+    """Fetch the batches after the end of a follower's log; its last batch has *last_epoch*.
 
-    Before *offset* the follower's log is as durable as the block's ack mode requires. If a follower
-    has restarted, the leader ignores this for its past *incarnation*: the new one may have lost
-    those batches (KIP-903).
+    All batches before *offset* are on the follower, as durable as the block's ack mode requires. If
+    the follower's broker has restarted, the leader ignores requests of its past *incarnation*,
+    because the new incarnation may have lost batches (KIP-903).
     """
 
     id: int
@@ -44,8 +45,9 @@ class ReplicaFetch:
 class ReplicaFetched:
     """Whole batches, or the point where the follower's log diverges from the leader's.
 
-    *diverging* is the largest epoch in the leader's log that is not above the follower's last one,
-    and the offset where that epoch ends in the leader's log. The follower truncates its log there.
+    *diverging* is the largest epoch in the leader's log that is not above the follower's last
+    epoch, and the offset where that epoch ends in the leader's log. The follower truncates its log
+    at that offset.
     """
 
     id: int
@@ -60,7 +62,7 @@ class ReplicaFetched:
 
 @value
 class RaftAppend:
-    """AppendEntries (Raft, figure 2): batches from *prev* on; the batch before has *prev_epoch*."""
+    """AppendEntries (Raft, figure 2): batches from *prev* on, after a batch of *prev_epoch*."""
 
     block: BlockId
     epoch: int
@@ -74,12 +76,12 @@ class RaftAppend:
 
 @value
 class RaftAppended:
-    """The follower's log durably matches the leader's up to *end*; or the point to retry from.
+    """The follower's log durably equals the leader's up to *end*, unless *conflict* is set.
 
-    With *conflict* set, the follower refused a message that claimed the log up to *end*, and will
-    refuse those sent after it. The leader continues from *conflict*, the (epoch, end) of a batch
-    that it may have too. With *end* -1 the message only informs a leader of an earlier term about
-    the new term.
+    If *conflict* is set, the follower refused a message whose batches end at *end*, and will also
+    refuse later messages. The leader continues from *conflict*, the (epoch, end) of a batch that
+    the leader may have, too. If *end* is -1, the message only informs a leader of an earlier term
+    about the new term.
     """
 
     block: BlockId
@@ -91,7 +93,9 @@ class RaftAppended:
 
 @value
 class RaftVote:
-    """RequestVote for a log that ends at *end* with *last_epoch*; *pre*: PreVote (thesis 9.6)."""
+    """RequestVote for a log that ends at *end* with *last_epoch*; with *pre* a PreVote (thesis
+    9.6).
+    """
 
     block: BlockId
     epoch: int

@@ -1,9 +1,10 @@
 """Requests to a coordinator backend and their answers, as plain values.
 
 The backend is a small tree of nodes with versions, kept in memory, in SQLite or in ZooKeeper. The
-controller sends :class:`Commit` and :class:`Load`, each with a tag that the answer carries. The
-backend never blocks its caller: answers and watch events come back in order, as :data:`CoordEvent`
-values. A watch event is only a hint: the controller then reads the node and its version again.
+controller sends :class:`Commit` and :class:`Load`, each with a tag; the answer has the same tag.
+The backend never blocks its caller: answers and watch events come back in order, as
+:data:`CoordEvent` values. A watch event is only a hint: the controller then reads the node and its
+version again.
 
 Paths are absolute, ``/``-separated, without a trailing slash. A node's version starts at 0 when it
 is created and rises by one with each :class:`Put`. A node that is deleted and created again starts
@@ -18,7 +19,7 @@ from pymq.errors import PymqError
 
 @value
 class Create:
-    """Create a node; fails if it exists or its parent does not."""
+    """Create a node; fails if the node exists or its parent does not exist."""
 
     path: str
     data: bytes
@@ -101,7 +102,7 @@ class Conflicted:
 
 @value
 class Uncertain:
-    """The connection broke during the commit: it was done completely, or never will be."""
+    """The connection broke during the commit, which was done completely or never will be done."""
 
     tag: int
 
@@ -131,7 +132,7 @@ class Changed:
 
 @value
 class Suspended:
-    """The backend cannot be reached; until :class:`Resumed` the controller decides nothing."""
+    """The backend cannot be reached; the controller makes no decisions until :class:`Resumed`."""
 
 
 @value

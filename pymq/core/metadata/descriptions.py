@@ -55,8 +55,9 @@ class BlockDescription:
     leader: str | None
     replicas: tuple[str, ...]
     size_bytes: int
-    number: int = 0  # counts the blocks of the partition, removed ones included
-    in_sync: tuple[str, ...] = ()  # replicas that hold all of it, or keep up while it is open
+    number: int = 0  # the block's number in the partition; removed blocks count
+    # replicas that hold the whole block or, if it is open, are in sync
+    in_sync: tuple[str, ...] = ()
     opened_ms: int = 0  # wall clock
     max_timestamp_ms: int = -1  # latest record timestamp; -1 while the block is open or empty
     is_unclean: bool = False  # sealed although no replica was known to hold all records
@@ -77,18 +78,19 @@ class PartitionDescription:
     end_offset: int
     high_watermark: int
     blocks: tuple[BlockDescription, ...]
-    problem: str | None = None  # why the partition has no leader, or its leader cannot write
+    # the reason if the partition has no leader, or its leader cannot write
+    problem: str | None = None
     losses: tuple[Loss, ...] = ()
     offline: tuple[str, ...] = ()  # replicas whose broker is dead or whose disk has failed
-    under_replicated: bool = False  # fewer replicas are in sync than requested
-    # False: no live replica has reported in time, and *end_offset* and *high_watermark* are the
+    under_replicated: bool = False  # there are fewer in-sync replicas than requested
+    # False: no live replica has reported in time, so *end_offset* and *high_watermark* are the
     # start of the open block
     is_reported: bool = True
 
     def unreadable(self, dead: Collection[str]) -> list[BlockDescription]:
-        """Return the sealed blocks that only *dead* brokers hold.
+        """Return the sealed blocks whose copies are all on *dead* brokers.
 
-        The leader does not report these.
+        The leader does not report these blocks.
         """
         return [
             block

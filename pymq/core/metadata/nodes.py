@@ -1,4 +1,4 @@
-"""The nodes of the metadata tree and their codec, and the state that brokers get.
+"""The nodes of the metadata tree and their codec, and the partition state that brokers get.
 
 Each node is an attrs class, stored as a CBOR map of its fields with the format's version as
 ``"v"``, so that any language can read the tree. The decoder checks each field.
@@ -52,12 +52,12 @@ class ControllerNode:
 
     name: str
     endpoint: str = ""
-    claim: str = ""  # identifies the takeover, because the outcome of its commit may be unknown
+    claim: str = ""  # identifies the takeover after a commit with unknown outcome
 
 
 @value
 class ControllerEpoch:
-    """The controller epoch, which rises with each takeover; brokers refuse older ones."""
+    """The controller epoch, which rises with each takeover; brokers refuse lower epochs."""
 
     epoch: int
 
@@ -73,8 +73,8 @@ class TopicNode:
     replicas: int
     config: TopicConfig
     version: int = 1  # rises with each change
-    # The topic is being created or deleted in several commits, and is hidden from clients and
-    # brokers.
+    # The topic is being created or deleted in several commits; until then clients and brokers do
+    # not see it.
     is_hidden: bool = False
 
 
@@ -93,27 +93,27 @@ class Loss:
     """An unclean election: a partition continued although committed records may be missing."""
 
     block: int  # number of the block that was open
-    offset: int  # records from this offset on may be lost; new ones reuse their offsets
-    log_start: int  # the first offset that was kept
+    offset: int  # records from this offset on may be lost; new records reuse these offsets
+    log_start: int  # the first remaining offset
     holder: str | None  # the broker whose copy was used; None: there was no copy
     at_ms: int  # wall clock
 
 
 @value
 class PartitionNode:
-    """A partition: its open block, and the replication of its next one."""
+    """A partition: its open block, and the replication of its next block."""
 
     name: str
-    index: int  # in creation order, for hashing of keys
+    index: int  # place in creation order, for the hashing of keys
     acks: AckMode
     replicas: int
     next_block: int  # number of the block after the open one
     epoch: int  # leader epoch; rises with each new leader and each new block
     ptp_offset: int = 0  # an estimate; the group coordinator has the committed offset
     version: int = 1  # rises with each change of the partition or of its blocks
-    # brokers that host no block of it any more, but may still have files
+    # brokers that no longer host a block of the partition, but may still have files
     leaving: tuple[str, ...] = ()
-    # an accepted request for the next block, until a roll carries it out
+    # an accepted request for the next block, until a roll fulfils it
     wanted: Wanted | None = None
     losses: tuple[Loss, ...] = ()  # the partition's latest losses, oldest first
     sealed_to: tuple[str, ...] = ()  # brokers to which all sealed blocks are moving
@@ -124,7 +124,7 @@ class Move:
     """The move of a sealed block from one replica to another (fields as in KIP-455)."""
 
     adding: str  # the replica whose copy is not complete yet
-    removing: str  # removed by the commit that counts the new copy
+    removing: str  # the replica whose copy is removed when the new copy is complete
 
 
 @value
@@ -137,10 +137,10 @@ class Interrupted:
 
 @value
 class BlockNode:
-    """A block; the open one has no end.
+    """A block; the open block has no end.
 
-    *in_sync* are the replicas that a fetch leader waits for; in a sealed block, those that hold all
-    of it.
+    *in_sync* are the replicas that a leader with fetch replication waits for; in a sealed block,
+    the replicas that hold the whole block.
     """
 
     number: int
@@ -152,17 +152,18 @@ class BlockNode:
     replicas: tuple[str, ...]
     in_sync: tuple[str, ...]
     # The storage id of each replica, in the same order. A broker whose disk was replaced counts as
-    # a new replica: it must not vote in place of the earlier one or count as in sync.
+    # a new replica: it must not vote or count as in sync in place of the earlier replica.
     storages: tuple[str, ...] = ()
-    epochs: tuple[tuple[int, int], ...] = ()  # (epoch, first offset), once sealed
+    epochs: tuple[tuple[int, int], ...] = ()  # (epoch, first offset), set when the block is sealed
     past: bytes = b""  # for an open block with several replicas: the producer table at its start
     # whether the block was sealed although no replica was known to hold all of it
     is_unclean: bool = False
     size: int = 0  # bytes, once sealed
     max_timestamp: int = -1  # latest timestamp of the block's records, once it is sealed
     opened_ms: int = 0  # wall clock
-    interrupted: tuple[Interrupted, ...] = ()  # for an open fetch block; these come after *in_sync*
-    move: Move | None = None  # for a sealed block that moves
+    # for an open block with fetch replication: replicas that restarted and left *in_sync*
+    interrupted: tuple[Interrupted, ...] = ()
+    move: Move | None = None  # the move of a sealed block, if any
 
     @property
     def name(self) -> str:
@@ -177,7 +178,7 @@ class BlockNode:
 
 @value
 class ReplicaNode:
-    """The copy of a block on one broker, as last reported."""
+    """The copy of a block on one broker, as the broker last reported it."""
 
     broker: str
     start: int
@@ -187,7 +188,7 @@ class ReplicaNode:
 
 @value
 class DeletedNode:
-    """A deleted topic, until each broker that had some of it has confirmed the removal."""
+    """A deleted topic, until each broker with files of the topic has confirmed the removal."""
 
     topic: str
     id: str
@@ -207,24 +208,24 @@ class SubscriptionNode:
 
 @value
 class ProducerNode:
-    """The epoch of a named producer; it fences all earlier ones."""
+    """The epoch of a named producer, which fences all earlier producers of that name."""
 
     name: str
     epoch: int
     run: str = ""  # run id of the latest producer; producers with the same run share its epoch
-    id: int = -1  # random; -1: the name was used before ids were random, so its id is a hash
+    id: int = -1  # random; -1: the name was first used by an older version, so its id is a hash
 
 
 @value
 class SecretNode:
-    """The secret of brokers and zkservers that seals the grants of producer ids."""
+    """The secret with which brokers and zkservers authenticate grants of producer ids."""
 
     secret: bytes
 
 
 @value
 class ProducerIds:
-    """*count* producer ids from *first* on, the upper half of an epoch, and the grant."""
+    """Producer ids: *count* of them from *first* on, the upper half of an epoch, and the grant."""
 
     first: int
     count: int
@@ -258,7 +259,7 @@ def decode_node(cls: type[N], data: bytes) -> N:
     """Unpack a node of class *cls*.
 
     Raises:
-        CorruptMetadata: *data* is no such node, or a newer pymq wrote it.
+        CorruptMetadata: *data* is not such a node, or a newer pymq wrote it.
     """
     try:
         fields = cbor.loads(data)
@@ -269,7 +270,7 @@ def decode_node(cls: type[N], data: bytes) -> N:
     node = _typed(cls, fields)
     if isinstance(node, (TopicNode, DeletedNode)):
         try:
-            check_topic_id(node.id)  # A folder is named after the id.
+            check_topic_id(node.id)  # The id is also the name of a folder.
         except InvalidRequest as error:
             raise CorruptMetadata(f"{cls.__name__}: {error.message}") from None
     return node
@@ -380,9 +381,10 @@ class PartitionState:
     blocks: tuple[BlockNode, ...]  # in order; the last one is open
     siblings: int = 1  # number of partitions of the topic, this one included
     version: int = (
-        0  # rises with each change; of two states with one topic id the higher version is valid
+        # rises with each change; of two states with the same topic id, the higher version is valid
+        0
     )
-    earlier: int = 0  # number of blocks before these, sent in earlier messages (as chunks)
+    earlier: int = 0  # number of blocks that were sent in earlier messages (as chunks)
 
     def block_id(self, block: BlockNode) -> BlockId:
         """Return the id of one of the blocks in a store."""

@@ -1,17 +1,18 @@
-"""Routes: some records of a topic are for one group alone.
+"""Routes: some records of a topic are delivered to one group only.
 
 A topic's option ``route`` names a group and says which records it gets:
 
 =========================  ===============================================================
-``canary:5%``              5 of 100 records; all records of a key or none
-``canary:key=eu-*``        records whose key begins with ``eu-``; without ``*`` with that key
+``canary:5%``              5 % of the records; records with the same key have the same route
+``canary:key=eu-*``        records whose key begins with ``eu-``; without ``*``: equals it
 ``canary:header.tier=beta``  records whose header ``tier`` is ``beta``
 =========================  ===============================================================
 
 The producer decides once for each record, and writes the name of the group into the header
-``pymq.route``. The batch has a bit for it, so batches without routed records cost nothing. Each
-group then knows its records, even if the option was changed since: a record with a route is for the
-group in its header; a record without one is for all groups except the group that the option names.
+``pymq.route``. The header of a batch has a bit that marks routed records, so batches without such
+records cost nothing. Each group then knows its records, even if the option has changed since: a
+record with a route is for the group in its header; a record without a route is for all groups
+except the group that the option names.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def parse_route(text: object) -> Route:
     """Read a route.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: *text* is not a valid route.
     """
     given = text if isinstance(text, str) else ""
     group, colon, rule = given.partition(":")
@@ -81,14 +82,14 @@ def parse_route(text: object) -> Route:
 
 
 def routed_bit(records: Iterable[Headers]) -> int:
-    """Return the attribute bit of a batch with these headers: whether records have a route."""
+    """Return a batch's attribute bit that says whether any of its records has a route."""
     return ROUTED if any(name == ROUTE for headers in records for name, _ in headers) else 0
 
 
 def for_group(view: RecordBatch, group: str, *, is_named: bool) -> RecordBatch:
     """Return the view with the records that are for *group*.
 
-    *is_named*: the topic's option ``route`` names the group.
+    *is_named* is true if the topic's option ``route`` names the group.
 
     Raises:
         CorruptBatch: the headers cannot be decoded.

@@ -19,7 +19,7 @@ RECORD_MAX = 32 << 20  # bytes; the upper limit of max_record_bytes
 
 @value
 class TopicConfig:
-    """The options of a topic; None where an option depends on the partition's ack mode."""
+    """The options of a topic; None if an option's value depends on the partition's ack mode."""
 
     block_bytes: int = 128 << 20  # the size at which a block is rolled
     block_ms: int = 7 * 24 * 3600 * 1000  # the age at which a block is rolled
@@ -35,7 +35,7 @@ class TopicConfig:
     tombstone_ms: int = 24 * 3600 * 1000  # how long compaction keeps a tombstone
     producer_expire_ms: int = (
         24 * 3600 * 1000
-    )  # after so much idle time a roll drops an unnamed producer
+    )  # after this much idle time a roll drops an unnamed producer
     route: str | None = None  # records for one group only; see pymq.core.metadata.route
 
     @classmethod
@@ -48,7 +48,7 @@ class TopicConfig:
         return cls().altered(options)
 
     def altered(self, options: Mapping[str, Any]) -> Self:
-        """Return these options with some changed; raises the same errors as :meth:`of`."""
+        """Return a copy with some options changed; raises the same errors as :meth:`of`."""
         check_options(options, (field.name for field in attrs.fields(type(self))))
         changed = attrs.evolve(self, **options)
         changed._check()
@@ -76,8 +76,8 @@ class TopicConfig:
     def sync_policy(self, acks: AckMode) -> str:
         """Return when appends are synced: ``always``, ``interval`` or ``os``.
 
-        With ``raft`` it is always ``always``: a replica that loses its vote breaks the guarantees
-        of the whole group (Raft, section 5.2), so no option weakens ack mode -1.
+        With ``raft`` the policy is always ``always``: a replica that loses its vote breaks the
+        guarantees of the whole block (Raft, section 5.2), so no option weakens ack mode -1.
         """
         if acks is AckMode.RAFT:
             return "always"

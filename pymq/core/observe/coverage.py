@@ -1,8 +1,9 @@
 """Coverage marks, which tests count, and invariants, which are always checked.
 
-A mark marks a branch that is rarely taken, so that a test can assert that it was taken. Outside of
-tests a mark costs one comparison. Unlike an ``assert``, an invariant is checked in production too:
-a machine that has broken one of its rules must stop before it answers.
+A mark is placed in a rarely taken branch, so that a test can assert that the branch was taken.
+Outside of tests a mark costs one comparison. Unlike an ``assert``, an invariant is checked in
+production too: if a state machine (a class with ``step``, ``tick`` and ``ready``) has broken one of
+its rules, it must stop before it answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Metrics: histograms, a snapshot of all values, and the text for Prometheus.
 
-Each machine counts in its own plain integers, which takes tens of nanoseconds for a batch. On
-request the thread of the machine gathers them into :class:`Metrics`. Another thread formats the
-text.
+Each state machine counts in its own plain integers, which takes tens of nanoseconds for a batch. On
+request the machine's thread collects these integers into :class:`Metrics`. Another thread formats
+the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pymq.core.values import define
 
 __all__ = ["BOUNDS", "METRICS", "Histogram", "Metrics", "Spec"]
 
-# Upper bounds in seconds: a request within one process takes 20 us, and 200 us if it waits for a
+# Upper bounds in seconds. A request within one process takes 20 us, or 200 us if it waits for a
 # disk.
 BOUNDS: Final = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
@@ -58,7 +58,7 @@ class Histogram:
     def quantile(self, share: float) -> float:
         """Return the bound below which a *share* of all durations lies.
 
-        0 if nothing was counted.
+        The result is 0 if no duration was counted.
         """
         left = share * self.count
         if not left:
@@ -77,15 +77,15 @@ Labels = tuple[str, ...]
 class Metrics:
     """The values of all metrics at one moment, by their names in the catalogue.
 
-    ``metrics["pymq_messages_in_total"]`` is the sum over all labels; :meth:`value` sums those with
-    given labels. ``str(metrics)`` is the text that Prometheus reads.
+    ``metrics["pymq_messages_in_total"]`` is the sum over all labels; :meth:`value` returns the sum
+    for given labels. ``str(metrics)`` is the text that Prometheus reads.
     """
 
     def __init__(self) -> None:
         self._found: dict[str, list[tuple[Labels, Found]]] = {}
 
     def add(self, name: str, found: Found, *labels: str) -> None:
-        """Add a value, with as many *labels* as the catalogue has for it."""
+        """Add a value, with as many *labels* as the metric has in the catalogue."""
         self._found.setdefault(name, []).append((labels, found))
 
     def merge(self, other: Metrics) -> None:

@@ -1,1 +1,1 @@
-"""The part of one broker in a partition: produce, fetch, roll, maintenance."""
+"""A partition on one broker: produce, fetch, roll, maintenance."""

@@ -1,4 +1,4 @@
-"""What the parts of one partition share: its metadata, its blocks, its role."""
+"""The shared state of one partition's parts: its metadata, its blocks, its role."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pymq.errors import PymqError, StoreError
 
 @define
 class DelayBounds:
-    """The delayed records that retention has to keep, and those that it wants to remove."""
+    """The bounds between retention and the scheduler of delayed records."""
 
     pending_from: int = 0  # all records before this offset are delivered or not delayed
     wanted_from: int = 0  # retention wants to remove all records before this offset
@@ -24,7 +24,7 @@ class DelayBounds:
 
 
 class PartitionContext:
-    """The state of a partition on one broker, and questions about it; changes nothing."""
+    """The state of a partition on one broker; its methods change nothing."""
 
     __slots__ = (
         "blocks",
@@ -55,7 +55,7 @@ class PartitionContext:
 
     @property
     def leads(self) -> bool:
-        """Whether this broker leads the partition and takes in records."""
+        """Whether this broker leads the partition and accepts records."""
         return self.leads_at is not None and self.problem is None
 
     @property
@@ -83,11 +83,11 @@ class PartitionContext:
 
     @property
     def unable(self) -> BlockId | None:
-        """The open block if this broker is a replica of it but cannot act for it; else None.
+        """The open block if this broker is a replica of it but cannot serve it; else None.
 
-        The broker cannot act if its disk has failed, or is not the disk on which the block was
-        created. The broker's pings report that to the other replicas, which would otherwise wait
-        forever for a broker that is alive.
+        The broker cannot serve the block if its disk has failed, or is not the disk on which the
+        block was created. The broker's pings report the block to the other replicas, which would
+        otherwise wait forever for a broker that is alive.
         """
         block = self.opened.node
         if self.me not in block.replicas or (self.problem is None and self.blocks.holds(block)):
@@ -103,7 +103,7 @@ class PartitionContext:
         return self.disk.problem if self.disk is not None else None
 
     def is_open(self, block: BlockId) -> bool:
-        """Whether *block* is the open one."""
+        """Whether *block* is the open block."""
         return self.state.block_id(self.opened.node) == block
 
     def report(self) -> PartitionReport:

@@ -1,10 +1,10 @@
-"""Whether the disk of one replica takes writes.
+"""Whether the disk of one replica accepts writes.
 
 | state | meaning | next |
 |---|---|---|
 | SOUND | the last write succeeded | AILING after a failed write |
 | AILING | the replica does not lead | SOUND after a write; ON_TRIAL after a pause |
-| ON_TRIAL | it may lead, so that a write is tried | SOUND or AILING after that write |
+| ON_TRIAL | the replica may lead, so that a write is tried | SOUND or AILING after that write |
 
 A failed sync is handled differently: the replica stops until its broker starts again.
 """
@@ -18,11 +18,11 @@ from pymq.core.types import NEVER
 from pymq.errors import PymqError
 
 AILS_MS = 2_000  # the first pause ...
-AILS_MAX_MS = 64_000  # ... is doubled each time a write on trial fails, up to this
+AILS_MAX_MS = 64_000  # ... doubles each time a write on trial fails, up to this
 
 
 class DiskState(Enum):
-    """Whether a disk takes writes; see the table in the module's docstring."""
+    """Whether a disk accepts writes; see the table in the module's docstring."""
 
     SOUND = "the last write succeeded"
     AILING = "a write failed"
@@ -38,7 +38,7 @@ class DiskHealth:
         self.state = DiskState.SOUND
         self.problem: PymqError | None = None  # the error of the last write, while AILING
         self.until = NEVER  # the time when the state AILING ends
-        self._failures = 0  # failures in a row, without those while AILING
+        self._failures = 0  # failures in a row, not counting those while AILING
 
     def failed(self, error: PymqError, now: int) -> None:
         """Note that a write has failed."""
@@ -54,7 +54,7 @@ class DiskHealth:
         self._end(DiskState.SOUND)
 
     def try_again(self) -> None:
-        """The pause is over: try a write again."""
+        """End the pause: the next write shows whether the disk is sound."""
         self._end(DiskState.ON_TRIAL)
 
     def _end(self, state: DiskState) -> None:

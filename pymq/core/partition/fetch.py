@@ -1,4 +1,4 @@
-"""Answers the fetches of one partition, now or when records come; searches offsets by time."""
+"""Answers fetches of one partition, at once or when records arrive; finds offsets by time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FetchHandler:
         self._partition = partition
         self._host = partition.host
         self.waits = PendingFetches(partition.host.waiting)
-        # searches by token, each with the sealed block that is searched now
+        # searches by token, each with the sealed block that it has reached
         self._times: dict[int, tuple[str, FindOffset, int | None]] | None = None
         self._starts: list[int] = []  # first offsets of the blocks
         self._told = -1  # the end that groups on this broker were told last
@@ -64,7 +64,7 @@ class FetchHandler:
     # --- fetching -------------------------------------------------------------------------------
 
     def fetch(self, source: str, m: Fetch, now: int) -> None:
-        """Answer with batches, or wait until there are some."""
+        """Answer with batches, or wait until there are batches."""
         partition = self._partition
         if m.any_replica and not partition.leads:
             self._fetch_of_follower(source, m, now)
@@ -85,16 +85,17 @@ class FetchHandler:
             self._wait(source, attrs.evolve(m, offset=offset), now)
 
     def _fetch_of_follower(self, source: str, m: Fetch, now: int) -> None:
-        """Answer a reader that accepts any replica with records known here to be committed.
+        """Answer a reader that accepts any replica, with records that this replica knows to be
+        committed.
 
-        A follower may lag, so it never reports an offset as beyond the end: its answer is empty,
-        with its own high watermark, and the reader asks another replica.
+        A follower may lag, so it never reports that an offset is beyond the end. Instead it answers
+        without records, with its own high watermark, and the reader asks another replica.
         """
         opened = self._partition.opened
         start, high = self.log_start, opened.offsets.readable_end
         offset = {BEGIN: start, END: high}.get(m.offset, m.offset)
         if m.offset == BEGIN and m.max_bytes <= 0:
-            # The metadata has the start of the log.
+            # Only the metadata has the start of the log.
             self._host.reply(source, self._answer(m, offset, self._unable), now)
         elif (error := self._unreadable(m.offset, offset, any_replica=True)) is not None:
             self._host.reply(source, self._answer(m, offset, error), now)
@@ -153,7 +154,7 @@ class FetchHandler:
             mark("serving.not_leader")
             return NotLeader.of(partition.name, partition.opened.leader)
         if offset < self.log_start:
-            return None  # If no replica holds the block, the error is a different one.
+            return None  # The offset is out of range; the caller returns that error.
         block = partition.state.blocks[bisect_right(self._starts, offset) - 1]
         if partition.blocks.has(block):
             return None
@@ -188,7 +189,7 @@ class FetchHandler:
         if m.max_bytes <= 0 and error is None and opened.log is not None:
             unkeyed = opened.log.unkeyed.below(high)
             if opened.log.priorities:
-                # A member that asks for the end of the log knows no priorities yet.
+                # A member that requests the end of the log knows no priorities yet.
                 runs = opened.log.priorities.between(0 if m.offset < 0 else offset, high)
         name = partition.name
         return Fetched(m.id, *name, offset, self.log_start, high, b"", error, unkeyed, runs)
@@ -203,7 +204,7 @@ class FetchHandler:
         if offset >= limit or m.max_bytes <= 0:
             self._host.reply(source, answer, now)
             return True
-        # END means the end at the time of the request, even if the fetch waits for room.
+        # END means the end at the time of the request, even if the fetch waits for memory.
         most = self._host.admit(source, attrs.evolve(m, offset=offset), now)
         if not most:
             return True
@@ -254,7 +255,7 @@ class FetchHandler:
     def wake(self, now: int) -> None:
         """Answer the waiting fetches that have data or an error now.
 
-        This runs with each append, so it looks at single fetches only if one may be answered.
+        This method runs with each append, so it checks single fetches only if one may be answered.
         """
         if not self.waits.waiting or self._all_go_on_waiting:
             return
@@ -276,7 +277,9 @@ class FetchHandler:
 
     @property
     def _all_go_on_waiting(self) -> bool:
-        """Whether no waiting fetch can have new data, judged by the bounds over all of them."""
+        """Whether no waiting fetch can be answered, judged by the lowest and highest awaited
+        offset.
+        """
         partition, opened, waits = self._partition, self._partition.opened, self.waits
         if not partition.leads:
             read_to = opened.offsets.readable_end
@@ -300,17 +303,17 @@ class FetchHandler:
             self._answer_empty(source, m, now)
 
     def close(self) -> None:
-        """Answer all waiting fetches: the partition leaves this broker."""
+        """Answer all waiting fetches, because the partition leaves this broker."""
         self.waits.clear()
 
     def _is_early(self, m: Fetch) -> bool:
-        """Whether *m* needs the log's end from a leader that does not know it yet."""
+        """Whether *m* needs the log's end, which this new leader does not know yet."""
         partition = self._partition
         return m.offset == END and partition.leads and not partition.opened.offsets.knows_end
 
     def _answer_empty(self, source: str, m: Fetch, now: int) -> None:
         if self._is_early(m) and not m.any_replica:
-            why = f"{self._partition.name} has a new leader, which does not know its end yet"
+            why = f"{self._partition.name} has a new leader, which does not know the log's end yet"
             error = ReplicaNotAvailable(f"{why}; try again")
             self._host.reply(source, self._answer(m, -1, error), now)
             return
@@ -320,9 +323,9 @@ class FetchHandler:
     # --- times ----------------------------------------------------------------------------------
 
     def find(self, source: str, m: FindOffset, now: int, token: int) -> bool:
-        """Search an offset by time; returns whether the store searches.
+        """Search an offset by time; returns whether the store has to search.
 
-        The store's answer then goes to :meth:`found`.
+        In that case the caller passes the store's answer to :meth:`found`.
         """
         return self._search(source, m, now, token, -1)
 
@@ -359,7 +362,7 @@ class FetchHandler:
         source, request, number = self._times.pop(m.token)
         error = as_told(m.error) if m.error is not None else None
         if isinstance(error, CorruptBatch):
-            # The producer sent the batch damaged, so the disk is not to blame.
+            # The batch was already damaged when the producer sent it, so the disk is not at fault.
             name = self._partition.name
             details = {**error.details, "topic": name.topic, "partition": name.partition}
             error = CorruptBatch(f"{name}: {error.message}", **details)

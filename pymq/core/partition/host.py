@@ -1,4 +1,4 @@
-"""The broker, as the parts of a partition and its replicators see it."""
+"""The interface of the broker to the parts of a partition and its replicators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Home(ReplicaHost, Protocol):
     slots: RepairScheduler
     lending: RepairThrottle
     waiting: WaitingRoom
-    wall_offset_ms: int  # the wall clock minus the monotonic clock, for what runs with each batch
+    # the wall clock minus the monotonic clock, for code that runs with each batch
+    wall_offset_ms: int
 
     @property
     def awaited(self) -> Mapping[str, object]:
@@ -41,7 +42,7 @@ class Home(ReplicaHost, Protocol):
         ...
 
     def delayed(self, name: TopicPartition, news: DelayedAppended, now: int) -> None:
-        """A batch with delayed records is committed."""
+        """Note that a batch with delayed records is committed."""
         ...
 
     def grown(self, growth: Growth, now: int) -> None:
@@ -49,7 +50,9 @@ class Home(ReplicaHost, Protocol):
         ...
 
     def admit(self, source: str, m: Fetch, now: int) -> int:
-        """How many bytes may be read for a fetch now; 0 if the fetch has to wait or was refused."""
+        """Return how many bytes may be read for a fetch now; 0 if the fetch must wait or was
+        refused.
+        """
         ...
 
     def owner(self, source: str) -> tuple[str, str]:
@@ -57,14 +60,14 @@ class Home(ReplicaHost, Protocol):
         ...
 
     def has_failed(self, peer: str, block: BlockId) -> bool:
-        """Whether another broker reports that it cannot act for an open block."""
+        """Whether another broker reports that it cannot serve an open block."""
         ...
 
 
 class PartitionHost:
     """The broker, as the replicators of one partition see it.
 
-    The host also tells which brokers are alive but cannot act for this partition.
+    For :meth:`is_alive`, a broker that is alive but cannot serve this partition counts as dead.
     """
 
     __slots__ = ("_host", "open_block")
@@ -121,7 +124,7 @@ class PartitionHost:
         self._host.tell_controller(message)
 
     def is_alive(self, peer: str) -> bool:
-        """Whether another broker is alive and can act for the open block."""
+        """Whether another broker is alive and can serve the open block."""
         if not self._host.is_alive(peer):
             return False
         return self.open_block is None or not self._host.has_failed(peer, self.open_block)

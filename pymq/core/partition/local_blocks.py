@@ -1,8 +1,8 @@
 """The blocks of a partition on one broker's disk: recovery, repair and removal.
 
 At start the store recovers the open block. A repair completes each incomplete copy of a sealed
-block. Blocks that the metadata no longer assigns to this broker are removed. A block that was
-assigned to an earlier disk of this broker does not count as held.
+block. Blocks that the metadata no longer assigns to this broker are removed. If a block was
+assigned to an earlier disk of this broker, the broker does not count as a holder.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class LocalBlocks:
 
     def _knows(self, block: BlockNode) -> bool:
         """Whether this broker's copy has the producer table as of the block's end."""
-        # A single replica can lack only the batches themselves.
+        # A single replica always has the producer table of its batches.
         is_only = block.replicas == (self._host.me,)
         return self.holds(block) and (is_only or self.has(block))
 
     def open(self, state: PartitionState, visible: int) -> OpenBlock:
-        """Create the open block's replica; *visible* is the high watermark before it."""
+        """Create the open block's replica; *visible* is the previous high watermark."""
         return OpenBlock(state, self.host, self._make_replicator, self._knows, visible)
 
     def begin(self, state: PartitionState, opened: OpenBlock, unsealed: frozenset[int]) -> None:
-        """Start repairs of sealed blocks that are incomplete, or *unsealed* on the disk.
+        """Start repairs of sealed blocks whose local copies are incomplete or *unsealed*.
 
         The open block is recovered if this broker may have it.
         """
@@ -66,22 +66,22 @@ class LocalBlocks:
     def close(
         self, state: PartitionState, last: BlockNode, log: BlockLog, *, is_resting: bool
     ) -> ProducerTable | None:
-        """Close the *last* open block: remove the block if it is empty, otherwise bring the copy to
-        the block's end in *state*.
+        """Close the *last* open block: remove an empty block, or repair the copy up to the block's
+        end in *state*.
 
-        *is_resting*: the block's *log* is not recovered, and no answer of the store about it is
-        awaited. Returns the producer table of the block, if that is complete.
+        *is_resting* is true if the block's *log* is not recovered and no answer of the store about
+        the block is awaited. Returns the producer table of the block, if that is complete.
         """
         sealed = next((b for b in state.blocks if b.number == last.number), None)
         if sealed is None:
             mark("partition.empty_block")
-            # The block was empty and has been removed. Unless the block was recovered, it has no
-            # table.
+            # The block was empty and has been removed. Its table is known only if the block was
+            # recovered.
             return None if log.is_recovering else log.producers
         is_whole = log.end == sealed.end == log.stable_end and not log.is_recovering
         if len(sealed.replicas) > 1 or not is_whole:
             mark("partition.close.repair")
-            # Even a complete copy has to be synced, and its index stored.
+            # Even a complete copy must be synced, and its index must be stored.
             self.repairs.start(state, sealed, None if is_resting else log)
         return log.producers if is_whole else None
 

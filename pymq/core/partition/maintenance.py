@@ -16,7 +16,7 @@ from pymq.core.types import NEVER, BlockId
 RETENTION_CHECK_MS = 5_000
 # minimal share of uncompacted bytes in the sealed blocks before they are compacted again
 MIN_DIRTY = 0.5
-ASK_RETRY_MS = 1_000  # after which a request to the controller is sent again
+ASK_RETRY_MS = 1_000  # pause before a request to the controller is sent again
 
 
 class Maintenance:
@@ -33,11 +33,11 @@ class Maintenance:
     )
 
     def __init__(self, partition: PartitionContext, now: int) -> None:
-        self.opened_ms = 0  # when the open block was created; 0: not known
+        self.opened_ms = 0  # when the open block was created; 0: unknown
         self._partition = partition
         self._host = partition.host
         self._asked_at = -ASK_RETRY_MS
-        # read after each write, so these two are attributes rather than properties
+        # plain attributes, not properties, because they are read after each write
         self.roll_at = NEVER
         self.retention_at = now
         self._compacted: tuple[BlockId, ...] = ()
@@ -54,12 +54,12 @@ class Maintenance:
         self.retention_at, self.roll_at = now, NEVER
 
     def begin(self, now: int) -> None:
-        """The open block is recovered: begin."""
+        """Begin maintenance, since the open block is recovered."""
         if self.roll_at == NEVER:
             self.want_roll(now)
 
     def lead(self, now: int) -> None:
-        """Begin to lead: request a roll at once, if one is due."""
+        """Begin to lead: request a roll at once, if a roll is due."""
         self._asked_at = -ASK_RETRY_MS
         self.want_roll(now)
 
@@ -116,7 +116,7 @@ class Maintenance:
             self.roll_at = now + config.block_ms - age
 
     def _retain(self, now: int) -> None:
-        """Request the removal of blocks past their retention, and compact new ones."""
+        """Request the removal of blocks past their retention, and compact new blocks."""
         partition, state = self._partition, self._partition.state
         config, blocks, log = state.config, state.blocks, partition.opened.log
         # A partition with a single block has nothing to retire or compact.
@@ -136,7 +136,7 @@ class Maintenance:
             self._compact(now)
 
     def _compact(self, now: int) -> None:
-        """Start compaction of the local sealed blocks, if a large enough share is new."""
+        """Start compaction of the local sealed blocks, if enough of their bytes are uncompacted."""
         partition, state = self._partition, self._partition.state
         sealed = state.blocks[:-1]
         here = tuple(state.block_id(block) for block in sealed if partition.blocks.has(block))
@@ -151,12 +151,13 @@ class Maintenance:
         self._compacted = here
         before = self._host.wall_ms(now) - state.config.tombstone_ms
         if here != tuple(state.block_id(block) for block in sealed[: len(here)]):
-            # Keep tombstones as long as blocks missing here may hold records that they delete.
+            # Keep all tombstones if blocks are missing here: these may hold records that the
+            # tombstones delete.
             before = 0
         self._host.out.jobs.append(Compact(*partition.name, here, before, MIN_DIRTY))
 
     def compacted(self, m: Compacted) -> None:
-        """Compaction has ended; a failed one is retried after the next roll."""
+        """Handle the end of a compaction; a failed one is retried after the next roll."""
         if m.error is None and m.sizes and self._partition.leads:
             sizes = tuple((block.number, size) for block, size in m.sizes)
             topic_id = self._partition.state.topic_id

@@ -1,16 +1,16 @@
 """The replica of the open block on one broker: its log, its replicator and its seal.
 
-A roll replaces it with the replica of the next block. The partition passes it messages and writes,
-and reads its role and high watermark afterwards.
+A roll replaces this object with the replica of the next block. The partition passes messages and
+the results of writes to the replica, and then reads its role and high watermark.
 
 | state | log | replicator | next |
 |---|---|---|---|
-| ABSENT | none | none | RECOVERING if the block may be on the disk; if it is new: ACTIVE |
-| RECOVERING | the store finds its end | none | ACTIVE; WAITING if it could not be read now |
+| ABSENT | none | none | RECOVERING if the block may be on the disk; ACTIVE if it is new |
+| RECOVERING | the store finds its end | none | ACTIVE; WAITING if the log could not be read |
 | WAITING | the store is asked after a pause | none | RECOVERING |
-| APPOINTED | recovered | not leading yet | ACTIVE once it leads, or another was elected |
-| ACTIVE | recovered | leads or follows | WAITING after a failed write: it starts over |
-| FAILED | damaged, or its sync failed | ignored | none: until the broker starts again |
+| APPOINTED | recovered | not leading yet | ACTIVE when this or another replica leads |
+| ACTIVE | recovered | leads or follows | WAITING after a failed write |
+| FAILED | damaged, or its sync failed | ignored | none, until the broker restarts |
 
 The seal has its own states (:mod:`pymq.core.block.sealing`).
 """
@@ -50,8 +50,8 @@ class ReplicaState(Enum):
     ABSENT = "the block is not on this broker"
     RECOVERING = "the store finds out where the log ends"
     WAITING = "the store is asked again after a pause"
-    APPOINTED = "the controller appointed it as leader, and it does not lead yet"
-    ACTIVE = "it leads or follows"
+    APPOINTED = "the controller has appointed the replica as leader, but it does not lead yet"
+    ACTIVE = "the replica leads or follows"
     FAILED = "nothing can be read or written"
 
 
@@ -60,7 +60,7 @@ _RUNNING = (ReplicaState.APPOINTED, ReplicaState.ACTIVE)
 TRANSITIONS = {
     ReplicaState.ABSENT: {*_RUNNING, ReplicaState.RECOVERING, ReplicaState.FAILED},
     ReplicaState.RECOVERING: {*_RUNNING, ReplicaState.WAITING, ReplicaState.FAILED},
-    # The store's answer may come after a failed write; it is just as valid as a later one.
+    # The store's answer may arrive after a failed write; that answer is valid, too.
     ReplicaState.WAITING: {
         *_RUNNING,
         ReplicaState.RECOVERING,
@@ -103,7 +103,7 @@ class OpenBlock:
         visible: int,
     ) -> None:
         self.replica = ReplicaState.ABSENT
-        self.is_running = False  # the log is recovered and the replicator runs
+        self.is_running = False  # whether the log is recovered and the replicator runs
         self.offsets = BlockOffsets(state.blocks[-1].start, visible)
         self._adopt(state)
         self.log: BlockLog | None = None  # set if this broker hosts the block
@@ -113,14 +113,14 @@ class OpenBlock:
         self.recovery = Recovery(host, is_known, 10 * host.replication.retry_ms)
         self._host = host
         self._make_replicator = make_replicator
-        self._has_begun = False  # the block has had a replicator in this process
+        self._has_begun = False  # whether the block has had a replicator in this process
         host.open_block = None
 
     def _adopt(self, state: PartitionState) -> None:
         self.state = state
         self.node = node = state.blocks[-1]
         self.is_shared = len(node.replicas) > 1  # Other brokers hold the block too.
-        # the replicas elect their leader
+        # whether the replicas elect their leader
         self.is_voted = self.is_shared and node.acks is AckMode.RAFT
         self.offsets.is_raft = node.acks is AckMode.RAFT
 
@@ -135,8 +135,8 @@ class OpenBlock:
         """Return the error for a client that cannot be served because of *problem*.
 
         Other replicas may be healthy, so the client refreshes the leader and sends its request
-        again. A single replica returns its own problem, unless it will soon retry reading the block
-        or has run out of file descriptors.
+        again. A single replica returns its own problem, unless the problem may pass: it will soon
+        read the block again, or has run out of file descriptors.
         """
         me, leader = self._host.me, self.state.leader
         if isinstance(problem, StoreError) and any(name != me for name in self.node.replicas):
@@ -151,7 +151,7 @@ class OpenBlock:
 
     @property
     def leads(self) -> int | None:
-        """The epoch in which the replica may append; None if it may not."""
+        """The epoch in which the replica may append; None if the replica does not lead."""
         replicator = self.replicator
         return replicator.epoch if replicator is not None and replicator.is_leader else None
 
@@ -162,7 +162,7 @@ class OpenBlock:
 
     @property
     def has_lost_lead(self) -> bool:
-        """Whether this replica has led the block and stopped, which the controller may not know.
+        """Whether this replica has stopped leading the block; the controller may not know that yet.
 
         After a failed write a leader gives up leadership as if its broker had restarted.
         """
@@ -176,7 +176,7 @@ class OpenBlock:
 
     @property
     def is_in_touch(self) -> bool:
-        """Whether the replica leads or its leader seems alive, so it learns what is committed."""
+        """Whether the replica learns what is committed: it leads, or its leader seems alive."""
         if not self.is_running:
             return False
         leader = self.leader
@@ -209,7 +209,7 @@ class OpenBlock:
         self.recovery.ask(self._new_log())
 
     def create(self, past: ProducerTable, now: int) -> None:
-        """Create the block with the producer table of the block before."""
+        """Create the block with the producer table of the previous block."""
         self._new_log().create(self.state.topic, self.state.partition, past)
         self._make(None, now, is_new=True)
 
@@ -225,18 +225,19 @@ class OpenBlock:
     def start(self, found: Recovered, now: int) -> CorruptMetadata | None:
         """Start the replicator on the restored log.
 
-        Returns the error if its saved state is unreadable.
+        Returns the error if the replicator's saved state is unreadable.
         """
         log, state = self.log, self.state
         assert log is not None
         self.recovery.done()
         if log.size == 0:
             # A crash has removed the block and its producer table. Create the block again with the
-            # producer table of the blocks before: once these are retired, the table is lost.
+            # producer table of the previous blocks, because the table is lost when these blocks are
+            # removed.
             log.create(state.topic, state.partition, log.producers)
         try:
             self._make(found.state, now, is_new=found.state is None and not self._has_begun)
-        except CorruptMetadata as problem:  # perhaps written by a newer version of pymq
+        except CorruptMetadata as problem:  # a newer version of pymq may have written the state
             return problem
         return None
 
@@ -247,7 +248,7 @@ class OpenBlock:
         self.replicator = replicator = self._make_replicator(replica, now)
         self.offsets.replicator = replicator
         self.writer = LogWriter(log, replicator, self.sealing, state, is_shared=self.is_shared)
-        # The replica leads once its state is durable; until then batches are parked.
+        # The replica leads when its state is durable; until then batches are parked.
         is_appointed = is_new and state.leader == self._host.me
         self._move(ReplicaState.APPOINTED if is_appointed else ReplicaState.ACTIVE)
         self._has_begun = True
@@ -271,14 +272,14 @@ class OpenBlock:
         return True
 
     def end_appointment(self) -> None:
-        """The appointed replica leads, or another replica was elected before it did."""
+        """End the appointment, because the appointed replica or another one leads."""
         if self.replica is ReplicaState.APPOINTED:
             self._move(ReplicaState.ACTIVE)
 
     # --- failures -------------------------------------------------------------------------------
 
     def read_again(self, now: int) -> None:
-        """Retry recovery after a pause: the store could not read the block last time.
+        """Retry recovery after a pause, because the store could not read the block.
 
         The log is kept, because recovery must find everything that was durable in this process.
         """
@@ -287,9 +288,11 @@ class OpenBlock:
         self.recovery.failed(now)
 
     def start_over(self, now: int) -> None:
-        """Restart the log as after a broker's restart: other replicas may have more entries.
+        """Restart the log, as after a broker's restart, because other replicas may have more
+        entries.
 
-        A leader may have sent entries that its own disk failed to write, so it must not continue.
+        A leader may have sent entries that its own disk failed to write, so the leader must not
+        continue.
         """
         log = self.log
         assert log is not None
@@ -314,7 +317,7 @@ class OpenBlock:
 
     @property
     def deadline(self) -> int:
-        """When a deadline of this block passes. There is none while recovery runs."""
+        """The next deadline of this block; NEVER while recovery runs."""
         writer, replicator = self.writer, self.replicator
         if writer is None or replicator is None or not self.is_running:
             return self.recovery.retry_at

@@ -4,15 +4,14 @@ A partition is a list of blocks, of which only the last is open. All records to 
 :meth:`Partition.produce`. All changes to its replication and blocks come as a
 :class:`~pymq.core.metadata.nodes.PartitionState` from the zkserver, through
 :meth:`Partition.adopt`. The partition passes each request to one of its parts: the open block,
-repairs of sealed blocks, produce, fetch, maintenance, reports to the controller. The replicator of
-the open block decides how its replicas agree.
+repairs of sealed blocks, produce, fetch, maintenance, reports to the controller. The replicas of
+the open block agree by the protocol of its replicator.
 
 Invariants:
 
-* an offset that a client has seen (acknowledged or below the high watermark) never holds another
-  record;
-* a write counts only when :meth:`advance` is called; nothing is answered before;
-* while a block is being sealed, batches are parked, and handled again in the next epoch.
+* if a record was acknowledged or below the high watermark, its offset never holds another record;
+* a write counts only when :meth:`advance` is called; no answer is sent before;
+* while a block is being sealed, the partition parks batches, and handles them in the next epoch.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class PartitionEnvironment(Home, Protocol):
         ...
 
     def role_changed(self, partition: Partition, now: int) -> None:
-        """Inform the broker that this replica has begun or stopped to lead."""
+        """Inform the broker that this replica has become the leader or is no longer the leader."""
         ...
 
 
@@ -108,7 +107,8 @@ class Partition(PartitionContext):
         fenced = self.opened.sealing.fenced
         if fenced is not None and controller_epoch > fenced:
             mark("partition.fence_lifted")
-            # A former controller that was taking this partition over can no longer commit anything.
+            # A former controller, which was taking this partition over, can no longer commit
+            # anything.
             self.opened.sealing.give_up()
         before, self.state = self.state, state
         self.blocks.retire(before, state)
@@ -145,7 +145,7 @@ class Partition(PartitionContext):
     # --- recovery -------------------------------------------------------------------------------
 
     def recovered(self, found: Recovered, now: int) -> None:
-        """The store has found a block's end."""
+        """Handle the store's answer with a block's end."""
         opened = self.opened
         if self._repairs.recovered(self.state, found, now) and self._repairs.are_overrated:
             self._reports.tell_repairs(now)
@@ -171,10 +171,11 @@ class Partition(PartitionContext):
         self._rearm()
 
     def recover_failed(self, failed: RecoverFailed, now: int) -> None:
-        """A block is damaged or unreadable. The store has not changed the block.
+        """Handle the error of a damaged or unreadable block, which the store has not changed.
 
-        If the block is the open one, or the one before it, the partition refuses all requests with
-        the error. If the block is a sealed one under repair, only its readers are refused.
+        If the block is the open block or the previous one, the partition refuses all requests with
+        the error. If the block is sealed and under repair, the partition refuses only reads of this
+        block.
         """
         error = as_told(failed.error)
         is_repaired = self._repairs.unreadable(self.state, failed.block.number, error, now)
@@ -200,7 +201,7 @@ class Partition(PartitionContext):
         self.produces.refuse(refusal, now)
         self.produces.refuse_parked(refusal, now)
         self.fetches.wake(now)
-        # otherwise the store is asked again
+        # otherwise ask the store again later
         if seal is not None and (is_final or not seal.takeover):
             self._reports.refuse_seal(seal, error)
         self.leads_at = None
@@ -220,14 +221,14 @@ class Partition(PartitionContext):
         self._rearm()
 
     def peer_changed(self, peer: str, now: int) -> None:
-        """Another broker seems dead, or is back."""
+        """Handle that another broker seems dead, or is back."""
         if (acting := self.opened.acting) is not None:
             acting.peer_changed(peer, now)
             self.look(now)
         self._rearm()
 
     def hand_over(self, now: int, target: str | None = None) -> bool:
-        """Transfer leadership of the open block if another replica can lead.
+        """Transfer the leadership of the open block if another replica can lead.
 
         Returns whether the transfer began.
         """
@@ -320,7 +321,7 @@ class Partition(PartitionContext):
             self.deadline = min(self.deadline, sync_at)
 
     def advance(self, now: int) -> None:
-        """The write is done, and as durable as the ack mode requires."""
+        """Handle the end of a write, which is as durable as the ack mode requires."""
         if self._repairs.writing and (whole := self._repairs.advance()):
             self._reports.tell_repairs(now, whole)
         opened = self.opened
@@ -338,7 +339,7 @@ class Partition(PartitionContext):
         self._rearm()
 
     def write_failed(self, failed: WriteFailed, now: int) -> None:
-        """The write has failed. After a failed sync the replica stops permanently."""
+        """Handle a failed write; after a failed sync the replica stops permanently."""
         error = as_told(failed.error)
         opened = self.opened
         log = opened.log
@@ -362,10 +363,10 @@ class Partition(PartitionContext):
             self.produces.drive_parked(now)
 
     def read_failed(self, block: BlockId, error: PymqError, now: int) -> PymqError:
-        """The disk could not read records; returns the error for the answer.
+        """Handle a failed read of records; returns the error for the answer.
 
         Other replicas can serve a sealed block. For the open block another replica has to lead, and
-        this one recovers its log again.
+        this replica recovers its log again.
         """
         if not isinstance(error, StoreError):
             return error
@@ -397,7 +398,7 @@ class Partition(PartitionContext):
     # --- rolling --------------------------------------------------------------------------------
 
     def seal(self, m: Seal, now: int) -> None:
-        """Seal the open block. Batches that arrive now are parked for the next one."""
+        """Seal the open block. Batches that arrive now are parked for the next block."""
         if self._rolls.begin(m):
             if m.takeover and self.leads_at is not None:
                 self.leads_at = None
@@ -406,7 +407,7 @@ class Partition(PartitionContext):
         self._rearm()
 
     def _roll(self, node: BlockNode, now: int) -> None:
-        """The roll is committed: open the block after that of *node*."""
+        """Open the block after that of *node*, because the roll is committed."""
         last = self._rolls.open_next(now)
         rolled = NotLeader(f"{self.name} has been rolled", leader=self.state.leader)
         self.produces.refuse(rolled, now)
@@ -417,7 +418,7 @@ class Partition(PartitionContext):
         self.produces.drive_parked(now)
 
     def _started(self, now: int) -> None:
-        """The open block is recovered and has its replicator."""
+        """Start serving, because the open block is recovered and has its replicator."""
         self.look(now)
         if self.opened.has_lost_lead:
             mark("partition.lost_lead")
@@ -426,7 +427,7 @@ class Partition(PartitionContext):
     # --- reading --------------------------------------------------------------------------------
 
     def fetch(self, source: str, m: Fetch, now: int) -> None:
-        """Answer with batches, or wait until there are some."""
+        """Answer with batches, or wait until there are batches."""
         self.fetches.fetch(source, m, now)
         if self.is_settled:
             self.deadline = min(self.deadline, self.fetches.waits.deadline)
@@ -453,7 +454,7 @@ class Partition(PartitionContext):
 
     def _rearm(self) -> None:
         opened = self.opened
-        due = opened.deadline  # inlined: this runs with each message
+        due = opened.deadline  # inlined, because this runs with each message
         if self._reports.deadline < due:
             due = self._reports.deadline
         if self._repairs.deadline < due:
@@ -479,7 +480,7 @@ class Partition(PartitionContext):
             log.checkpoint()
 
     def remove(self, error: PymqError, delete: bool, now: int) -> None:
-        """Stop hosting the partition: all waiting requests are answered with *error*."""
+        """Stop hosting the partition, and answer all waiting requests with *error*."""
         self._repairs.stop()
         self._fail(error, now)
         self.fetches.close()

@@ -52,10 +52,11 @@ class ProduceHandler:
         self._answers = PendingProduces()
         self._parked: list[tuple[str, Produce]] = []
         self._parked_bytes = 0
-        self.must_sync = False  # a producer asked for a sync, regardless of the topic's ``fsync``
+        # a producer has requested a sync, regardless of the topic's ``fsync``
+        self.must_sync = False
 
     def produce(self, source: str, m: Produce, now: int) -> None:
-        """Append a batch or refuse it; the answer is sent when *m.acks* is fulfilled."""
+        """Append a batch or refuse it; answer when the batch is as durable as *m.acks* requires."""
         error = self._refusal(m)
         if error is not None:
             self._refuse(source, m, error, now)
@@ -81,8 +82,8 @@ class ProduceHandler:
             if m.acks is AckMode.RAFT and (missing := self._missing(verdict)) is not None:
                 self._answer(source, Produced(m.id, error=missing), m.acks, now)
                 return
-            # The first copy may not be on disk yet, so the answer to the duplicate waits for it,
-            # too.
+            # The first copy may not be on disk yet, so the answer to the duplicate waits until it
+            # is.
             repeat = Produced(m.id, verdict, epoch, True)
             self._await(verdict + m.batch.header.span, source, m, repeat)
             self.answer_due(log.stable_end, replicator.high_watermark, now)
@@ -97,7 +98,7 @@ class ProduceHandler:
         if m.sync:
             self.must_sync = True
         if header.attributes & (DELAYED | DELAYED_COPY):
-            # Notify the scheduler first: once the request is answered, it begins its next job.
+            # Notify the scheduler first, because the answer lets it begin its next job.
             news = DelayedAppended(0, appended)
             self._answers.add(header.base_offset + header.span, "", news, is_local=False)
         answer = Produced(m.id, header.base_offset, epoch)
@@ -105,14 +106,14 @@ class ProduceHandler:
         writer.is_unsent = True
 
     def would_park(self) -> bool:
-        """Whether a batch would wait until the block is sealed or recovered."""
+        """Whether a batch would have to wait, because the block is being sealed or recovered."""
         opened = self._partition.opened
         return opened.writer is None or opened.is_parking
 
     def _park(self, source: str, m: Produce, now: int) -> None:
-        """Park a batch; refuse it, and all that follow, if too many bytes are parked already."""
+        """Park a batch; if too many bytes are already parked, refuse this and all later batches."""
         if self._parked_bytes >= PARKED_BYTES:
-            wait = f"{self._partition.name} cannot be written now, and much waits already"
+            wait = f"{self._partition.name} cannot be written now, and too many bytes already wait"
             self._refuse(source, m, ReplicaNotAvailable(f"{wait}; try again"), now)
             return
         self._parked.append((source, m))
@@ -145,9 +146,10 @@ class ProduceHandler:
             return InvalidRequest(f"topic {state.topic!r} is compacted: it has no delayed records")
         delays = partition.delays
         if delays is not None and delays.is_full and header.attributes & NOTE == DELAYED:
-            return DelayLimitReached(f"{name} has as many delayed records as it may")
+            return DelayLimitReached(f"{name} has reached its limit of delayed records")
         limit = state.config.max_record_bytes
-        is_large = max(header.length, header.raw_length) > limit  # rarely, so look closer only then
+        # rare: check more closely only then
+        is_large = max(header.length, header.raw_length) > limit
         if is_large and is_too_large(header, limit) and not header.attributes & DELAYED_COPY:
             return RecordTooLarge(
                 f"a batch of {header.length} bytes is too large for {state.topic!r}, whose "
@@ -158,7 +160,9 @@ class ProduceHandler:
         return None
 
     def _unsound(self, batch: EncodedBatch, now: int) -> PymqError | None:
-        """Return the error if the batch is not sound: the last check before it gets an offset."""
+        """Return the error if the batch is not sound; this is the last check before it gets an
+        offset.
+        """
         name, after = self._partition.name, self._partition.state.config.timestamp_after_max_ms
         try:
             if not batch.is_sound:
@@ -179,7 +183,7 @@ class ProduceHandler:
         """Check a Kafka batch for a compacted topic: like Kafka, refuse records without a key.
 
         Raises:
-            CorruptBatch, MissingExtra: its records cannot be read.
+            CorruptBatch, MissingExtra: the records cannot be read.
             InvalidRequest: a record has no key.
         """
         if self._partition.state.config.cleanup_policy == "compact" and None in batch.keys:
@@ -187,9 +191,9 @@ class ProduceHandler:
             raise InvalidRequest("a record of a compacted topic has no key")
 
     def _lacks(self) -> int:
-        """Return the ``min_in_sync`` that acks="all" requires but has not.
+        """Return ``min_in_sync`` if acks="all" is requested and too few replicas are in sync.
 
-        0 if enough replicas are in sync.
+        The result is 0 if enough replicas are in sync.
         """
         state, replicator = self._partition.state, self._partition.opened.replicator
         needed = min(state.config.min_in_sync, len(state.blocks[-1].replicas))
@@ -198,10 +202,10 @@ class ProduceHandler:
         return needed if len(replicator.in_sync) < needed else 0
 
     def _missing(self, offset: int) -> PymqError | None:
-        """Return the error if the record at *offset* is unsafe: it is on too few disks.
+        """Return the error if the record at *offset* is unsafe, because it is on too few disks.
 
-        Such a record was never acknowledged. Such a record is safe only after a repair has copied
-        it to a majority.
+        Such a record was never acknowledged, and becomes safe only when a repair has copied it to a
+        majority.
         """
         state = self._partition.state
         for block in state.blocks[:-1]:
@@ -210,8 +214,8 @@ class ProduceHandler:
                 if is_raft and len(block.in_sync) <= len(block.replicas) // 2:
                     mark("partition.repeat_of_too_few")
                     return ReplicaNotAvailable(
-                        f"what {self._partition.name} has at offset {offset} is on "
-                        f"{len(block.in_sync)} of {len(block.replicas)} disks so far; try again"
+                        f"the record of {self._partition.name} at offset {offset} is on only "
+                        f"{len(block.in_sync)} of {len(block.replicas)} disks; try again"
                     )
         return None
 
@@ -228,13 +232,13 @@ class ProduceHandler:
             error = partition.opened.refusal(error)
         elif not partition.is_settled:
             mark("partition.sequence_too_early")
-            error = ReplicaNotAvailable(f"{partition.name} does not know yet where its log ends")
+            error = ReplicaNotAvailable(f"{partition.name} does not know the end of its log yet")
         elif not partition.leads:
             error = NotLeader.of(partition.name, partition.opened.leader)
         elif (log := partition.opened.log) is not None:
             known = log.producers.next_sequence(m.producer_id)
-            # A producer resumes after its earlier records, so the answer waits until these records
-            # are safe.
+            # A producer resumes after its earlier records, so answer only when these records are
+            # safe.
             if self._waits(source, Sequence(m.id, known), log.producers.end(m.producer_id)):
                 return
         self._host.reply(source, Sequence(m.id, known, error), now)
@@ -254,8 +258,8 @@ class ProduceHandler:
         return True
 
     def _refuse(self, source: str, m: Produce, error: PymqError, now: int) -> None:
-        """Refuse a request; nothing of it was appended or will be."""
-        # A producer with acks=0 gets no answers, except that it must learn of a new leader.
+        """Refuse a request, of which nothing was appended."""
+        # A producer with acks=0 gets no answers, except the error that names a new leader.
         if m.acks is not AckMode.NONE or isinstance(error, NotLeader):
             self._host.reply(source, Produced(m.id, error=not_written(error)), now)
 
@@ -269,8 +273,7 @@ class ProduceHandler:
         if not answers.local and not answers.committed:
             return  # the usual case; this runs with each message, also on followers
         if answers.committed and opened.is_shared and not opened.is_voted and self._lacks():
-            # All in-sync replicas have the records, but the in-sync set has become too small
-            # meanwhile.
+            # All in-sync replicas have the records, but there are now too few in-sync replicas.
             committed = -1
         for source, answer in answers.due(local, committed):
             if type(answer) is Produced:  # the usual case
@@ -285,7 +288,9 @@ class ProduceHandler:
             self._host.reply(source, answer, now)
 
     def refuse(self, error: PymqError, now: int) -> None:
-        """Answer all waiting requests with *error*: the outcome of their records is unknown."""
+        """Answer all waiting requests with *error*, because the outcome of their records is
+        unknown.
+        """
         for source, answer in self._answers.take():
             self._leave(source, type(answer)(answer.id, error=error), now)
 
@@ -295,6 +300,6 @@ class ProduceHandler:
             self._refuse(source, produce, error, now)
 
     def drive_parked(self, now: int) -> None:
-        """Handle all parked batches again; some may have to wait once more."""
+        """Handle all parked batches again; this may park some of them again."""
         for source, produce in self._take_parked():
             self.produce(source, produce, now)

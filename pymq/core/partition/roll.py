@@ -1,7 +1,7 @@
-"""The part of one broker in a roll: seal the open block, open the next one.
+"""A roll on one broker: seal the open block, open the next block.
 
-1. The controller sends ``Seal``. From now on batches of producers are parked.
-2. When all of the block is durable, the replica answers ``Sealed`` with the block's end.
+1. The controller sends ``Seal``. From now on the replica parks the batches of producers.
+2. When the whole block is durable, the replica answers ``Sealed`` with the block's end.
 3. The controller commits the roll and sends the new state.
 4. The replica opens the next block and handles the parked batches in the next epoch.
 """
@@ -35,7 +35,7 @@ class RollHandler:
     # --- the seal -------------------------------------------------------------------------------
 
     def begin(self, m: Seal) -> bool:
-        """Begin the seal of the open block, or refuse it; returns whether it began.
+        """Begin the seal of the open block, or refuse the request; returns whether the seal began.
 
         The caller then calls :meth:`proceed`.
         """
@@ -43,7 +43,7 @@ class RollHandler:
         if m.block != opened.node.number or m.epoch <= context.state.epoch or opened.log is None:
             # The request belongs to an earlier roll, or to a controller that was replaced.
             return False
-        # In a take-over the controller would consider a refusal as final.
+        # In a takeover the controller would consider a refusal as final.
         is_asked_again = m.takeover and opened.recovery.is_retrying
         if context.problem is not None and not is_asked_again:
             self._reports.refuse_seal(m, context.problem)
@@ -77,7 +77,7 @@ class RollHandler:
         log, replicator = opened.log, opened.replicator
         if opened.sealing.state is SealState.SEALED:
             mark("partition.seal_again")
-            # The first answer was lost, or a new controller asks again.
+            # The first answer was lost, or a new controller repeats the request.
             self.sealed(now)
         elif m.takeover or not opened.is_voted or log is None or replicator is None:
             pass  # The write that follows seals the block.
@@ -96,28 +96,30 @@ class RollHandler:
         answer = opened.sealing.done(context.name, host.me, host.incarnation, log, replicator, past)
         if answer is not None:
             host.tell_controller(answer)
-            # If this controller is replaced before its commit, the new one has to learn of the
-            # seal.
+            # If this controller is replaced before its commit, the new controller has to learn of
+            # the seal.
             self._maintenance.asked(now)
 
     # --- the next block -------------------------------------------------------------------------
 
     def open_next(self, now: int) -> OpenBlock:
-        """Replace the open block with the next one: the roll is committed.
+        """Replace the open block with the next block, because the roll is committed.
 
         Returns the closed block.
         """
         context, last = self._context, self._context.opened
-        # Consumers saw nothing beyond the sealed block's end, unless an election has lost records.
+        # Consumers have seen no record beyond the sealed block's end, unless an election has lost
+        # records.
         context.opened = context.blocks.open(context.state, 0)
         self._reports.stop()
         self._maintenance.open_next(context.opened.node.opened_ms, now)
         return last
 
     def close(self, last: OpenBlock, node: BlockNode) -> ProducerTable | None:
-        """Close the *last* open block; returns its producer table, if that is complete.
+        """Close the *last* open block; returns its producer table, if the table is complete.
 
-        An error of that block no longer affects the partition: its repair handles it.
+        An error of that block no longer affects the partition, because the block's repair handles
+        it.
         """
         context = self._context
         is_copy = last.is_shared and isinstance(context.problem, CorruptBlock)
@@ -129,7 +131,8 @@ class RollHandler:
         return context.blocks.close(context.state, node, last.log, is_resting=is_resting)
 
     def start(self, last: OpenBlock, past: ProducerTable | None, now: int) -> bool:
-        """Start the new open block with the producer table *past*; returns whether it runs.
+        """Start the new open block with the producer table *past*; returns whether the replica
+        runs.
 
         If *past* is None, the table is read from the disk first.
         """
@@ -141,7 +144,7 @@ class RollHandler:
             past = ProducerTable.restore(opened.node.past)
         if past is None and last.log is not None:
             mark("partition.past_unread")
-            # The producer table is in the block before, whose recovery has not ended.
+            # The producer table is in the previous block, whose recovery has not ended.
             opened.recover()
             return False
         opened.create(past or ProducerTable(), now)

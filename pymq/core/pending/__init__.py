@@ -1,1 +1,1 @@
-"""Waiting requests: for a write, for new records, for room."""
+"""Requests that wait for a write, for new records, or for memory."""

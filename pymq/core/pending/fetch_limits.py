@@ -1,25 +1,25 @@
 """Limits on the bytes of fetch answers that a broker reads and holds.
 
-A fetch costs its sender 26 bytes; it costs the broker all requested bytes, until the sender has
-taken the answer. So the broker reads only as much as it has room for. Room is counted for the node,
-for each account (the principal, or the connection if it has not authenticated) and for each
-connection:
+A fetch costs its sender 26 bytes, but the broker holds all requested bytes in memory until the
+sender has received the answer. So the broker reads only as much as there is room for in memory.
+Room is counted for the node, for each account (the principal, or the connection if it has not
+authenticated) and for each connection:
 
 - An answer has at most ``answer_bytes``, or one batch if that is larger (as with Kafka's
   ``fetch.max.bytes``).
 - An account holds at most as many bytes as it leaves free. The first client that stops reading then
-  holds half of the node's bytes, the next one a quarter, and a new client still finds room (dynamic
-  thresholds: Choudhury and Hahne, 1998). The same rule applies to the connections of an account,
-  within its share.
+  holds half of the node's bytes, the second a quarter, and there is still room for a new client
+  (dynamic thresholds: Choudhury and Hahne, 1998). The same rule divides an account's share among
+  its connections.
 - At most ``turn_bytes`` are read in a millisecond, because other requests have to wait meanwhile.
-  Half of that is reserved for fetches that wait already.
-- A read returns whole batches. A smaller request counts as :data:`BATCH_BYTES` until the outbox
-  knows how much was read.
+  Half of these bytes are reserved for fetches that already wait.
+- A read returns whole batches, so a smaller request counts as :data:`BATCH_BYTES` until the outbox
+  knows the size of the answer.
 
-Fetches without room wait. Accounts take turns, the connections of an account too, and a
-connection's oldest fetch is first. A connection that cannot be served yet is skipped; a turn skips
-at most :data:`LOOKS` of them. The :class:`FetchOutbox` always reports the bytes that are on their
-way, so this module keeps no counter that could go wrong.
+Fetches without room wait. Accounts are served in rotation, and so are the connections of an
+account; a connection's oldest fetch is first. A connection that cannot be served yet is skipped;
+one turn of the loop skips at most :data:`LOOKS` connections. The :class:`FetchOutbox` counts the
+bytes that clients have not received yet, so this module needs no counter of its own.
 
 Waiting fetches take memory as well. The number of waiting fetches is limited for each connection
 and for the node, with the same rule for accounts.
@@ -37,7 +37,7 @@ from pymq.core.values import Factory, define
 from pymq.errors import ConfigError
 
 LEAST_BYTES = 64 << 10  # a smaller part of a request is not worth a read
-# minimal number of bytes that is counted for a read, because its first batch is never cut
+# bytes that a read counts for at least, because its first batch is returned whole
 BATCH_BYTES = 1 << 20
 NODE_BYTES_MIN = 1 << 20  # with less there would be room for only a few connections
 RETRY_MS = 5  # pause before waiting fetches are tried again
@@ -52,9 +52,9 @@ class FetchLimits:
     """The bytes of fetch answers that a broker reads and holds; see the module's docstring."""
 
     answer_bytes: int = 4 << 20  # limit of one answer, even if the fetch requests more
-    # bytes that were sent to clients and that these have not received yet
+    # bytes that were sent and that the clients have not received yet
     node_bytes: int = 32 << 20
-    turn_bytes: int = 8 << 20  # read in one millisecond
+    turn_bytes: int = 8 << 20  # bytes read in one millisecond
     waiting: int = 4_096  # waiting fetches of one connection
     waiting_all: int = 32_768  # waiting fetches of all clients, some 300 bytes each
 
@@ -63,7 +63,7 @@ class FetchLimits:
         """Make limits from an operator's options; None is the default.
 
         Raises:
-            ConfigError: they are too small to serve any client.
+            ConfigError: the limits are too small to serve any client.
         """
         found = cls()
         if answer_bytes is not None:
@@ -77,7 +77,7 @@ def at_least(name: str, given: int, least: int) -> int:
     """Return *given* if it is at least *least*.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: *given* is less than *least*.
     """
     if given < least:
         raise ConfigError(f"{name}={given} must be at least {least}")
@@ -101,10 +101,10 @@ class Loads:
 
 @runtime_checkable
 class FetchOutbox(Protocol):
-    """Counts the bytes of answers that were sent to each client and not received yet."""
+    """Counts, for each client, the bytes of sent answers that the client has not received yet."""
 
     def loads(self) -> Loads:
-        """Return the counter of bytes that were sent and not received; the caller may add to it."""
+        """Return the counter of bytes that were sent but not received; the caller may add to it."""
         ...
 
     def owner(self, source: str) -> tuple[str, str]:
@@ -132,15 +132,15 @@ class Boundless:
     """The outbox of a broker whose clients are in its own process: it has no limits."""
 
     def loads(self) -> Loads:
-        """No bytes are outstanding: clients in this process take answers at once."""
+        """Return empty counters, because clients in this process receive answers at once."""
         return Loads()
 
     def owner(self, source: str) -> tuple[str, str]:
-        """Each machine is its own account and connection."""
+        """Return *source* for both: each state machine is its own account and connection."""
         return source, source
 
     def is_there(self, connection: str) -> bool:
-        """Connections within this process never close."""
+        """Return True: connections within this process never close."""
         return True
 
     def wait_ms(self, account: str) -> int:
@@ -170,10 +170,10 @@ class Fetches:
         self._left = 0  # ... and the bytes that the broker may still read in that millisecond
         self._line: OrderedDict[str, Connections] = (
             OrderedDict()
-        )  # accounts with waiting fetches; the one that was not served for longest is first
+        )  # accounts with waiting fetches; the account that has waited longest is first
         self._held: dict[str, int] = {}  # number of waiting fetches, by account
         self.waiting = 0  # number of waiting fetches of all connections
-        self._looks = 0  # connections skipped in this turn; since one was served ...
+        self._looks = 0  # connections skipped in this turn; since a connection was served ...
         self._passed = 0  # ... how many accounts were skipped, ...
         self._passed_of_first = 0  # ... and how many connections of the first account
         self.deadline = NEVER  # when :meth:`next` may return a fetch
@@ -181,13 +181,13 @@ class Fetches:
     def admit(self, source: str, m: Fetch, now: int) -> int | None:
         """Return how many bytes may be read for *m* now; *m* requests at least one byte.
 
-        0 means that it waits; :meth:`next` returns it later. None means that too many fetches of
-        its connection, its account or all clients wait already.
+        0 means that the fetch waits, and that :meth:`next` returns it later. None means that too
+        many fetches of the connection, the account or all clients already wait.
         """
         account, connection = self._outbox.owner(source)
         # Fetches of one account are served in order. Waiting fetches of other accounts do not delay
-        # the new fetch. But a reader that sends its next fetch at once would then always pass
-        # waiting fetches of others, so half of the bytes is reserved for those.
+        # the new fetch. But a reader that sends its next fetch at once would then always overtake
+        # waiting fetches of others, so half of the bytes are reserved for waiting fetches.
         self._look(now)
         reserved = self.limits.turn_bytes // 2 if self._line else 0
         is_first = account not in self._line and self._left > reserved
@@ -241,8 +241,8 @@ class Fetches:
     def next(self, now: int) -> tuple[str, Fetch, int] | None:
         """Return the next waiting fetch to serve: client, request and bytes to read.
 
-        0 bytes mean that the fetch has timed out and gets an empty answer. None means that the turn
-        has ended.
+        0 bytes mean that the fetch has timed out and gets an empty answer. None means that no other
+        fetch can be served in this turn.
         """
         self._look(now)
         while self._line and self._looks < LOOKS and self._passed < len(self._line):
@@ -280,7 +280,7 @@ class Fetches:
         return loads is not None and (self.limits.node_bytes - loads.node) // 2 < LEAST_BYTES
 
     def _pass(self, account: str, connection: str) -> None:
-        """Skip a connection that has no room: try the account's next one, then the next account."""
+        """Skip a connection without room; try the account's next one, then the next account."""
         self._looks += 1
         connections = self._line[account]
         connections.move_to_end(connection)
@@ -291,7 +291,9 @@ class Fetches:
             self._passed_of_first = 0
 
     def _take(self, account: str, connection: str) -> None:
-        """Take out the oldest fetch of a connection; other connections come first from now on."""
+        """Take out the oldest fetch of a connection, and move the connection to the end of the
+        rotation.
+        """
         connections = self._line[account]
         line = connections[connection]
         line.popleft()
@@ -317,5 +319,5 @@ class Fetches:
             self._passed_of_first = 0
 
     def sent(self) -> None:
-        """Forget the granted bytes: the outbox now counts what was sent."""
+        """Forget the granted bytes, because the outbox now counts the sent bytes."""
         self.loads = None

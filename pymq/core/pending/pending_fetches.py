@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from pymq.core.message import Fetch
 from pymq.core.types import NEVER
 
-WAIT_MAX_MS = 60_000  # the longest wait: a client may have died silently
+WAIT_MAX_MS = 60_000  # the longest wait, since a client may have died silently
 # waiting fetches of one connection; a reader has one fetch at a time in a partition
 WAITS_MAX = 1_024
 WAITS_OF_BROKER = 65_536  # waiting fetches in all partitions, some 700 bytes each
@@ -20,8 +20,8 @@ Key = tuple[str, int]  # the client's address, and the id of its fetch
 class WaitingRoom:
     """Counts the fetches that wait at the ends of a broker's partitions, by account.
 
-    An account may have at most as many as it leaves free, as with fetches that wait for room
-    (:mod:`pymq.core.pending.fetch_limits`).
+    An account may have at most as many waiting fetches as it leaves free, by the same rule as in
+    :mod:`pymq.core.pending.fetch_limits`.
     """
 
     __slots__ = ("_held", "count", "most")
@@ -63,8 +63,7 @@ class PendingFetches:
         self._lines: dict[str, OrderedDict[Key, None]] = {}  # by connection, oldest first
         # a heap of deadlines; some may belong to fetches that were answered
         self._due: list[tuple[int, Key]] = []
-        # The lowest and highest awaited offset; after answers the range may be wider than
-        # necessary.
+        # The lowest and highest awaited offset; after answers the range may be too wide.
         self.lowest, self.highest = NEVER, -1
         self.is_any_plain = False  # whether there may be a fetch that only the leader can answer
 
@@ -73,7 +72,7 @@ class PendingFetches:
 
     @property
     def deadline(self) -> int:
-        """When the first fetch times out."""
+        """The time when the first fetch times out."""
         while self._due:
             until, key = self._due[0]
             if (found := self.waiting.get(key)) is not None and found[0] == until:
@@ -84,10 +83,11 @@ class PendingFetches:
     def add(
         self, source: str, account: str, connection: str, m: Fetch, now: int
     ) -> tuple[str, Fetch] | None:
-        """Add a fetch; if a client has sent it again, it replaces the first one.
+        """Add a fetch; a repeated fetch replaces the first one.
 
         Returns:
-            The connection's oldest fetch, taken out because the connection has too many.
+            The connection's oldest fetch, if it was taken out because the connection has too many
+            fetches.
         """
         key = source, m.id
         self._remove(key)

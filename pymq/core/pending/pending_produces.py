@@ -13,7 +13,7 @@ from pymq.errors import PymqError
 
 @value
 class DelayedAppended:
-    """A batch with delayed records or copies of them is committed, for the delay scheduler."""
+    """Informs the delay scheduler: a batch with delayed records or copies is committed."""
 
     id: int
     batch: EncodedBatch | None = None
@@ -31,8 +31,8 @@ class PendingProduces:
     __slots__ = ("committed", "local")
 
     def __init__(self) -> None:
-        # Created on demand, to keep idle partitions small.
-        # answers that wait until their records are committed
+        # answers that wait until their records are committed; None until there is one, to keep idle
+        # partitions small
         self.committed: deque[Waiting] | None = None
         # answers that wait until their records are on the leader's own disk
         self.local: deque[Waiting] | None = None

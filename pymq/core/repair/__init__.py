@@ -1,1 +1,1 @@
-"""Completing this broker's copies of sealed blocks."""
+"""Repair: completes this broker's copies of sealed blocks."""

@@ -1,12 +1,12 @@
-"""Repairs one sealed block: completes this broker's copy from brokers that hold all of it.
+"""Repairs one sealed block: completes this broker's copy from brokers that hold the whole block.
 
-A block is sealed when its end is committed, which may be before every replica has it. A replica
-whose copy differs then truncates what is not in the sealed log, and fetches what it lacks. A
-replica truncates nothing before the end is committed. :mod:`~pymq.core.repair.repair_scheduler`
-limits how many repairs fetch at the same time.
+A block is sealed when its end is committed, which may be before every replica has the last records.
+A replica whose copy differs then truncates batches that are not in the sealed log, and fetches
+missing batches. A replica truncates nothing before the end is committed.
+:mod:`~pymq.core.repair.repair_scheduler` limits how many repairs fetch at the same time.
 
-A damaged copy is kept until another broker has sent the first part of a sound one, which replaces
-it. Until then reads of the block on this broker return the error. All other blocks stay readable.
+A damaged copy is kept until another broker has sent the first part of a sound copy. Until then
+reads of the block on this broker return the error. All other blocks stay readable.
 """
 
 from __future__ import annotations
@@ -87,21 +87,24 @@ class BlockRepair:
         self._rests = False  # a write failed, so the repair writes nothing before the deadline
         self._is_short = False  # the copy was incomplete when it was recovered
         self._is_unread = False  # the store could not find the end of the copy, and will try again
-        # the creation of the block, written with the first part
+        # the creation of the block, which is written with the first part
         self._create: CreateBlock | None = None
         self.problem: PymqError | None = None  # the error if the copy cannot be read
 
     def recover(self) -> None:
-        """Let the store find the end of the copy; :meth:`recovered` or :meth:`unreadable` follows.
+        """Ask the store to find the end of the copy; :meth:`recovered` or :meth:`unreadable`
+        follows.
 
-        If there are other replicas, a torn tail may be truncated, because they have its records. A
-        single replica synced its copy before the block was sealed, so bad bytes are damage, and
-        nothing is truncated.
+        If there are other replicas, the store may truncate a torn write, because the other replicas
+        have the records. A single replica synced its copy before the block was sealed, so bad bytes
+        are damage, and the store truncates nothing.
         """
         self.log.recover(is_open=len(self._block.replicas) > 1)
 
     def begin(self, topic: str, partition: str) -> None:
-        """Truncate what is not in the sealed log and fetch the rest, if the copy's end is known."""
+        """If the copy's end is known, truncate batches that are not in the sealed log and fetch the
+        rest.
+        """
         block, log = self._block, self.log
         if log.is_recovering:
             return
@@ -111,7 +114,7 @@ class BlockRepair:
             agreed = log.epochs.agreed(log.end, block.epochs, block.end)
         if agreed < log.end:
             if self._rests:
-                # A truncation has failed and the copy was recovered at once: truncate it after the
+                # A truncation has failed and the copy was recovered at once: try again after the
                 # pause.
                 mark("repair.cut_later")
                 self._is_unread = True
@@ -138,13 +141,13 @@ class BlockRepair:
         return self._host.me in self._block.in_sync
 
     def recovered(self, found: Recovered, topic: str, partition: str) -> None:
-        """The store has found the end of the copy."""
+        """Handle the store's answer with the end of the copy."""
         self.log.restore(found, ProducerTable())
         self.problem = None
         self.begin(topic, partition)
 
     def unreadable(self, error: PymqError, topic: str, partition: str, now: int) -> None:
-        """Handle a failed recovery: replace a damaged copy, and try again after any other error."""
+        """Handle a failed recovery: replace a damaged copy, or try again after any other error."""
         self.problem = error
         if not isinstance(error, CorruptBlock | CorruptMetadata):
             mark("repair.unreadable")
@@ -159,9 +162,10 @@ class BlockRepair:
 
     @property
     def is_overrated(self) -> bool:
-        """Whether the controller counts this copy as complete although it is not.
+        """Whether the controller counts this copy as complete although the copy is incomplete.
 
-        If a topic does not sync, the controller counts copies whose end may be lost in a power cut.
+        If a topic does not sync, the controller may count a copy as complete and a power cut may
+        then remove its end.
         """
         end = self._block.end or 0
         return self._is_short and self.is_known and self.log.stable_end < end
@@ -176,12 +180,12 @@ class BlockRepair:
 
     @property
     def is_begun(self) -> bool:
-        """Whether this broker has some of the block."""
+        """Whether this broker has a part of the block."""
         return self.log.size > 0
 
     @property
     def paced_bytes(self) -> int:
-        """About how many bytes the next request fetches, if the block moves here; else 0."""
+        """The approximate bytes of the next request, if the block moves to this broker; else 0."""
         move = self._block.move
         if move is None or move.adding != self._host.me:
             return 0
@@ -190,7 +194,7 @@ class BlockRepair:
 
     @property
     def holders(self) -> Sequence[str]:
-        """The other brokers that hold all of the block, live ones first."""
+        """The other brokers that hold the whole block, live brokers first."""
         host = self._host
         others = [name for name in self._block.in_sync if name != host.me]
         alive = [name for name in others if host.is_alive(name)]
@@ -213,7 +217,7 @@ class BlockRepair:
         host.send(holder, ReplicaFetch(self._asks, log.name, log.end, last, 0, limit, 0))
 
     def step(self, source: str, m: ReplicaFetched, now: int) -> None:
-        """Handle the answer of a holder."""
+        """Handle the answer of a holder (a broker with a complete copy)."""
         if source != self._asked or m.id != self._asks or m.offset != self.log.end:
             return
         self._asked = None
@@ -286,11 +290,11 @@ class BlockRepair:
             self.log.seal_block(ready)
 
     def advance(self) -> None:
-        """The write is done."""
+        """Handle the end of a write."""
         if not self.log.advance():
             return
         self._failures = 0
-        self.log.release()  # nothing is sent from an incomplete copy
+        self.log.release()  # an incomplete copy serves no followers
         if self._is_sealing:
             self.is_done = True
             self.leave()
@@ -300,9 +304,9 @@ class BlockRepair:
     def failed(self, now: int, *, is_fatal: bool) -> None:
         """Handle a failed write: recover the copy and try again after a pause.
 
-        If the disk was full, the store may have sealed the copy at its end, and appends no more to
-        it. After a failed sync the content of the disk is unknown until the broker starts again,
-        and newly fetched parts may be lost too, so the pauses grow.
+        If the disk was full, the store may have sealed the copy at its end, and then accepts no
+        more appends. After a failed sync the content of the disk is unknown until the broker
+        restarts, and newly fetched parts may be lost too, so the pauses grow.
         """
         self.log.fail()
         mark("repair.write_failed")

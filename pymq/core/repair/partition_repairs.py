@@ -1,6 +1,7 @@
 """The repairs of one partition on this broker.
 
-If a disk was replaced, there may be thousands. No step of one repair iterates over all the others.
+After a disk was replaced, there may be thousands of repairs. So no step of one repair iterates over
+all the others.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class PartitionRepairs:
         self._repairs = _NONE  # by block number, as in the dictionaries below
         self.dirty = _NONE  # repairs for which :meth:`flush` has something to write
         self.writing = _NONE  # repairs with a write in progress
-        self._whole = _NONE  # complete copies that the controller does not know of
+        self._whole = _NONE  # complete copies that the controller does not know yet
         self._overrated = _NONE  # incomplete copies that the controller counts as complete
         self._timers = _NO_TIMERS
         self.deadline = NEVER
@@ -55,7 +56,7 @@ class PartitionRepairs:
     def start(self, state: PartitionState, block: BlockNode, log: BlockLog | None) -> None:
         """Start to repair *block*.
 
-        *log* is its log if the block was open on this broker until now.
+        *log* is the block's log if the block was open on this broker until now.
         """
         fresh = log is None
         if log is None:
@@ -89,7 +90,7 @@ class PartitionRepairs:
                 self.start(state, block, None)
 
     def stop(self) -> None:
-        """Drop all repairs: this broker no longer hosts the partition."""
+        """Drop all repairs, because this broker no longer hosts the partition."""
         for number in list(self._repairs):
             self.drop(number)
 
@@ -98,7 +99,7 @@ class PartitionRepairs:
     ) -> list[tuple[str, str, int, int]]:
         """Return the ends of copies to report: (topic, partition, block number, end).
 
-        This concerns the copies with *numbers*, or all copies whose end differs from the
+        The result covers the copies with *numbers*, or all copies whose end differs from the
         controller's metadata.
         """
         if numbers is None:
@@ -109,7 +110,7 @@ class PartitionRepairs:
         ]
 
     def recovered(self, state: PartitionState, found: Recovered, now: int) -> bool:
-        """The store has found the end of a copy; returns whether it is under repair."""
+        """Handle the store's answer with a copy's end; returns whether the copy is in repair."""
         repair = self._repairs.get(found.block.number)
         if repair is None or not repair.log.is_recovering:
             return False
@@ -121,7 +122,7 @@ class PartitionRepairs:
         return True
 
     def unreadable(self, state: PartitionState, number: int, error: PymqError, now: int) -> bool:
-        """The store could not find a copy's end; returns whether that copy is under repair."""
+        """Handle a failed recovery of a copy; returns whether that copy is under repair."""
         repair = self._repairs.get(number)
         if repair is None or not repair.log.is_recovering:
             return False
@@ -188,7 +189,7 @@ class PartitionRepairs:
         self.writing |= dirty
 
     def advance(self) -> list[int]:
-        """The write is done; returns the complete blocks that are not reported yet."""
+        """Handle the end of a write; returns the complete blocks that are not reported yet."""
         writing, self.writing = self.writing, {}
         for number, repair in writing.items():
             repair.advance()

@@ -3,15 +3,15 @@
 A broker whose disk was replaced lacks all of its sealed blocks at the same time.
 
 ==========  ========================================================================================
-slots       A bounded number of repairs has a slot each, across all partitions, and keeps it from
-            the first part to the end of the block. This bounds memory and requests in flight.
+slots       A bounded number of repairs, across all partitions, have a slot each. A repair keeps its
+            slot from the first part to the end of the block. This bounds memory and requests.
 queue       Other repairs wait without a deadline of their own. Begun repairs go first.
-timeouts    If a holder does not answer in time, no repair asks it for as long again, then one
-            repair at a time, with a timeout that doubles. So a broker that is away costs one slot,
+timeouts    If a holder does not answer in time, no repair asks it for as long again. Then one
+            repair at a time asks it, with a timeout that doubles. So a dead broker costs one slot,
             and a slow broker gets the time that it needs.
-no holder   A repair whose holders all fail to answer gives its slot to another repair.
+no holder   If none of its holders answers, a repair gives its slot to another repair.
 moves       Copies of blocks that move here are fetched at a bounded rate, without a slot while they
-            wait. They are less urgent than blocks that were just rolled.
+            wait. Moves are less urgent than blocks that were just rolled.
 ==========  ========================================================================================
 """
 
@@ -41,7 +41,7 @@ class Asker(Protocol):
 
     @property
     def is_begun(self) -> bool:
-        """Whether this broker has some of the block."""
+        """Whether this broker has a part of the block."""
         ...
 
     @property
@@ -84,25 +84,25 @@ class RepairScheduler:
         self.waiting: OrderedDict[Asker, None] = OrderedDict()  # repairs that wait for a slot
         self._timers: TimerHeap[Asker] = TimerHeap()  # timeouts of answers, and ends of pauses
         self._holders: dict[str, _Holder] = {}
-        # when the bytes requested so far will have passed at the limited rate
+        # when the bytes requested so far will have been transferred at the limited rate
         self._paced_until_us = 0
-        self.deadline = NEVER  # when :meth:`tick` has something to do; may be too early
+        self.deadline = NEVER  # when :meth:`tick` has something to do, or an earlier time
 
     # --- called by repairs ------------------------------------------------------------------------
 
     def want(self, repair: Asker) -> None:
-        """Queue *repair*, which needs a part of its block. A repeated call changes nothing."""
+        """Queue *repair*, which needs a part of its block; a repeated call changes nothing."""
         if self._slots.get(repair) is not None or repair in self._timers:
             return
         if repair not in self.waiting:
             self.waiting[repair] = None
             if repair in self._slots or repair.is_begun:
-                # A block that was just rolled lacks few records, and perhaps no other copy of its
-                # end exists yet.
+                # A block that was just rolled lacks few records, and there may be no other copy of
+                # its end yet.
                 self.waiting.move_to_end(repair, last=False)
 
     def answered(self, repair: Asker, holder: str, now: int) -> None:
-        """*holder* has answered the last request of *repair*, perhaps late."""
+        """Note that *holder* has answered the last request of *repair*, perhaps late."""
         found = self._holders.get(holder)
         ask = self._slots.get(repair)
         if found is not None:
@@ -124,7 +124,7 @@ class RepairScheduler:
         self.deadline = self._timers.due
 
     def leave(self, repair: Asker) -> None:
-        """Remove *repair*: it is complete, cannot continue now, or is dropped."""
+        """Remove *repair*, which is complete, cannot continue now, or is dropped."""
         self._slots.pop(repair, None)
         self.waiting.pop(repair, None)
         self._timers.drop(repair)
@@ -176,7 +176,7 @@ class RepairScheduler:
                 holder = self._holders[name] = _Holder(patience_ms)
             if not holder.is_silent or now >= holder.until:
                 due = now + holder.patience_ms
-                # If the holder does not answer this request, other repairs wait.
+                # Let other repairs wait for the answer to this request.
                 holder.until = due
                 self._slots[repair] = _Ask(name, now)
                 self._timers.set(repair, due)
@@ -186,7 +186,7 @@ class RepairScheduler:
                 repair.ask(name)
                 return
             until = holder.until if until is None else min(until, holder.until)
-        self._slots.pop(repair, None)  # The repair is queued again when a holder may be asked.
+        self._slots.pop(repair, None)  # Queue the repair again when it may ask a holder.
         if until is not None:
             mark("repair.nobody_answers")
             self._timers.set(repair, until)

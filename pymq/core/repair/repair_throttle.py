@@ -1,7 +1,8 @@
 """Limits how many bytes per turn a broker reads for the repairs of other brokers.
 
-All reads of a turn are in memory at the same time, and they delay answers about open blocks. Reads
-beyond the limit are done in later turns, in order. Other requests do not count towards the limit.
+The broker holds all reads of a turn in memory at the same time, and these reads delay answers about
+open blocks. Reads beyond the limit are done in later turns, in order. Other requests do not count
+towards the limit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class RepairThrottle:
         self.deadline = self._at + 1
 
     def fill(self, ready: Ready, now: int) -> None:
-        """Add reads to *ready* up to this turn's limit; the first one regardless of its size."""
+        """Add reads to *ready* up to this turn's limit, but at least one read."""
         line = self._line
         if not line:
             return

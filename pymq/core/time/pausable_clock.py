@@ -1,9 +1,9 @@
-"""A clock for failure detection that ignores the pauses of its own process.
+"""A clock for failure detection that ignores pauses of the process.
 
 A node may consider another node dead only if it was itself listening during the silence. A process
-that was stopped or slow, or whose clock jumped forward, was not listening: messages to it are still
-queued, or were lost. So failure detectors read this clock at an interval; between two readings it
-advances by little more than that interval.
+that was stopped or slow, or whose clock jumped forward, was not listening: messages to this process
+are still queued, or were lost. So failure detectors read this clock at an interval; between two
+readings it advances by little more than that interval.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pymq.core.types import NEVER
 class PausableClock:
     """A clock that follows another clock, but only while it is being read.
 
-    A caller that waits for a time has to read it every *every_ms* milliseconds. Readings come late,
-    so a gap counts for at most one and a half intervals.
+    A caller that waits for a time has to read the clock every *every_ms* milliseconds. Readings may
+    be late, so a gap counts for at most one and a half intervals.
     """
 
     __slots__ = ("_every_ms", "_most_ms", "_seen", "ms")
@@ -46,5 +46,5 @@ class PausableClock:
         return (self._seen or 0) + min(max(0, due - self.ms), self._every_ms)
 
     def earliest(self, due: int) -> int:
-        """Return the earliest time, by the other clock, at which this one can reach *due*."""
+        """Return the earliest time, by the other clock, at which this clock can reach *due*."""
         return NEVER if due == NEVER else (self._seen or 0) + max(0, due - self.ms)

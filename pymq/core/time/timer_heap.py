@@ -1,4 +1,4 @@
-"""Deadlines of many keys, with the expired ones found without a scan."""
+"""Deadlines of many keys; finds expired deadlines without a scan."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TimerHeap(Generic[K]):
                     break
                 del self._armed[key]
                 if due is not None:
-                    # The new deadline is later, so this loop does not see the entry again.
+                    # The new deadline is later, so this loop does not find the entry again.
                     self.set(key, due)
             heappop(heap)
         self.due = heap[0][0] if heap else NEVER
@@ -87,7 +87,7 @@ class TimerHeap(Generic[K]):
         while heap and heap[0][0] <= now:
             armed, _, key = heappop(heap)
             if self._armed.get(key) != armed:
-                continue  # An earlier entry has replaced this one.
+                continue  # An earlier entry of the key has replaced this entry.
             del self._armed[key]
             due = self._due.get(key)
             if due is None:

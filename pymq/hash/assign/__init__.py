@@ -1,7 +1,7 @@
 """Assignors divide partitions among the members of a group; :func:`assignor` finds one by name.
 
-A new assignor is a file with one function under ``@register("name")``; the tests of ``tests/hash``
-run over all of them.
+To add an assignor, write a file with one function under ``@register("name")``; the tests in
+``tests/hash`` run over all assignors.
 """
 
 from __future__ import annotations
@@ -14,4 +14,4 @@ from pymq.hash.assign.base import Assignment, Assignor, Partition, assignor, nam
 __all__ = ["Assignment", "Assignor", "Partition", "assignor", "names", "register"]
 
 # The submodule ``range`` hides the built-in function, in this file only.
-_BUILT_IN = (_range, _ring, _sticky)  # registered by their import
+_BUILT_IN = (_range, _ring, _sticky)  # the import registers them

@@ -30,9 +30,9 @@ class Assignor(Protocol):
     """Divides the partitions of a group's topics among its members.
 
     An assignor is pure: the same arguments give the same answer in any process, in any order of
-    members and partitions. Every member is in the answer. Every partition that a member may take
-    has an owner. A partition has exactly one owner, unless a member that may take partitions would
-    get none: such members are spare, and share partitions evenly.
+    members and partitions. The answer contains every member. Every partition that a member may take
+    has an owner. A partition has exactly one owner, unless there are too few partitions: members
+    that would get none are spare, and share partitions evenly.
     """
 
     def __call__(
@@ -45,7 +45,7 @@ class Assignor(Protocol):
     ) -> Assignment:
         """Assign *partitions*; *previous* is the last answer, which an assignor may preserve.
 
-        *subscriptions* limits a member to some topics; a member that is not in it may take all.
+        *subscriptions* limits a member to some topics; a member without an entry may take all.
         """
         ...
 
@@ -56,7 +56,7 @@ F = TypeVar("F", bound=Assignor)
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Register the decorated function as assignor *name*; ConfigError if the name is taken."""
+    """Register the decorated function as assignor *name*; raises ConfigError if *name* exists."""
 
     def decorate(function: F) -> F:
         if name in _ASSIGNORS:
@@ -68,7 +68,7 @@ def register(name: str) -> Callable[[F], F]:
 
 
 def assignor(name: str) -> Assignor:
-    """Return the assignor *name*; ConfigError, with the known names, if there is none."""
+    """Return the assignor *name*; raises ConfigError, with the known names, if there is none."""
     try:
         return _ASSIGNORS[name]
     except KeyError:
@@ -84,7 +84,7 @@ def names() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentGroup:
-    """The input of an assignor in canonical order, so that the given order does not matter."""
+    """The input of an assignor in canonical order, so that the caller's order does not matter."""
 
     members: tuple[str, ...]
     takers: dict[Partition, tuple[str, ...]]  # members that may take a partition; at least one
@@ -124,7 +124,7 @@ class AssignmentGroup:
         return found
 
     def claimants(self, previous: Mapping[str, Sequence[Partition]]) -> dict[Partition, list[str]]:
-        """Return the previous owners of each partition, by name."""
+        """Return the previous owners of each partition, sorted by name."""
         found: dict[Partition, list[str]] = {}
         for member in self.members:
             for partition in dict.fromkeys(previous.get(member, ())):
@@ -138,7 +138,7 @@ class AssignmentGroup:
     ) -> Assignment:
         """Return the assignment by *owner*, in which every spare member shares one partition.
 
-        A spare member gets a partition that it claims, if the spares stay evenly spread.
+        A spare member gets a partition that it owned before, if the spares remain evenly spread.
         """
         owned: dict[str, list[Partition]] = {member: [] for member in self.members}
         for partition, member in owner.items():
@@ -146,13 +146,15 @@ class AssignmentGroup:
         allowed: dict[str, tuple[Partition, ...]] = {}
         for able, partitions in self._reach().items():
             allowed |= {m: partitions for m in able if not owned[m]}
-        # Each partition has one owner here, so evenly spread spares share evenly.
+        # Each partition has one owner here, so evenly spread spares mean evenly shared partitions.
         for member, partition in level(dict(sorted(allowed.items())), claims).items():
             owned[member].append(partition)
         return {member: tuple(sorted(partitions)) for member, partitions in owned.items()}
 
     def _reach(self) -> dict[tuple[str, ...], tuple[Partition, ...]]:
-        """Return the partitions that members may take, by members with the same ones."""
+        """Return the partitions that members may take, for each set of members with the same
+        partitions.
+        """
         sets = self.by_takers()
         of_member: dict[tuple[int, ...], list[str]] = {}
         able_sets = [frozenset(able) for able in sets]

@@ -1,4 +1,4 @@
-"""Distributes items over bins, as level as the rules allow, with as few moves as possible."""
+"""Distributes items over bins, as evenly as the rules allow, with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ Bin = TypeVar("Bin", bound=Any)
 def level(
     allowed: Mapping[Item, Sequence[Bin]], claims: Mapping[Item, Sequence[Bin]]
 ) -> dict[Item, Bin]:
-    """Return a bin for every item of *allowed* (item to its permitted bins, at least one).
+    """Return a bin for every item of *allowed*, which maps an item to its permitted bins.
 
-    An item stays in a bin of its *claims*, unless a bin would be fuller than necessary. After that
-    no chain of moves could make the fullest bins less full. If all items may go everywhere, bins
-    differ by at most one, and no other equally level answer moves fewer items out of the only bin
-    that they claim. The result depends only on the arguments and the order of *allowed*.
+    An item stays in one of the bins that it *claims*, unless that bin would be fuller than
+    necessary. In the result, no chain of moves could make the fullest bins less full. If all items
+    may go everywhere, the sizes of bins differ by at most one, and no other equally even answer
+    moves fewer items out of the only bin that they claim. The result depends only on the arguments
+    and the order of *allowed*.
 
     >>> level({1: "AB", 2: "AB", 3: "AB", 4: "AB"}, {1: "A", 2: "A", 3: "A"})
     {1: 'A', 2: 'A', 4: 'B', 3: 'B'}
     """
     held: dict[Bin, list[Item]] = {}
-    # Many items share one object of bins, so visit each object once.
+    # Many items share the same list of bins, so visit each list once.
     for bins in {id(bins): bins for bins in allowed.values()}.values():
         for b in bins:
             held.setdefault(b, [])
@@ -47,7 +48,7 @@ def _keep_claims(
     wanted = {
         item: [b for b in claims.get(item, ()) if b in bins] for item, bins in allowed.items()
     }
-    # Items with one claim have no choice; the others then take the emptiest claimed bin.
+    # Items with one claim have no choice; other items then take the emptiest claimed bin.
     for item in sorted(wanted, key=lambda item: len(wanted[item])):
         if wanted[item]:
             held[min(wanted[item], key=lambda b: len(held[b]))].append(item)
@@ -57,15 +58,16 @@ def _keep_claims(
 def _fill(
     held: dict[Bin, list[Item]], allowed: Mapping[Item, Sequence[Bin]], fresh: list[Item]
 ) -> None:
-    """Put each item into its emptiest permitted bin, items with the fewest bins first."""
+    """Put each item into its emptiest permitted bin; items with the fewest bins come first."""
     heaps: dict[int, list[tuple[int, int, Bin]]] = {}
     for item in sorted(fresh, key=lambda item: len(allowed[item])):
         bins = allowed[item]
-        heap = heaps.get(id(bins))  # the mapping keeps the list alive, so its id is unique
+        heap = heaps.get(id(bins))  # the mapping keeps the list alive, so the list's id is unique
         if heap is None:
             heap = heaps[id(bins)] = [(len(held[b]), i, b) for i, b in enumerate(bins)]
             heapify(heap)
-        # Bins only get fuller here, so a stale entry is too low, never too high. Refresh the entry.
+        # Bins only get fuller here, so an outdated entry is too low, never too high. Refresh the
+        # entry.
         while heap[0][0] != len(held[heap[0][2]]):
             _, i, b = heap[0]
             heapreplace(heap, (len(held[b]), i, b))
@@ -78,7 +80,9 @@ def _drain(held: dict[Bin, list[Item]], allowed: Mapping[Item, Sequence[Bin]]) -
     for start in sorted(held, key=lambda b: -len(held[b])):
         size = len(held[start])
         if size < drained:
-            break  # Start again: draining bins that are no longer the fullest would move too much.
+            # Start again, because draining bins that are no longer the fullest would move too many
+            # items.
+            break
         if path := _path(held, allowed, start):
             drained = size
             for item, source, target in path:
@@ -92,8 +96,8 @@ def _path(
 ) -> list[tuple[Item, Bin, Bin]]:
     """Return moves (item, from, to) that shift one item from *start* to a bin at least two below.
 
-    This is a breadth-first search for a cost-reducing path (Harvey et al., "Semi-matchings for
-    bipartite graphs and load balancing": there is none exactly if the assignment is optimal).
+    This is a breadth-first search for a cost-reducing path. There is no such path exactly if the
+    assignment is optimal (Harvey et al., "Semi-matchings for bipartite graphs and load balancing").
     """
     room = len(held[start]) - 2
     lowest = min(map(len, held.values()))
@@ -115,7 +119,8 @@ def _path(
                     if len(held[target]) == lowest:
                         return _back(came, target, start)
                     queue.append(target)
-    best = min(came, key=lambda b: len(held[b]), default=start)  # the nearest of the emptiest
+    # the nearest one of the emptiest bins
+    best = min(came, key=lambda b: len(held[b]), default=start)
     return _back(came, best, start) if len(held[best]) <= room else []
 
 

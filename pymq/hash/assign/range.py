@@ -1,4 +1,4 @@
-"""Assignor ``range``: every member gets a run of neighbouring partitions."""
+"""Assignor ``range``: every member gets a range of neighbouring partitions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def assign(
     *,
     subscriptions: Mapping[str, Collection[str]] | None = None,
 ) -> Assignment:
-    """Assign contiguous runs over all topics together; the first members get the remainder.
+    """Assign contiguous ranges over all topics together; the first members get the remainder.
 
-    The assignor ignores *previous*: a new member shifts most runs. Choose it if neighbouring
-    partitions belong together, or for an assignment that is easy to read.
+    The assignor ignores *previous*: a new member shifts most ranges. Choose this assignor if
+    neighbouring partitions belong together, or for an assignment that is easy to read.
 
     >>> assign(["b", "a"], [("t", 0), ("t", 1), ("t", 2)])
     {'a': (('t', 0), ('t', 1)), 'b': (('t', 2),)}
 
-    With more members than partitions, the spare members share.
+    With more members than partitions, the spare members share partitions.
 
     >>> assign(["a", "b", "c"], [("t", 0), ("t", 1)])
     {'a': (('t', 0),), 'b': (('t', 1),), 'c': (('t', 0),)}
@@ -35,8 +35,8 @@ def assign(
     load = dict.fromkeys(group.members, 0)
     for takers, run in group.by_takers().items():
         each, extra = divmod(len(run), len(takers))
-        # The members with the least so far get the remainder; otherwise the same members would get
-        # one partition more of every set of topics.
+        # The members with the fewest partitions so far get the remainder; otherwise the same
+        # members would get one more partition of every set of topics.
         favoured = set(sorted(takers, key=lambda member: load[member])[:extra])
         at = 0
         for member in takers:

@@ -19,11 +19,12 @@ def assign(
     *,
     subscriptions: Mapping[str, Collection[str]] | None = None,
 ) -> Assignment:
-    """Assign each partition to the first member on the ring below its fair share.
+    """Assign each partition to the first member on the ring that has less than its fair share.
 
-    The assignor ignores *previous*, so a new coordinator gives the same answer. In exchange, a
-    joining member moves more partitions than necessary. The table shows the average multiple of the
-    minimum (single cases: up to twice that), by members before and partitions per member:
+    The assignor ignores *previous*, so a new coordinator gives the same answer. In exchange, a new
+    member moves more partitions than necessary. The table shows the average number of moves as a
+    multiple of the minimum (single cases: up to twice as many), by the number of members before the
+    join and of partitions per member:
 
     ==========  ============  ============  ============  ============
     members     2 partitions  4             10            50
@@ -34,7 +35,7 @@ def assign(
     50          7.2           4.1           3.0           2.1
     ==========  ============  ============  ============  ============
 
-    ``sticky`` is at 1.0 everywhere, ``range`` at 1.3 to 11, and at 18 to 59 with 50 members.
+    For comparison, ``sticky`` has 1.0 everywhere, ``range`` 1.3 to 11, or 18 to 59 with 50 members.
 
     >>> assign(["c", "a", "b"], [("t", i) for i in range(4)])
     {'a': (('t', 3),), 'b': (('t', 0), ('t', 2)), 'c': (('t', 1),)}
@@ -48,12 +49,13 @@ def assign(
     ring = Ring(group.members)
     able = {takers: frozenset(takers) for takers in group.by_takers()}
     active = frozenset[str]().union(*able.values())
-    # The bound is exactly the fair share. With a slack of 25 % fewer partitions would move, but the
-    # last member would get three quarters of its share or, with few partitions, nothing.
+    # The bound is exactly the fair share. With a slack of 25 %, fewer partitions would move, but
+    # the last member would get only three quarters of its share, or nothing if there are few
+    # partitions.
     share, extra = divmod(len(group.takers), len(active) or 1)
     load = Counter(dict.fromkeys(group.members, 0))
     owner: dict[Partition, str] = {}
-    # Partitions with few takers come first, before other partitions fill these takers.
+    # Partitions with few takers come first, before other partitions fill up these takers.
     for partition in sorted(group.takers, key=lambda p: len(group.takers[p])):
         takers = group.takers[partition]
         walk = ring.order(_name(partition))

@@ -1,4 +1,4 @@
-"""Assignor ``sticky``: even numbers of partitions, and members keep theirs as far as possible."""
+"""Assignor ``sticky``: evenly many partitions, and members keep partitions as far as possible."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def assign(
 ) -> Assignment:
     """Assign evenly, with as few moves from *previous* as possible.
 
-    *previous* may be outdated: members and partitions that are gone are ignored. If several members
-    claim a partition that needs one owner, the claimant with the fewest gets it.
+    *previous* may be outdated: members and partitions that no longer exist are ignored. If several
+    members claim a partition that needs one owner, the member with the fewest partitions gets it.
 
     In this example ``c`` joins, and one partition moves:
 
@@ -29,15 +29,15 @@ def assign(
     ...        {"a": [("t", 0), ("t", 3)], "b": [("t", 1), ("t", 2)]})
     {'a': (('t', 0),), 'b': (('t', 1), ('t', 2)), 'c': (('t', 3),)}
 
-    With more members than partitions, the spare members share, and keep what they share.
+    With more members than partitions, the spare members share partitions, and keep the same ones.
 
     >>> assign(["a", "b", "c"], [("t", 0), ("t", 1)], {"a": [("t", 1)], "c": [("t", 1)]})
     {'a': (('t', 1),), 'b': (('t', 0),), 'c': (('t', 1),)}
     """
     group = AssignmentGroup.of(members, partitions, subscriptions)
     if group.is_uniform and len(group.members) > len(group.takers) > 0:
-        # Assign members to partitions in one step. Assigning owners first and spares second, as
-        # below, would move more, because the owners decide which members are spare.
+        # Assign members to partitions in one step. Assigning first owners and then spares, as
+        # below, would move more partitions, because the owners determine which members are spare.
         everything = tuple(group.takers)
         seats = level(dict.fromkeys(group.members, everything), previous)
         return {member: (seats[member],) for member in group.members}

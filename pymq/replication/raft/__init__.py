@@ -1,1 +1,1 @@
-"""Raft for one open block."""
+"""Replication of one open block by Raft."""

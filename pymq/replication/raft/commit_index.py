@@ -33,12 +33,12 @@ class CommitIndex:
         self.is_opened = is_opened
 
     def advance(self) -> None:
-        """Commit what a majority has, if the last entry of it is of this term."""
+        """Commit the entries that a majority has, if the last of them is of this term."""
         end = reached([self._counted(name) for name in self._group.members])
         if end <= self.committed:
             return
         if self._log.epoch_at(end) != self._term:
-            # A majority has the entry, and yet a later leader may truncate it (Raft 5.4.2, figure
+            # A majority has the entry, but a later leader may still truncate it (Raft 5.4.2, figure
             # 8).
             mark("raft.commit.earlier_term")
             return

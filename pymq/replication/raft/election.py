@@ -1,4 +1,4 @@
-"""Elections of one member: which leader it follows, when it stands, whether it grants votes."""
+"""Elections of one member: its leader, its candidacy, and its votes for others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RaftRole(Enum):
     """The role of a replica of a Raft block."""
 
     FOLLOWER = "follower"
-    # sends pre-votes: asks whether the others would vote for it (thesis 9.6)
+    # sends pre-vote requests: asks whether others would vote for this member (thesis 9.6)
     PRECANDIDATE = "precandidate"
     CANDIDATE = "candidate"
     LEADER = "leader"
@@ -25,7 +25,7 @@ class RaftRole(Enum):
 class ElectionResult(Enum):
     """The result of a vote by a majority."""
 
-    PREVOTE_WON = "prevote_won"  # the member may begin the election
+    PREVOTE_WON = "prevote_won"  # the member may begin the real election
     WON = "won"  # the member leads the term
 
 
@@ -38,7 +38,7 @@ class Ballot:
         self._votes: dict[str, bool] = {}
 
     def cast(self, member: str, granted: bool) -> None:
-        """Count a member's vote; only its first one counts."""
+        """Count a member's vote; only the member's first vote counts."""
         self._votes.setdefault(member, granted)
 
     @property
@@ -48,7 +48,7 @@ class Ballot:
 
     @property
     def is_lost(self) -> bool:
-        """Whether so many have refused that no majority is possible any more."""
+        """Whether a majority is no longer possible, because too many have refused."""
         against = len(self._votes) - sum(self._votes.values())
         return against > self._members - self._needed
 
@@ -59,13 +59,13 @@ class RaftElection:
     ==============  ====================  ========================================================
     role            becomes               when
     ==============  ====================  ========================================================
-    FOLLOWER        LEADER                it is the block's first leader, and has saved its term
+    FOLLOWER        LEADER                the member is the first leader and has saved its term
     all but LEADER  PRECANDIDATE          the election timeout has passed
-    PRECANDIDATE    CANDIDATE, next term  a majority would vote for it
-    all but LEADER  CANDIDATE, next term  the leader transfers its leadership to it
-    CANDIDATE       LEADER                a majority has voted for it, itself included
-    all but LEADER  FOLLOWER              so many refuse that no majority is possible, the leader
-                                          of the term sends, or it votes for another member
+    PRECANDIDATE    CANDIDATE, next term  a majority would vote for the member
+    all but LEADER  CANDIDATE, next term  the leader transfers its leadership to the member
+    CANDIDATE       LEADER                a majority, including itself, has voted for the member
+    all but LEADER  FOLLOWER              too many refuse for a majority, the leader of the term
+                                          sends a message, or the member votes for another one
     all             FOLLOWER, later term  another member has that term
     LEADER          FOLLOWER              no majority is alive, or its disk has failed
     ==============  ====================  ========================================================
@@ -86,7 +86,7 @@ class RaftElection:
         self.is_voter = group.me in group.voters
         self.role = RaftRole.FOLLOWER
         self.leader = leader
-        # The member is the block's first leader, and leads once its hard state is durable.
+        # The member is the block's first leader, and leads when its hard state is durable.
         self.is_appointed = self.is_voter and is_appointed
         self.timeout_at = NEVER
         self._ballot = Ballot(len(group.members))
@@ -95,7 +95,7 @@ class RaftElection:
     # --- the leader of the term -----------------------------------------------------------------
 
     def is_led(self, candidate: str) -> bool:
-        """Whether, as far as this member knows, a member other than *candidate* leads."""
+        """Whether this member believes that a member other than *candidate* leads."""
         if self.role is RaftRole.LEADER:
             return True
         leader = self.leader
@@ -125,7 +125,7 @@ class RaftElection:
         self.watch(now)
 
     def resign(self, now: int) -> None:
-        """Become a follower that knows no leader; its vote stays (CCF #8094)."""
+        """Become a follower that knows no leader; the vote stays (CCF #8094)."""
         self.role = RaftRole.FOLLOWER
         self.leader = None
         self.watch(now)
@@ -134,7 +134,8 @@ class RaftElection:
         """Note that the leader's broker seems dead, is back, or has restarted."""
         assert self.leader is not None
         if self._host.is_alive(self.leader) and self.timeout_at == NEVER:
-            # The failure was not noticed, so the broker has restarted and no longer leads.
+            # This member has not noticed a failure of the broker, so the broker has restarted and
+            # no longer leads.
             mark("raft.leader_restarted")
             self.leader = None
         self.watch(now)
@@ -174,14 +175,14 @@ class RaftElection:
         return True
 
     def campaign(self, now: int, transfer: bool) -> None:
-        """Begin an election; *transfer*: the leader has asked for it."""
+        """Begin an election; *transfer* is set if the leader has asked for the election."""
         mark("raft.candidate")
         self.leader = None
         self.role = RaftRole.CANDIDATE
         self._state.change(self._state.term + 1, self._group.me)
         self.is_appointed = False
         self._rearm(now)
-        # This member's own vote counts once it is durable.
+        # This member's own vote counts when it is durable.
         self._ballot = Ballot(len(self._group.members))
         self._call_for_votes(self._state.term, pre=False, transfer=transfer)
 
@@ -204,7 +205,7 @@ class RaftElection:
         return None
 
     def vote_saved(self) -> ElectionResult | None:
-        """Count the candidate's vote for itself, which is durable now."""
+        """Count the candidate's vote for itself, which is now durable."""
         return self._cast(self._group.me, True) if self.role is RaftRole.CANDIDATE else None
 
     def _cast(self, member: str, granted: bool) -> ElectionResult | None:
@@ -249,7 +250,7 @@ class RaftElection:
         state.send(source, RaftVoted(m.block, state.term, granted, pre=False))
 
     def _would_vote(self, source: str, m: RaftVote, now: int) -> bool:
-        """Answer a pre-vote; a granted pre-vote is no promise."""
+        """Answer a pre-vote request; a granted pre-vote is not a promise."""
         if m.epoch > self._state.term and source == self.leader:
             mark("raft.leader_gave_up")
             self.leader = None

@@ -16,7 +16,8 @@ class RaftGroup:
     log: ReplicatedLog
     host: ReplicaHost
     members: tuple[str, ...]  # all members of the group
-    voters: frozenset[str]  # all members except learners, which do not vote or count
+    # all members except learners, which neither vote nor count towards a majority
+    voters: frozenset[str]
 
     @property
     def me(self) -> str:
@@ -29,7 +30,7 @@ class RaftGroup:
         return tuple([name for name in self.members if name != self.host.me])
 
     def has_quorum(self) -> bool:
-        """Whether a majority of all members, this one included, is alive and may vote."""
+        """Whether a majority of all members, including this one, is alive and may vote."""
         alive = [
             name
             for name in self.members

@@ -2,8 +2,8 @@
 
 ======================  ========================================================================
 :class:`LogSender`      sends entries and the commit index to followers, and resends them
-:class:`Leadership`     takes in the followers' answers
-:class:`CommitIndex`    counts them, and the leader's own disk
+:class:`Leadership`     handles the followers' answers
+:class:`CommitIndex`    computes the commit index from these answers and the leader's own disk
 :class:`ReadIndex`      confirms reads; no broker uses it
 ``LeadershipTransfer``  transfers the leadership to a follower
 ======================  ========================================================================
@@ -43,7 +43,7 @@ class Leadership:
         self._config = group.host.replication
         self._reads = reads
         start, end = group.log.start, group.log.end
-        match = start if is_opened else 0  # a follower's log may end before this one begins
+        match = start if is_opened else 0  # a follower's log may end before the leader's log begins
         self.followers = {name: FollowerProgress(name, match, end, start) for name in group.others}
         self.commit = CommitIndex(group, term, self.followers, committed, durable, is_opened)
         self.sender = LogSender(group, term, self.followers, self.commit, reads)
@@ -51,7 +51,7 @@ class Leadership:
 
     @property
     def deadline(self) -> int:
-        """When a message must be resent, or a transfer given up."""
+        """The time when a message must be resent, or a transfer given up."""
         due = min(self.transfer.until, self.sender.tell_at)
         for progress in self.followers.values():
             if progress.retry_at < due:
@@ -73,7 +73,7 @@ class Leadership:
         self._advance(now)
 
     def _advance(self, now: int) -> None:
-        """Act on a new match index, or on a longer durable log."""
+        """Act on a new match index of a follower, or on a longer durable log of the leader."""
         self.commit.advance()
         if self._reads.is_used:
             self._reads.confirm(self.commit.committed, self.commit.is_opened)
@@ -100,7 +100,7 @@ class Leadership:
                 mark("raft.snapshot.done")
                 progress.replicate()
             case _:
-                pass  # nothing changes
+                pass  # nothing to do
         if not self.sender.lacks(progress):
             progress.retry_at = NEVER
         elif is_news or not progress.is_waiting:
@@ -115,15 +115,15 @@ class Leadership:
             return
         if pair[1] < progress.match:
             if progress.peer in self._group.voters:
-                # The follower reports that it has lost entries it had confirmed. No message can
-                # repair that.
+                # The follower reports that it has lost entries that it had confirmed. No message
+                # can repair this.
                 mark("raft.conflict.lost")
                 return
             mark("raft.conflict.learner")
             progress.match, progress.is_known = 0, False
         mark("raft.conflict")
         if end == progress.next == self._log.start:
-            # The follower lacks even the beginning of the log: it needs a snapshot.
+            # The follower lacks even the beginning of the leader's log, so it needs a snapshot.
             at = self._log.start - 1
         else:
             at = resume(self._log, *pair)
@@ -154,7 +154,7 @@ class Leadership:
             self.sender.feed(self.followers[peer], now)
 
     def read_index(self, token: int, now: int) -> None:
-        """Begin to confirm that this is still the leader, for a read (ReadIndex)."""
+        """Begin to confirm, for a read, that this member is still the leader (ReadIndex)."""
         self._reads.add(token)
         self._reads.confirm(self.commit.committed, self.commit.is_opened)
         self.sender.feed_all(now)

@@ -1,4 +1,4 @@
-"""A follower's log: how far it is durable, matched with the leader's, and committed."""
+"""A follower's log: how much of it is durable, equals the leader's log, and is committed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from pymq.replication.raft.quorum_features.messages import RoundAppend, RoundApp
 class LogCopy:
     """Applies the leader's messages to the log, and collects the answers.
 
-    The answers in :meth:`answers` may be sent once everything that is in the log at that time is
-    durable.
+    The answers in :meth:`answers` may be sent when the whole log, as of that call, is durable.
     """
 
     def __init__(self, block: BlockId, log: ReplicatedLog) -> None:
@@ -24,11 +23,12 @@ class LogCopy:
         # the commit index that this member knows; the entries may not be durable on its disk yet
         self.committed = log.start
         self.durable = log.stable_end
-        # the offset up to which the write in progress counts; a truncation lowers it
+        # the offset up to which the log is durable after the write in progress; a truncation lowers
+        # it
         self._counts_to = NEVER
         # up to this offset the log matches the log of this term's leader
         self._verified = log.start
-        # latest round of this term's leader, if the leader confirms reads (quorum_features)
+        # latest round of reads of this term's leader (quorum_features)
         self._round = 0
         self._has_answer = False
         self._refusal: RaftAppended | None = None
@@ -47,16 +47,18 @@ class LogCopy:
     # --- the disk -------------------------------------------------------------------------------
 
     def flushed(self) -> None:
-        """Note that all of the log is being written."""
+        """Note that the whole log is being written."""
         self._counts_to = self._log.end
 
     def stable(self, end: int) -> None:
-        """Note that the write is durable, without entries truncated meanwhile (etcd #14370)."""
+        """Note that the write is durable, except entries that were truncated meanwhile (etcd
+        #14370).
+        """
         self.durable = max(self.durable, min(end, self._counts_to))
         self._counts_to = NEVER
 
     def answers(self, term: int) -> list[RaftAppended]:
-        """Return the answers that may leave once the log is durable up to its end."""
+        """Return the answers that may leave when the log is durable up to its end."""
         found = [self._answer(term, self._verified)] if self._has_answer else []
         if self._refusal is not None:
             found.append(self._refusal)
@@ -74,7 +76,7 @@ class LogCopy:
         """Handle an append of this term's leader."""
         if isinstance(m, RoundAppend):
             self._round = max(self._round, m.round)
-        # The part up to here matches the leader's log, so there is nothing to compare.
+        # Up to ``_verified`` the log equals the leader's, so there is nothing to compare.
         pair = conflict(self._log, m.prev, m.prev_epoch) if m.prev > self._verified else None
         if pair is not None:
             mark("raft.append.conflict")
@@ -84,7 +86,8 @@ class LogCopy:
             self._take(m)
         except CorruptBatch:
             mark("raft.append.corrupt")  # The leader will send the batches again.
-        # Only up to where this log is known to match the leader's.
+        # The commit index counts only up to the end of the part that is known to match the leader's
+        # log.
         self.committed = max(self.committed, min(m.commit, self._verified))
         self._has_answer = True
 
@@ -101,7 +104,8 @@ class LogCopy:
         if end < log.end:
             self._cut(end)
             self._verified = end
-            # The log may have to be recovered again; the leader will resend this message.
+            # After the truncation the log may have to be recovered; the leader will resend this
+            # message.
             refused = end_of_data(end, m.data[position:])
             self._refusal = self._answer(m.epoch, refused, (log.epoch_at(end), end))
             return
@@ -109,7 +113,7 @@ class LogCopy:
         self._verified = log.end
 
     def _cut(self, end: int) -> None:
-        """Truncate a tail that the leader does not have."""
+        """Truncate entries that the leader does not have."""
         mark("raft.truncated")
         invariant(
             end >= max(self.committed, self._verified),

@@ -1,8 +1,8 @@
-"""Log matching: two logs with the same epoch at the same offset are equal up to there.
+"""Log matching: two logs with the same epoch at the same offset are equal up to that offset.
 
 A leader writes each offset once in its epoch, so (offset, epoch) identifies a batch and all batches
-before it. Leaders and followers compare such pairs at the ends of batches (Raft 5.3; the search
-from both sides is that of the thesis and of etcd).
+before it. Leaders and followers compare such pairs at the ends of batches (Raft 5.3; both sides
+take part in the search, as in the thesis and in etcd).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIELD = struct.Struct("<I")
 def conflict(log: ReplicatedLog, prev: int, prev_epoch: int) -> tuple[int, int] | None:
     """Return the pair (epoch, end) from which the leader continues its search.
 
-    None if *log* matches the leader's log.
+    The result is None if *log* matches the leader's log.
 
     The pair names the follower's last batch that the leader may have: before *prev*, the leader's
     log has no epoch later than *prev_epoch*.
@@ -33,14 +33,15 @@ def conflict(log: ReplicatedLog, prev: int, prev_epoch: int) -> tuple[int, int] 
 
 
 def resume(log: ReplicatedLog, epoch: int, end: int) -> int:
-    """Return where a leader probes next a follower that may match up to (*epoch*, *end*).
+    """Return the offset of the leader's next probe of a follower that may match up to (*epoch*,
+    *end*).
 
     The result is the end of a batch in the leader's *log*, at or before *end*. If the leader has no
-    batch of *epoch*, the logs diverge before the follower's first batch of it.
+    batch of *epoch*, the logs diverge before the follower's first batch of that epoch.
     """
     found, at = log.end_of(epoch)
     if end < log.start or found == epoch:
-        # Both logs have the epoch, so the lower of both ends is the end of a batch in both.
+        # Both logs have the epoch, so the lower of the two ends is the end of a batch in both logs.
         return min(at, end)
     while at > end:
         found, at = log.end_of(found - 1)
@@ -51,7 +52,7 @@ def held(log: ReplicatedLog, prev: int, data: bytes) -> tuple[int, int]:
     """Return how much of *data* after *prev* the log already has: (position in data, end).
 
     Raises:
-        CorruptBatch: something in *data* is no batch, or does not follow on the one before.
+        CorruptBatch: a part of *data* is not a batch, or does not follow on the previous batch.
     """
     position, end = 0, prev
     while position < len(data):
@@ -67,7 +68,7 @@ def held(log: ReplicatedLog, prev: int, data: bytes) -> tuple[int, int]:
 
 
 def end_of_data(prev: int, data: bytes) -> int:
-    """Return the end of *data*: batches of the own log that follow *prev*."""
+    """Return the end offset of *data*, which are batches of this member's log from *prev* on."""
     position, end = 0, prev
     while position < len(data):
         end += _FIELD.unpack_from(data, position + _SPAN_AT)[0]

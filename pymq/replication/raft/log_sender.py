@@ -16,10 +16,10 @@ from pymq.replication.raft.quorum_features.snapshots import send_snapshot
 
 
 class LogSender:
-    """Decides what each follower is sent, and when it is sent again; :class:`Mode` says how.
+    """Decides which messages each follower gets, and when they are resent; see :class:`Mode`.
 
-    When the commit index advances, it waits ``tell_ms`` for data to travel with. After that time
-    the commit index is sent alone.
+    When the commit index advances, the leader waits up to ``tell_ms`` for data, to send both in one
+    message. After that time it sends the commit index alone.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LogSender:
         self._followers = followers
         self._commit = commit
         self._reads = reads
-        self.tell_at = NEVER  # the time when the commit index is sent without data
+        self.tell_at = NEVER  # the time when the commit index must be sent without data
         self._tell_end = 0  # the commit index when *tell_at* was set
 
     def feed_all(self, now: int) -> None:
@@ -47,7 +47,9 @@ class LogSender:
             self.feed(progress, now)
 
     def feed(self, progress: FollowerProgress, now: int) -> None:
-        """Send a follower what it lacks, as far as its mode allows."""
+        """Send a follower the entries and the commit index that it lacks, as far as its mode
+        allows.
+        """
         if not self._host.is_alive(progress.peer):
             self.rest(progress)
         elif progress.mode is Mode.REPLICATE:
@@ -56,7 +58,7 @@ class LogSender:
             self.probe(progress, now)
 
     def rest(self, progress: FollowerProgress) -> None:
-        """Send nothing more to a dead follower; when it is back, it is probed."""
+        """Send nothing more to a dead follower; after its return the leader probes it."""
         progress.rest()
         self._reads.forget(progress.peer)
 
@@ -72,12 +74,12 @@ class LogSender:
         """Probe *peer*, which seems not to know this leader."""
         progress = self._followers[peer]
         self.rest(progress)
-        progress.commit = self._log.start  # the peer may have restarted
+        progress.commit = self._log.start  # the follower may have restarted
         if self._host.is_alive(peer):
             self.probe(progress, now)
 
     def probe(self, progress: FollowerProgress, now: int, bare: bool = False) -> None:
-        """Send one probe that shows whether the logs match; *bare*: without data."""
+        """Send one probe that shows whether the logs match; with *bare*, a probe without data."""
         if progress.next < self._log.start:
             self._send_snapshot(progress, now)
             return
@@ -85,7 +87,7 @@ class LogSender:
         self._append(progress, data or b"", now)
 
     def tick(self, now: int) -> None:
-        """Send the commit index that waited long enough, and resend unanswered messages."""
+        """Send the commit index if it has waited long enough, and resend unanswered messages."""
         if now >= self.tell_at:
             self._tell_late(now)
         for progress in self._followers.values():
@@ -95,7 +97,7 @@ class LogSender:
                 self.rest(progress)
                 continue
             mark("raft.retry")
-            # A probe without data costs little if the answer is only late.
+            # If the answer is only late, a probe without data costs little.
             progress.retry()
             self.probe(progress, now, bare=True)
 
@@ -121,7 +123,7 @@ class LogSender:
             self._tell_soon(progress, now)
 
     def _tell_soon(self, progress: FollowerProgress, now: int) -> None:
-        """Plan to send the commit index: with the next data, or alone if none follows soon."""
+        """Plan to send the commit index: with the next data, or alone if no data follows soon."""
         wait = self._config.tell_ms
         if not wait:
             self._tell(progress, now)
@@ -129,13 +131,13 @@ class LogSender:
             self.tell_at, self._tell_end = now + wait, self._commit.committed
 
     def _tell_late(self, now: int) -> None:
-        """Send the commit index to followers that got no message since it advanced."""
+        """Send the commit index to followers that got no message after it had advanced."""
         end, self.tell_at = self._tell_end, NEVER
         for progress in self._followers.values():
             is_idle = progress.mode is Mode.REPLICATE and not progress.in_flight
             if is_idle and progress.told_commit < end and self._host.is_alive(progress.peer):
                 self._tell(progress, now)
-        self.feed_all(now)  # after this, a later commit index waits for data again
+        self.feed_all(now)  # afterwards a later commit index waits for data again
 
     def _tell(self, progress: FollowerProgress, now: int) -> None:
         mark("raft.commit.told_alone")
@@ -148,7 +150,7 @@ class LogSender:
         self._host.send(progress.peer, message)
 
     def _read(self, progress: FollowerProgress, now: int) -> None:
-        """Let the store send entries that are no longer cached."""
+        """Ask the store to send entries that are no longer cached."""
         mark("raft.flow.read")
         progress.mode = Mode.READ
         progress.sent = progress.next

@@ -1,4 +1,4 @@
-"""The state that a member must keep over a crash: its term and its vote (Raft, figure 2)."""
+"""The state that must survive a crash of a member: its term and its vote (Raft, figure 2)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HardState(NamedTuple):
         """Unpack the state.
 
         Raises:
-            CorruptMetadata: it is not a hard state, or a newer pymq wrote it.
+            CorruptMetadata: the bytes are not a hard state, or a newer pymq wrote them.
         """
         try:
             match cbor.loads(data):
@@ -37,7 +37,7 @@ class HardState(NamedTuple):
                     return cls(term, vote)
         except InvalidRequest:
             pass  # Handled like the error below.
-        raise CorruptMetadata("what was saved of the elections of a block cannot be read")
+        raise CorruptMetadata("the saved term and vote of a block cannot be read")
 
 
 class PersistentState:
@@ -46,10 +46,10 @@ class PersistentState:
     def __init__(self, group: RaftGroup, hard: HardState, is_saved: bool) -> None:
         self._group = group
         self.hard = hard
-        # whether the state is on disk, or is saved by the write in progress
+        # whether the state is on disk, or part of the write in progress
         self.is_saved = is_saved
         self._saving: HardState | None = None  # the state that the write in progress saves
-        self.held: list[Envelope] = []  # messages that leave once the hard state is durable
+        self.held: list[Envelope] = []  # messages that leave when the hard state is durable
 
     @property
     def term(self) -> int:
@@ -71,7 +71,7 @@ class PersistentState:
         self.hard, self.is_saved = HardState(term, vote), False
 
     def send(self, peer: str, message: Message) -> None:
-        """Send a message with this member's term, once the term is durable."""
+        """Send a message with this member's term, when the term is durable."""
         if self.is_saved and self._saving is None:
             self._group.host.send(peer, message)
         else:
@@ -79,7 +79,7 @@ class PersistentState:
             self.held.append((peer, message))
 
     def flush(self, ready: Ready) -> None:
-        """Add the hard state to *ready*, and the messages that wait for it."""
+        """Add the hard state to *ready*, and the messages that wait for this state."""
         if not self.is_saved:
             ready.write.append(SaveState(self._group.block, self.hard.dumps()))
             self._saving, self.is_saved = self.hard, True
@@ -87,6 +87,6 @@ class PersistentState:
         self.held = []
 
     def stable(self) -> HardState | None:
-        """Note that the write is durable; returns the hard state that it saved, if any."""
+        """Note that the write is durable; returns the hard state in that write, if any."""
         saved, self._saving = self._saving, None
         return saved

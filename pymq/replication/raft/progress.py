@@ -1,4 +1,4 @@
-"""A leader's view of one follower: match index, flow control, messages in flight."""
+"""A leader's state of one follower: match index, flow control, messages in flight."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from pymq.core.values import Factory, define
 
 
 class Mode(Enum):
-    """How a leader sends to a follower."""
+    """The way in which a leader sends entries to a follower."""
 
     PROBE = "probe"  # one message at a time, to find where the logs match
     REPLICATE = "replicate"  # pipelined, without waiting for answers
     READ = "read"  # one message at a time, from disk; the answer shows how much was sent
-    # the leader's log no longer has what the follower needs (quorum_features)
+    # the leader has compacted entries that the follower needs (quorum_features)
     SNAPSHOT = "snapshot"
 
 
 @define
 class FollowerProgress:
-    """A follower, as its leader sees it.
+    """A leader's state of a follower.
 
-    ``match <= next``: the entries between them were sent and not answered.
+    ``match <= next``; the entries between these offsets were sent but not answered.
     """
 
     peer: str
-    match: int  # the follower's log matches up to here, and is durable there
+    match: int  # the follower's log matches the leader's, and is durable, up to this offset
     next: int  # start of the next append
     commit: int  # the follower's commit index
     mode: Mode = Mode.PROBE
     is_known: bool = False  # *match* was confirmed in this term
     sent: int = 0  # end of the last message
     told_commit: int = 0  # commit index in the last message
-    in_flight: deque[int] = Factory(deque)  # ends of the messages sent in REPLICATE, in order
+    # ends of the unanswered messages of mode REPLICATE, in order
+    in_flight: deque[int] = Factory(deque)
     retry_at: int = NEVER  # the time when messages in flight count as lost; NEVER if there are none
 
     @property
@@ -50,18 +51,18 @@ class FollowerProgress:
         self.retry_at = NEVER
 
     def rest(self) -> None:
-        """Forget messages in flight to a dead follower; when it is back, it is probed."""
+        """Forget messages in flight to a dead follower; after its return the leader probes it."""
         self.probe(self.match if self.is_known else self.next)
         self.told_commit = 0
 
     def replicate(self) -> None:
-        """Begin to pipeline: the logs match."""
+        """Begin to pipeline messages, because the logs match."""
         self.mode = Mode.REPLICATE
         self.next = self.match
         self.in_flight.clear()
 
     def retry(self) -> None:
-        """Count messages in flight as lost; a probe will show what the follower has."""
+        """Count messages in flight as lost; a probe will show which entries the follower has."""
         if self.mode is Mode.SNAPSHOT:
             self.probe(self.sent)
         else:
@@ -81,7 +82,7 @@ class FollowerProgress:
     def refused(self, end: int) -> bool:
         """Handle a rejection of a message that followed *end*.
 
-        Returns whether the rejection still counts.
+        Returns False if the rejection is out of date.
 
         A rejection of an older message must not move the indexes back.
         """

@@ -4,16 +4,17 @@ The implementation follows Ongaro, "Consensus: bridging theory and practice", wi
 differences:
 
 * The members of a block never change: if the replicas change, a new block begins. So there are no
-  configuration entries. The roll that creates the block names the first leader, which leads without
-  an election once its hard state is durable.
-* An entry is a whole record batch, its index is the offset where it ends, its term is the leader
-  epoch in its header. (offset, epoch) pairs are compared at the ends of batches.
+  configuration entries. The roll that creates the block appoints the first leader, which leads
+  without an election when its hard state is durable.
+* An entry is a whole record batch. Its index is the offset where the batch ends, and its term is
+  the leader epoch in the batch's header. Replicas compare (offset, epoch) pairs at the ends of
+  batches.
 * A block has no heartbeats: each pair of brokers exchanges pings, regardless of the number of
-  shared blocks. A follower does not time out while its leader's broker is alive. If a leader steps
-  down, it asks for votes, which the others notice. If a leader gets a pre-vote request, it answers
-  that it leads.
-* Votes, terms and confirmations of a follower leave only when they are durable: they are in
-  ``Ready.after``, in the turn of the write that they wait for.
+  shared blocks. A follower does not time out while its leader's broker is alive. A leader that
+  steps down asks for votes, so that the others notice. A leader that gets a pre-vote request
+  answers that it leads.
+* A member sends votes, terms and confirmations only when they are durable: these messages are in
+  ``Ready.after``, in the same turn as the write.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Raft:
     """One member of a block's replicas, as leader or follower.
 
     *learners* are members whose disk is not the one on which the block was created. The votes and
-    entries of learners are lost, so learners neither vote nor count, while a majority is still a
-    majority of all members. No broker has learners: see
+    entries of learners are lost, so learners neither vote nor count towards a majority. A majority
+    is still a majority of all members, learners included. Brokers do not use learners: see
     :mod:`pymq.replication.raft.quorum_features`.
     """
 
@@ -88,12 +89,12 @@ class Raft:
 
     @property
     def leader(self) -> str | None:
-        """The leader of the term, as far as this member knows."""
+        """The leader of the term, if this member knows one."""
         return self.election.leader
 
     @property
     def is_leader(self) -> bool:
-        """Whether this replica may append: it leads and is not transferring leadership."""
+        """Whether this replica may append, because it leads and is not transferring leadership."""
         return self._leading is not None and self._leading.transfer.target is None
 
     @property
@@ -166,8 +167,8 @@ class Raft:
         self._settle()
 
     def flush(self, ready: Ready, now: int) -> None:
-        """Add the hard state to *ready*, and messages that may leave once it and the log are
-        durable.
+        """Add the hard state to *ready*, and messages that may leave when that state and the log
+        are durable.
         """
         self.state.flush(ready)
         self._copy.flushed()
@@ -215,8 +216,8 @@ class Raft:
     def relinquish(self, now: int) -> None:
         """Ask the most complete member to begin an election now, and step down.
 
-        Members do not vote for a candidate that lacks committed entries, so a wrong choice only
-        costs time.
+        Members do not vote for a candidate that lacks committed entries, so a wrong choice costs
+        only time.
         """
         if self._leading is not None and (heir := self._leading.transfer.heir()) is not None:
             mark("raft.relinquished")
@@ -227,7 +228,7 @@ class Raft:
     def read_index(self, token: int, now: int) -> bool:
         """Begin to confirm that this member may answer a read (ReadIndex).
 
-        False if this member is not the leader.
+        The result is False if this member is not the leader.
 
         ``reads.take`` returns the outcome.
         """
@@ -240,7 +241,7 @@ class Raft:
     # --- terms ----------------------------------------------------------------------------------
 
     def _heeds(self, source: str, m: RaftMessage, now: int) -> bool:
-        """Compare terms; returns whether the message has to be handled."""
+        """Compare the message's term with this member's; returns whether to handle the message."""
         if isinstance(m, RaftVote) and (m.pre or not self.election.is_voter):
             return self.election.is_voter  # a pre-vote changes no term
         if isinstance(m, RaftVoted) and m.pre and m.granted:
@@ -251,7 +252,7 @@ class Raft:
             self._correct(source, m)
             return False
         if isinstance(m, RaftVote) and not m.transfer and self.election.is_led(source):
-            # A late message of an old election must not depose a leader (thesis 4.2.3).
+            # A late message of an old election must not remove a leader (thesis 4.2.3).
             mark("raft.vote.disruptive")
             if self._leading is not None:
                 self._leading.sender.introduce(source, now)
@@ -261,7 +262,7 @@ class Raft:
         return True
 
     def _correct(self, source: str, m: RaftMessage) -> None:
-        """Answer a member of an earlier term, so that it learns the later one."""
+        """Answer a member of an earlier term, so that it learns the later term."""
         if isinstance(m, RaftVote):
             mark("raft.stale.vote")
             self.state.send(source, RaftVoted(m.block, self.epoch, False, m.pre))
@@ -280,7 +281,7 @@ class Raft:
         self._step_down(now)
 
     def _step_down(self, now: int) -> None:
-        """Stop leading or being a candidate; the term and its vote stay."""
+        """Stop leading or being a candidate; term and vote stay."""
         if self._leading is not None:
             mark("raft.resigned")
             self._leading = None
@@ -295,7 +296,8 @@ class Raft:
             self.deadline = self._leading.deadline
         else:
             self.deadline = self.election.timeout_at
-        # An entry that is not durable on this disk, too, could be lost again in a crash.
+        # The high watermark includes only entries that are durable on this disk, too, since others
+        # could be lost in a crash.
         high_watermark = min(copy.committed, copy.durable)
         if not self._log.end >= high_watermark >= self.high_watermark:
             invariant(
@@ -313,7 +315,8 @@ class Raft:
     def _asked(self, source: str, m: RaftVote, now: int) -> None:
         """Answer a vote or pre-vote request."""
         if m.pre and self._leading is not None and source in self._group.voters:
-            self._leading.sender.introduce(source, now)  # The candidate does not know the leader.
+            # The candidate does not know that this member leads.
+            self._leading.sender.introduce(source, now)
         self.election.asked(source, m, now)
 
     def _elected(self, result: ElectionResult | None, now: int) -> None:
@@ -343,6 +346,7 @@ class Raft:
         )
         self.election.lead(now)
         if not is_first:
-            # Entries of earlier terms are committed only with one of this term (Raft 5.4.2).
+            # Entries of earlier terms are committed only together with an entry of this term (Raft
+            # 5.4.2).
             self._log.begin(self.epoch)
         self._leading.sender.feed_all(now)

@@ -12,7 +12,7 @@ from pymq.replication.raft.progress import FollowerProgress
 
 
 class LeadershipTransfer:
-    """The transfer of leadership in progress, if any: appends are refused until it ends."""
+    """The transfer of leadership in progress, if any; until it ends, the leader refuses appends."""
 
     def __init__(
         self, group: RaftGroup, term: int, followers: Mapping[str, FollowerProgress]
@@ -25,9 +25,10 @@ class LeadershipTransfer:
         self._is_told = False
 
     def begin(self, peer: str, now: int) -> bool:
-        """Begin a transfer to *peer*, until it takes over or time is up; returns whether it began.
+        """Begin a transfer to *peer*, which ends when *peer* leads or time is up; returns whether
+        it began.
 
-        A transfer to this member itself cancels the previous one, whose target may nevertheless be
+        A transfer to this member itself cancels the previous transfer, whose target may still be
         elected.
         """
         if peer == self._group.me and self.target is not None:
@@ -47,7 +48,7 @@ class LeadershipTransfer:
         return True
 
     def tell_target(self) -> None:
-        """Ask the target to begin an election, once it has the whole log."""
+        """Ask the target to begin an election, if the target has the whole log."""
         if self.target is None or self._is_told:
             return
         if self._followers[self.target].match == self._group.log.end:
@@ -68,7 +69,7 @@ class LeadershipTransfer:
             self._stop()
 
     def heir(self) -> str | None:
-        """Return the live member that is known to hold most of the log; of equal ones the first."""
+        """Return the live member that is known to have the longest part of the log."""
         group = self._group
         names = [
             name for name in group.others if name in group.voters and group.host.is_alive(name)

@@ -2,13 +2,14 @@
 
 Every block has up to three files, named after its number, and rarely a fourth:
 
-``00000007.block``  a file header, then the batches, one behind the other
-``00000007.ckpt``   a checkpoint: the part of the file known good, and a snapshot taken there
-``00000007.index``  the same without a snapshot, written when the block is sealed
-``00000007.cut``    a tail with whole batches that recovery cut off the block; then ``.cut2`` and so
-                    on. Only people read it
+``00000007.block``  a file header, then the batches, one after the other ``00000007.ckpt``   a
+checkpoint: the part of the file known good, and a snapshot taken there ``00000007.index``  the same
+without a snapshot, written when the block is sealed ``00000007.cut``    whole batches that recovery
+has cut off the block's end; then ``.cut2`` and so
+                    on. Only people read these files
 
-An open block may end in zeros, which are written ahead so that appends need not extend the file.
+An open block may end in zeros, which the store writes in advance so that appends need not extend
+the file.
 
 The file header and the two small files have the same frame: ``8s magic, u32 version, u32 length``,
 that many bytes of CBOR, and ``u32 CRC-32`` of everything before. All integers are little-endian.
@@ -48,7 +49,7 @@ CHUNK = 1 << 20
 _FRAME = struct.Struct("<8sII")
 _CRC = struct.Struct("<I")
 
-Pread = Callable[[int, int], bytes]  # (size, position) -> bytes, fewer only at the file's end
+Pread = Callable[[int, int], bytes]  # (size, position) -> bytes; fewer bytes only at the file's end
 
 
 def frame(magic: bytes, item: Any) -> bytes:
@@ -62,10 +63,10 @@ def unframe(magic: bytes, data: bytes) -> tuple[Any, int]:
     """Decode the result of :func:`frame`; *data* may continue after it.
 
     Returns:
-        The item and the number of bytes it took.
+        The item and its number of bytes.
 
     Raises:
-        CorruptMetadata: it is something else, of another version, or damaged.
+        CorruptMetadata: *data* is something else, of another version, or damaged.
     """
     if len(data) < _FRAME.size:
         raise CorruptMetadata("the file is cut short")
@@ -91,7 +92,7 @@ class FileHead:
 
     block: BlockId
     start: int  # offset of the first record
-    topic: str  # names, for people who look into the file
+    topic: str  # names, for people who inspect the file
     partition: str
 
     def to_bytes(self) -> bytes:
@@ -114,7 +115,7 @@ class FileHead:
         """Decode the file header; return it and the position of the first batch.
 
         Raises:
-            CorruptMetadata: it is damaged or foreign.
+            CorruptMetadata: the header is damaged, or is not that of a block file.
         """
         item, size = unframe(BLOCK_MAGIC, data)
         kinds = {
@@ -138,16 +139,17 @@ class Known:
     block: BlockId
     start: int
     end: int  # the offset after the last record before position
-    position: int  # 0 if the file did not exist yet
+    position: int  # 0 if the file does not exist yet
     epoch: int  # epoch of the last batch
     last: int  # position of the last batch; -1 if there is none
-    # CRC of that batch's header: it proves that this index or checkpoint belongs to the block file
+    # CRC of that batch's header, which shows that this index or checkpoint belongs to the block
+    # file
     last_crc: int
     index: Index
     snapshot: bytes | None
 
     def to_bytes(self) -> bytes:
-        """Encode the mark as the content of a ``.ckpt`` or ``.index`` file."""
+        """Encode this object as the content of a ``.ckpt`` or ``.index`` file."""
         return frame(
             KNOWN_MAGIC,
             [
@@ -170,7 +172,7 @@ class Known:
         """Decode the content of a file that :meth:`to_bytes` has encoded.
 
         Raises:
-            CorruptMetadata: it is damaged; the caller does without it.
+            CorruptMetadata: the file is damaged; the caller continues without it.
         """
         item, size = unframe(KNOWN_MAGIC, data)
         if size != len(data) or type(item) is not list or len(item) != 11:
@@ -204,7 +206,7 @@ class Window:
         self._data = memoryview(b"")
 
     def piece(self, position: int, size: int, least: int = 1) -> memoryview:
-        """Return up to *size* bytes at *position*, and at least *least* if the file has them."""
+        """Return up to *size* bytes at *position*, but at least *least* if the file has as many."""
         start = position - self._base
         have = len(self._data) - start
         if start < 0 or have < min(least, self.size - position):
@@ -217,7 +219,7 @@ class Window:
         """Parse the batch header at *position*.
 
         Raises:
-            CorruptBatch: there is none.
+            CorruptBatch: there is no sound header at *position*.
         """
         if position + HEADER_SIZE > self.size:
             raise CorruptBatch("the header is cut short")
@@ -227,7 +229,7 @@ class Window:
         """Check the batch CRC piece by piece, so that a large batch needs little memory.
 
         Raises:
-            CorruptBatch: it does not hold.
+            CorruptBatch: the CRC does not match.
         """
         crc, at, end = 0, position + SIGNED, position + header.length
         while at < end:
@@ -254,10 +256,10 @@ class Walk:
 
 
 def check_chain(header: Header, end: int, epoch: int) -> None:
-    """Check that a batch belongs behind one that ends at *end* and was appended in *epoch*.
+    """Check that a batch may follow a batch that ends at *end* and was appended in *epoch*.
 
     Raises:
-        CorruptBatch: it does not.
+        CorruptBatch: the batch does not follow.
     """
     if header.base_offset != end:
         raise CorruptBatch(f"the batch begins at offset {header.base_offset} instead of {end}")
@@ -270,7 +272,7 @@ def check_chain(header: Header, end: int, epoch: int) -> None:
 def walk(window: Window, found: Walk, index: Index, verify_from: int) -> Walk:
     """Continue *found* up to the window's end or the first fault, filling *index*.
 
-    Bodies are checked from position *verify_from* on; before it, only headers are read.
+    Bodies are checked from position *verify_from* on; before that position only headers are read.
     """
     headers, size = found.headers, window.size
     while found.position < size:
@@ -308,18 +310,19 @@ def is_whole(head: memoryview) -> bool:
 class Behind:
     """The bytes that follow the fault of a walk."""
 
-    is_misplaced: bool = False  # whether a whole header at the fault does not belong there
-    # position of a later batch whose *durable* covers the offset at the fault
+    # whether there is a sound header at the fault that does not belong there
+    is_misplaced: bool = False
+    # position of a later batch whose *durable* is after the offset at the fault
     attested: int | None = None
     has_batches: bool = False  # whether at least one batch is whole
     end: int = 0  # the position after the last batch, whole or not
 
 
 def look_behind(window: Window, found: Walk) -> Behind:
-    """Search behind the fault of *found* for signs that it is damage or a torn write.
+    """Search the bytes after the fault of *found*, to distinguish damage from a torn write.
 
-    The search ends at the first batch whose *durable* covers the offset at the fault. The search
-    reads each byte once, and the bodies until a whole batch is found.
+    The search ends at the first batch whose *durable* is after the offset at the fault. The search
+    reads each byte once, and checks bodies until it finds a whole batch.
     """
     behind, position = Behind(), found.position
     if is_whole(window.piece(position, HEADER_SIZE, HEADER_SIZE)):
@@ -327,12 +330,11 @@ def look_behind(window: Window, found: Walk) -> Behind:
             header = window.header(position)
             check_chain(header, found.end, found.epoch)
         except CorruptBatch:
-            # The search has found no torn write, but a batch of a newer version, or a misplaced
-            # one.
+            # This is not a torn write, but a batch of a newer version, or a misplaced batch.
             behind.is_misplaced = True
             return behind
-        # Only the body is damaged. Skip the body, because a batch inside it would be the payload of
-        # a record.
+        # Only the body is damaged. Skip the body, because a batch inside the body would be the
+        # payload of a record.
         position = behind.end = min(position + header.length, window.size)
     else:
         position += 1
@@ -361,7 +363,7 @@ def look_behind(window: Window, found: Walk) -> Behind:
 
 
 def find_magic(window: Window, position: int) -> int | None:
-    """Return where a batch may begin, at or after *position*; None if no header fits any more."""
+    """Return the next position where a batch may begin; None if there is no room for a header."""
     while position + HEADER_SIZE <= window.size:
         piece = bytes(window.piece(position, CHUNK, HEADER_SIZE))
         if len(piece) < HEADER_SIZE:
@@ -374,7 +376,7 @@ def find_magic(window: Window, position: int) -> int | None:
 
 
 def data_end(pread: Pread, start: int, size: int) -> int:
-    """Return where the zeros that reach to *size* begin; at least *start*."""
+    """Return the position, at least *start*, from which on all bytes up to *size* are zero."""
     while size > start:
         at = max(start, size - CHUNK)
         if piece := pread(size - at, at).rstrip(b"\0"):
@@ -396,7 +398,7 @@ def corrupt(path: str, position: int, offset: int, what: str) -> CorruptBlock:
 
 
 def damaged(path: str, position: int, batch: EncodedBatch, error: CorruptBatch) -> CorruptBlock:
-    """Return the error for a batch whose header is sound and whose body is damaged."""
+    """Return the error for a batch with a sound header and a damaged body."""
     found = corrupt(path, position, batch.base_offset, error.message)
     crc = crc32(batch.body, crc32(memoryview(batch.head)[SIGNED:]))
     details = {**found.details, "end": batch.end_offset, "found_crc": crc}
@@ -404,10 +406,10 @@ def damaged(path: str, position: int, batch: EncodedBatch, error: CorruptBatch) 
 
 
 def check_head(data: bytes, path: str, block: BlockId, start: int | None) -> tuple[FileHead, int]:
-    """Decode the file header of *block*, and check that it is this block's and begins at *start*.
+    """Decode the file header of *block*, and check that it belongs to this block and to *start*.
 
     Raises:
-        CorruptBlock: it belongs to another block or is damaged.
+        CorruptBlock: the header belongs to another block or is damaged.
     """
     try:
         head, size = FileHead.from_bytes(data)

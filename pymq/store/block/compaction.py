@@ -1,7 +1,8 @@
 """Key compaction: keeps only the last record of each key.
 
-* A tombstone is a record with the header ``("pymq.tombstone", b"")``; it deletes its key. A
-  tombstone is kept for some time, so that all consumers see it, and then removed, too.
+* A tombstone is a record with the header ``("pymq.tombstone", b"")``, which deletes its key.
+  Compaction keeps a tombstone for some time, so that all consumers see it, and then removes the
+  tombstone, too.
 * Records without a key and control batches are kept.
 * Offsets never change: a batch still covers the offsets of its removed records.
 """
@@ -23,8 +24,8 @@ def is_due(clean: int, dirty: int, min_dirty: float) -> bool:
     """Whether the *dirty* bytes since the last compaction are enough for another compaction.
 
     *clean* is the size in bytes after the last compaction. Compacting after each new block would
-    make the total cost quadratic; waiting for a share of the whole keeps it linear (Kafka,
-    min.cleanable.dirty.ratio).
+    make the total cost quadratic; waiting for a share of the whole size keeps the cost linear
+    (Kafka, min.cleanable.dirty.ratio).
     """
     return min_dirty <= 0 or (dirty > 0 and dirty >= min_dirty * (clean + dirty))
 
@@ -35,7 +36,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def last_offsets(batches: Iterable[EncodedBatch], last: dict[bytes, int]) -> None:
-    """Set in *last*, for each key's digest, the offset of its last record."""
+    """Store in *last*, for each key's digest, the offset of the key's last record."""
     for batch in batches:
         if batch.header.is_control:
             continue
@@ -47,9 +48,9 @@ def last_offsets(batches: Iterable[EncodedBatch], last: dict[bytes, int]) -> Non
 def compacted(
     batches: Iterable[EncodedBatch], last: Mapping[bytes, int], tombstones_before_ms: int
 ) -> Iterator[EncodedBatch]:
-    """Yield *batches* without their removed records; unchanged batches as they are.
+    """Yield *batches* without the removed records; unchanged batches are not copied.
 
-    Successive batches that have lost all records are merged if they have the same epoch.
+    Consecutive batches without any remaining records are merged if they have the same epoch.
     """
     gap: EncodedBatch | None = None  # the empty batches merged so far
     for batch in batches:

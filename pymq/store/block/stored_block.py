@@ -1,4 +1,4 @@
-"""A block of the file store in memory: its end, the positions in its file, and its reads."""
+"""The file store's object for a block: its end, the positions in its file, and its reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ assert _HEAD.size == HEADER_SIZE
 class StoredBlock:
     """A block: its offsets, and the positions of its batches in its file.
 
-    Ten thousand idle blocks must fit in memory: unused parts are None, and paths are not stored.
+    Ten thousand idle blocks must fit in memory, so unused parts are None, and paths are not stored.
     """
 
     __slots__ = (
@@ -68,15 +68,15 @@ class StoredBlock:
         self.last_crc = 0
         self.size = 0  # bytes of header and batches; 0 while there is no file
         self.length = 0  # length of the file: more than *size* if zeros were written ahead
-        self.may_reserve = True  # False after the disk had no space for zeros
-        self.start_position = 0  # where the batches begin
+        self.may_reserve = True  # False after a write of zeros found no space on the disk
+        self.start_position = 0  # position of the first batch
         self.index: Index | None = None
-        self.handle = -1  # -1 when the file is not open
-        self.used = False  # read or written since the last search for a handle to close
+        self.handle = -1  # -1 if the file is not open
+        self.used = False  # whether the block was used since the last search for a handle to close
         self.unsynced = False
         self.is_sealed = False
-        self.is_passive = False  # loaded only for reads, not recovered
-        self.ckpt_end = self.index_end = -1  # end offsets that .ckpt and .index attest
+        self.is_passive = False  # whether the block was loaded only for reads, without recovery
+        self.ckpt_end = self.index_end = -1  # end offsets in .ckpt and .index
         # the error of a failed sync; each further call raises it
         self.failed: StoreError | None = None
         self.hint = (-1, 0)  # (offset, position) of the last read's end, for sequential reads
@@ -105,7 +105,7 @@ class StoredBlock:
         self.epoch, self.last_crc = header.leader_epoch, header.header_crc
 
     def stand(self, found: Walk, index: Index) -> None:
-        """Set end, size and index from a walk through the whole file."""
+        """Adopt end, size and index from a walk through the whole file."""
         self.index = index
         self.size = self.length = found.position
         self.end, self.epoch = found.end, found.epoch
@@ -166,7 +166,7 @@ class StoredBlock:
         limit = self._limit(pread, path, start, end, max_bytes)
         data = pread(limit - start, start)
         stop, following = self._span(data, path, start, offset, end)
-        if stop > len(data):  # the first batch alone is larger than max_bytes
+        if stop > len(data):  # the first batch is larger than max_bytes
             data = pread(stop, start)
             stop, following = self._span(data, path, start, offset, end)
         if stop:
@@ -215,22 +215,23 @@ class StoredBlock:
                 raise corrupt(path, position, offset, "the index leads beyond the file's end")
 
     def _limit(self, pread: Pread, path: str, start: int, end: int, max_bytes: int) -> int:
-        """Return the position up to which to read, so that few bytes are read for nothing."""
+        """Return the position at which to end a read, so that few bytes are read in vain."""
         index = self.index
         limit = min(self.size, start + max(max_bytes, HEADER_SIZE))
         if index is not None:
             if end < self.end and (after := index.position_after(end)) is not None:
                 limit = min(limit, after)
             if limit < self.size and (boundary := index.boundary(limit)) > start:
-                # All large batches are in the index. If the batch that begins here does not
-                # fit, end the read before it: this saves a copy to cut off its first part.
+                # All large batches are in the index. If the batch that begins here does not fit,
+                # end the read before this batch, which saves a copy to cut off the batch's first
+                # part.
                 head = pread(HEADER_SIZE, boundary)
                 if boundary + head_at(head, 0, path, boundary, -1)[1] > limit:
                     limit = boundary
         return limit
 
     def _span(self, data: bytes, path: str, start: int, offset: int, end: int) -> tuple[int, int]:
-        """Check the headers in *data*, read at *start*.
+        """Check the headers in *data*, which was read at *start*.
 
         Returns:
             The bytes of the whole batches that begin before *end* (or the length of the first
@@ -262,7 +263,7 @@ class StoredBlock:
         """Yield all batches, checked.
 
         Raises:
-            CorruptBlock: one is damaged.
+            CorruptBlock: a batch is damaged.
         """
         position, end = self.start_position, self.start
         while position < self.size:
@@ -314,10 +315,10 @@ def head_at(
     """Check the batch header in *data* and return (base offset, length, span, max timestamp).
 
     This function makes the same checks as :func:`pymq.core.batch.header.parse_header`, but creates
-    no object: a read of 1 MiB may walk over thousands of headers.
+    no object, because a read of 1 MiB may check thousands of headers.
 
     Raises:
-        CorruptBlock: it is damaged.
+        CorruptBlock: the header is damaged.
     """
     if len(data) - at < HEADER_SIZE:
         raise corrupt(path, position, offset, "the header is cut short")
@@ -336,11 +337,12 @@ def head_at(
 def first_at(batch: EncodedBatch, timestamp_ms: int) -> int | None:
     """Return the offset of the first record of *batch* that is not older than *timestamp_ms*.
 
-    Control batches are skipped: consumers never see them, and their time is the leader's clock.
+    Control batches are skipped, because consumers never see them, and their time is the leader's
+    clock.
 
     Raises:
-        CorruptBatch: its CRC holds but its columns cannot be decoded: the producer sent it like
-            this. ``details`` hold ``offset`` and ``end``, the offset behind the batch.
+        CorruptBatch: the CRC is right but the columns cannot be decoded: the producer sent a bad
+            batch. ``details`` hold ``offset`` and ``end``, the offset after the batch.
     """
     if batch.header.is_hidden:
         return None
@@ -362,7 +364,7 @@ def check_append(
     """Check that *batches* continue a block that ends at *end* in *epoch*; return their buffers.
 
     Raises:
-        InternalError: they do not.
+        InternalError: the batches do not continue the block.
     """
     buffers: list[Buffer] = []
     for batch in batches:

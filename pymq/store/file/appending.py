@@ -1,10 +1,10 @@
-"""Appends batches to block files, and writes zeros ahead of small synced appends.
+"""Appends batches to block files, and writes zeros in advance for small synced appends.
 
-A sync after an append that makes the file longer has to write the file system's journal, too. So
-the store writes and syncs zeros ahead, and small synced appends overwrite them. One record and its
-sync then take 217 instead of 285 us with 1 KB, and 245 instead of 382 us with 8 KB. (Medians of
-2,200 measurements, interleaved, on ext4 on virtio, on a busy machine; 64 KiB ahead are as good as
-256.)
+After an append that makes the file longer, a sync also has to write the file system's journal. So
+the store writes and syncs zeros in advance, and small synced appends overwrite these zeros. One
+record and its sync then take 217 instead of 285 us with 1 KB, and 245 instead of 382 us with 8 KB.
+(Medians of 2,200 measurements, interleaved, on ext4 on virtio, on a busy machine; 64 KiB of zeros
+are as good as 256.)
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pymq.store.file.folder import Folder
 from pymq.store.file.handles import Handles
 from pymq.store.file.os_files import store_error
 
-RESERVE_MOST = 256 << 10  # zeros written ahead at once ...
+RESERVE_MOST = 256 << 10  # bytes of zeros that are written at once ...
 # ... in a block of at least this size, so that ten thousand idle blocks take no space
 RESERVE_FROM = 16 << 10
-# ... for a write smaller than this; for larger writes the reserve does not pay
+# ... for a write smaller than this; for larger writes the zeros do not pay
 RESERVE_BELOW = 16 << 10
 _ZEROS = memoryview(bytes(RESERVE_MOST))
 
@@ -37,12 +37,12 @@ class Appending:
     def append(
         self, batches: list[EncodedBatch], sync: bool, id: BlockId, block: StoredBlock | None
     ) -> None:
-        """Write *batches* at the end of the block; *sync* says that the caller syncs them next.
+        """Write *batches* at the end of the block; with *sync* the caller will sync them next.
 
         Raises:
             InvalidRequest: the block is not open.
-            InternalError: the batches do not continue it.
-            StoreError, OSError: the write failed and is undone.
+            InternalError: the batches do not continue the block.
+            StoreError, OSError: the write has failed and was undone.
         """
         if block is None or block.is_sealed:
             what = "is not open here; create or recover it first" if block is None else "is sealed"
@@ -69,7 +69,7 @@ class Appending:
         block.add(batches)
 
     def begin(self, block: StoredBlock, batches: list[EncodedBatch], buffers: list[Buffer]) -> None:
-        """Create the file with the first batches in it; durable on return."""
+        """Create the file with the first batches; it is durable on return."""
         head = block.head.to_bytes()
         self._handles.make_room()
         self._handles.adopt(block, self._folder.create(block.id, [head, *buffers]))
@@ -78,7 +78,7 @@ class Appending:
             block.add(batches)
 
     def trim(self, block: StoredBlock) -> None:
-        """Cut off the zeros that were written ahead; this is durable after the next sync."""
+        """Cut off the zeros that were written in advance; this is durable after the next sync."""
         if block.length > block.size:
             handle = block.handle if block.handle >= 0 else self._handles.open(block)
             self._files.truncate(handle, block.size)
@@ -86,7 +86,9 @@ class Appending:
             block.unsynced = True
 
     def _reserve(self, block: StoredBlock, needed: int) -> None:
-        """Write zeros ahead of a small write, as many bytes as the block has, if there is space."""
+        """Write zeros in advance for small writes, as many bytes as the block has, if there is
+        space.
+        """
         is_there = block.size + needed <= block.length
         if is_there or needed >= RESERVE_BELOW or not block.may_reserve:
             return
@@ -102,7 +104,7 @@ class Appending:
             block.length = block.size + size
 
     def _undo(self, block: StoredBlock) -> None:
-        """Cut off the rest of a failed write."""
+        """Truncate the file to its end before a failed write."""
         try:
             self._files.truncate(block.handle, block.size)
         except OSError as error:

@@ -1,8 +1,8 @@
 """Records which blocks of a partition the last compaction covered, and their size after it.
 
-This note is a small file beside the last of these blocks. ``00000007.clean`` means: in the blocks
-up to 7, only the last record of each key is left. The note only decides when the next compaction is
-due, so losing it costs one needless compaction.
+This note is a small file beside the last of these blocks. ``00000007.clean`` means that in the
+blocks up to 7 only the last record of each key is left. The note only decides when the next
+compaction is due, so a lost note costs one needless compaction.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Cleaned:
         """Decode the content of a ``.clean`` file.
 
         Raises:
-            CorruptMetadata: it is damaged; the caller does without it.
+            CorruptMetadata: the file is damaged; the caller continues without it.
         """
         item, size = unframe(CLEAN_MAGIC, data)
         if size != len(data) or type(item) is not list:

@@ -1,4 +1,4 @@
-"""Blocks as files: the store that brokers use.
+"""The store with files, which brokers use.
 
 A block gets its file with its first batch, and the file gets its name only when that batch is
 durable. So an idle block needs no file, and a crash never removes a file with acknowledged records.
@@ -48,9 +48,9 @@ class FileStore:
     """Keeps blocks as files in the folder *path*, which it locks.
 
     Args:
-        path: the folder, a store or empty; created if it is missing.
-        files: the file system; the simulator passes its own.
-        handles_max: how many files may be open at once.
+        path: the folder of a store, or an empty folder; created if it is missing.
+        files: the file system; the simulator passes a simulated one.
+        handles_max: the most files that may be open at once.
 
     Raises:
         StoreLocked: another process has the folder open.
@@ -70,8 +70,8 @@ class FileStore:
         self._blocks: dict[BlockId, StoredBlock] = {}
         self._handles = Handles(self._folder, handles_max)
         self._appending = Appending(self._folder, self._handles)
-        # Compaction may run in its own thread. Compaction holds this lock only while it opens or
-        # swaps a file, so that another thread's handle stays valid from its lookup to its use.
+        # Compaction may run in its own thread. It holds this lock only while it opens or swaps a
+        # file, so that a handle in another thread stays valid from its lookup to its use.
         self._lock = threading.RLock()
         self._closed = False
         self._folder.open()
@@ -97,9 +97,8 @@ class FileStore:
         failed: dict[BlockId, WriteFailed] = {}
         with self._lock:
             if len(writes) == 1 and type(append := writes[0]) is Append:
-                # The fast path: a single append needs no grouping. Grouping would add to the
-                # latency of each sync, and with cold processor caches each avoided call saves a
-                # microsecond.
+                # The fast path: a single append needs no grouping, which would add to the latency
+                # of each sync. With cold processor caches each avoided call saves a microsecond.
                 id, sync = append.block, append.sync
                 block = self._blocks.get(id)
                 try:
@@ -150,7 +149,7 @@ class FileStore:
         for block, batches in pending.items():
             self._attempt(block, failed, partial(self._appending.append, batches, block in syncs))
         self._sync([block for block in syncs if block not in failed], failed)
-        # Remove states last: after a crash no block may have records but no state.
+        # Remove states last, because after a crash no block may have records without a state.
         gone = [block for block, write in states.items() if type(write) is RemoveBlock]
         self._save({block: None for block in gone if self._states.get(block) is not None}, failed)
 
@@ -237,7 +236,7 @@ class FileStore:
         path = self._folder.file(block.id)
         block.cut(end, self._handles.reader(block), path)
         try:
-            # Remove the checkpoint and the index first: they describe a longer file, so after a
+            # Remove the checkpoint and the index first. They describe the longer file, so after a
             # crash the shorter file would look damaged.
             if block.ckpt_end > end:
                 self._folder.remove(block.id, CKPT)
@@ -319,7 +318,7 @@ class FileStore:
             return answer
 
     def _load(self, id: BlockId) -> StoredBlock:
-        """Load a block that was not recovered: a sealed one that is read only occasionally."""
+        """Load a block that was not recovered, such as a sealed block that is rarely read."""
         if self._closed:
             raise Closed(f"the store {self.path} was closed")
         path, suffixes = self._folder.file(id), self._folder.suffixes(id)
@@ -383,16 +382,16 @@ class FileStore:
             return block
 
     def _replace(self, old: StoredBlock, new: StoredBlock, draft: FileDraft) -> None:
-        """Replace *old* by *new*, the file that was drafted."""
+        """Replace *old* by *new*, the compacted file."""
         id = old.id
         with self._lock:
             if self._blocks.get(id) is not old or old.end != new.end:
                 raise InvalidRequest(f"block {id} was changed or removed meanwhile")
             snapshot = recovery.snapshot_at(self._folder, old)
-            # Index and checkpoint hold positions of the old file, so remove them before the swap.
+            # Index and checkpoint hold positions in the old file, so remove them before the swap.
             self._folder.remove(id, INDEX, CKPT)
             self._handles.let_go(id)
-            del self._blocks[id]  # if a step below fails, the block is loaded again
+            del self._blocks[id]  # if a step below fails, the next read loads the block again
             self.files.close(draft.take_place())
             self._blocks[id] = new
             self._seal(new)
@@ -410,14 +409,14 @@ class FileStore:
         return sorted({*self._folder.blocks(), *self._blocks, *self._states.blocks()})
 
     def unsealed(self) -> list[BlockId]:
-        """List the blocks that this store does not know as sealed; cheap."""
+        """List the blocks that this store does not know to be sealed; this is cheap."""
         sealed = self._folder.blocks()
         known = self._blocks.items()
         sealed.update({id: block.is_sealed for id, block in known if not block.is_passive})
         return sorted(id for id in {*sealed, *self._states.blocks()} if not sealed.get(id))
 
     def close(self) -> None:
-        """Make everything durable and release it; closing twice is allowed."""
+        """Make everything durable and release all resources; closing twice is allowed."""
         if self._closed:
             return
         self._closed = True

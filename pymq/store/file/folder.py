@@ -30,7 +30,7 @@ _BLOCK_NAME = re.compile(r"(\d{8,})\.block")
 
 
 class Folder:
-    """Every method names the file in the errors that it raises."""
+    """The folder of one store; the errors of every method name the file."""
 
     def __init__(self, path: str, files: Files) -> None:
         self.path = os.path.abspath(path)  # the process may change its working directory
@@ -45,8 +45,8 @@ class Folder:
         """Lock the folder; create it if it is missing.
 
         Raises:
-            StoreLocked: another process has it open.
-            StoreError: it is not a store of a known version, or cannot be written.
+            StoreLocked: another process has the folder open.
+            StoreError: the folder is not a store of a known version, or cannot be written.
         """
         with explained("open", self.path):
             self._make(self.path)
@@ -66,7 +66,7 @@ class Folder:
             else:
                 self._replace(marker, FORMAT)
             with explained("open", self._root):
-                self._make(self._root)  # this also syncs the folder with all other names in it
+                self._make(self._root)  # this also syncs the folder, and so all other names in it
         except BaseException:
             self.close()
             raise
@@ -88,16 +88,17 @@ class Folder:
             self._make(above)
             self.files.mkdir(path)
         if len(path) > len(self.path) and above not in self._durable:
-            # Sync each level inside the store, and those levels above it that were created here.
+            # Sync each level inside the store, and the levels above the store that were created
+            # here.
             self._make(above)
-        # Sync the folder even if it exists: the process that created it may have died before its
-        # sync.
-        with contextlib.suppress(PermissionError):  # for folders above the store's own folder
+        # Sync the folder even if it exists, because the process that created it may have died
+        # before its sync.
+        with contextlib.suppress(PermissionError):  # folders above the store's may refuse this
             self.files.sync_dir(above)
         self._durable.add(path)
 
     def blocks(self) -> dict[BlockId, bool]:
-        """List the blocks that have a file; the value tells whether they have an index."""
+        """List the blocks that have a file; the value says whether the block has an index."""
         found: dict[BlockId, bool] = {}
         with explained("list", self._root):
             for topic_id in self.files.list(self._root):
@@ -113,7 +114,7 @@ class Folder:
         return found
 
     def _names(self, path: str) -> list[str]:
-        """List a folder; if there is a file of that name, the list is empty."""
+        """List a folder; if the path is a file, the list is empty."""
         try:
             return self.files.list(path)
         except NotADirectoryError:
@@ -125,7 +126,7 @@ class Folder:
         """Return the folder of the block's partition.
 
         Raises:
-            StoreError: the topic's id could lead out of the store.
+            StoreError: the topic's id could point to a path outside of the store.
         """
         try:
             check_topic_id(block.topic_id)
@@ -148,16 +149,17 @@ class Folder:
         return [name[len(prefix) :] for name in names if name.startswith(prefix + ".")]
 
     def numbers(self, block: BlockId, suffix: str) -> list[int]:
-        """Return the numbers of the blocks of this partition that have a file of a kind, sorted."""
+        """Return the numbers of the partition's blocks that have a file with a suffix, sorted."""
         with explained("list", self.of(block)):
             names = self._names(self.of(block))
         stems = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def create(self, block: BlockId, buffers: Sequence[Buffer], *, suffix: str = BLOCK) -> int:
-        """Create a file with *buffers* in it, durably, and return its handle.
+        """Create a file with the content *buffers*, durably, and return its handle.
 
-        The file gets its name only when all of it is on disk, and replaces an existing file.
+        The file gets its name only when its whole content is on disk, and replaces an existing
+        file.
         """
         path = self.file(block, suffix)
         with explained("create", path):
@@ -175,12 +177,12 @@ class Folder:
             self.files.close(self._create(path, [data]))
 
     def put(self, path: str, data: bytes) -> int:
-        """Create or replace a file with *data* in it, durably, and return its handle."""
+        """Create or replace a file with the content *data*, durably, and return its handle."""
         with explained("create", path):
             return self._create(path, [data])
 
     def settle(self, block: BlockId) -> None:
-        """Make the names of the block's files durable, which a killed process may have omitted."""
+        """Make the names of the block's files durable; a killed process may not have done so."""
         self._make(self.of(block))
         self.files.sync_dir(self.of(block))
 
@@ -194,7 +196,7 @@ class Folder:
             draft.close()
 
     def keep(self, block: BlockId, suffix: str, pieces: Iterable[bytes]) -> None:
-        """Create a file of *pieces*, durably; together they may be larger than memory."""
+        """Create a file of *pieces*, durably; all pieces together may be larger than memory."""
         path = self.file(block, suffix)
         with explained("create", path):
             draft = FileDraft(self.files, path)
@@ -212,7 +214,7 @@ class Folder:
             return FileDraft(self.files, self.file(block))
 
     def remove(self, block: BlockId, *suffixes: str) -> None:
-        """Remove those files of a block that exist, in that order and durably."""
+        """Remove the existing files of a block among these, in this order and durably."""
         with explained("remove", self.file(block)):
             gone = False
             for suffix in suffixes:
@@ -224,7 +226,7 @@ class Folder:
                     self.files.sync_dir(self.of(block))
 
     def remove_blocks(self, blocks: Sequence[BlockId]) -> None:
-        """Remove all files of blocks of one partition durably, and its folder if that is empty.
+        """Remove all files of blocks of one partition durably, and the partition's folder if empty.
 
         The folder is listed and synced once for all blocks.
         """
@@ -241,8 +243,8 @@ class Folder:
                 suffixes[stem].append(dot + suffix)
         found = False
         for block, there in zip(blocks, suffixes.values(), strict=True):
-            # Remove the other files first: if a crash left only them, the block file would seem to
-            # be lost.
+            # Remove the block file last: if a crash left only the other files, the block file would
+            # seem to be lost.
             others = [s for s in there if s.endswith(TMP) or s == CLEAN or s.startswith(CUT)]
             for suffix in (*(s for s in (INDEX, CKPT, BLOCK) if s in there), *others):
                 found = True
@@ -258,7 +260,7 @@ class Folder:
 
     def prune(self, block: BlockId) -> None:
         """Remove the folders of the block's partition and topic if they are empty."""
-        with contextlib.suppress(OSError):  # usually because the folders are not empty
+        with contextlib.suppress(OSError):  # usually the folders are not empty
             for path in (self.of(block), os.path.dirname(self.of(block))):
                 self.files.rmdir(path)
                 self._durable.discard(path)
@@ -285,12 +287,12 @@ class FileDraft:
 
     def __init__(self, files: Files, path: str) -> None:
         self._files, self._path, self._tmp = files, path, path + TMP
-        # whether the handle and the temporary name still have to be cleaned up
+        # whether the handle must still be closed and the temporary file removed
         self._is_mine = True
         self._size = 0
         try:
             self._handle = files.create(self._tmp)
-        except FileExistsError:  # left by a crash
+        except FileExistsError:  # a crash has left this file
             files.unlink(self._tmp)
             self._handle = files.create(self._tmp)
 
@@ -312,7 +314,7 @@ class FileDraft:
         return self._handle
 
     def close(self) -> None:
-        """Close and remove the file, unless it has its name already."""
+        """Close and remove the file, unless it already has its final name."""
         if self._is_mine:
             self._is_mine = False
             self._files.close(self._handle)
@@ -324,7 +326,7 @@ def check_format(data: bytes, path: str) -> None:
     """Check the content of a FORMAT file.
 
     Raises:
-        StoreError: it is the FORMAT of another version, or no FORMAT at all.
+        StoreError: the content is that of another version, or not that of a FORMAT file.
     """
     if data == FORMAT:
         return

@@ -1,4 +1,4 @@
-"""The open files of a store: a bounded number, each synced before it is closed."""
+"""The open files of a store; their number is bounded, and each is synced before it is closed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Handles:
         self._folder = folder
         self._files = folder.files
         self._most = max(most, 1)
-        self._open: dict[int, StoredBlock] = {}  # open blocks; the next one to be closed is first
+        # open blocks; the first is the next one to be closed
+        self._open: dict[int, StoredBlock] = {}
 
     # --- opening and closing --------------------------------------------------------------------
 
@@ -44,13 +45,13 @@ class Handles:
         while len(self._open) >= self._most:
             handle, block = next(iter(self._open.items()))
             del self._open[handle]
-            # The block was used since the last check: move it to the end of the queue (second
+            # The block was used since the last check, so move it to the end of the queue (second
             # chance).
             if block.used:
                 block.used = False
                 self._open[handle] = block
                 continue
-            # Sync before closing: a later write-back error would be reported to no process.
+            # Sync before closing, because no process would get the error of a later write-back.
             self.try_sync(block)
             block.handle = -1
             self._files.close(handle)
@@ -63,7 +64,7 @@ class Handles:
             self._files.close(handle)
 
     def reader(self, block: StoredBlock) -> Pread:
-        """Return the function that reads the block's file; without a file it returns no bytes."""
+        """Return a function that reads the block's file; without a file it returns no bytes."""
         if block.size == 0:
             return _nothing
         handle = block.handle if block.handle >= 0 else self.open(block)
@@ -84,7 +85,8 @@ class Handles:
         """Sync the file of *block*.
 
         Raises:
-            StoreError: this sync or an earlier one failed; the block is unusable until recovered.
+            StoreError: this sync or an earlier one has failed; the block is unusable until
+                recovered.
         """
         if block.failed is not None:
             raise block.failed
@@ -97,9 +99,9 @@ class Handles:
         block.unsynced = False
 
     def _failed(self, block: StoredBlock, error: OSError) -> StoreError:
-        # The kernel has marked the pages clean, so a second sync would succeed without meaning
+        # The kernel has marked the pages clean, so a second sync would succeed without writing
         # anything (Rebello et al., ATC 2020). Only recovery, which reads from the disk, finds out
-        # what is there.
+        # which data is there.
         block.failed = store_error(error, "sync", self._folder.file(block.id))
         return block.failed
 

@@ -1,8 +1,8 @@
 """File operations: the stores call the operating system only through :class:`Files`.
 
 The simulator implements these operations with a disk that loses unsynced data, tears writes, flips
-bits, fills up or fails to sync. Methods raise plain :class:`OSError`; the store turns them into
-errors for users with :func:`store_error`.
+bits, fills up or fails to sync. Methods raise plain :class:`OSError`; the store converts such
+errors to errors for users with :func:`store_error`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from pymq.errors import StoreError, StoreFull, StoreLocked
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-# fdatasync of 64 files, each after 4 KB, on ext4 on virtio: 5,200/s one after the other, 6,400 with
-# 2 threads, 8,700 with 4, 11,000 with 8, 11,900 with 16; of 2 files 4,000 and 5,100 with any.
+# Syncs per second (fdatasync of 64 files, each after 4 KB, on ext4 on virtio): 5,200 in one thread,
+# 6,400 with 2 threads, 8,700 with 4, 11,000 with 8, 11,900 with 16. With 2 files: 4,000 in one
+# thread, 5,100 with more.
 SYNC_THREADS = 8
 
 _IOV_MAX = 1024  # POSIX guarantees 16; Linux, macOS and the BSDs all allow 1024
 _JOIN_MAX = (
-    # many buffers smaller than this on average are cheaper joined: a write costs time for each
+    # join many buffers if they are smaller than this on average, because a write takes time for
+    # each
     4096
 )
-_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # on macOS: also syncs the drive
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: also syncs the drive's cache
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# Reading a file bypasses the access policy, so only the owner and the group may read files.
+# A file can be read without a check of the access policy, so only owner and group may read files.
 FILE_MODE, FOLDER_MODE = 0o640, 0o750
-# bytes; compression by a file system does not reach this ratio
+# no file system compresses files by this ratio
 _SPARSE_MIN, _SPARSE_RATIO = 1 << 30, 64
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _WRONG_KIND = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EFBIG, errno.ENOTSUP)
@@ -63,9 +65,9 @@ class Files(Protocol):
         ...
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:
-        """Write *buffers* one behind the other from *position* on; return the number of bytes.
+        """Write *buffers* one after the other from *position* on; return the number of bytes.
 
-        After an error any part of the buffers may be in the file.
+        After an error, any part of the buffers may be in the file.
         """
         ...
 
@@ -86,7 +88,7 @@ class Files(Protocol):
         ...
 
     def truncate(self, handle: int, size: int) -> None:
-        """Cut the file to *size* bytes; this is durable after the next :meth:`sync`."""
+        """Truncate the file to *size* bytes; this is durable after the next :meth:`sync`."""
         ...
 
     def forget(self, handle: int, position: int) -> None:
@@ -114,21 +116,21 @@ class Files(Protocol):
         ...
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a folder durable: created, renamed and removed ones."""
+        """Make changes of the names in a folder durable: created, renamed and removed files."""
         ...
 
     def lock(self, path: str) -> int:
         """Lock the file *path*; closing the handle, or the end of the process, releases the lock.
 
         Raises:
-            StoreLocked: another process or store holds it.
+            StoreLocked: another process or store holds the lock.
         """
         ...
 
     def release(self) -> None:
         """Release threads and similar resources, but no open files.
 
-        Later calls create them again.
+        Later calls create these resources again.
         """
         ...
 
@@ -136,11 +138,11 @@ class Files(Protocol):
 def open_regular(path: str, flags: int) -> int:
     """Open a regular file of a store; refuse links, pipes and sparse files.
 
-    Other users may have written to the folder. Without this check a link would lead out of the
-    folder, a pipe would never end, and a huge sparse file would take hours to read.
+    Other users may have written to the folder. Without this check a link could point outside of the
+    folder, a read of a pipe would never end, and a huge sparse file would take hours to read.
 
     Raises:
-        OSError: it cannot be opened, or is not a regular file of a sane size.
+        OSError: the file cannot be opened, or is not a regular file of a sane size.
     """
     handle = opened(lambda: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE))
     found = os.fstat(handle)
@@ -159,7 +161,7 @@ class OsFiles:
     """The real file system.
 
     Args:
-        sync_threads: how many files to sync in parallel; with 1 there are no threads.
+        sync_threads: how many files to sync in parallel; 1: without threads.
     """
 
     def __init__(self, sync_threads: int = SYNC_THREADS) -> None:
@@ -184,12 +186,12 @@ class OsFiles:
         """Close a file; unsynced data may still be lost."""
         if handle in _locks:
             _locks.remove(handle)
-            # A child that is being forked inherits this handle and would keep the lock.
+            # A child process that is being forked inherits this handle and would keep the lock.
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], position: int) -> int:
-        """Write *buffers* at *position*, in one system call if the kernel takes all of it."""
+        """Write *buffers* at *position*, in one system call if the kernel accepts all bytes."""
         if len(buffers) > 8:
             total = sum(map(len, buffers))
             if len(buffers) > _IOV_MAX or total < len(buffers) * _JOIN_MAX:
@@ -197,8 +199,8 @@ class OsFiles:
         written = os.pwritev(handle, buffers, position)
         total = sum(map(len, buffers))
         if written < total:
-            # The kernel stops early at 2 GiB, on a signal, or when the disk is full; in the last
-            # case the next call raises the error.
+            # The kernel stops early at 2 GiB, on a signal, or when the disk is full; if the disk is
+            # full, the next call raises the error.
             rest = memoryview(b"".join(buffers))
             while written < total:
                 written += os.pwrite(handle, rest[written:], position + written)
@@ -226,7 +228,7 @@ class OsFiles:
         with self._making:
             pool = self._pool
             if pool is None or self._pid != os.getpid():  # threads do not survive a fork
-                # on demand: many stores never need it
+                # created on demand, since many stores never need it
                 from concurrent.futures import ThreadPoolExecutor
 
                 pool = self._pool = ThreadPoolExecutor(self._sync_threads, "pymq-sync")
@@ -241,13 +243,14 @@ class OsFiles:
         return None
 
     def truncate(self, handle: int, size: int) -> None:
-        """Cut the file to *size* bytes; this is durable after the next :meth:`sync`."""
+        """Truncate the file to *size* bytes; this is durable after the next :meth:`sync`."""
         os.ftruncate(handle, size)
 
     def forget(self, handle: int, position: int) -> None:
         """Drop the cached pages of the file from *position* on, if the system supports that."""
         if hasattr(os, "posix_fadvise"):
-            # The kernel keeps a page that the range covers only in part: begin at its first byte.
+            # The kernel keeps a page that the range covers only in part, so begin at the page's
+            # first byte.
             position -= position % mmap.PAGESIZE
             os.posix_fadvise(handle, position, 0, os.POSIX_FADV_DONTNEED)
 
@@ -277,7 +280,7 @@ class OsFiles:
         return sorted(opened(lambda: os.listdir(path)))
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a folder durable: created, renamed and removed ones."""
+        """Make changes of the names in a folder durable: created, renamed and removed files."""
         handle = opened(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY))
         try:
             os.fsync(handle)
@@ -319,9 +322,9 @@ def _leave_locks() -> None:
     """Release the inherited locks in a forked child.
 
     A child that inherits the handle shares the lock: the file would stay locked until the last
-    child has ended, even if the parent has closed its store or is dead. The handles are redirected
-    to the null device instead of being closed, because the child's copy of the store may still
-    close these numbers.
+    child has ended, even if the parent has closed its store or is dead. This function redirects the
+    handles to the null device instead of closing them, because the child's copy of the store may
+    still close these numbers.
     """
     if _locks:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -335,7 +338,7 @@ os.register_at_fork(after_in_child=_leave_locks)
 
 
 def is_lasting(error: OSError) -> bool:
-    """Whether *error* was caused by a change to the files, so that retries cannot help."""
+    """Whether a change of the files has caused *error*, so that retries cannot help."""
     return error.errno in _LASTING
 
 
@@ -359,6 +362,6 @@ def store_error(error: OSError, action: str, path: str) -> StoreError:
         advice = "; the disk may be failing, look into the system's log"
     told = StoreError(f"cannot {action} {path}: {cause}{advice}", file=path)
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        told.details["passes"] = True  # retry as soon as other files are closed
+        told.details["passes"] = True  # a retry may succeed when other files are closed
     told.errno = error.errno  # for callers that distinguish passing errors from lasting ones
     return told

@@ -1,4 +1,4 @@
-"""Recovers a block after a crash: finds its end, cuts off a torn tail, refuses damage.
+"""Recovers a block after a crash: finds its end, cuts off a torn write, refuses damage.
 
 ======================================  ============================================================
 found                                   action
@@ -6,7 +6,7 @@ found                                   action
 open block, bad bytes that no later     a torn write, or sectors written out of order: cut off. If
 batch attests as durable                the part to be cut holds whole batches, all of it is first
                                         copied to a .cut file
-open block, zeros up to the end         written ahead of appends: cut off, not reported
+open block, zeros up to the end         written in advance: cut off, not reported
 open block, shorter than its            as in the first row
 checkpoint
 open block, bad bytes, and a later      damage: refused, nothing is changed
@@ -19,9 +19,10 @@ a whole batch header that does not      the same: a newer version or a misplaced
 belong there                            torn write leaves
 ======================================  ============================================================
 
-*Durable* refers to this broker's disk: the leader and each follower stamp a batch with the state of
+*Durable* describes this broker's disk: the leader and each follower stamp a batch with the state of
 their own disk (see :class:`pymq.core.ready.Append`). With the leader's stamps, a follower's batches
-would attest records that were not yet on its own disk, and a power cut would look like damage.
+would claim that records were durable which were not yet on the follower's disk, and a power cut
+would look like damage.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ def recover(
     is_open: bool,
     state: bytes | None,
 ) -> Recovered:
-    """Read *block* from its open file, if there is one; cut its torn tail; fill *block* in.
+    """Recover *block* from its open file, if any: find its end, and cut off a torn write.
 
-    *state* is the block's saved state; it is part of the answer.
+    *state* is the block's saved state, which the answer contains.
 
     Raises:
-        CorruptBlock: it is damaged; nothing was changed.
-        StoreError: it cannot be read or repaired.
+        CorruptBlock: the block is damaged; nothing was changed.
+        StoreError: the block cannot be read or repaired.
     """
     id, path = block.id, folder.file(block.id)
     marks = _marks(folder, id, start, suffixes)
@@ -89,7 +90,7 @@ def recover(
         if behind.has_batches:
             _keep(folder, id, suffixes, window, found.position)
     if is_open:
-        holding.pop(INDEX, None)  # an index means that the block is sealed
+        holding.pop(INDEX, None)  # a block with an index would count as sealed
     _repair(folder, block, suffixes, holding, found)
     block.stand(found, index)
     block.is_sealed = not is_open
@@ -109,7 +110,7 @@ def recover(
 def _sync(folder: Folder, block: StoredBlock, window: Window, trusted: int) -> Window:
     """Sync the file, and drop the cache after the *trusted* part, so that reads go to the disk.
 
-    Writes and truncations of a killed process may not be durable yet. After a failed sync the
+    Writes and truncations of a killed process may not be durable yet. After a failed sync, the
     cache may differ from the disk.
     """
     files = folder.files
@@ -118,7 +119,7 @@ def _sync(folder: Folder, block: StoredBlock, window: Window, trusted: int) -> W
         if window.size > trusted:
             folder.settle(block.id)
             files.forget(block.handle, trusted)
-            # the old window may hold data that was dropped
+            # the old window may hold data from the dropped cache
             return Window(window.pread, window.size)
     return window
 
@@ -130,10 +131,10 @@ def _repair(
     holding: Collection[str],
     found: Walk,
 ) -> None:
-    """Remove the files beside the block's that are not in *holding*, then cut the torn tail.
+    """Remove the block's other files that are not in *holding*, and then cut off the torn write.
 
-    This order matters: if a crash came in between, a checkpoint or index that attests a longer
-    file would make the block look damaged.
+    In the other order, a crash in between could leave a checkpoint or index of a longer file, which
+    would make the block look damaged.
     """
     stale = [suffix for suffix in (CKPT, INDEX) if suffix in suffixes and suffix not in holding]
     folder.remove(block.id, *stale, *(suffix for suffix in suffixes if suffix.endswith(TMP)))
@@ -146,7 +147,7 @@ def _repair(
 
 
 def load(folder: Folder, block: StoredBlock, suffixes: Collection[str]) -> None:
-    """Fill in *block*, a sealed block whose file is open, for reads.
+    """Load *block*, a sealed block whose file is open, for reads.
 
     Raises:
         CorruptBlock: a header is damaged.
@@ -170,7 +171,7 @@ def load(folder: Folder, block: StoredBlock, suffixes: Collection[str]) -> None:
 
 
 def snapshot_at(folder: Folder, block: StoredBlock) -> bytes | None:
-    """Return the snapshot of the block's checkpoint if it was taken at the block's end, or None."""
+    """Return the snapshot in the block's checkpoint if it is of the block's end, else None."""
     known = _marks(folder, block.id, block.start, [CKPT]).get(CKPT)
     return known.snapshot if known and known.end == block.end else None
 
@@ -221,7 +222,7 @@ def _holds(known: Known, window: Window, block: StoredBlock) -> bool:
 
 
 def _judge(found: Walk, window: Window, path: str, is_open: bool, vouched: Iterable[int]) -> Behind:
-    """Raise if the fault lies in bytes that were durable; *vouched* are positions known to be good.
+    """Raise if the fault is in durable bytes; bytes before a position in *vouched* were durable.
 
     Returns:
         The content of the part to be cut off.
@@ -249,7 +250,7 @@ def _judge(found: Walk, window: Window, path: str, is_open: bool, vouched: Itera
 def _keep(
     folder: Folder, id: BlockId, suffixes: Collection[str], window: Window, position: int
 ) -> None:
-    """Copy the part that will be cut off to a file: it was not acknowledged, but may be useful."""
+    """Copy the part to be cut off to a file; it was never acknowledged, but may be useful."""
 
     def pieces() -> Iterator[bytes]:
         for at in range(position, window.size, CHUNK):

@@ -23,14 +23,15 @@ _REWRITE_BYTES = 1 << 20  # bytes in each write
 class Rewriting:
     """A compaction of one partition.
 
-    A compaction may run at the same time as all other calls, because sealed blocks do not change.
+    A compaction may run at the same time as all other calls of the store, because sealed blocks do
+    not change.
 
     Args:
-        folder: where the blocks are.
+        folder: the folder of the blocks.
         files: the file system.
         find: returns a sealed block.
         replace: replaces a block's file by a draft, unless the block has changed meanwhile.
-        note: saves which blocks are clean, unless the last of them was removed meanwhile.
+        note: saves the note that blocks are clean, unless the last of them was removed meanwhile.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Rewriting:
             for id in job.blocks:
                 size = self._rewrite(id, last, job.tombstones_before_ms)
                 sizes.append((id, size))
-            with contextlib.suppress(OSError, StoreError):  # the note only saves time
+            with contextlib.suppress(OSError, StoreError):  # the note only avoids needless work
                 self._note(Cleaned(job.blocks[-1], sum(size for _, size in sizes)))
         except OSError as error:
             failure = store_error(error, "compact", self._folder.of(job.blocks[0]))

@@ -1,34 +1,34 @@
 """The saved states of replicas, a few bytes for each block, all in one file: ``states.log``.
 
 A Raft replica must have its term and vote on disk before it sends them. If a broker fails, all
-blocks that it led hold elections at the same moment; because the states are in one file, they share
-one sync.
+blocks that it led hold elections at the same time. Because all states are in one file, these
+elections share one sync.
 
 ::
 
     pymq states\\nv 1\\n
-    group ...          the states saved in one turn: written, and synced, as a whole
+    group ...          the states saved in one turn of the loop, written and synced as a whole
         4s   PMQS
         u32  length of the group, in bytes
         u32  CRC-32 of the body
         u32  CRC-32 of the 12 bytes before
         body: CBOR, an array of [topic id, partition, number, state], one for each block;
               the state is null when the block was removed
-        u8   255: a group that lacks it was not written to its end
+        u8   255: a group without this byte was not written to its end
 
 Only the last entry of a block is valid. When most of the file is stale, the store rewrites it.
 
-The file gets its name once it has its first group, and each group is durable before the next is
-written. So a bad group means:
+The file gets its name when its first group is durable, and each group is durable before the next
+one is written. So a bad group means:
 
 =====================================================  =============================
-the first group, or one with bytes behind it           damage
+the first group, or one with bytes after it            damage
 the last group, cut short, or with zeros as a sector   torn by a crash: cut off
 or up to its end
 the last group, all of it written                      damage
 =====================================================  =============================
 
-Damage is never cut off: if a replica forgot its vote, it might vote twice.
+Damage is never cut off, because a replica that forgot its vote might vote twice.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BEGIN = b"pymq states\nv 1\n"
 GROUP_MAGIC = b"PMQS"
 
 REWRITE_FROM = 64 << 10  # bytes; a smaller file is not worth a rewrite
-_SECTOR = 512  # a disk writes so many bytes as a whole or not at all
+_SECTOR = 512  # a disk writes a sector as a whole or not at all
 _HEAD = Struct("<4sII")
 _CRC = Struct("<I")
 _BODY = _HEAD.size + _CRC.size
@@ -65,8 +65,8 @@ class States:
 
     def __init__(self, folder: Folder) -> None:
         self.path = os.path.join(folder.path, STATES)
-        self.failed: StoreError | None = None  # set after a failed sync: nothing can be saved ...
-        # ... and the states of these blocks may be saved or not
+        self.failed: StoreError | None = None  # set after a failed sync: no state can be saved ...
+        # ... and it is unknown whether the states of these blocks were saved
         self._unsure: dict[BlockId, StoreError] = {}
         self._folder = folder
         self._files = folder.files
@@ -81,8 +81,8 @@ class States:
         """Read the file, if it exists; cut off a group that a crash has torn.
 
         Raises:
-            CorruptBlock: it is damaged; nothing was changed.
-            StoreError: it cannot be read or repaired.
+            CorruptBlock: the file is damaged; nothing was changed.
+            StoreError: the file cannot be read or repaired.
         """
         self.close()
         with explained("open", self.path):
@@ -119,14 +119,14 @@ class States:
     # --- changing it ----------------------------------------------------------------------------
 
     def problem(self, block: BlockId) -> StoreError | None:
-        """Return the error if no state of *block* can be saved until it is recovered."""
+        """Return the error if no state of *block* can be saved before a recovery."""
         return self._unsure.get(block) or self.failed
 
     def save(self, changes: Changes) -> None:
         """Save *changes* durably: after a crash either all or none of them are saved.
 
         Raises:
-            OSError: none of them is saved; or, if :attr:`failed` is set now, this is unknown.
+            OSError: none of them is saved; if :attr:`failed` is set, this is unknown.
         """
         group = encode(changes)
         live = self._live
@@ -191,7 +191,7 @@ class States:
         self._unsure.pop(block, None)
 
     def close(self) -> None:
-        """Close the file; its content is durable, or its error is known."""
+        """Close the file, whose content is durable or whose error is known."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             with contextlib.suppress(OSError):
@@ -215,7 +215,7 @@ def parse(data: bytes, path: str) -> tuple[dict[BlockId, bytes], int]:
     """Decode the content of the file; return the states and the number of good bytes.
 
     Raises:
-        CorruptBlock: it is damaged, and not only torn at its end.
+        CorruptBlock: the file is damaged, not only torn at its end.
     """
     if not data.startswith(BEGIN):
         raise _corrupt(path, 0, "it does not begin as such a file of a known version does")

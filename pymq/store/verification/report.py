@@ -13,10 +13,10 @@ class Problem:
 
     file: str
     position: int | None  # position in bytes
-    offset: int | None  # offset of the record that belongs there
+    offset: int | None  # offset of the record at this place
     what: str
     advice: str
-    is_note: bool = False  # unusual, but no data is damaged
+    is_note: bool = False  # whether this is unusual, but no data is damaged
 
     def __str__(self) -> str:
         at = "" if self.position is None else f" at byte {self.position}"
@@ -74,7 +74,7 @@ class Report:
 
     @property
     def is_ok(self) -> bool:
-        """Whether nothing is damaged; there may still be notes."""
+        """Whether nothing is damaged; there may be notes."""
         return all(problem.is_note for problem in self.problems)
 
     @property

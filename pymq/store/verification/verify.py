@@ -37,14 +37,14 @@ def verify(
 ) -> Report:
     """Read every byte of the store in the folder *path* and report all damage.
 
-    Only the process id in the lock file is written. While another process has the store open, the
-    last batches may look torn because they are being written; the report says so.
+    The function changes only the process id in the lock file. While another process has the store
+    open, the last batches may look torn because they are being written; the report says so.
 
-    Other files of a broker, such as its metadata, are not checked. *known* checks the metadata: it
-    returns the blocks there, or raises a :class:`StoreError` that is reported as damage. *known* is
-    called only if the verifier holds the store's lock.
+    Other files of a broker, such as its metadata, are not checked. *known* is a function for the
+    metadata: it returns the known blocks, or raises a :class:`StoreError`, which is reported as
+    damage. The verifier calls *known* only if it holds the store's lock.
 
-    *on_read* is called after each block file with its size in bytes.
+    The verifier calls *on_read* after each block file, with the size of the file in bytes.
 
     Raises:
         StoreError: *path* is not a store of a known version, or cannot be read at all.
@@ -88,7 +88,7 @@ class _Verifier:
                 self.files.close(lock)
         unknown = {found.block for found in self.report.unknown}
         for block, file in self._blocks.missing:
-            if block not in unknown:  # otherwise a crash interrupted the removal of the block
+            if block not in unknown:  # otherwise a crash has interrupted the removal of the block
                 self.report.problem(file, None, None, "the block file is missing", RESTORE)
         return self.report
 
@@ -148,8 +148,8 @@ class _Verifier:
             size = sum(map(self._size, files))
             self.report.unknown.append(Unknown(id, tuple(files), size))
             what = f"{plural(size, 'byte')} in {plural(len(files), 'file')} of a block that the "
-            what += "metadata do not know: a crash came before they were removed with their topic, "
-            what += "or when their time was"
+            what += "metadata does not contain: a crash prevented their removal with the topic, "
+            what += "or by retention"
             self.report.problem(files[0], None, None, what, _REMOVE, is_note=True)
 
     def _size(self, path: str) -> int:
@@ -226,7 +226,7 @@ class _Verifier:
             self.report.problem(path, None, None, f"belongs to block {cleaned.block}", REBUILT)
 
     def _cut(self, path: str) -> None:
-        """Note a tail that recovery has cut off a block and kept."""
+        """Report a file with batches that recovery has cut off a block."""
         runs: list[tuple[int, int]] = []
         try:
             handle = self.files.open_readonly(path)

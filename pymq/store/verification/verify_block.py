@@ -41,7 +41,7 @@ class _Damage:
     position: int
     offset: int
     what: str
-    # whether there is a whole header that does not belong there, which is no torn write
+    # whether there is a sound header that does not belong there, which no torn write leaves
     is_foreign: bool
 
 
@@ -49,7 +49,7 @@ class BlockVerifier:
     """Checks block files and adds the results to a report."""
 
     def __init__(self, files: Files, report: Report, on_read: Callable[[int], object]) -> None:
-        # block files that are missing although their other files exist
+        # block files that are missing although other files of the block exist
         self.missing: list[tuple[BlockId, str]] = []
         self._files = files
         self._report = report
@@ -106,14 +106,15 @@ class BlockVerifier:
                 header = window.header(position)
             except CorruptBatch as error:
                 if may_be_torn and data_end(window.pread, position, size) == position:
-                    size = position  # the rest of the file is zeros, written ahead of appends
+                    # the rest of the file is zeros, which the store has written in advance
+                    size = position
                     break
                 is_foreign = is_whole(window.piece(position, HEADER_SIZE, HEADER_SIZE))
                 following = resync(window, position + 1)
                 damages.append(_Damage(position, offset, error.message, is_foreign))
                 position, is_lost = following, True
                 continue
-            # The header is sound, so the next batch is found even if the body is damaged.
+            # The header is sound, so the verifier finds the next batch even if the body is damaged.
             following = position + header.length
             found.append((header, position))
             result.end = header.end_offset
@@ -135,7 +136,7 @@ class BlockVerifier:
             self._agreement(result, known, suffix, found, begin, size)
 
     def _damage(self, result: BlockResult, damages: list[_Damage], durable: int | None) -> None:
-        """Report *damages*; opening the store would cut off those from *durable* on, if given."""
+        """Report *damages*; opening the store would cut off those from position *durable* on."""
         first = damages[0] if damages else None
         is_torn = first and durable is not None and not first.is_foreign and first.offset >= durable
         for damage in damages:

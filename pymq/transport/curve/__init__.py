@@ -1,1 +1,1 @@
-"""CURVE keys."""
+"""Keys for CURVE, ZeroMQ's encryption and authentication."""

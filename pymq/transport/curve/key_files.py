@@ -1,11 +1,12 @@
 """Reads and writes key files: a folder with a key pair for each principal, and revoked keys.
 
 * ``NAME.pub``: the public key, for all nodes. TOML.
-* ``NAME.secret``: the secret key, only for NAME itself. TOML.
-* ``NAME.revoked``: the keys that were revoked under that name. A ``.revoked`` file takes precedence
-  over any ``.pub``. An additional file is easier to copy to all nodes than a deletion.
+* ``NAME.secret``: the secret key, which only NAME itself may have. TOML.
+* ``NAME.revoked``: the revoked keys of that name. A ``.revoked`` file takes precedence over all
+  ``.pub`` files. So a key is revoked by an additional file, since copying a file to all nodes is
+  easier than deleting one on all nodes.
 
-A name is a principal: a person, an application, or a node whose key has the node's name.
+A name is a principal: a person, an application, or a node, whose key has the node's name.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Public:
 
     name: str
     key: str
-    is_node: bool = False  # the principal is a broker or a zkserver
-    endpoints: tuple[str, ...] = ()  # endpoints of nodes that are named by their endpoints
+    is_node: bool = False  # whether the principal is a broker or a zkserver
+    endpoints: tuple[str, ...] = ()  # endpoints, for nodes whose names are their endpoints
 
 
 class Pair(NamedTuple):
@@ -47,7 +48,7 @@ class Pair(NamedTuple):
     secret: str
 
     def __repr__(self) -> str:
-        # The secret must not get into a log.
+        # Leave the secret out of logs.
         return f"Pair({self.name!r}, {self.public!r}, secret=...)"
 
 
@@ -61,8 +62,8 @@ def write_pair(folder: Path, pair: Pair, public: Public) -> None:
     """Write both files; create the folder if it is missing.
 
     Raises:
-        ConfigError: a key of that name exists already.
-        OSError: they cannot be written.
+        ConfigError: a key of that name already exists.
+        OSError: the files cannot be written.
     """
     check_name(pair.name, "principal")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,7 +90,7 @@ def write_pair(folder: Path, pair: Pair, public: Public) -> None:
     try:
         _write(folder / f"{pair.name}{PUBLIC}", lines, 0o644)
     except BaseException:
-        path.unlink()  # with only one of the two files the next try would fail
+        path.unlink()  # with only one of the two files, the next try would fail
         raise
 
 
@@ -115,7 +116,7 @@ def revoke(folder: Path, name: str) -> str:
     key = read_public(path).key
     revoked = folder / f"{name}{REVOKED}"
     keys = [*(read_revoked(revoked) if revoked.exists() else ()), key]
-    # Write a new file and rename it, so that readers see the old or the new content.
+    # Write a new file and rename it, so that readers see either the old or the new content.
     new = folder / f".{name}{REVOKED}.new"
     new.unlink(missing_ok=True)
     _write(
@@ -132,7 +133,7 @@ def read_public(path: Path) -> Public:
     """Read a ``.pub`` file.
 
     Raises:
-        ConfigError: it is invalid or unreadable.
+        ConfigError: the file is invalid or unreadable.
     """
     found = _read(path, {"public", "node", "endpoints"})
     is_node, endpoints = found.get("node", False), found.get("endpoints", [])
@@ -146,7 +147,7 @@ def read_revoked(path: Path) -> tuple[str, ...]:
     """Read a ``.revoked`` file and return its keys.
 
     Raises:
-        ConfigError: it is invalid or unreadable.
+        ConfigError: the file is invalid or unreadable.
     """
     keys = _read(path, {"public"}).get("public")
     if not isinstance(keys, list):
@@ -158,7 +159,7 @@ def read_pair(path: Path) -> Pair:
     """Read a ``.secret`` file.
 
     Raises:
-        ConfigError: it is invalid or unreadable, or users other than its owner may read it.
+        ConfigError: the file is invalid or unreadable, or users other than its owner may read it.
     """
     found = _read(path, {"public", "secret"}, is_secret=True)
     public, secret = _key(path, found, "public"), _key(path, found, "secret")
@@ -189,7 +190,7 @@ def _read(path: Path, known: set[str], *, is_secret: bool = False) -> dict[str, 
             raise ValueError("it is too long")
         found = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        # Parsers may quote a line, and a line of a secret file must not be shown.
+        # Do not show the parser's message, because it may quote a line of a secret file.
         raise ConfigError(f"{path} is no key file" + ("" if is_secret else f": {error}")) from None
     if unknown := sorted(set(found) - known):
         raise ConfigError(f"{path}: {unknown[0]!r} is not known; there are {sorted(known)}")

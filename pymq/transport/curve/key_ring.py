@@ -1,4 +1,4 @@
-"""The keys that a node knows; it reads them again when their files change."""
+"""The keys that a node knows; the node reads them again when their files change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pymq.transport.curve.key_files import Pair, Public
 log = logging.getLogger("pymq.security")
 
 REFRESH_S = 1.0  # interval between two checks of the folder
-ZKSERVER = "zkserver"  # the principal expected at an endpoint that no key file names
+ZKSERVER = "zkserver"  # the expected principal at an endpoint that no key file names
 
 Seen = tuple[str, int, int, int]  # name, inode, size and time of change of a file
 
@@ -25,9 +25,9 @@ Seen = tuple[str, int, int, int]  # name, inode, size and time of change of a fi
 class KeyRing:
     """The key pair of this node and the public keys of all principals, from a folder.
 
-    The node's own pair is that of *principal*. Without *principal* the node's own pair is that of
-    the principal whose key file names *endpoint*, or that of *default* if its secret is in the
-    folder, or the only pair in the folder.
+    The node's own pair is that of *principal*. Without *principal*, the node's own pair is the
+    first of these that exists: the pair of the principal whose key file names *endpoint*, the pair
+    of *default* if its secret is in the folder, or the only pair in the folder.
 
     Raises:
         ConfigError: there is no such pair, or a file in the folder is invalid.
@@ -44,7 +44,7 @@ class KeyRing:
         self.folder = Path(folder)
         self.version = 0  # rises each time the keys are read
         self._looked_at = 0.0
-        self._complaint = ""  # the last error logged
+        self._complaint = ""  # the last logged error
         self._publics: dict[str, Public] = {}  # public keys, by name
         self._principals: dict[str, str] = {}  # names of principals, by key
         self._endpoints: dict[str, Public] = {}
@@ -84,10 +84,10 @@ class KeyRing:
         return found is not None and found.is_node
 
     def at(self, node: str, endpoint: str) -> Public | None:
-        """Return the public key expected of *node* at *endpoint*; None if there is none.
+        """Return the public key that *node* at *endpoint* must have; None if there is none.
 
-        This is the key with the node's name, or ... If the node is named by its endpoint, it is the
-        key whose file names that endpoint, or else the key of ``zkserver``.
+        Usually this is the key with the node's name. If the node's name is its endpoint, this is
+        the key whose file names that endpoint, or else the key of ``zkserver``.
         """
         if "://" not in node:
             return self._publics.get(node)
@@ -104,17 +104,17 @@ class KeyRing:
         return found is not None and found.name == principal
 
     def check_own(self, node: str, endpoint: str) -> None:
-        """Check that this node's key is the one that its peers expect.
+        """Check that this node's key is the key that its peers expect.
 
         Raises:
-            ConfigError: it is not, so all peers would refuse this node.
+            ConfigError: peers expect another key, so they would refuse this node.
         """
         found = self.at(node, endpoint)
         if found is None or found.key != self.own.public:
             expected = "a key that is missing" if found is None else f"the key of {found.name}"
             raise ConfigError(
-                f"{node} at {endpoint} is expected to have {expected} by what is in {self.folder}, "
-                f"and has the key of {self.own.name}"
+                f"{node} at {endpoint} must have {expected} by the files in {self.folder}, "
+                f"but has the key of {self.own.name}"
             )
 
     # --- reading --------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class KeyRing:
         except (ConfigError, OSError) as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.error("the keys are those of before: %s", error)
+                log.error("the old keys stay in use: %s", error)
             return
         self._seen, self._complaint = seen, ""
         log.info("keys were read again: %d are known", len(self._principals))

@@ -37,7 +37,7 @@ log = logging.getLogger("pymq.security")
 CA, CERT, KEY, CRL = "ca.pem", "cert.pem", "key.pem", "crl.pem"
 NODES = "pymq:nodes"  # the organization of brokers and zkservers
 REFRESH_S = 1.0  # interval between two checks of the folder
-_STEPS = 20  # of a handshake in memory; it takes four
+_STEPS = 20  # most steps of a handshake in memory, which takes four
 
 
 @value
@@ -86,7 +86,7 @@ class Certificates:
         self.folder = Path(folder)
         self.version = 0  # rises each time the files are read
         self._looked_at = 0.0
-        self._complaint = ""  # the last error logged
+        self._complaint = ""  # the last logged error
         self._seen = self._look()
         self._load()
 

@@ -19,8 +19,8 @@ from pymq.transport.tcp.endpoints import TcpEndpoint
 from pymq.transport.tcp.stream import PacketReader, head
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-PARTS = 64  # of one system call
-TLS_BYTES = 64 << 10  # given to TLS at once; small parts are joined up to so many
+PARTS = 64  # most buffers of one system call
+TLS_BYTES = 64 << 10  # most bytes given to TLS at once; small parts are joined
 
 
 class State(Enum):
@@ -46,17 +46,17 @@ class Connection:
     state: State
     since: float  # when the connection, or its state CLOSING, began
     origin: str  # the peer's IP address
-    endpoint: TcpEndpoint | None = None  # if this node has made the connection
+    endpoint: TcpEndpoint | None = None  # the peer's endpoint, if this node has made the connection
     peer: TcpPeer | None = None
-    identity: bytes = b""  # of the peer's process
+    identity: bytes = b""  # the identity of the peer's process
     certificate: Certificate | None = None
     is_new: bool = False  # the peer has made the connection, and no packet was taken from it yet
     reader: PacketReader = Factory(PacketReader)
-    events: int = 0  # that the selector waits for
+    events: int = 0  # events that the selector waits for
     moved_at: float = 0.0  # when bytes last left, or when none were waiting
     sending_bytes: int = 0
     _sending: deque[Buffer] = Factory(deque)
-    _chunk: Buffer | None = None  # given to TLS, which has not taken all of it
+    _chunk: Buffer | None = None  # bytes that TLS has not taken completely
 
     @property
     def may_send(self) -> bool:
@@ -70,7 +70,7 @@ class Connection:
 
     @property
     def is_sending(self) -> bool:
-        """Whether bytes wait that the system has not taken."""
+        """Whether some bytes still wait for the system to take them."""
         return self.sending_bytes > 0
 
     def put(self, data: Buffer) -> None:
@@ -88,7 +88,7 @@ class Connection:
                 self.put(frame)
 
     def wrap(self, context: ssl.SSLContext, host: str | None) -> None:
-        """Begin TLS; *host* is the one that a server has to prove, None if this is the server."""
+        """Begin TLS; *host* is the name that the server has to prove, None on the server's side."""
         self.socket = context.wrap_socket(
             self.socket,
             server_side=host is None,
@@ -217,7 +217,7 @@ class Connection:
 class TcpPeer(BasePeer):
     """Another node: its connections and its waiting packets."""
 
-    link: Connection | None = None  # the connection made by this node
+    link: Connection | None = None  # the connection that this node has made
     route: Connection | None = None  # the connection that the peer has made
     pause_s: float = 0.0  # before the next try to connect
 

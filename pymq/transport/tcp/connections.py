@@ -29,7 +29,7 @@ from pymq.transport.tcp.stream import greeting
 SCRATCH_BYTES = 256 << 10
 SWEEP_S = 0.5  # interval of searches for connections that take too long
 SHAKES = 8  # handshakes of TLS that go on in one poll: a step may take a millisecond
-SETTLED_S = 1.0  # a connection that lasted so long is tried again soon
+SETTLED_S = 1.0  # a connection that lasted this long is made again soon
 REFUSED_S = 1.0  # pause after a refusal or an invalid endpoint, before the next try
 
 
@@ -102,7 +102,7 @@ class TcpConnections:
         try:
             return self._begin(peer, parse_endpoint(endpoint), now)
         except (PymqError, OSError) as error:
-            # Endpoints come from other nodes: an invalid one must not stop this node.
+            # Endpoints come from other nodes, so an invalid endpoint must not stop this node.
             peer.refused_until = now + REFUSED_S
             self._lose(0, f"{peer.name} at {endpoint}: {error}")
             return None
@@ -133,7 +133,7 @@ class TcpConnections:
         """Handle the end of the system's connecting.
 
         Raises:
-            OSError: it has failed.
+            OSError: the connection has failed.
         """
         assert found.endpoint is not None
         error = found.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -153,8 +153,8 @@ class TcpConnections:
         """Go on with the handshake of TLS.
 
         Raises:
-            OSError: it has failed.
-            InvalidRequest: the certificate is another one than expected.
+            OSError: the connection has failed.
+            InvalidRequest: the certificate is not the expected one.
         """
         events = found.shake()
         if events:
@@ -181,7 +181,7 @@ class TcpConnections:
         self._greet(found)
 
     def _greet(self, found: Connection) -> None:
-        """Send the greeting over a connection that this node has made, and what waits."""
+        """Send the greeting and the waiting packets over a connection that this node has made."""
         assert found.peer is not None
         now = time.monotonic()
         found.state, found.since = State.GREETING, now
@@ -299,7 +299,7 @@ class TcpConnections:
             self.drop(route, "")
         peer.route, found.peer = found, peer
         peer.principal = principal
-        # A client may use its principal's name as its node name, and is still a client.
+        # A client may use its principal's name as its node name, but is still a client.
         is_node = certificate is None or certificate.is_node
         peer.is_client = node.startswith(CLIENT_PREFIX) or not is_node
         peer.header_max = wire.CLIENT_HEADER_BYTES_MAX if peer.is_client else wire.HEADER_BYTES_MAX
@@ -319,7 +319,7 @@ class TcpConnections:
             assert peer is not None
             now = time.monotonic()
             if state is State.OPEN and now - found.since > SETTLED_S:
-                peer.pause_s = 0.0  # The connection was no failure.
+                peer.pause_s = 0.0  # the connection had been in use, so connecting was no failure
             peer.pause_s = min(
                 max(2 * peer.pause_s, self._tuning.reconnect_ms / 1000),
                 self._tuning.reconnect_max_ms / 1000,
@@ -425,7 +425,7 @@ class TcpConnections:
             self._selector.register(self._door.socket, READ, self._accept)
 
     def linger(self, until: float) -> bool:
-        """Send what waits for connected peers; returns whether there may be more, and time left."""
+        """Send waiting packets to connected peers; returns False if none waited or time is up."""
         waiting = [each for each in self._open if each.may_send and each.sending_bytes]
         left = until - time.monotonic()
         if left <= 0:

@@ -34,7 +34,7 @@ class Crowd:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.turned_away = 0  # connections closed because there were too many, ...
-        # ... reported at most every TELL_S
+        # ... which is reported at most every TELL_S
         self.on_crowded: Callable[[int], object] = lambda count: None
         self._told_at = float("-inf")
         self._per_address = tuning.per_address if has_principals else 0
@@ -51,7 +51,7 @@ class Crowd:
 
     @property
     def _room(self) -> int:
-        """The number of connections that leaves enough descriptors for files."""
+        """Return the most connections that leave enough descriptors for files."""
         return max(LEAST, self._limit() - FILES)
 
     def came(self, connection: Connection) -> list[Connection]:

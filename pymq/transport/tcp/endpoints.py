@@ -17,14 +17,14 @@ from pymq.errors import ConfigError
 PLAIN, TLS = "pymq://", "tls://"
 SCHEMES = (PLAIN, TLS)
 _ENDPOINT = re.compile(r"(pymq|tls)://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-EVERYWHERE = ("0.0.0.0", "::")  # compared with, not bound
+EVERYWHERE = ("0.0.0.0", "::")  # wildcard addresses, only for comparisons
 
 
 class TcpEndpoint(NamedTuple):
     """The parts of an endpoint."""
 
     host: str  # without brackets
-    port: int  # 0 takes a free one
+    port: int  # 0: any free port
     is_tls: bool
 
     def __str__(self) -> str:

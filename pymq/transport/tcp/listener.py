@@ -16,7 +16,7 @@ from pymq.transport.tcp.endpoints import parse_endpoint
 
 BACKLOG = 1024
 ACCEPTED = 64  # connections that are accepted in one poll
-REST_S = 1.0  # without new connections, after the process had no descriptors left
+REST_S = 1.0  # pause before new connections, after the process had no descriptors left
 
 
 class TcpListener:
@@ -27,8 +27,8 @@ class TcpListener:
     this machine, unless *insecure*.
 
     Raises:
-        ConfigError: without certificates it would be open to the network; or the endpoint cannot be
-            bound.
+        ConfigError: without certificates the node would be open to the network, or the endpoint
+            cannot be bound.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TcpListener:
         """Check that peers will accept the own certificate for this node.
 
         Raises:
-            ConfigError: they will not.
+            ConfigError: peers will refuse the certificate.
         """
         certificates = self._certificates
         if certificates is None:

@@ -19,7 +19,7 @@ class LongPackets:
         """Count a connection with an incomplete long packet.
 
         Raises:
-            InvalidRequest: such packets take too much memory, in total or of one principal.
+            InvalidRequest: long packets take too much memory, in total or of one principal.
         """
         self._arriving.setdefault(found, (0, now))
         principal = found.peer.principal if found.peer is not None else ""

@@ -50,7 +50,7 @@ class Resolver:
         return family, (address, port, *rest[1:])
 
     def failed(self, host: str) -> None:
-        """Note that nobody answered at the address of a host; the next one is tried next."""
+        """Note that nobody answered at a host's address; the next try uses another address."""
         known = self._known.get(host)
         if known is not None and isinstance(known[0], list):
             known[0].append(known[0].pop(0))

@@ -28,7 +28,7 @@ MAGIC = b"PYMQ"
 VERSION = 1
 GREETING_BYTES_MAX = len(MAGIC) + 2 + 255
 CHUNK_BYTES = 64 << 10
-FIRST_BYTES = 1 << 20  # of the buffer of a long packet; a larger one doubles as its bytes arrive
+FIRST_BYTES = 1 << 20  # first size of a long packet's buffer, which doubles as bytes arrive
 # A packet is full with PACKET_BYTES of payload, and its last frame may have any size.
 PACKET_BYTES_MAX = HEADER_BYTES_MAX + PACKET_BYTES + FRAME_BYTES_MAX + 1 + 4 * FRAMES_MAX
 _HEAD = struct.Struct(">IB")
@@ -66,8 +66,8 @@ class PacketReader:
     __slots__ = ("_at", "_filled", "_large", "_rest", "_wanted")
 
     def __init__(self) -> None:
-        self._rest = b""  # bytes that were received and not taken, from ...
-        self._at = 0  # ... this position on
+        self._rest = b""  # received bytes; the bytes that were not taken begin ...
+        self._at = 0  # ... at this position
         self._large: bytearray | None = None  # the buffer of a long packet, ...
         self._filled = 0  # ... its bytes so far ...
         self._wanted = 0  # ... and its length
@@ -108,7 +108,7 @@ class PacketReader:
         """Return the identity in the greeting; None if it has not arrived completely.
 
         Raises:
-            InvalidRequest: the bytes are no greeting.
+            InvalidRequest: the bytes are not a greeting.
         """
         rest = self._rest
         if rest.startswith(ZMTP):

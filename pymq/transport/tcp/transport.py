@@ -6,7 +6,7 @@ two flushes share a packet. Payload goes from the file, or from the producer's b
 without a copy.
 
 ========================================  ==========================================================
-a peer that has connected to this node    is answered over that connection
+a peer that has connected to this node    gets answers over that connection
 any other peer with a known endpoint      gets a connection from this node
 ========================================  ==========================================================
 
@@ -38,7 +38,7 @@ from pymq.transport.tcp.connections import TcpConnections
 from pymq.transport.tcp.endpoints import SCHEMES, parse_endpoint
 from pymq.transport.tcp.listener import TcpListener
 
-WRITE_BYTES = 1 << 20  # packets for so many bytes are given to a connection at once
+WRITE_BYTES = 1 << 20  # most bytes of packets given to a connection at once
 
 
 class TcpTransport(PacketTransport[TcpPeer]):
@@ -49,13 +49,13 @@ class TcpTransport(PacketTransport[TcpPeer]):
         listen: the endpoint to bind, if any: ``pymq://HOST:PORT`` or ``tls://HOST:PORT``.
         advertise: the endpoint under which peers find the node; by default the bound one.
         gate: see :data:`pymq.transport.base.Gate`.
-        on_stranger: called with nodes that have messages waiting and no known endpoint.
+        on_stranger: called with nodes that have waiting messages but no known endpoint.
         certificates: needed for ``tls://``. Without them the node listens on this machine only,
             unless *insecure*.
-        on_refused: called with connections that were refused.
-        on_send: called with a principal and a message for it; returns the message without the
-            parts that the principal may not see.
-        quotas: limits of what may be sent to principals.
+        on_refused: called with refused connections.
+        on_send: called with a principal and a message for that principal; returns the message
+            without the parts that the principal may not see.
+        quotas: limits of the bytes sent to principals.
 
     Raises:
         ConfigError: an argument is wrong, or the endpoint cannot be bound.
@@ -113,7 +113,9 @@ class TcpTransport(PacketTransport[TcpPeer]):
 
     @property
     def on_lost(self) -> Callable[[str, bool], None] | None:
-        """See :class:`pymq.transport.base.Transport`; covers connections that this node makes."""
+        """See :class:`pymq.transport.base.Transport`; this covers connections that this node has
+        made.
+        """
         return self._connections.on_lost
 
     @on_lost.setter
@@ -161,7 +163,7 @@ class TcpTransport(PacketTransport[TcpPeer]):
             self._blocked.pop(peer, None)
             return
         self._blocked[peer] = None
-        # otherwise the peer is connected but slow, and still wants the packets
+        # otherwise the peer is connected but slow, and will read the packets
         found = peer.route or peer.link
         if found is None or not found.may_send:
             self.dropped += peer.expire(now - self.tuning.waiting_ms / 1000)
@@ -182,7 +184,7 @@ class TcpTransport(PacketTransport[TcpPeer]):
         return self._door.crowd.turned_away if self._door is not None else 0
 
     def tell_when_crowded(self, told: Callable[[int], object]) -> None:
-        """Call *told* with the number of connections turned away when it rises, rate-limited."""
+        """Call *told* with the number of closed surplus connections when it rises, rate-limited."""
         if self._door is not None:
             self._door.crowd.on_crowded = told
 
@@ -212,7 +214,7 @@ class TcpTransport(PacketTransport[TcpPeer]):
         """Receive packets from the connections that may have some, within the limits of a poll."""
         packets, size, unread = SHARE_PACKETS, SHARE_BYTES, self._connections.unread
         for found in list(unread):
-            unread.pop(found, None)  # it may have been closed meanwhile
+            unread.pop(found, None)  # the connection may have been closed meanwhile
             try:
                 while packets > 0 and size > 0 and len(arrivals) < SHARE_MESSAGES:
                     taken = self._take_packet(found, arrivals)
@@ -222,7 +224,7 @@ class TcpTransport(PacketTransport[TcpPeer]):
                     size -= taken
                 else:
                     if not found.is_closed:
-                        unread[found] = None  # it may have more, after the others
+                        unread[found] = None  # the connection may have more packets
             except (OSError, InvalidRequest) as error:
                 self._connections.fail(found, error)
 

@@ -1,25 +1,26 @@
 """Counts and limits the connections to a node, by address and by principal.
 
-libzmq has no limit of its own, and identifies a connection only by its descriptor. This module
-looks a descriptor up when libzmq reports it. By then the descriptor may belong to another
-connection, so a count may be wrong by one for a moment. If a peer replaces its connection by a new
-one with the same routing id, and then sends more on the old one, libzmq 4.3.5 never closes the old
-one: it counts until the node ends, because its descriptor stays open until then.
+libzmq has no such limits, and identifies a connection only by its descriptor. This module looks up
+a descriptor when libzmq reports it. By then the descriptor may belong to another connection, so a
+count may be wrong by one for a moment. If a peer opens a new connection with the same routing id,
+and then sends more on its old connection, libzmq 4.3.5 never closes the old one. The old connection
+then counts until the node ends, because its descriptor stays open.
 
-| a connection | when | then |
+| a connection | begins when | then |
 |---|---|---|
 | is new | libzmq accepts it | libzmq closes it if it has not proved its key in handshake_ms |
 | is known | it has sent a packet | it counts for its principal |
-| is silent | it has sent none and is older than handshake_ms + 1 s | it has proved its key |
+| is silent | it has sent no packet and is older than handshake_ms + 1 s | it has proved its key |
 
 Limits:
 
-* New connections: NEW_MAX or half of the total. The total leaves descriptors for files. If either
-  limit is exceeded, the oldest new connection is closed. By then a proper client has sent a packet,
-  and a client that connects again and again only replaces its own connections.
-* Silent connections count for no principal, because libzmq does not report to whom they belong.
-  Silent connections may use half of the total. If the total is used up and they have more than
-  half, the one that was silent for longest is closed; its client may connect again.
+* New connections may number NEW_MAX, or half of the total. The total is the number of descriptors
+  minus those for files. If one of these limits is exceeded, the node closes the oldest new
+  connection. By then a proper client has sent a packet, and a client that connects again and again
+  only replaces its own connections.
+* Silent connections count for no principal, because libzmq does not report their principals. They
+  may use half of the total. If the total is used up and silent connections have more than half, the
+  node closes the one that was silent for longest; its client may connect again.
 * The known connections of one principal may use at most half of the total.
 """
 
@@ -41,12 +42,12 @@ from pymq.transport.zeromq.monitor_event import monitor_event
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Socket
 
-SETTLED_S = 1.0  # so long after handshake_ms, an open connection has completed its handshake
+SETTLED_S = 1.0  # this long after handshake_ms, an open connection has completed its handshake
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 
 class Connections:
-    """The connections to a ROUTER, by address and by principal."""
+    """Counts the connections to a ROUTER socket, by address and by principal."""
 
     def __init__(
         self,
@@ -55,8 +56,8 @@ class Connections:
         limit: Callable[[], int] = soft_limit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.turned_away = 0  # connections closed because there were too many, ...
-        # ... reported at most every TELL_S
+        self.turned_away = 0  # number of connections closed because there were too many, ...
+        # ... which is reported at most every TELL_S
         self.on_crowded: Callable[[int], object] = lambda count: None
         self._told_at = float("-inf")
         self._watched = router
@@ -66,19 +67,20 @@ class Connections:
         self._addresses: dict[int, str] = {}  # addresses of connections, by descriptor
         self._counts: Counter[str] = Counter()
         self._new: dict[int, tuple[Origin, float]] = {}  # (connection, time), oldest first
-        self._silent: dict[int, Origin] = {}  # handshake completed, no packet yet, oldest first
+        # connections without a packet after the handshake, oldest first
+        self._silent: dict[int, Origin] = {}
         self._going: set[int] = set()  # closed by this node, but not yet by libzmq
         self._known: dict[int, str] = {}  # principals of connections that have sent a packet
         self._principals: Counter[str] = Counter()
-        # Do not use pyzmq's monitor socket: if its event queue were full, libzmq's thread would
-        # block.
+        # Do not use pyzmq's monitor socket, because if its event queue were full, libzmq's thread
+        # would block.
         address = f"inproc://monitor-{id(self)}"
         router.monitor(address, _EVENTS)
         self.socket = router.context.socket(zmq.PAIR)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.RCVHWM, 0)
         self.socket.connect(address)
-        # libzmq's descriptor signals events only after a first poll that found none.
+        # libzmq's descriptor signals events only after a first poll without events.
         self.socket.poll(0)
 
     def count(self, address: str) -> int:
@@ -91,12 +93,12 @@ class Connections:
         return self._principals[principal]
 
     def share(self, most: int) -> int:
-        """Return the limit of a principal: *most*, or less if there are few descriptors."""
+        """Return a principal's limit of connections: *most*, or less with few descriptors."""
         return min(most, self._room // 2)
 
     @property
     def _room(self) -> int:
-        """The number of connections that leaves enough descriptors for files."""
+        """Return the total of connections, which leaves enough descriptors for files."""
         return max(LEAST, self._limit() - FILES)
 
     def __len__(self) -> int:
@@ -112,9 +114,9 @@ class Connections:
             self.heard(event, value)
 
     def heard(self, event: int, descriptor: int) -> None:
-        """Handle a connection that was accepted, or that ended and whose descriptor is closed."""
-        # Also remove the old entry of an accepted connection: libzmq may not have reported the end
-        # of the earlier one with this descriptor, which would then count forever.
+        """Handle a new connection, or the end of a connection whose descriptor is closed."""
+        # Also remove the entry of an earlier connection with the same descriptor: libzmq may not
+        # have reported its end, and it would then count forever.
         address = self._addresses.pop(descriptor, None)
         if address is not None:
             _less(self._counts, address)
@@ -131,13 +133,13 @@ class Connections:
             self._make_room()
 
     def speaks(self, descriptor: int, principal: str, most: int) -> bool:
-        """Handle a packet from a connection; return whether its principal may have this connection.
+        """Handle a packet from a connection; return whether its principal may have one more.
 
-        If the principal already has *most* connections, this one is closed.
+        If the principal already has *most* connections, the node closes this connection.
         """
         if descriptor in self._known:
             return True
-        self.note()  # the connection's event may not have been read yet
+        self.note()  # the event of the connection may still be unread
         found = self._new.pop(descriptor, None)
         self._silent.pop(descriptor, None)
         if principal:  # without keys there are no principals
@@ -159,8 +161,9 @@ class Connections:
                 del self._new[descriptor]
                 self._silent[descriptor] = origin
                 continue
-            # libzmq closes a connection some time after it was cut. Until then leave the connection
-            # out of the count, or another connection would be closed in its place.
+            # libzmq closes a connection some time after the node has cut it. Until then do not
+            # count the connection, because otherwise another connection would be closed in its
+            # place.
             count = len(self._addresses) - len(self._going)
             if len(self._new) <= min(NEW_MAX, most // 2) and count <= most:
                 return
@@ -181,7 +184,7 @@ class Connections:
         return is_cut
 
     def close(self) -> None:
-        """Stop watching; to be called before the watched socket is closed."""
+        """Stop watching; must be called before the watched socket is closed."""
         self._watched.disable_monitor()
         self.socket.close(0)
 
@@ -216,16 +219,16 @@ def source_of(frame: zmq.Frame) -> int:
 
 
 def came_from(descriptor: int) -> Origin:
-    """Return the connection that has a descriptor now."""
+    """Return the connection that currently has a descriptor."""
     with _borrowed(descriptor) as found:
         return Origin(descriptor, _name(found))
 
 
 def cut(origin: Origin) -> bool:
-    """Close a connection if its descriptor still belongs to it; return whether it was closed.
+    """Close a connection if the descriptor still belongs to it; return whether it was closed.
 
-    libzmq has no call for this, so the socket is shut down. libzmq then notices that the peer is
-    gone, and drops the packets for it.
+    libzmq has no call for this, so the function shuts the socket down. libzmq then notices that the
+    peer is gone, and drops the packets for it.
     """
     with _borrowed(origin.descriptor) as found:
         if found is None or origin.name is None or _name(found) != origin.name:
@@ -244,13 +247,15 @@ def address_of(descriptor: int) -> str:
 
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
-    """The socket of a descriptor, which stays libzmq's; None if there is none.
+    """Return a socket object for libzmq's descriptor, without taking it over; None if there is
+    none.
 
-    The function needs no new descriptor, because perhaps no descriptor is free.
+    The function uses no new descriptor, because there may be no free one.
     """
     try:
         found = socket.socket(fileno=descriptor)
-    except (OSError, ValueError):  # the connection is closed, and its number may belong to a file
+    # the connection is closed, and its descriptor may belong to a file
+    except (OSError, ValueError):
         yield None
         return
     try:

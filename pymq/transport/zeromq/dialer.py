@@ -1,4 +1,4 @@
-"""Connects a node to its peers, with a DEALER for each, which accepts only the expected key."""
+"""Connects a node to its peers, with a DEALER socket for each that checks the peer's key."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pymq.transport.zeromq.zap import secure_client
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Context, Secure, Socket
 
-# pause after a refusal, a missing key or an invalid endpoint, before the next try
+# pause before the next try, after a refusal, a missing key or an invalid endpoint
 REFUSED_S = 1.0
 
 
 class Dialer:
-    """Makes the connections of a node; *on_problem* is called with the reason for a failure."""
+    """Makes the connections of a node, and calls *on_problem* with the reason of a failure."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Dialer:
         self.on_lost: Callable[[str, bool], None] | None = None
 
     def call(self, peer: Peer, endpoint: str) -> PeerLink | None:
-        """Connect to a peer; return None if this fails or a try would come too soon."""
+        """Connect to a peer; return None if this fails or if it is too early for another try."""
         link = self._make(peer, endpoint)
         if link is not None:
             peer.link = link
@@ -61,7 +61,7 @@ class Dialer:
             with lent():
                 return self._link(peer, endpoint, now)
         except (ConfigError, zmq.ZMQError) as error:
-            # Endpoints come from other nodes: an invalid one must not stop this node.
+            # Endpoints come from other nodes, so an invalid endpoint must not stop this node.
             peer.refused_until = now + REFUSED_S
             self._on_problem(f"{peer.name}: {error}")
             return None
@@ -106,7 +106,7 @@ class Dialer:
         return link
 
     def _watched(self, link: PeerLink) -> None:
-        """Handle the events of a connection that this node makes."""
+        """Handle the events of a connection from this node."""
         watch, peer = link.watch, link.peer
         assert watch is not None
         was_up, problem = watch.is_up, watch.problem()
@@ -115,11 +115,11 @@ class Dialer:
         if problem:
             self._on_problem(problem)
             if watch.is_over and peer.link is link:
-                self.hang_up(peer)  # the peer may know this node's key at the next try
+                self.hang_up(peer)  # at the next try the peer may know this node's key
                 peer.refused_until = time.monotonic() + REFUSED_S
 
     def hang_up(self, peer: Peer) -> None:
-        """Close the connection that this node made to a peer, if any."""
+        """Close this node's connection to a peer, if any."""
         link, peer.link = peer.link, None
         if link is None:
             return
@@ -130,7 +130,7 @@ class Dialer:
         link.socket.close(0)
 
     def check(self, peer: Peer) -> None:
-        """After a change of keys: disconnect from a peer if another key is now expected of it."""
+        """After a change of keys, disconnect from a peer that must now have another key."""
         if peer.link is not None and self._keys is not None:
             expected = self._keys.at(peer.name, peer.link.endpoint)
             if expected is None or expected.key != peer.link.key:

@@ -1,9 +1,10 @@
 """Counts the bytes of packets that libzmq holds for a peer.
 
-libzmq limits the number of these packets but not their bytes, and reports neither. But libzmq sends
-packets in order, and reports when it has released a part that is shared instead of copied. So the
-transport divides the packets into runs of TRACK_BYTES and shares the last part of each run. When
-libzmq releases that part, the whole run has left the process.
+libzmq limits the number of these packets but not their bytes, and reports neither number. But
+libzmq sends packets in order, and it reports when it has released a part that it shares with the
+transport instead of copying it. So the transport divides the packets into runs of TRACK_BYTES and
+shares the last part of each run. When libzmq releases that part, the whole run has left the
+process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from pymq.transport.shapes import Buffer
     from pymq.transport.zeromq.sockets import Socket
 
-TRACK_BYTES = 64 << 10  # length of a run; bytes after the last complete run are not counted
+# length of a run in bytes; bytes after the last complete run are not counted
+TRACK_BYTES = 64 << 10
 
 
 class InFlight:
@@ -31,16 +33,16 @@ class InFlight:
 
     def __init__(self) -> None:
         self._runs: deque[tuple[zmq.MessageTracker, int]] = deque()
-        self._since = 0  # bytes since the last run ended
-        self.bytes = 0  # bytes of runs that have not left the process
-        self.moved_at = 0.0  # when a run last left, or when there was none
+        self._since = 0  # bytes after the end of the last run
+        self.bytes = 0  # bytes of the runs that have not left the process
+        self.moved_at = 0.0  # the last time when a run left, or when there was no run
 
     def is_over(self, size: int) -> bool:
-        """Whether a packet of *size* bytes ends a run, so that its last part has to be shared."""
+        """Whether a packet of *size* bytes ends a run, so that its last part must be shared."""
         return self._since + size >= TRACK_BYTES
 
     def add(self, size: int, tracker: zmq.MessageTracker | None, now: float) -> None:
-        """Add a sent packet; *tracker* is that of its last part, if it ends a run."""
+        """Add a sent packet; if it ends a run, *tracker* is that of the packet's last part."""
         self._since += size
         if tracker is not None:
             if not self._runs:
@@ -59,10 +61,10 @@ class InFlight:
 
 
 def send_tracked(socket: Socket, frames: Sequence[Buffer]) -> zmq.MessageTracker:
-    """Send the parts of a packet, the last one shared; return the tracker of that part."""
+    """Send the parts of a packet and share the last part; return the tracker of that part."""
     for frame in frames[:-1]:
         socket.send(frame, MORE, copy=len(frame) <= COPY_MAX)
-    # with threshold 0, because pyzmq would copy a short part, and copies have no tracker
+    # with threshold 0, because pyzmq would otherwise copy a short part, and copies have no tracker
     shared = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
     tracker = socket.send(shared, LAST, copy=False, track=True)
     assert isinstance(tracker, zmq.MessageTracker)

@@ -1,4 +1,4 @@
-"""The bound ROUTER of a node, which admits or refuses the peers that connect."""
+"""The bound ROUTER socket of a node, which admits or refuses the peers that connect."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class Listener:
     """The bound socket of a node, at *bound*.
 
     With keys, the listener admits only peers that have proved a known key with CurveZMQ, and only
-    under their own names. Without keys the listener admits every peer, so it listens only on this
-    machine, unless *insecure*.
+    under their own names. Without keys, the listener admits every peer, so it listens only on this
+    machine, unless *insecure* is set.
 
     Raises:
-        ConfigError: without keys it would be open to the network; or it admits an unknown key.
+        ConfigError: without keys the listener would be open to the network, or it admits an unknown
+            key.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Listener:
         if keys is None and not insecure and not is_local(listen):
             raise ConfigError(
                 f"{listen} is open to the network, and there are no keys: give a folder of "
-                "keys (curve_dir), or say insecure to let anybody do anything"
+                "keys (curve_dir), or set insecure to allow everybody everything"
             )
         self._keys = keys
         self._on_refused = on_refused
@@ -62,7 +63,7 @@ class Listener:
         if keys is None:
             self.socket, self.bound = make_router(context, listen, tuning)
         else:
-            # before the ROUTER is bound
+            # must be created before the ROUTER is bound
             doorman = self._doorman = Authenticator(context, keys, on_refused, tuning)
             selector.register(descriptor(doorman.socket), selectors.EVENT_READ, doorman.answer)
             self.socket, self.bound = make_router(
@@ -85,7 +86,7 @@ class Listener:
         return self.connections.speaks(number, principal, self._per_principal)
 
     def admit(self, me: str, peers: Peers, identity: bytes, key: str) -> Peer:
-        """Return the peer that has connected to node *me* under a routing id.
+        """Return the peer that has connected to node *me* with a routing id.
 
         *key* is the key that the connection has proved, if there are keys.
 
@@ -104,12 +105,12 @@ class Listener:
         elif node == me:
             problem = f"{node} is here"
         elif keys is not None and not self._may_be(keys, peers, principal, node):
-            problem = f"{principal} may not go by the name of {node}"
+            problem = f"{principal} may not use the name {node}"
         else:
             peer = peers.get(node)
             peers.admit(peer, identity)
             peer.key, peer.principal = key, principal
-            # A client may use its principal's name as its node name, and is still a client.
+            # A client may use its principal's name as its node name, but is still a client.
             is_node = not node.startswith(CLIENT_PREFIX)
             peer.is_client = not (is_node and (keys is None or keys.is_node(principal)))
             peer.header_max = (
@@ -132,4 +133,4 @@ class Listener:
             self.socket.send(identity, MORE)
             send_frames(self.socket, wire.encode([("", "", wire.Refused(error))]))
         except zmq.ZMQError:
-            pass  # the peer is gone or does not read, so it gets no reason
+            pass  # the peer is gone or does not read, so it does not get the reason

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Peer(BasePeer):
     """Another node: its connections and its waiting packets."""
 
-    link: PeerLink | None = None  # the connection made by this node
-    route: bytes | None = None  # routing id of the connection that the peer made
+    link: PeerLink | None = None  # the connection that this node has made
+    route: bytes | None = None  # routing id of the connection that the peer has made
     key: str = ""  # the key that the peer's connection has proved
     flight: InFlight = Factory(InFlight)  # packets in libzmq, if the peer is a client
     came_from: Origin = NOWHERE  # the connection of the peer's last packet, if the peer is a client
@@ -46,7 +46,7 @@ class Peer(BasePeer):
 
 @define
 class PeerLink:
-    """A connection made by this node."""
+    """A connection that this node has made."""
 
     endpoint: str
     socket: Socket
@@ -63,7 +63,7 @@ class Peers(PeerTable[Peer]):
         self.by_route: dict[bytes, Peer] = {}
 
     def admit(self, peer: Peer, route: bytes) -> None:
-        """Set the connection that a peer has made, and fence an earlier one of its name."""
+        """Set the connection that a peer has made, and fence an earlier connection of that name."""
         if peer.route is not None and peer.route != route:
             self.by_route.pop(peer.route, None)
             self.fence(peer.route)
@@ -71,7 +71,7 @@ class Peers(PeerTable[Peer]):
         self.by_route[route] = peer
 
     def forget_route(self, peer: Peer) -> int:
-        """Remove the lost connection that a peer has made; return the number of lost packets."""
+        """Remove the lost connection of a peer; return the number of packets lost with it."""
         if peer.route is not None:
             self.by_route.pop(peer.route, None)
             peer.route = None

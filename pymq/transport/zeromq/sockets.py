@@ -1,4 +1,4 @@
-"""Makes ZeroMQ sockets; each setting is here because its default is harmful."""
+"""Makes ZeroMQ sockets; each setting replaces a harmful default."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ except ImportError as error:
 if TYPE_CHECKING:
     Socket = zmq.Socket[bytes]
     Context = zmq.Context[zmq.Socket[bytes]]
-    Secure = Callable[[Socket], object]  # called with a socket before it is bound or connected
+    # a function to call with a socket before it is bound or connected
+    Secure = Callable[[Socket], object]
 
 SCHEMES = ("tcp://", "ipc://")
 _ENDPOINT = re.compile(r"tcp://[A-Za-z0-9._*%\[\]:-]+:(?:[0-9]{1,5}|\*)|ipc://[^\x00-\x1f']+")
-# Bytes of a frame up to which a copy by libzmq is cheaper than sharing: to release a shared frame,
-# a Python thread has to be woken.
+# Frames up to this many bytes are copied by libzmq, because sharing would cost more: to release a
+# shared frame, libzmq has to wake a Python thread.
 COPY_MAX = 512 << 10
-KEPT_BYTES = 4 << 20  # malloc keeps freed blocks up to this size, and twice as much in total
+KEPT_BYTES = 4 << 20  # malloc keeps freed blocks up to this size, up to twice this size in total
 SOCKETS_MAX = 65_535
-MORE = int(zmq.SNDMORE | zmq.NOBLOCK)  # plain integers: joining two enum flags takes a microsecond
+# plain integers, because joining two enum flags takes a microsecond
+MORE = int(zmq.SNDMORE | zmq.NOBLOCK)
 LAST = int(zmq.NOBLOCK)
 EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
-BIND_S = 2.0  # seconds to retry: a closed port becomes free after a moment
+BIND_S = 2.0  # seconds of retries, because a closed port becomes free only after a moment
 
 
 def make_context() -> Context:
-    """Make a new context: other code may close the shared one."""
+    """Make a new context, because other code may close the shared context."""
     _keep_memory()
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
@@ -46,13 +48,15 @@ def make_context() -> Context:
 
 
 def _keep_memory() -> None:
-    """Make malloc keep the freed memory of frames and batches instead of returning it.
+    """Make malloc keep the freed memory of frames and batches instead of returning it to the
+    system.
 
-    Getting returned memory again costs a page fault for each 4 KiB. glibc adapts to the largest
-    block that was ever freed: it takes smaller blocks from its heap and keeps twice as much free
-    memory there. With another malloc, or with options set for it, this has no effect.
+    To get returned memory again costs a page fault for each 4 KiB. glibc adapts to the largest
+    block that was ever freed: it takes smaller blocks from its heap and keeps up to twice as much
+    free memory in the heap. With another malloc, or with options set for malloc, this function has
+    no effect.
     """
-    bytes(KEPT_BYTES)  # this memory is never touched, so it is not really used
+    bytes(KEPT_BYTES)  # this memory is never touched, so the system does not really allocate it
 
 
 def make_router(
@@ -60,7 +64,7 @@ def make_router(
 ) -> tuple[Socket, str]:
     """Make a ROUTER and bind it; return it and its endpoint. Port 0 means any free port.
 
-    *secure* is called with the socket before it is bound.
+    The function calls *secure* with the socket before binding it.
 
     Raises:
         ConfigError: the endpoint is invalid or cannot be bound.
@@ -69,8 +73,8 @@ def make_router(
     socket = context.socket(zmq.ROUTER)
     _set(socket, endpoint, tuning)
     # MANDATORY: a packet that cannot be sent is an error, not a silent loss. HANDOVER: a peer that
-    # reconnects replaces its old connection. The random part of routing ids keeps other peers
-    # from doing this.
+    # reconnects replaces its old connection. Because routing ids are partly random, other peers
+    # cannot replace the connection.
     socket.set(zmq.ROUTER_MANDATORY, 1)
     socket.set(zmq.ROUTER_HANDOVER, 1)
     socket.set(zmq.BACKLOG, 1024)
@@ -99,7 +103,7 @@ def make_dealer(
     tuning: Tuning,
     secure: Secure | None = None,
 ) -> Socket:
-    """Make a DEALER that connects to *endpoint*; *secure* is called with it before.
+    """Make a DEALER that connects to *endpoint*; calls *secure* with the socket first.
 
     Raises:
         ConfigError: the endpoint is invalid.
@@ -133,12 +137,12 @@ def _set(socket: Socket, endpoint: str, tuning: Tuning) -> None:
     socket.set(zmq.TCP_KEEPALIVE_CNT, max(1, tuning.silence_ms // 1_000))
     socket.set(zmq.TCP_MAXRT, tuning.silence_ms)
     socket.set(zmq.HANDSHAKE_IVL, tuning.handshake_ms)
-    # Without this, libzmq reports IPv4 addresses in the form of IPv6.
+    # Otherwise libzmq reports IPv4 addresses in the form of IPv6.
     socket.set(zmq.IPV6, int("[" in endpoint))
 
 
 def reachable(endpoint: str) -> str:
-    """Return *endpoint* as peers reach it: the wildcard address becomes this host's name."""
+    """Return *endpoint* in the form for peers, with this host's name for the wildcard address."""
     for everywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(everywhere):
             return f"tcp://{platform.node()}:{endpoint.removeprefix(everywhere)}"
@@ -149,7 +153,7 @@ def check_endpoint(endpoint: str) -> str:
     """Return *endpoint* if it is valid.
 
     Raises:
-        ConfigError: it is not; the message shows the valid forms.
+        ConfigError: the endpoint is not valid; the message shows the valid forms.
     """
     if not _ENDPOINT.fullmatch(endpoint):
         raise ConfigError(f"{endpoint!r} is no endpoint; tcp://HOST:PORT and ipc://PATH are")
@@ -168,14 +172,16 @@ def is_local(endpoint: str) -> bool:
 
 
 def descriptor(socket: Socket) -> int:
-    """Return the descriptor of a socket; it is readable after an event until the next use."""
+    """Return the descriptor of a socket, which is readable from an event to the next use of the
+    socket.
+    """
     found = socket.get(zmq.FD)
     assert isinstance(found, int)
     return found
 
 
 def send_frames(socket: Socket, frames: Sequence[Buffer]) -> None:
-    """Send the parts of a packet; libzmq can refuse only the first one."""
+    """Send the parts of a packet; libzmq can refuse only the first part."""
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         socket.send(frame, LAST if index == last else MORE, copy=len(frame) <= COPY_MAX)
@@ -186,9 +192,9 @@ class ReceivedPacket(NamedTuple):
 
     identity: bytes  # routing id of the connection, from a ROUTER
     header: Buffer
-    frames: list[memoryview]  # at most one more than allowed
+    frames: list[memoryview]  # at most one frame more than allowed
     size: int  # bytes of all frames
-    last: zmq.Frame  # identifies the connection of the packet
+    last: zmq.Frame  # the last frame, which identifies the connection of the packet
 
 
 def receive_packet(socket: Socket, *, from_router: bool) -> ReceivedPacket | None:
@@ -207,7 +213,7 @@ def receive_packet(socket: Socket, *, from_router: bool) -> ReceivedPacket | Non
     while part.more:
         part = socket.recv(copy=False)
         size += len(part.buffer)
-        # Read all parts, because otherwise the next packet would begin with the remaining ones.
+        # Read all parts, because otherwise the next packet would begin with the remaining parts.
         if len(frames) <= FRAMES_MAX:
             frames.append(part.buffer)
     return ReceivedPacket(identity, header, frames, size, part)

@@ -1,17 +1,17 @@
-"""The transport between processes over ZeroMQ: one bound ROUTER, and a DEALER for each peer.
+"""The transport between processes over ZeroMQ: a bound ROUTER socket, and a DEALER for each peer.
 
-The transport starts no thread and never waits: the thread that turns the node's loop polls. All
+The transport starts no thread and never waits; the thread that runs the node's loop polls it. All
 messages for a peer between two flushes share a packet. Payload goes from the file, or from the
 producer's batch, to the socket without a copy.
 
 ========================================  ==========================================================
-a peer that has connected to this node    is answered over that connection
+a peer that has connected to this node    gets answers over that connection
 any other peer with a known endpoint      gets a connection from this node
 ========================================  ==========================================================
 
-ZeroMQ does not report a lost peer. A DEALER accepts no packets while it is not connected, so they
-wait in this process for a limited time. The ROUTER refuses packets for a routing id that is not
-connected.
+ZeroMQ does not report a lost peer. A DEALER accepts no packets while it is not connected, so
+packets wait in this process for a limited time. The ROUTER refuses packets for a routing id that is
+not connected.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class ZmqTransport(PacketTransport[Peer]):
         listen: the endpoint to bind, if any.
         advertise: the endpoint under which peers find the node; by default the bound one.
         gate: see :data:`pymq.transport.base.Gate`.
-        on_stranger: called with nodes that have messages waiting and no known endpoint.
-        keys: with keys, the node talks only to peers that have proved their identity with
-            CurveZMQ. Without keys it listens on this machine only, unless *insecure*.
-        on_refused: called with connections that were refused.
-        on_send: called with a principal and a message for it; returns the message without the
-            parts that the principal may not see.
-        quotas: limits of what may be sent to principals.
+        on_stranger: called with nodes that have waiting messages but no known endpoint.
+        keys: the node talks only to peers that have proved one of these keys with CurveZMQ. Without
+            keys the node listens on this machine only, unless *insecure* is set.
+        on_refused: called with refused connections.
+        on_send: called with a principal and a message for that principal; returns the message
+            without the parts that the principal may not see.
+        quotas: limits of the bytes sent to principals.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ZmqTransport(PacketTransport[Peer]):
             context.destroy(linger=0)
             raise
         self._dialer = Dialer(identity, context, selector, tuning, keys, partial(self._lose, 0))
-        # Sockets to read; True if the selector has reported them.
+        # sockets to read, each with whether the selector has reported it
         self._unread: dict[PeerLink | None, bool] = {}
         # whether the last poll found packets, and whether the last two polls found several
         self._has_taken = self._is_burst = False
@@ -138,7 +138,9 @@ class ZmqTransport(PacketTransport[Peer]):
 
     @property
     def on_lost(self) -> Callable[[str, bool], None] | None:
-        """See :class:`pymq.transport.base.Transport`; covers connections that this node makes."""
+        """See :class:`pymq.transport.base.Transport`; this covers connections that this node has
+        made.
+        """
         return self._dialer.on_lost
 
     @on_lost.setter
@@ -153,7 +155,8 @@ class ZmqTransport(PacketTransport[Peer]):
         """Set the endpoint of *node*."""
         self._check()
         if node == self.node or not endpoint.startswith(SCHEMES):
-            return  # this node itself, a node that does not listen, or an unknown scheme
+            # the node is this node, does not listen, or has an endpoint of an unknown scheme
+            return
         if not self._peers.learn(node, endpoint):
             return
         if (peer := self._peers.by_name.get(node)) is not None:
@@ -189,7 +192,7 @@ class ZmqTransport(PacketTransport[Peer]):
                 socket, unread = self._door.socket, None
             _, size, frames = waiting[0]
             tracker = None
-            # A send, even a failed one, may reset the descriptor's signal for unread packets.
+            # Even a failed send may reset the descriptor's signal for unread packets.
             self._unread.setdefault(unread, False)
             try:
                 if peer.route is not None:
@@ -211,7 +214,7 @@ class ZmqTransport(PacketTransport[Peer]):
                 peer.flight.add(size, tracker, now)
         if waiting:
             self._blocked[peer] = None
-            # otherwise the peer is connected but slow, and still wants the packets
+            # otherwise the peer is connected but slow, and will read the packets
             if peer.route is None:
                 self.dropped += peer.expire(now - self.tuning.waiting_ms / 1000)
         else:
@@ -226,7 +229,7 @@ class ZmqTransport(PacketTransport[Peer]):
         return crowd.turned_away if crowd is not None else 0
 
     def tell_when_crowded(self, told: Callable[[int], object]) -> None:
-        """Call *told* with the number of connections turned away when it rises, rate-limited."""
+        """Call *told* with the number of closed surplus connections when it rises, rate-limited."""
         if self._door is not None and self._door.connections is not None:
             self._door.connections.on_crowded = told
 
@@ -255,28 +258,30 @@ class ZmqTransport(PacketTransport[Peer]):
         if self._dirty:
             self.flush()
         if not arrivals:
-            # A send above may have reset the signal for unread packets.
+            # A send in this method may have reset the signal for unread packets.
             self._take_in_some(arrivals)
         return arrivals
 
     def _take_in_some(self, arrivals: list[Arrival]) -> None:
         """Receive packets until there is a message for a local machine, or no more packets.
 
-        The caller then waits for the descriptor, which does not signal the same packets twice.
+        Afterwards the caller waits for the descriptor, which does not signal the same packets
+        twice.
         """
         while self._unread and self._take_in(arrivals) and not arrivals:
             if self._dirty:
                 self.flush()
 
     def _take_in(self, arrivals: list[Arrival]) -> bool:
-        """Receive packets from the sockets that may have some; return whether there were any."""
-        # A read that finds no packet costs as much as one that finds one. Usually an answer is sent
-        # next, and then the socket has to be read again. So outside of bursts take one packet.
+        """Receive packets from the sockets that may have packets; return whether there were any."""
+        # A read without a packet costs as much as a read with one. Usually the node sends an answer
+        # next, and then has to read the socket again. So outside of bursts, receive only one
+        # packet.
         packets = SHARE_PACKETS if self._is_burst else 1
         left = [packets, SHARE_BYTES]
         unread, self._unread = self._unread, {}
         for link, is_expected in unread.items():
-            # otherwise another packet has closed the link
+            # otherwise an earlier packet has closed the link
             if link is None or link.peer.link is link:
                 self._drain(link, arrivals, left, is_expected)
         taken = packets - left[0]
@@ -287,7 +292,7 @@ class ZmqTransport(PacketTransport[Peer]):
     def _drain(
         self, link: PeerLink | None, arrivals: list[Arrival], left: list[int], is_expected: bool
     ) -> None:
-        """Receive the packets of one socket until it is empty or *left* is used up."""
+        """Receive the packets of one socket, until it is empty or the limit *left* is reached."""
         if link is None:
             assert self._door is not None
             socket = self._door.socket
@@ -295,7 +300,7 @@ class ZmqTransport(PacketTransport[Peer]):
             socket = link.socket
         before = len(arrivals)
         while left[0] > 0 and left[1] > 0 and len(arrivals) - before < SHARE_MESSAGES:
-            # The check costs half as much as the exception.
+            # This check costs half as much as the exception.
             if not is_expected:
                 events = socket.getsockopt(EVENTS)
                 if not events & READABLE:  # type: ignore[operator]  # it is a number
@@ -315,7 +320,7 @@ class ZmqTransport(PacketTransport[Peer]):
         self._unread[link] = False
 
     def _look_at_keys(self, keys: KeyRing) -> None:
-        """Close connections whose key was revoked, or for which another key is now expected."""
+        """Close connections whose key was revoked or is no longer the expected one."""
         keys.refresh(time.monotonic())
         if keys.version == self._keys_version:
             return
@@ -323,8 +328,8 @@ class ZmqTransport(PacketTransport[Peer]):
         for peer in list(self._peers.by_name.values()):
             self._dialer.check(peer)
             if peer.route is not None and keys.principal(peer.key) != peer.principal:
-                # Do not fence the peer: while key files are copied, a key may be missing for a
-                # moment.
+                # Do not fence the peer, because a key may be missing for a moment while key files
+                # are copied.
                 self.dropped += self._peers.forget_route(peer)
 
     def _sender(self, identity: bytes, part: zmq.Frame) -> Peer | None:
@@ -332,7 +337,7 @@ class ZmqTransport(PacketTransport[Peer]):
         door = self._door
         assert door is not None
         peer = self._peers.by_route.get(identity)
-        # Check the key of each packet: it may have been revoked since the peer connected, and a
+        # Check the key of each packet, because the key may have been revoked meanwhile, and a
         # client can choose any routing id.
         shown = "" if self._keys is None else user_id(part)
         if peer is None or shown != peer.key:
@@ -345,7 +350,7 @@ class ZmqTransport(PacketTransport[Peer]):
         if not door.speaks(number, peer.principal):
             self._lose(1, f"{peer.principal or peer.name} has as many connections as it may have")
             return None
-        # after a reconnect libzmq keeps the client's routing id
+        # libzmq keeps the client's routing id after a reconnect
         if number != peer.came_from.descriptor:
             peer.came_from = came_from(number)
         return peer
@@ -354,7 +359,9 @@ class ZmqTransport(PacketTransport[Peer]):
         return self._peers.forget_route(peer)
 
     def _sweep(self, now: float) -> None:
-        """Send Alive over silent connections to this node: only a send detects a lost one."""
+        """Send Alive over silent connections to this node, because only a send detects a lost
+        connection.
+        """
         self._swept_at = now
         self._peers.forget_idle()
         for peer in list(self._peers.by_route.values()):

@@ -1,13 +1,13 @@
 """CurveZMQ on sockets: each client proves its key, and the handler admits only known keys.
 
 libzmq asks a handler inside the process about each handshake (ZAP, ZeroMQ RFC 27). If there is no
-handler, a CURVE server admits every key. So the node takes three steps:
+handler, a CURVE server admits every key. So the node takes three precautions:
 
-1. it binds the handler before any other socket,
-2. it enforces domains,
-3. it checks at its start that an unknown key is refused.
+1. The node binds the handler before any other socket.
+2. The node sets libzmq's option that makes a missing handler an error (ZAP_ENFORCE_DOMAIN).
+3. At its start, the node checks that an unknown key is refused.
 
-The handler is a socket that the node's loop reads like its others. pyzmq's own handler has a
+The handler is a socket that the node's loop reads like its other sockets. pyzmq's own handler has a
 thread, and if it is started twice, closing the context hangs.
 """
 
@@ -29,7 +29,8 @@ from pymq.transport.zeromq.connections import Connections
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Context, Socket
 
-# earlier versions have CVE-2020-15166, a heap overflow and other bugs, all before the key check
+# in earlier versions, clients can use CVE-2020-15166, a heap overflow and other bugs before the key
+# check
 LIBZMQ_MIN = (4, 3, 5)
 DOMAIN = b"pymq"
 SELF_TEST_S = 10.0
@@ -48,7 +49,7 @@ class Authenticator:
     ) -> None:
         check_library()
         self.refused = 0
-        self.connections: Connections | None = None  # the connections that are counted
+        self.connections: Connections | None = None  # counts the connections
         self._tuning = tuning
         self._keys = keys
         self._on_refused = on_refused
@@ -77,8 +78,8 @@ class Authenticator:
                     self._on_refused(principal or "", where)
                 # After status 300 a client retries; after 400 it does not.
                 status = (b"300", b"too many") if is_crowded else (b"400", b"this key is not known")
-            # libzmq keeps the key with the connection, not the principal, because the key may be
-            # revoked later.
+            # Let libzmq store the key with the connection, not the principal, because the key may
+            # be revoked later.
             user = key.encode() if status[0] == b"200" else b""
             self.socket.send_multipart([asker, b"", b"1.0", request_id, *status, user, b""])
 
@@ -97,23 +98,23 @@ class Authenticator:
 
 
 def check_library() -> None:
-    """Check that libzmq has CURVE and no bug that clients without a key can use.
+    """Check that libzmq has CURVE, and has no bug that clients without a key can use.
 
     Raises:
-        ConfigError: it is unsuitable; the message says why.
+        ConfigError: this libzmq is unsuitable; the message says why.
     """
     if not zmq.has("curve"):
         raise ConfigError("this libzmq was built without CURVE; install pyzmq from a wheel")
     if zmq.zmq_version_info() < LIBZMQ_MIN:
         least = ".".join(map(str, LIBZMQ_MIN))
         raise ConfigError(
-            f"libzmq {zmq.zmq_version()} has holes that are open to the network: "
+            f"libzmq {zmq.zmq_version()} has vulnerabilities that are open to the network: "
             f"{least} or later is needed; install pyzmq from a wheel"
         )
 
 
 def secure_server(socket: Socket, keys: KeyRing) -> None:
-    """Make a socket, before it is bound, admit only known keys."""
+    """Make a socket admit only known keys; must be called before the socket is bound."""
     socket.set(zmq.CURVE_SERVER, 1)
     socket.set(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
     socket.set(zmq.ZAP_DOMAIN, DOMAIN)
@@ -121,14 +122,14 @@ def secure_server(socket: Socket, keys: KeyRing) -> None:
 
 
 def secure_client(socket: Socket, public: str, secret: str, server: str) -> None:
-    """Make a socket, before it connects, accept only a server with the key *server*."""
+    """Make a socket accept only a server with the key *server*; call this before it connects."""
     socket.set(zmq.CURVE_PUBLICKEY, public.encode())
     socket.set(zmq.CURVE_SECRETKEY, secret.encode())
     socket.set(zmq.CURVE_SERVERKEY, server.encode())
 
 
 def user_id(frame: zmq.Frame) -> str:
-    """Return the key that a frame's connection has proved; empty if it has proved none."""
+    """Return the key that a frame's connection has proved; empty if there is none."""
     try:
         found = frame.get(USER_ID)
     except zmq.ZMQError:
@@ -137,10 +138,10 @@ def user_id(frame: zmq.Frame) -> str:
 
 
 def self_test(context: Context, authenticator: Authenticator, keys: KeyRing, bound: str) -> None:
-    """Check that *bound* refuses an unknown key, by trying to connect with one.
+    """Check that *bound* refuses an unknown key, by a connection with such a key.
 
     Raises:
-        ConfigError: the key was admitted, or not refused in time.
+        ConfigError: the key was admitted, or was not refused in time.
     """
     for everywhere, here in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
         bound = bound.replace(everywhere, here)

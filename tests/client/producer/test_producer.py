@@ -505,7 +505,7 @@ def test_unseen_failures_are_raised_on_leaving(mq: pymq.Client) -> None:
     producer.send("one", b"")
     with pytest.raises(KeyError, match="mine") as caught:
         fail_within(producer)
-    assert "on closing the producer" in caught.value.__notes__[0]
+    assert "closing the producer has failed" in caught.value.__notes__[0]
 
 
 def fail_within(producer: pymq.Producer) -> None:

@@ -6,9 +6,9 @@ big-endian, is the first 61 bytes of the body:
 ====  ====  ================  ==================================================================
   at  size  field             in pymq's header
 ====  ====  ================  ==================================================================
-   0     8  base offset       base offset, which the leader stamps; put in when it is served
+   0     8  base offset       base offset, which the leader stamps; put in when a client reads it
    8     4  length            bytes after this field
-  12     4  leader epoch      leader epoch, put in when it is served
+  12     4  leader epoch      leader epoch, put in when a client reads it
   16     1  magic             2
   17     4  CRC               CRC-32C of all that follows
   21     2  attributes        bits 0-2 codec, 3 time of the broker, 4 of a transaction, 5 control
@@ -21,9 +21,9 @@ big-endian, is the first 61 bytes of the body:
   57     4  count             count
 ====  ====  ================  ==================================================================
 
-Base offset and leader epoch lie outside of Kafka's CRC, so to serve a batch costs 16 new bytes.
-Brokers, replicas and stores look at pymq's header only: the codec of a Kafka batch is a matter of
-its body.
+Kafka's CRC does not cover base offset and leader epoch, so a broker that serves a batch writes only
+16 new bytes. Brokers, replicas and stores read pymq's header only; the codec of a Kafka batch is a
+detail of its body.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def crc32c_function() -> Callable[[Buffer], int]:
 def wrap(data: Buffer, crc32c: Callable[[Buffer], int], now_ms: int) -> EncodedBatch:
     """Check a batch of a Kafka producer and put pymq's header before it; its bytes are not copied.
 
-    The records are decoded once, as Kafka's brokers do (``LogValidator``): a batch that some reader
-    could not decode would stop all readers of its partition.
+    Like Kafka's brokers (``LogValidator``), the function decodes the records once, because a batch
+    that cannot be decoded would stop all readers of its partition.
 
     Raises:
         CorruptBatch: the batch is cut short, or its CRC is wrong.
@@ -117,7 +117,7 @@ def wrap(data: Buffer, crc32c: Callable[[Buffer], int], now_ms: int) -> EncodedB
     if found.length + LENGTH_FROM != size:
         raise InvalidRequest("a partition's records must be exactly one batch")
     if crc32c(memoryview(data)[SIGNED_FROM:]) != found.crc:
-        raise CorruptBatch("the CRC of the batch does not hold")
+        raise CorruptBatch("the CRC of the batch does not match")
     if found.attributes & ~codecs.CODEC_MASK or found.attributes > codecs.ZSTD:
         what = "unknown attributes"
         if found.attributes & _TRANSACTIONAL:
@@ -179,14 +179,14 @@ def check_kafka_crc(body: Buffer) -> None:
     """Check Kafka's own CRC in a body that did not come through :func:`wrap`.
 
     Raises:
-        CorruptBatch: the CRC is wrong, so Kafka's clients could not read the batch.
+        CorruptBatch: the CRC is wrong; Kafka's clients would refuse the batch.
         MissingExtra: crc32c is not installed.
     """
     if len(body) < KAFKA_HEADER_SIZE:
         raise CorruptBatch("the Kafka batch is cut short")
     found = KafkaHeader._make(KAFKA_HEADER.unpack_from(body))
     if crc32c_function()(memoryview(body)[SIGNED_FROM:]) != found.crc:
-        raise CorruptBatch("the CRC of the Kafka batch does not hold")
+        raise CorruptBatch("the CRC of the Kafka batch does not match")
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -230,11 +230,12 @@ def encoded_columns(header: Header, body: Buffer) -> dict[int, memoryview]:
 
 
 def serve(batch: EncodedBatch, crc32c: Callable[[Buffer], int]) -> list[Buffer]:
-    """Return a batch of the log as Kafka's clients read it, in parts that follow each other.
+    """Return a batch of the log in the format of Kafka's clients, as consecutive parts.
 
     A Kafka batch gets a new stamp and is not copied. A batch of pymq's own format is encoded as a
-    Kafka batch, which costs 1 to 3 us a record. A batch that readers never see has offsets, too. It
-    is served as a batch without records, like those that compaction leaves in Kafka.
+    Kafka batch, which costs 1 to 3 us a record. A hidden batch
+    (:attr:`~pymq.core.batch.header.Header.is_hidden`) also covers offsets, so it becomes a batch
+    without records, like those that compaction leaves in Kafka.
 
     Raises:
         CorruptBatch: a batch of pymq's own format cannot be decoded.
@@ -268,7 +269,7 @@ def _sealed(
     data: bytes,
     crc32c: Callable[[Buffer], int],
 ) -> bytes:
-    # Without the producer: its epochs and sequences would not fit, and consumers do not use them.
+    # Leave out the producer: its epochs and sequences would not fit, and consumers do not use them.
     signed = _SIGNED.pack(0, header.span - 1, first_ms, max_ms, -1, -1, -1, count) + data
     length = _FRONT.size - LENGTH_FROM + len(signed)
     front = (header.base_offset, length, header.leader_epoch, MAGIC_V2, crc32c(signed))

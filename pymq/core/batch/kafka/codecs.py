@@ -5,7 +5,7 @@ number  name    as
 ======  ======  ==============================================================================
 0       none
 1       gzip    RFC 1952
-2       snappy  one raw block, or the blocks of Java's snappy stream behind its magic
+2       snappy  one raw block, or the magic of Java's snappy stream and its blocks
 3       lz4     frames
 4       zstd    frames
 ======  ======  ==============================================================================
@@ -35,7 +35,7 @@ def unpack(codec: int, data: Buffer, most: int = BATCH_BYTES_MAX) -> Buffer:
     """Unpack *data*, to at most *most* bytes.
 
     Raises:
-        CorruptBatch: *data* cannot be unpacked, or would be larger.
+        CorruptBatch: *data* cannot be unpacked, or unpacks to more than *most* bytes.
         MissingExtra: the codec's package is not installed.
     """
     if codec == NONE:

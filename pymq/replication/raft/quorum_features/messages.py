@@ -9,7 +9,7 @@ from pymq.core.values import value
 
 @value
 class RoundAppend(RaftAppend):
-    """RaftAppend of a leader that has reads to confirm: the follower's answer repeats *round*."""
+    """RaftAppend of a leader with reads to confirm; the follower's answer has the same *round*."""
 
     round: int = 0
 
@@ -23,7 +23,9 @@ class RoundAppended(RaftAppended):
 
 @value
 class RaftSnapshot:
-    """InstallSnapshot: the state before *end*, for a follower that is behind the log's start."""
+    """InstallSnapshot: the state before *end*, for a follower whose log ends before the leader's
+    start.
+    """
 
     block: BlockId
     epoch: int

@@ -1,4 +1,4 @@
-"""Reads that a leader must not answer once it has been replaced (ReadIndex, thesis 6.4)."""
+"""Reads that a replaced leader must not answer (ReadIndex, thesis 6.4)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pymq.replication.raft.quorum_features.messages import RoundAppend, RoundApp
 
 
 class PendingReads:
-    """Reads that wait until a majority has confirmed that its leader is still the leader.
+    """Reads that wait until a majority has confirmed that the leader is still the leader.
 
-    All reads that come while a round is in progress share the next round, because an answer to a
-    message that was sent before the read proves nothing about it.
+    All reads that arrive during a round share the next round, because answers to messages that were
+    sent before a read do not confirm that read.
     """
 
     def __init__(self) -> None:
         self.round = 0  # the last round
-        self._asked: list[int] = []  # tokens that wait for that round
-        self._next: list[int] = []  # tokens that wait for the round after the present one
+        self._asked: list[int] = []  # tokens of reads that wait for this round
+        self._next: list[int] = []  # tokens of reads that wait for the next round
         self._end = 0  # commit index when the round began
 
     def __bool__(self) -> bool:
@@ -37,7 +37,7 @@ class PendingReads:
         self._next.append(token)
 
     def begin(self, committed: int) -> bool:
-        """Begin a round if some reads wait for one and no round is in progress."""
+        """Begin a round if reads wait for one and no round is in progress."""
         if self._asked or not self._next:
             return False
         self.round += 1
@@ -45,7 +45,7 @@ class PendingReads:
         return True
 
     def confirmed(self, rounds: Sequence[int]) -> list[tuple[int, int]]:
-        """The reads that may be answered, as (token, end), given each member's last round."""
+        """Return the reads that may be answered, as (token, end), from each member's last round."""
         if not self._asked or reached(rounds) < self.round:
             return []
         done = [(token, self._end) for token in self._asked]
@@ -53,18 +53,18 @@ class PendingReads:
         return done
 
     def give_up(self) -> list[int]:
-        """The tokens of all waiting reads; called when this member no longer leads."""
+        """Drop all reads and return their tokens, because this member no longer leads."""
         tokens = self._asked + self._next
         self._asked, self._next = [], []
         return tokens
 
 
 class ReadIndex:
-    """The reads of one member: waiting while it leads, confirmed, or lost with its leadership."""
+    """The reads of one member: waiting, confirmed, or refused when it no longer leads."""
 
     def __init__(self, group: RaftGroup) -> None:
         self._group = group
-        self.is_used = False  # whether a read was begun in this term; never set in a broker
+        self.is_used = False  # whether any read has begun in this term; never in a broker
         self.pending = PendingReads()
         self.confirmed: list[tuple[int, int]] = []  # (token, end)
         self._lost: list[int] = []
@@ -77,7 +77,7 @@ class ReadIndex:
         self.pending.add(token)
 
     def stamp(self, peer: str, m: RaftAppend) -> RoundAppend:
-        """Return *m* with the current round, which then counts as sent to *peer*."""
+        """Return *m* with the current round, and note that *peer* gets this round."""
         found = self._told[peer] = self.pending.round
         return RoundAppend(
             m.block, m.epoch, m.prev, m.prev_epoch, m.commit, m.data, m.error, round=found
@@ -92,7 +92,7 @@ class ReadIndex:
         self._told.pop(peer, None)
 
     def lacks(self, peer: str) -> bool:
-        """Whether an answer of *peer* to the current round would help."""
+        """Whether an answer of *peer* to the current round is still needed."""
         return self.pending.is_asking and self._answered.get(peer, 0) < self.pending.round
 
     def answered(self, peer: str, m: RaftAppended) -> None:
@@ -124,16 +124,16 @@ class ReadIndex:
         return self.pending.round if name == self._group.me else self._answered.get(name, 0)
 
     def give_up(self) -> None:
-        """Refuse all reads: this member no longer leads."""
+        """Refuse all reads, because this member no longer leads."""
         self._lost += self.pending.give_up()
         self._lost += [token for token, _ in self.confirmed]
         self.is_used, self.pending, self.confirmed = False, PendingReads(), []
         self._told, self._answered = {}, {}
 
     def take(self, high_watermark: int) -> list[tuple[int, int | None]]:
-        """Return decided reads as (token, end): all before *end* may be read.
+        """Return decided reads as (token, end): the read may see all entries before *end*.
 
-        *end* is at most *high_watermark*. None means that this member no longer leads.
+        *end* is at most *high_watermark*. If *end* is None, this member no longer leads.
         """
         found: list[tuple[int, int | None]] = [(token, None) for token in self._lost]
         found += [(token, end) for token, end in self.confirmed if end <= high_watermark]

@@ -13,12 +13,12 @@ from pymq.replication.raft.quorum_features.messages import RaftSnapshot
 
 @runtime_checkable
 class SnapshotLog(Protocol):
-    """A log whose beginning may be replaced by a snapshot; the log of a block cannot."""
+    """A log whose beginning may be replaced by a snapshot; a block's log does not support this."""
 
     def snapshot(self) -> tuple[int, int, bytes] | None:
         """The latest snapshot: (end, epoch of the last batch before it, data).
 
-        None if there is no snapshot now.
+        The value is None if there is no snapshot now.
         """
         ...
 
@@ -27,10 +27,10 @@ class SnapshotLog(Protocol):
         ...
 
     def install(self, end: int, epoch: int, data: bytes) -> None:
-        """Replace the log by a snapshot: it starts and ends at *end*, and ``epoch_at(end) ==
-        epoch``.
+        """Replace the log by a snapshot: the log then starts and ends at *end*, and ``epoch_at(end)
+        == epoch``.
 
-        The write is part of the same turn, as for an append.
+        The write is part of the same turn, like that of an append.
         """
         ...
 
@@ -63,7 +63,7 @@ class SnapshotCopy(LogCopy):
         else:
             assert isinstance(log, SnapshotLog)
             mark("raft.snapshot.installed")
-            # Nothing on the disk beyond the commit index belongs to this log.
+            # No entry on the disk beyond the commit index belongs to this log.
             self.durable = self._counts_to = min(self.durable, self.committed)
             log.install(m.end, m.last_epoch, m.data)
             self._verified = self.committed = m.end

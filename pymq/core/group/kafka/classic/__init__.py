@@ -1,1 +1,1 @@
-"""Groups of Kafka's classic protocol, whose members assign partitions to each other."""
+"""Groups of Kafka's classic protocol, in which one member assigns partitions to all."""

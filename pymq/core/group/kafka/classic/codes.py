@@ -1,4 +1,4 @@
-"""The error codes by which the coordinator of a classic group steers Kafka's clients."""
+"""The error codes with which the coordinator of a classic group answers Kafka's clients."""
 
 from __future__ import annotations
 

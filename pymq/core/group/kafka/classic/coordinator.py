@@ -1,9 +1,9 @@
 """The classic groups of one partition of the offsets topic: checks requests, and finds members.
 
 Classic groups and pymq's groups share offsets: a group has one committed offset in a partition,
-whichever client has committed it. The coordinator does not store members: after a takeover, members
-join again. At a time, all members of a group are clients of Kafka, or all are clients of pymq.
-Requests of the other kind of client are refused.
+whichever client has committed it. The coordinator does not store members: after another broker
+takes over, members join again. At any time, either all members of a group are Kafka clients or all
+are pymq clients. The coordinator refuses requests of the other kind.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class ClassicCoordinator:
         self.groups: dict[str, ClassicGroup] = {}
         self.timers: TimerHeap[str] = TimerHeap()
         self._context = context
-        self._reconciled = reconciled  # groups with members of the other kind of Kafka's clients
-        self._now = 0  # of the request at hand
+        self._reconciled = reconciled  # groups whose Kafka clients are of the other kind
+        self._now = 0  # the time of the current request
 
     def has_members(self, group: str) -> bool:
-        """Whether Kafka's clients are members of a group, or about to be."""
+        """Whether Kafka clients are members of a group, or are about to join."""
         found = self.groups.get(group)
         return found is not None and bool(found.members or found.pending)
 
     # --- requests -------------------------------------------------------------------------------
 
     def step(self, source: str, m: ClassicRequest, now: int) -> None:
-        """Take in a request."""
+        """Handle a request."""
         self._now = now
         match m:
             case JoinClassic():
@@ -256,7 +256,7 @@ class ClassicCoordinator:
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Do what is due by the coordinator's clock."""
+        """Act on the deadlines that have passed by the coordinator's clock."""
         self._now = now
         at = self._context.clock.ms
         for name in self.timers.over(at):
@@ -265,7 +265,7 @@ class ClassicCoordinator:
                 self.settle(name)
 
     def resign(self, error: PymqError, now: int) -> None:
-        """Answer all requests that wait with *error*: another broker takes over."""
+        """Answer all waiting requests with *error*, because another broker takes over."""
         for group in self.groups.values():
             joins, syncs = group.waiting()
             for source, request in joins:

@@ -4,15 +4,15 @@
 state          what happens
 =============  =====================================================================================
 ``EMPTY``      there is no member
-``PREPARING``  a rebalance: all members have to join (again); their requests wait for each other
-``COMPLETING`` all have joined, and the leader computes the assignment; syncs wait for the leader's
+``PREPARING``  a rebalance: all members have to join again; the answers wait until all have joined
+``COMPLETING`` the leading member computes the assignment, for which the others' syncs wait
 ``STABLE``     every member has its assignment
 =============  =====================================================================================
 
 A member that joins, leaves, is silent for its session, or changes its subscription, starts a
 rebalance. The group removes a member that does not join within the longest rebalance timeout, and a
-member that joins but does not sync. A static member stays until its session ends. If it returns
-before under a new id, it gets its assignment back without a rebalance.
+member that joins but does not sync. A static member stays until its session ends. A static member
+that returns earlier, under a new id, gets its assignment back without a rebalance.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SendReply(Protocol):
 
 
 class ClassicGroup:
-    """The members of one group and their generation; times are the coordinator's clock."""
+    """The members of one group and their generation; times are those of the coordinator's clock."""
 
     def __init__(self, name: str, reply: SendReply) -> None:
         self.name = name
@@ -62,10 +62,11 @@ class ClassicGroup:
         self.protocol = ""
         self.leader = ""
         self.members: dict[str, JoinedMember] = {}
-        self.pending: dict[str, int] = {}  # ids given to new members, and when they expire
+        # ids given to new members, and the times when the ids expire
+        self.pending: dict[str, int] = {}
         self._reply = reply
-        self._static: dict[str, str] = {}  # members by instance
-        self._until = NEVER  # the rebalance, or the wait for syncs, ends
+        self._static: dict[str, str] = {}  # member ids by instance
+        self._until = NEVER  # when the rebalance, or the wait for syncs, ends
 
     # --- members --------------------------------------------------------------------------------
 
@@ -81,7 +82,7 @@ class ClassicGroup:
         return found if found is not None else ClassicCode.UNKNOWN_MEMBER_ID
 
     def holder(self, instance: str) -> str | None:
-        """The member of an instance."""
+        """The id of an instance's member."""
         return self._static.get(instance)
 
     def accepts(self, m: JoinClassic) -> bool:
@@ -109,7 +110,7 @@ class ClassicGroup:
         self._rebalance(now)
 
     def replace(self, m: JoinClassic, source: str, now: int) -> None:
-        """Let a static member come back under a new id; the former one is fenced."""
+        """Give a static member a new id; the former id is fenced."""
         assert m.instance is not None
         before = self.members.pop(self._static[m.instance])
         self._refuse(before, ClassicCode.FENCED_INSTANCE_ID)
@@ -140,12 +141,12 @@ class ClassicGroup:
         completing = self.state is ClassicGroupState.COMPLETING
         stable = self.state is ClassicGroupState.STABLE
         if is_same and (completing or (stable and not is_leader)):
-            # The member did not get the last answer, or joins again without need: repeat the
+            # The member did not get the last answer, or joined again without need: repeat the
             # answer.
             mark("classic.joined_again")
             self._joined(member, (source, m.id))
             return
-        self._refuse_join(member, ClassicCode.UNKNOWN_MEMBER_ID)  # its former request
+        self._refuse_join(member, ClassicCode.UNKNOWN_MEMBER_ID)  # answer the former request
         member.joining = source, m.id
         if self.state is ClassicGroupState.PREPARING:
             self._complete_if_all(now)
@@ -164,8 +165,8 @@ class ClassicGroup:
             self._rebalance(now)
 
     def drop_pending(self, member: str, now: int) -> bool:
-        """Drop the id of a client that was given an id and will not join; returns whether there was
-        one.
+        """Drop the id of a client that has got an id but will not join; returns whether the id was
+        known.
         """
         if self.pending.pop(member, None) is None:
             return False
@@ -194,7 +195,7 @@ class ClassicGroup:
             self._complete(now)
 
     def _complete(self, now: int) -> None:
-        """End the join phase: a new generation of those that have joined."""
+        """End the join phase: the members that have joined form a new generation."""
         for member in list(self.members.values()):
             if member.joining is None and member.instance is None:
                 mark("classic.did_not_join")
@@ -206,7 +207,7 @@ class ClassicGroup:
             return
         joined = [member for member in self.members.values() if member.joining is not None]
         if not joined:
-            # Only static members are left, which may come back while their sessions last.
+            # Only static members are left, and these may return while their sessions last.
             self._until = now + max(member.rebalance_ms for member in self.members.values())
             return
         if self.leader not in {member.id for member in joined}:
@@ -222,7 +223,7 @@ class ClassicGroup:
             self._joined(member, waiting)
 
     def _vote(self) -> str:
-        """Of the protocols that all members have, return the one that most members prefer."""
+        """Return the protocol that most members prefer, of those that all members have."""
         everyone = list(self.members.values())
         common = set.intersection(*(set(member.protocols) for member in everyone))
         votes = Counter(next(p for p in member.protocols if p in common) for member in everyone)
@@ -244,12 +245,12 @@ class ClassicGroup:
         self._reply(source, answer)
 
     def sync(self, member: JoinedMember, m: SyncClassic, source: str, now: int) -> None:
-        """Store the leader's assignment, or answer another member with its part."""
+        """Store the leading member's assignment, or answer another member with its own part."""
         member.beat(now)
         if self.state is ClassicGroupState.STABLE:
             self._synced(member, (source, m.id))
             return
-        self._refuse_sync(member, ClassicCode.REBALANCE_IN_PROGRESS)  # its former request
+        self._refuse_sync(member, ClassicCode.REBALANCE_IN_PROGRESS)  # answer the former request
         member.syncing = source, m.id
         if member.id != self.leader:
             return
@@ -288,7 +289,7 @@ class ClassicGroup:
     # --- time, and for people -------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """Remove members whose session has run out, and end a rebalance whose time is up."""
+        """Remove members whose session has expired, and end a rebalance whose time is up."""
         for name in [name for name, until in self.pending.items() if until <= now]:
             mark("classic.never_came")
             del self.pending[name]
@@ -308,7 +309,7 @@ class ClassicGroup:
             self._remove_unsynced(now)
 
     def _remove_unsynced(self, now: int) -> None:
-        """Remove members that have joined and do not ask for their assignment."""
+        """Remove members that have joined but do not request their assignment."""
         if self.state is not ClassicGroupState.COMPLETING:
             return
         mark("classic.did_not_sync")
@@ -331,6 +332,6 @@ class ClassicGroup:
         return min(due, *self.pending.values(), NEVER)
 
     def describe(self, request: int) -> ClassicState:
-        """Describe the group, as the answer to a request."""
+        """Return the description of the group, as the answer to a request."""
         members = tuple(member.describe(self.protocol) for member in self.members.values())
         return ClassicState(request, self.state.value, self.protocol_type, self.protocol, members)

@@ -1,4 +1,4 @@
-"""A member of a classic group, and its requests that wait."""
+"""A member of a classic group, with its waiting requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Waiting = tuple[str, int]  # the source and the id of a request that waits
 
 @define
 class JoinedMember:
-    """A member; it waits for at most one join and one sync."""
+    """A member, with at most one waiting join and one waiting sync."""
 
     id: str
     instance: str | None
@@ -19,15 +19,16 @@ class JoinedMember:
     host: str
     session_ms: int
     rebalance_ms: int
-    protocols: dict[str, bytes]  # its assignors with its subscription for each, in its order
+    # subscription for each assignor, in the member's order of preference
+    protocols: dict[str, bytes]
     assignment: bytes = b""
     joining: Waiting | None = None
     syncing: Waiting | None = None
-    gone_at: int = NEVER  # its session ends
+    gone_at: int = NEVER  # when its session ends
 
     @classmethod
     def of(cls, m: JoinClassic, member: str) -> JoinedMember:
-        """Return a new member, from its request to join."""
+        """Make a member from its request to join."""
         return cls(
             member, m.instance, m.client, m.host, m.session_ms, m.rebalance_ms, dict(m.protocols)
         )
@@ -37,7 +38,7 @@ class JoinedMember:
         self.gone_at = now + self.session_ms
 
     def describe(self, protocol: str) -> ClassicMember:
-        """Describe this member, for the leader of the group and for people."""
+        """Return the description of this member, for the group's leading member and for users."""
         metadata = self.protocols.get(protocol, b"")
         return ClassicMember(
             self.id, self.instance, self.client, self.host, metadata, self.assignment
