@@ -27,8 +27,9 @@ from pymq.core.ready import Ready
 from pymq.core.types import NEVER
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError
+from pymq.kafka.connection import REQUESTS_MAX, KafkaConnection
 from pymq.kafka.frames import BadFrame, FrameReader, RequestHead
-from pymq.kafka.gate import REQUESTS_MAX, KafkaConnection, KafkaGate
+from pymq.kafka.gate import KafkaGate
 from pymq.transport.bell import Bell
 
 CONNECTIONS_MAX = 1_000

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from pymq.core.batch.kafka.batch import crc32c_function
+from pymq.core.batch.kafka.batch import RECORDS_MAX, crc32c_function
 from pymq.core.batch.kafka.codecs import check_installed
 from pymq.errors import ConfigError
 from pymq.kafka.codes import Code
@@ -71,6 +71,7 @@ def open_endpoint(
     *,
     partitions: int = 1,
     auto_create: bool = True,
+    records_max: int = RECORDS_MAX,
 ) -> KafkaEndpoint:
     """Listen for Kafka's clients.
 
@@ -82,6 +83,7 @@ def open_endpoint(
         port: of the first broker; the others have the next ones. 0: any that are free.
         partitions: of a topic that is created without a number.
         auto_create: whether a client that asks for an unknown topic creates it.
+        records_max: of a batch.
 
     Raises:
         MissingExtra: a package is not installed.
@@ -113,6 +115,7 @@ def open_endpoint(
                     _new_id,
                     default_partitions=partitions,
                     auto_create=auto_create,
+                    records_max=records_max,
                 ),
                 sockets[number],
             )

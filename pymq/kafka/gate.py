@@ -13,15 +13,19 @@ request:
 
 A waiting fetch delays all later answers of its connection. So the gate answers the fetch at once
 when the connection sends another request.
+
+The batches of a connection reach their partitions in the order in which they were sent. So the gate
+takes up a connection's next request only when a Produce has sent its batches to the broker. It may
+have to look up a topic before, or to check many records (:mod:`pymq.kafka.slices`).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
 from pymq.core.batch.columns import Buffer
+from pymq.core.batch.kafka.batch import RECORDS_MAX
 from pymq.core.message import Fetched, Message
 from pymq.core.ready import Ready
 from pymq.core.time.timer_heap import TimerHeap
@@ -29,6 +33,7 @@ from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.kafka import frames
 from pymq.kafka.codes import Code
+from pymq.kafka.connection import KafkaConnection, Slot
 from pymq.kafka.frames import BadFrame, RequestHead
 from pymq.kafka.handlers import (
     configs,
@@ -45,6 +50,7 @@ from pymq.kafka.handlers.conversation import (
     LATE,
     NO_ANSWER,
     Ask,
+    Breathe,
     Doze,
     Endpoint,
     GateContext,
@@ -52,9 +58,11 @@ from pymq.kafka.handlers.conversation import (
     Late,
     Pause,
     Steps,
+    Wait,
 )
 from pymq.kafka.handlers.topic_cache import TopicCache
 from pymq.kafka.handlers.watches import Watches, watch_request
+from pymq.kafka.slices import LONG_SLICE, SLICE, SliceQueue
 from pymq.kafka.wire.messages import ApiVersionsResponse, ApiVersionsResponseApiVersion
 
 Handler = Callable[[GateContext, Any, KafkaCall], Steps]
@@ -85,40 +93,9 @@ HANDLERS: dict[int, Handler] = {
 }
 """By the keys of Kafka's APIs; no other is offered."""
 
-REQUESTS_MAX = 100  # of a connection at a time; then it is not read
-OUT_BYTES_MAX = 64 << 20  # that wait to be sent to a connection; then it is not read
+HELD_BYTES_MAX = 256 << 20  # of requests that wait for their slices, and of those behind them
 _PRODUCE = 0
 _FETCH = 1
-
-
-@define
-class Slot:
-    """The place of a request in the line of its connection."""
-
-    head: RequestHead
-    parts: list[Buffer] | None = None  # its answer
-    is_over: bool = False  # nothing more will come
-    conversation: int = 0
-
-
-@define
-class KafkaConnection:
-    """A client's connection: the requests that it waits for, in order, and bytes for it."""
-
-    id: int
-    host: str = ""
-    slots: deque[Slot] = Factory(deque)
-    out: deque[Buffer] = Factory(deque)
-    # Two counters. The gate adds to the first, and the door's thread to the second.
-    queued_bytes: int = 0
-    sent_bytes: int = 0
-    is_closed: bool = False  # by the gate: the door closes it when all is sent
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the door must not read from the connection now."""
-        waiting = self.queued_bytes - self.sent_bytes
-        return len(self.slots) >= REQUESTS_MAX or waiting >= OUT_BYTES_MAX
 
 
 @define
@@ -131,6 +108,7 @@ class _Conversation:
     requests: dict[int, int] = Factory(dict)  # the places of the answers that are still to come
     answers: list[Message | Late] = Factory(list)
     doze: Doze | None = None
+    held_bytes: int = 0  # counted in the gate's
 
 
 class KafkaGate:
@@ -147,6 +125,7 @@ class KafkaGate:
         *,
         default_partitions: int = 1,
         auto_create: bool = True,
+        records_max: int = RECORDS_MAX,
     ) -> None:
         # The door sets these two functions. The gate calls the first when a connection has bytes to
         # be sent, or was closed ...
@@ -157,6 +136,8 @@ class KafkaGate:
         self._out = Ready()
         self._timers: TimerHeap[int] = TimerHeap()
         self._conversations: dict[int, _Conversation] = {}
+        self._slices = SliceQueue()
+        self._held_bytes = 0
         self._calls: dict[int, int] = {}  # conversations by the ids of their requests
         self._last_request = 0
         self._last_conversation = 0
@@ -173,6 +154,7 @@ class KafkaGate:
             new_id,
             default_partitions,
             auto_create,
+            records_max,
         )
 
     def refuse(self, topic: str, code: Code, times: int) -> None:
@@ -196,11 +178,20 @@ class KafkaGate:
             self._drop(slot.conversation)
         connection.slots.clear()
         connection.out.clear()
+        self._held_bytes -= sum(map(len, connection.held))
+        connection.held.clear()
 
     def received(self, connection: KafkaConnection, frame: memoryview, now: int) -> None:
         """Take in a request."""
-        self._context.now = now
+        self._begin_turn(now)
         if connection.is_closed:
+            return
+        if connection.held_by:
+            if self._held_bytes + len(frame) > HELD_BYTES_MAX:
+                self._close(connection)
+                return
+            self._held_bytes += len(frame)
+            connection.held.append(frame)
             return
         try:
             head = frames.read_head(frame)
@@ -218,10 +209,12 @@ class KafkaGate:
         for slot in connection.slots:
             if slot.head.key == _FETCH:
                 self._hurry(slot.conversation)
-        slot = Slot(head)
+        slot = Slot(head, size=len(frame))
         connection.slots.append(slot)
         self._last_conversation += 1
         slot.conversation = number = self._last_conversation
+        if head.key == _PRODUCE:
+            connection.held_by = number
 
         def release() -> None:
             slot.is_over = True
@@ -231,6 +224,25 @@ class KafkaGate:
         steps = handler(self._context, request, call)
         self._conversations[number] = _Conversation(connection, slot, steps)
         self._go_on(number, None)
+
+    def _take_up(self, number: int, conversation: _Conversation) -> None:
+        """Take up the requests that wait for a conversation: it has sent its batches, or ended."""
+        connection = conversation.connection
+        self._held_bytes -= conversation.held_bytes
+        conversation.held_bytes = 0
+        if connection.held_by != number:
+            return
+        connection.held_by = 0
+        if connection.is_taking_up or not connection.held:
+            return
+        connection.is_taking_up = True
+        while connection.held and not connection.held_by:
+            frame = connection.held.popleft()
+            self._held_bytes -= len(frame)
+            self.received(connection, frame, self._context.now)
+        connection.is_taking_up = False
+        if not connection.held:
+            self.wake(connection)  # The door may read from the connection again.
 
     def _close(self, connection: KafkaConnection) -> None:
         connection.is_closed = True
@@ -272,13 +284,13 @@ class KafkaGate:
                 continue
             return
 
-    def _begin(self, number: int, conversation: _Conversation, wait: Ask | Doze | Pause) -> Any:
+    def _begin(self, number: int, conversation: _Conversation, wait: Wait) -> Any:
         """Begin a wait. Returns the conversation, or, if there is nothing to wait for, the result
         for the handler.
         """
         now = self._context.now
         match wait:
-            case Ask(requests, wait_ms):
+            case Ask(requests, wait_ms, frees_line):
                 if not requests:
                     return []
                 conversation.answers = [LATE] * len(requests)
@@ -288,6 +300,16 @@ class KafkaGate:
                     conversation.requests[request] = place
                     self._out.send.append((peer, make(request)))
                 self._timers.set(number, now + wait_ms)
+                if frees_line:
+                    self._take_up(number, conversation)
+            case Breathe():
+                size = conversation.slot.size
+                if not conversation.held_bytes and self._held_bytes + size > HELD_BYTES_MAX:
+                    self._close(conversation.connection)
+                if not conversation.held_bytes:
+                    conversation.held_bytes = size
+                    self._held_bytes += size
+                self._slices.add(number)
             case Doze(partitions, until):
                 has_others_behind = conversation.connection.slots[-1] is not conversation.slot
                 if has_others_behind or until <= now:
@@ -314,6 +336,7 @@ class KafkaGate:
                 self.failed(slot.head, error)
                 self._close(connection)
         self._drain(connection)
+        self._take_up(number, conversation)
 
     def _drain(self, connection: KafkaConnection) -> None:
         """Send the answers whose earlier requests are all answered."""
@@ -334,6 +357,8 @@ class KafkaGate:
         if conversation is None:
             return
         self._timers.drop(number)
+        self._slices.drop(number)
+        self._held_bytes -= conversation.held_bytes
         for request in conversation.requests:
             self._calls.pop(request, None)
         if conversation.doze is not None:
@@ -372,7 +397,7 @@ class KafkaGate:
     def step(self, source: str, message: Message, now: int) -> None:
         """Take in an answer of a node."""
         del source
-        self._context.now = now
+        self._begin_turn(now)
         request = getattr(message, "id", 0)
         number = self._calls.pop(request, None)
         if number is None:
@@ -388,11 +413,28 @@ class KafkaGate:
     @property
     def deadline(self) -> int:
         """When ``tick`` has something to do."""
-        return self._timers.due
+        return min(self._slices.due, self._timers.due)
+
+    def _begin_turn(self, now: int) -> None:
+        """Note the time; requests that come in the same millisecond share a slice."""
+        if now != self._context.now:
+            self._context.now, self._context.spent = now, 0
+
+    def _run_slices(self) -> None:
+        """Run new handlers, as long as the slice lasts, and a slice of a long one."""
+        context, slices = self._context, self._slices
+        context.spent = 0
+        while context.spent < SLICE and (number := slices.next_new()) is not None:
+            self._go_on(number, None)
+        if (number := slices.next_long(context.now)) is not None:
+            context.spent = SLICE - LONG_SLICE
+            self._go_on(number, None)
 
     def tick(self, now: int) -> None:
         """End the waits whose time is up."""
-        self._context.now = now
+        self._begin_turn(now)
+        if self._slices.due <= now:
+            self._run_slices()
         for number in self._timers.over(now):
             conversation = self._conversations.get(number)
             if conversation is None:

@@ -7,6 +7,8 @@ A handler is a generator. It yields one of
 * :class:`Doze`: to wait until a partition grows; it gets whether it must answer now, since the
   time is up or the client has sent another request;
 * :class:`Pause`: to wait some milliseconds; it gets nothing;
+* :class:`Breathe`: to continue in a later turn, since its slice of this turn is used up; it gets
+  nothing;
 
 and returns the answer for the client, or :data:`NO_ANSWER` or :data:`CLOSE`.
 """
@@ -18,6 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymq.core.batch.columns import Buffer
+from pymq.core.batch.kafka.batch import RECORDS_MAX
 from pymq.core.message import Answer, InitProducer, Message
 from pymq.core.metadata.nodes import ProducerIds
 from pymq.core.types import TopicPartition
@@ -58,6 +61,7 @@ class Ask(NamedTuple):
 
     requests: Sequence[Request]
     wait_ms: int = ANSWER_MS
+    frees_line: bool = False  # the gate may now take up the connection's later requests
 
 
 class Doze(NamedTuple):
@@ -73,7 +77,13 @@ class Pause(NamedTuple):
     wait_ms: int
 
 
-Steps = Generator[Ask | Doze | Pause, Any, Any]
+class Breathe(NamedTuple):
+    """Let other requests go first."""
+
+
+BREATHE = Breathe()
+Wait = Ask | Doze | Pause | Breathe
+Steps = Generator[Wait, Any, Any]
 
 
 class Endpoint(NamedTuple):
@@ -98,7 +108,9 @@ class GateContext:
     new_id: Callable[[], str]  # 32 random hex digits
     default_partitions: int = 1
     auto_create: bool = True
+    records_max: int = RECORDS_MAX  # of a batch
     now: int = 0  # in the loop's milliseconds
+    spent: int = 0  # of the slice of this turn, in decoded records
     ids: list[int] = Factory(list)  # producer ids that the gate may give out
     # The codes with which tests have the next batches refused, by topic.
     faults: dict[str, list[Code]] = Factory(dict)
