@@ -243,6 +243,31 @@ def topics(image: Image) -> tuple[str, ...]:
     return tuple(sorted(name for name in image.topics if not is_internal(name)))
 
 
+def brokers(me: str, members: BrokerLiveness) -> Callable[[Image], ClusterDescription]:
+    """Return a read of the cluster's brokers alone."""
+
+    def look(image: Image) -> ClusterDescription:
+        return ClusterDescription(
+            me,
+            image.controller_epoch,
+            tuple(
+                BrokerDescription(
+                    b.name,
+                    b.endpoint,
+                    b.rack,
+                    name in members,
+                    image.hosting.leads[name],
+                    b.is_draining,
+                    number=b.number,
+                    kafka=b.kafka,
+                )
+                for name, b in sorted(image.brokers.items())
+            ),
+        )
+
+    return look
+
+
 def cluster(
     me: str, members: BrokerLiveness, lost: Collection[str] = ()
 ) -> Callable[[Image], Result | Later]:
@@ -279,6 +304,8 @@ def cluster(
                 b.is_draining,
                 hosting.blocks[name],
                 rereplication.kept_by(image, live, lost, name) if b.is_draining else (),
+                b.number,
+                b.kafka,
             )
             for name, b in sorted(image.brokers.items())
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import time
@@ -14,10 +13,12 @@ from typing import Self
 from pymq.core.batch.kafka.batch import RECORDS_MAX, crc32c_function
 from pymq.core.batch.kafka.codecs import check_installed
 from pymq.errors import ConfigError
+from pymq.kafka.addresses import is_of_this_machine
 from pymq.kafka.codes import Code
-from pymq.kafka.door import DoorDriver, KafkaDoor, KafkaListener
+from pymq.kafka.door import KafkaListener
+from pymq.kafka.door_thread import DoorDriver, DoorThread
 from pymq.kafka.gate import KafkaGate
-from pymq.kafka.handlers.conversation import Endpoint
+from pymq.kafka.shared.conversation import Endpoint
 
 BACKLOG = 128
 
@@ -26,7 +27,7 @@ class KafkaEndpoint:
     """The addresses at which Kafka's clients connect to a queue; ``with`` closes them."""
 
     def __init__(
-        self, door: KafkaDoor, gates: Sequence[KafkaGate], addresses: Sequence[tuple[str, int]]
+        self, door: DoorThread, gates: Sequence[KafkaGate], addresses: Sequence[tuple[str, int]]
     ) -> None:
         self._door = door
         self._gates = gates
@@ -90,8 +91,6 @@ def open_endpoint(
         ConfigError: *host* is not of this machine alone.
         OSError: the address is in use.
     """
-    crc32c = crc32c_function()
-    check_installed()
     _check_host(host)
     with ExitStack() as stack:
         sockets = []
@@ -106,14 +105,11 @@ def open_endpoint(
         listeners = [
             KafkaListener(
                 f"kafka-{ports[number]}",  # unlike those of another endpoint
-                KafkaGate(
+                make_gate(
                     name,
-                    controller,
+                    [controller],
                     endpoints,
-                    crc32c,
-                    _wall_ms,
-                    _new_id,
-                    default_partitions=partitions,
+                    partitions=partitions,
                     auto_create=auto_create,
                     records_max=records_max,
                 ),
@@ -121,10 +117,43 @@ def open_endpoint(
             )
             for number, name in enumerate(brokers)
         ]
-        door = KafkaDoor(driver, listeners)
+        door = DoorThread(driver, listeners)
         stack.pop_all()
     gates = [listener.gate for listener in listeners]
     return KafkaEndpoint(door, gates, [(host, number) for number in ports])
+
+
+def make_gate(
+    broker: str,
+    controllers: Sequence[str],
+    endpoints: dict[str, Endpoint],
+    *,
+    partitions: int,
+    auto_create: bool,
+    records_max: int,
+    replicas: int = 1,
+    asks_brokers: bool = False,
+) -> KafkaGate:
+    """Return the gate of a broker in this process.
+
+    Raises:
+        MissingExtra: a package is not installed.
+    """
+    crc32c = crc32c_function()
+    check_installed()
+    return KafkaGate(
+        broker,
+        controllers,
+        endpoints,
+        crc32c,
+        _wall_ms,
+        _new_id,
+        default_partitions=partitions,
+        auto_create=auto_create,
+        records_max=records_max,
+        default_replicas=replicas,
+        asks_brokers=asks_brokers,
+    )
 
 
 def _check_host(host: str) -> None:
@@ -133,11 +162,7 @@ def _check_host(host: str) -> None:
     Raises:
         ConfigError: other machines reach *host*, too.
     """
-    try:
-        is_local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = False
-    if not is_local:
+    if not is_of_this_machine(host):
         raise ConfigError(
             f"host={host!r}: Kafka's clients are neither authenticated nor encrypted, so the host "
             "must be one of this machine alone, such as 127.0.0.1"

@@ -21,12 +21,12 @@ have to look up a topic before, or to check many records (:mod:`pymq.kafka.slice
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from pymq.core.batch.columns import Buffer
 from pymq.core.batch.kafka.batch import RECORDS_MAX
-from pymq.core.message import Fetched, Message
+from pymq.core.message import Fetched, Message, UnderWay
 from pymq.core.ready import Ready
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import TopicPartition
@@ -45,7 +45,9 @@ from pymq.kafka.handlers import (
     produce,
     topics,
 )
-from pymq.kafka.handlers.conversation import (
+from pymq.kafka.shared.controllers import Controllers
+from pymq.kafka.shared.conversation import (
+    ANSWER_MS,
     CLOSE,
     LATE,
     NO_ANSWER,
@@ -60,8 +62,8 @@ from pymq.kafka.handlers.conversation import (
     Steps,
     Wait,
 )
-from pymq.kafka.handlers.topic_cache import TopicCache
-from pymq.kafka.handlers.watches import Watches, watch_request
+from pymq.kafka.shared.topic_cache import TopicCache
+from pymq.kafka.shared.watches import Watches, watch_request
 from pymq.kafka.slices import LONG_SLICE, SLICE, SliceQueue
 from pymq.kafka.wire.messages import ApiVersionsResponse, ApiVersionsResponseApiVersion
 
@@ -117,7 +119,7 @@ class KafkaGate:
     def __init__(
         self,
         me: str,
-        controller: str,
+        controllers: Sequence[str],
         endpoints: dict[str, Endpoint],
         crc32c: Callable[[Buffer], int],
         wall_ms: Callable[[], int],
@@ -126,6 +128,8 @@ class KafkaGate:
         default_partitions: int = 1,
         auto_create: bool = True,
         records_max: int = RECORDS_MAX,
+        default_replicas: int = 1,
+        asks_brokers: bool = False,
     ) -> None:
         # The door sets these two functions. The gate calls the first when a connection has bytes to
         # be sent, or was closed ...
@@ -145,7 +149,7 @@ class KafkaGate:
         watches = Watches(self._watch, self._ring)
         self._context = GateContext(
             me,
-            controller,
+            Controllers(controllers),
             endpoints,
             TopicCache(),
             watches,
@@ -155,6 +159,8 @@ class KafkaGate:
             default_partitions,
             auto_create,
             records_max,
+            default_replicas,
+            asks_brokers,
         )
 
     def refuse(self, topic: str, code: Code, times: int) -> None:
@@ -399,6 +405,11 @@ class KafkaGate:
         del source
         self._begin_turn(now)
         request = getattr(message, "id", 0)
+        if isinstance(message, UnderWay):
+            # A large change takes the zkserver several commits; the answer follows.
+            if (number := self._calls.get(request)) is not None:
+                self._timers.set(number, now + ANSWER_MS)
+            return
         number = self._calls.pop(request, None)
         if number is None:
             if isinstance(message, Fetched):

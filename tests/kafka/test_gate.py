@@ -16,7 +16,7 @@ from pymq.core.batch.kafka.batch import KAFKA_HEADER, SIGNED_FROM, crc32c_functi
 from pymq.kafka.codes import Code
 from pymq.kafka.connection import KafkaConnection
 from pymq.kafka.gate import HANDLERS, KafkaGate
-from pymq.kafka.handlers.conversation import Endpoint
+from pymq.kafka.shared.conversation import Endpoint
 from pymq.kafka.wire import codec
 from pymq.kafka.wire import messages as m
 from pymq.kafka.wire.schema import schemas
@@ -35,7 +35,7 @@ class Bench:
         endpoints = {"broker-0": Endpoint(0, "127.0.0.1", 9092)}
         ids = map("{:032x}".format, range(1, 1_000_000))
         self.gate = KafkaGate(
-            "broker-0", "zkserver-0", endpoints, CRC, lambda: NOW, lambda: next(ids)
+            "broker-0", ["zkserver-0"], endpoints, CRC, lambda: NOW, lambda: next(ids)
         )
         self.gate.failed = lambda _, error: self.failures.append(error)
         with self.mq.driver as loop:

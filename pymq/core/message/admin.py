@@ -124,9 +124,14 @@ class ListTopics:
 
 @value
 class DescribeCluster:
-    """Get the brokers and the controller."""
+    """Get the brokers and the controller.
+
+    With *brokers_only* the answer has neither numbers of topics, partitions and blocks nor problems
+    of partitions, and costs little however many there are.
+    """
 
     id: int
+    brokers_only: bool = False
 
 
 @value

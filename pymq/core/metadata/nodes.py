@@ -34,6 +34,10 @@ class BrokerNode:
     storage_id: str = ""  # id of the broker's disk; a wiped disk gets a new one
     incarnation: int = 0  # number of the broker's last registration; rises with each start
     is_draining: bool = False  # decommissioned: no new blocks are placed on this broker
+    # number for Kafka's clients, which have no names; assigned once. -1: registered before there
+    # were numbers
+    number: int = -1
+    kafka: str = ""  # HOST:PORT for Kafka's clients; "": the broker does not listen for them
 
 
 @value

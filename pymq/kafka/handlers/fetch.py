@@ -15,7 +15,7 @@ from pymq.core.metadata.descriptions import PartitionLeader, TopicMetadata
 from pymq.core.types import TopicPartition
 from pymq.errors import OffsetOutOfRange, PymqError
 from pymq.kafka.codes import Code, code_of
-from pymq.kafka.handlers.conversation import (
+from pymq.kafka.shared.conversation import (
     Ask,
     Doze,
     GateContext,
@@ -25,7 +25,7 @@ from pymq.kafka.handlers.conversation import (
     ask_holders,
     holders,
 )
-from pymq.kafka.handlers.topic_cache import find_topic, partition_of
+from pymq.kafka.shared.topic_cache import find_topic, partition_of
 from pymq.kafka.wire.messages import (
     FetchRequest,
     FetchRequestFetchPartition,

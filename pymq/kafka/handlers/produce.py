@@ -8,12 +8,14 @@ from pymq.core.batch.batch_validation import BATCH_SLACK, KAFKA_SLACK
 from pymq.core.batch.columns import Buffer
 from pymq.core.batch.header import BATCH_BYTES_MAX
 from pymq.core.batch.kafka.batch import KafkaLimits, wrapping
-from pymq.core.message import Produce, Produced
+from pymq.core.message import Answer, InitProducer, Produce, Produced
 from pymq.core.metadata.descriptions import TopicMetadata
+from pymq.core.metadata.nodes import ProducerIds
 from pymq.core.types import AckMode
-from pymq.errors import PymqError
+from pymq.errors import PymqError, RequestTimeout
 from pymq.kafka.codes import Code, code_of, produce_code
-from pymq.kafka.handlers.conversation import (
+from pymq.kafka.shared.controllers import ask_controller
+from pymq.kafka.shared.conversation import (
     BREATHE,
     CLOSE,
     NO_ANSWER,
@@ -22,9 +24,8 @@ from pymq.kafka.handlers.conversation import (
     KafkaCall,
     Late,
     Steps,
-    new_producer_id,
 )
-from pymq.kafka.handlers.topic_cache import find_topic, partition_of
+from pymq.kafka.shared.topic_cache import find_topic, partition_of
 from pymq.kafka.slices import SLICE
 from pymq.kafka.wire.messages import (
     InitProducerIdRequest,
@@ -160,6 +161,21 @@ def _note(
         part.base_offset = produced.base_offset
     elif produced.error is not None:
         part.error_message = produced.error.message
+
+
+def _ids(request: int) -> InitProducer:
+    return InitProducer(request, "", "", takes_ids=True)
+
+
+def new_producer_id(context: GateContext) -> Steps:
+    """Return a producer id that nobody else has, or the error."""
+    if not context.ids:
+        answer = yield from ask_controller(context, _ids)
+        if not isinstance(answer, Answer) or not isinstance(answer.result, ProducerIds):
+            return answer.error or RequestTimeout("no producer id was given")
+        given = answer.result
+        context.ids += range(given.first + given.count - 1, given.first - 1, -1)
+    return context.ids.pop()
 
 
 def init_producer_id(context: GateContext, m: InitProducerIdRequest, call: KafkaCall) -> Steps:

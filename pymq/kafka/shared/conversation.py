@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymq.core.batch.columns import Buffer
 from pymq.core.batch.kafka.batch import RECORDS_MAX
-from pymq.core.message import Answer, InitProducer, Message
-from pymq.core.metadata.nodes import ProducerIds
+from pymq.core.message import Message
 from pymq.core.types import TopicPartition
 from pymq.core.values import Factory, define
 from pymq.errors import PymqError, ReplicaNotAvailable, RequestTimeout
 from pymq.kafka.codes import Code
 
 if TYPE_CHECKING:
-    from pymq.kafka.handlers.topic_cache import TopicCache
-    from pymq.kafka.handlers.watches import Watches
+    from pymq.kafka.shared.controllers import Controllers
+    from pymq.kafka.shared.topic_cache import TopicCache
+    from pymq.kafka.shared.watches import Watches
 
 ANSWER_MS = 30_000  # time for a node's answer
 HOLDERS_MAX = 3  # holders of older records that the gate asks at most
@@ -99,8 +99,8 @@ class GateContext:
     """What the handlers of a gate share."""
 
     me: str  # the broker that the gate belongs to
-    controller: str
-    endpoints: dict[str, Endpoint]  # of all brokers, by name
+    controllers: Controllers
+    endpoints: dict[str, Endpoint]  # of all live brokers, by name
     topics: TopicCache
     watches: Watches
     crc32c: Callable[[Buffer], int]
@@ -109,6 +109,8 @@ class GateContext:
     default_partitions: int = 1
     auto_create: bool = True
     records_max: int = RECORDS_MAX  # of a batch
+    default_replicas: int = 1  # of a partition, if there are enough brokers
+    asks_brokers: bool = False  # whether the endpoints have to be looked up
     now: int = 0  # in the loop's milliseconds
     spent: int = 0  # of the slice of this turn, in decoded records
     ids: list[int] = Factory(list)  # producer ids that the gate may give out
@@ -129,19 +131,6 @@ def ask(peer: str, make: Callable[[int], Message]) -> Generator[Ask, Any, Any]:
     """Send one request; returns its answer."""
     (answer,) = yield Ask([(peer, make)])
     return answer
-
-
-def new_producer_id(context: GateContext) -> Generator[Ask, Any, int | PymqError]:
-    """Return a producer id that nobody else has."""
-    if not context.ids:
-        answer = yield from ask(
-            context.controller, lambda r: InitProducer(r, "", "", takes_ids=True)
-        )
-        if not isinstance(answer, Answer) or not isinstance(answer.result, ProducerIds):
-            return answer.error or RequestTimeout("no producer id was given")
-        given = answer.result
-        context.ids += range(given.first + given.count - 1, given.first - 1, -1)
-    return context.ids.pop()
 
 
 def holders(answer: Any) -> list[str]:
