@@ -122,6 +122,7 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.CancelDelayed: _topic(Operation.WRITE),
     msg.Fetch: _topic(Operation.READ),
     msg.FindOffset: _topic(Operation.READ),
+    msg.FindEpoch: _topic(Operation.READ),
     msg.Copy: _copy,
     msg.Join: _join,
     msg.Heartbeat: _group(Operation.READ),
@@ -142,6 +143,7 @@ _NEEDS: dict[type, Callable[[Any], Needs]] = {
     msg.CreateTopic: _topic(Operation.CREATE, "name"),
     msg.CreatePartition: _topic(Operation.ALTER),
     msg.DeleteTopic: _topic(Operation.DELETE, "name"),
+    msg.DeleteRecords: _topic(Operation.DELETE),
     msg.AlterTopic: _topic(Operation.ALTER, "name"),
     msg.SetPartitionState: _topic(Operation.ALTER),
     msg.Reassign: _always(ALTER_CLUSTER),
@@ -162,7 +164,7 @@ _NEEDS |= dict.fromkeys(
     (
         # Answers: only servers get requests.
         *(msg.Produced, msg.Sequence, msg.Fetched, msg.OffsetFound, msg.Assigned, msg.Acquired),
-        *(msg.Copied, msg.Cancelled),
+        *(msg.Copied, msg.Cancelled, msg.EpochFound),
         *(msg.JoinedClassic, msg.SyncedClassic, msg.ClassicDone, msg.ClassicState),
         *(msg.Settled, msg.GroupState, msg.GroupNames, msg.GroupLeases, msg.Answer),
         msg.UnderWay,

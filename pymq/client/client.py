@@ -264,6 +264,7 @@ class Client(Layers):
             records_max=batch_records_max,
         )
         self._endpoints.append(endpoint)
+        self.sources.append(endpoint.metrics)
         return endpoint
 
     # --- delayed records ------------------------------------------------------------------------

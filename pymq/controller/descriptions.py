@@ -225,7 +225,7 @@ def _description(state: PartitionState, report: PartitionReport | None) -> Parti
         state.epoch,
         last.replicas,
         _in_sync(last, report),
-        state.blocks[0].start,
+        state.log_start,
         end,
         report.high_watermark if report is not None else end,
         blocks,

@@ -21,6 +21,7 @@ class Slot:
     is_over: bool = False  # nothing more will come
     conversation: int = 0
     size: int = 0  # bytes of the request
+    arrived: int = 0  # when, in the loop's milliseconds
 
 
 @define

@@ -109,11 +109,17 @@ class KafkaDoor:
         self._rests_until = 0.0
         self._looks_at = 0.0
         self.turned_away = 0  # connections beyond the limit
+        self.received_bytes = 0
+        self.sent_bytes = 0
         for listener in listeners:
             listener.socket.setblocking(False)
             self._selector.register(listener.socket, _READ, listener)
             listener.gate.wake = self._told
             listener.gate.failed = _log
+
+    def __len__(self) -> int:
+        """How many clients are connected."""
+        return len(self._clients)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when there is something to collect."""
@@ -202,6 +208,7 @@ class KafkaDoor:
         """Remove the gates from the loop, after :meth:`shut`."""
         for client in self._clients.values():
             client.listener.gate.disconnected(client.connection)
+        self._clients.clear()
         for listener in self.listeners:
             loop.remove(listener.name)
 
@@ -244,6 +251,7 @@ class KafkaDoor:
                     self._leave(client)
                     break
                 left -= count
+                self.received_bytes += count
                 found = client.reader.received(count)
                 frames += found
                 if count < len(buffer) and not client.reader.size:
@@ -271,6 +279,7 @@ class KafkaDoor:
                     break
                 sent = client.socket.sendmsg(list(islice(client.sending, PARTS)))
                 connection.sent_bytes += sent
+                self.sent_bytes += sent
                 _cut(client.sending, sent)
         except BlockingIOError:
             pass

@@ -12,12 +12,14 @@ from typing import Self
 
 from pymq.core.batch.kafka.batch import RECORDS_MAX, crc32c_function
 from pymq.core.batch.kafka.codecs import check_installed
+from pymq.core.observe.metrics import Metrics
 from pymq.errors import ConfigError
 from pymq.kafka.addresses import is_of_this_machine
 from pymq.kafka.codes import Code
 from pymq.kafka.door import KafkaListener
 from pymq.kafka.door_thread import DoorDriver, DoorThread
 from pymq.kafka.gate import KafkaGate
+from pymq.kafka.metrics import measure
 from pymq.kafka.shared.conversation import Endpoint
 
 BACKLOG = 128
@@ -43,6 +45,12 @@ class KafkaEndpoint:
         """Refuse the next batches for a topic; for tests. The driver's lock is held."""
         for gate in self._gates:
             gate.refuse(topic, code, times)
+
+    def metrics(self) -> Metrics:
+        """Return the metrics of Kafka's clients; the driver's lock is held."""
+        found = Metrics()
+        measure(self._door.door, found)
+        return found
 
     def close(self) -> None:
         """Close all connections and stop listening; closing twice is allowed."""

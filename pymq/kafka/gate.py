@@ -27,6 +27,7 @@ from typing import Any
 from pymq.core.batch.columns import Buffer
 from pymq.core.batch.kafka.batch import RECORDS_MAX
 from pymq.core.message import Fetched, Message, UnderWay
+from pymq.core.observe.metrics import Histogram
 from pymq.core.ready import Ready
 from pymq.core.time.timer_heap import TimerHeap
 from pymq.core.types import TopicPartition
@@ -37,6 +38,8 @@ from pymq.kafka.connection import KafkaConnection, Slot
 from pymq.kafka.frames import BadFrame, RequestHead
 from pymq.kafka.handlers import (
     configs,
+    delete_records,
+    epochs,
     fetch,
     group_offsets,
     groups,
@@ -62,6 +65,7 @@ from pymq.kafka.shared.conversation import (
     Steps,
     Wait,
 )
+from pymq.kafka.shared.fetch_sessions import FetchSessions
 from pymq.kafka.shared.topic_cache import TopicCache
 from pymq.kafka.shared.watches import Watches, watch_request
 from pymq.kafka.slices import LONG_SLICE, SLICE, SliceQueue
@@ -85,7 +89,9 @@ HANDLERS: dict[int, Handler] = {
     16: groups.list_groups,
     19: topics.create_topics,
     20: topics.delete_topics,
+    21: delete_records.delete_records,
     22: produce.init_producer_id,
+    23: epochs.offset_for_leader_epoch,
     32: configs.describe_configs,
     33: configs.alter_configs,
     37: topics.create_partitions,
@@ -137,6 +143,9 @@ class KafkaGate:
         # ... and when a handler has raised an error, which is a bug.
         self.failed: Callable[[RequestHead, Exception], None] = lambda *_: None
         self.connections: dict[int, KafkaConnection] = {}
+        self.times: dict[
+            int, Histogram
+        ] = {}  # of requests that have ended, by the keys of the APIs
         self._out = Ready()
         self._timers: TimerHeap[int] = TimerHeap()
         self._conversations: dict[int, _Conversation] = {}
@@ -153,6 +162,7 @@ class KafkaGate:
             endpoints,
             TopicCache(),
             watches,
+            FetchSessions(new_id),
             crc32c,
             wall_ms,
             new_id,
@@ -162,6 +172,11 @@ class KafkaGate:
             default_replicas,
             asks_brokers,
         )
+
+    @property
+    def sessions(self) -> int:
+        """The number of fetch sessions."""
+        return len(self._context.sessions)
 
     def refuse(self, topic: str, code: Code, times: int) -> None:
         """Refuse the next batches for a topic, so that a test sees what its application does."""
@@ -215,7 +230,7 @@ class KafkaGate:
         for slot in connection.slots:
             if slot.head.key == _FETCH:
                 self._hurry(slot.conversation)
-        slot = Slot(head, size=len(frame))
+        slot = Slot(head, size=len(frame), arrived=now)
         connection.slots.append(slot)
         self._last_conversation += 1
         slot.conversation = number = self._last_conversation
@@ -333,6 +348,10 @@ class KafkaGate:
         self._timers.drop(number)
         slot, connection = conversation.slot, conversation.connection
         slot.is_over = True
+        times = self.times.get(slot.head.key)
+        if times is None:
+            times = self.times[slot.head.key] = Histogram.new()
+        times.observe((self._context.now - slot.arrived) / 1000)
         if answer is CLOSE:
             self._close(connection)
         elif answer is not NO_ANSWER and not connection.is_closed:

@@ -204,7 +204,8 @@ class Broker(Node):
         loop.add(self._directory.name, self._directory)
         if self._kafka is not None:
             loop.add(self._kafka.name, self._kafka.gate)
-            self._serve(self._kafka.door())
+            self._serve(self._kafka.door)
+            meters.kafka = self._kafka.measure
 
     def _machine(
         self, config: BrokerConfig, now: int, journal: EventLog, outbox: FetchOutbox | None

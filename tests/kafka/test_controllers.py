@@ -11,6 +11,7 @@ from pymq.core.message import Answer, ListTopics
 from pymq.errors import NotController
 from pymq.kafka.shared.controllers import TAKEOVER_MS, Controllers, ask_controller
 from pymq.kafka.shared.conversation import LATE, Ask, GateContext, Pause
+from pymq.kafka.shared.fetch_sessions import FetchSessions
 from pymq.kafka.shared.topic_cache import TopicCache
 from pymq.kafka.shared.watches import Watches
 
@@ -18,7 +19,15 @@ from pymq.kafka.shared.watches import Watches
 def context() -> GateContext:
     watches = Watches(lambda name, end: 0, lambda number: None)
     return GateContext(
-        "b", Controllers(["a", "b", "c"]), {}, TopicCache(), watches, len, lambda: 0, str
+        "b",
+        Controllers(["a", "b", "c"]),
+        {},
+        TopicCache(),
+        watches,
+        FetchSessions(str),
+        len,
+        lambda: 0,
+        str,
     )
 
 

@@ -329,14 +329,6 @@ def test_what_is_refused_when_fetching(bench: Bench, request_: m.FetchRequest, c
     assert read(bench.ask("Fetch", 12, request_)).error_code == code
 
 
-def test_fetch_sessions_are_not_there(bench: Bench) -> None:
-    bench.mq.create_topic("t")
-    assert bench.ask("Fetch", 12, fetch(0)).session_id == 0
-    request = fetch(0)
-    request.session_id = 5
-    assert bench.ask("Fetch", 12, request).error_code == Code.FETCH_SESSION_ID_NOT_FOUND
-
-
 def test_topics_by_their_ids(bench: Bench) -> None:
     bench.mq.create_topic("t")
     (topic,) = bench.ask("Metadata", 12, m.MetadataRequest(None)).topics

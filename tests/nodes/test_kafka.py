@@ -22,6 +22,12 @@ pytest.importorskip("zmq", reason="pyzmq is not installed")
 ASK = struct.pack(">ihhih", 11, 18, 0, 7, 1) + b"x"  # ApiVersions, version 0
 
 
+def names(text: str) -> dict[str, float]:
+    """Return the values of metrics without labels."""
+    lines = (line.split() for line in text.splitlines() if line and line[0] != "#")
+    return {name: float(found) for name, found in lines if "{" not in name}
+
+
 def broker(**options: Any) -> pymq.Broker:
     return pymq.Broker("broker-0", zkservers=["tcp://127.0.0.1:1"], **options)
 
@@ -90,6 +96,10 @@ def test_a_broker_registers_its_number_and_address_and_answers() -> None:
                 assert (correlation, code) == (7, 0)
                 rest = client.recv(size - 6, socket.MSG_WAITALL)
                 assert len(rest) == size - 6
+                seen = names(str(node.metrics()))
+                assert seen["pymq_kafka_connections"] == 1
+                assert seen["pymq_kafka_received_bytes_total"] == len(ASK)
+                assert seen["pymq_kafka_sent_bytes_total"] == size + 4
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)), 20)
 

@@ -86,6 +86,7 @@ class TopicImage:
             len(self.partitions),
             # Both versions only rise, so their sum rises with each change of either.
             self.node.version + node.version,
+            deleted_to=node.log_start,
         )
 
 

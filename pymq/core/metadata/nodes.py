@@ -121,6 +121,7 @@ class PartitionNode:
     wanted: Wanted | None = None
     losses: tuple[Loss, ...] = ()  # the partition's latest losses, oldest first
     sealed_to: tuple[str, ...] = ()  # brokers to which all sealed blocks are moving
+    log_start: int = 0  # records before this offset are deleted, even if their block is kept
 
 
 @value
@@ -387,6 +388,12 @@ class PartitionState:
         0  # rises with each change; of two states with one topic id the higher version is valid
     )
     earlier: int = 0  # number of blocks before these, sent in earlier messages (as chunks)
+    deleted_to: int = 0  # records before this offset are deleted
+
+    @property
+    def log_start(self) -> int:
+        """The first offset that is kept."""
+        return max(self.blocks[0].start, self.deleted_to)
 
     def block_id(self, block: BlockNode) -> BlockId:
         """Return the id of one of the blocks in a store."""

@@ -29,6 +29,7 @@ from pymq.kafka.shared.topic_cache import find_topic, partition_of
 from pymq.kafka.wire.messages import (
     FetchRequest,
     FetchRequestFetchPartition,
+    FetchRequestFetchTopic,
     FetchResponse,
     FetchResponseFetchableTopicResponse,
     FetchResponsePartitionData,
@@ -36,6 +37,7 @@ from pymq.kafka.wire.messages import (
 
 PARTITION_BYTES_MIN = 64 << 10  # of an answer, however many partitions share it
 WAIT_MAX_MS = 60_000
+SESSIONS_FROM = 7  # the version with which fetch sessions came
 _STALE = frozenset((Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION))
 
 
@@ -59,16 +61,28 @@ def fetch(context: GateContext, m: FetchRequest, call: KafkaCall) -> Steps:
     2. If the brokers return less than the client wants, and no partition has an error, wait until
        one of the partitions grows, and ask again.
 
-    There are no fetch sessions: the answer to a client that offers one has the session id 0, which
-    makes it name all partitions each time.
+    The partitions of a client with a session are those of the session, and its answer has only
+    those with news (:mod:`pymq.kafka.shared.fetch_sessions`).
     """
-    del call
-    if m.session_id:
-        return FetchResponse(error_code=int(Code.FETCH_SESSION_ID_NOT_FOUND))
+    session = None
+    if call.version >= SESSIONS_FROM:
+        turned = context.sessions.turn(m, context.now)
+        if isinstance(turned, Code):
+            return FetchResponse(error_code=int(turned))
+        session = turned
+    topics = m.topics if session is None else session.topics()
+    answer = yield from _fetch(context, m, topics)
+    if session is not None:
+        session.finish(answer)
+    return answer
+
+
+def _fetch(context: GateContext, m: FetchRequest, topics: list[FetchRequestFetchTopic]) -> Steps:
+    """Read from each partition of *topics*; returns the answer with all of them."""
     answer = FetchResponse()
     places: list[_Place] = []
     is_refused = False
-    for topic in m.topics:
+    for topic in topics:
         found = yield from find_topic(context, topic.topic, topic.topic_id)
         parts: list[FetchResponsePartitionData] = []
         answer.responses.append(

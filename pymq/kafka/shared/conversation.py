@@ -29,6 +29,7 @@ from pymq.kafka.codes import Code
 
 if TYPE_CHECKING:
     from pymq.kafka.shared.controllers import Controllers
+    from pymq.kafka.shared.fetch_sessions import FetchSessions
     from pymq.kafka.shared.topic_cache import TopicCache
     from pymq.kafka.shared.watches import Watches
 
@@ -103,6 +104,7 @@ class GateContext:
     endpoints: dict[str, Endpoint]  # of all live brokers, by name
     topics: TopicCache
     watches: Watches
+    sessions: FetchSessions
     crc32c: Callable[[Buffer], int]
     wall_ms: Callable[[], int]
     new_id: Callable[[], str]  # 32 random hex digits

@@ -6,10 +6,12 @@ import os
 import socket
 from collections.abc import Sequence
 
+from pymq.core.observe.metrics import Metrics
 from pymq.errors import ConfigError
 from pymq.kafka.addresses import parse_address
 from pymq.kafka.door import KafkaDoor, KafkaListener
 from pymq.kafka.endpoint import BACKLOG, make_gate
+from pymq.kafka.metrics import measure
 from pymq.nodes.kafka.options import KafkaPort
 
 
@@ -38,9 +40,11 @@ class BrokerKafka:
         self.name = f"{broker}.kafka"  # a machine of the broker's node, so answers come back
         self.listener = KafkaListener(self.name, self.gate, self._socket)
 
-    def door(self) -> KafkaDoor:
-        """Return the sockets for the node's thread."""
-        return KafkaDoor([self.listener], lambda: None)
+        self.door = KafkaDoor([self.listener], lambda: None)  # for the node's thread
+
+    def measure(self, out: Metrics) -> None:
+        """Add the metrics of Kafka's clients."""
+        measure(self.door, out)
 
     def close(self) -> None:
         """Stop listening."""
