@@ -311,15 +311,17 @@ class KafkaGate:
         """
         now = self._context.now
         match wait:
-            case Ask(requests, wait_ms, frees_line):
+            case Ask(requests, wait_ms, frees_line, ids):
                 if not requests:
                     return []
                 conversation.answers = [LATE] * len(requests)
                 for place, (peer, make) in enumerate(requests):
-                    request = self._number()
+                    request = ids[place] if ids else self._number()
                     self._calls[request] = number
                     conversation.requests[request] = place
                     self._out.send.append((peer, make(request)))
+                if ids is not None:
+                    ids[:] = conversation.requests
                 self._timers.set(number, now + wait_ms)
                 if frees_line:
                     self._take_up(number, conversation)

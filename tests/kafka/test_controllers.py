@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from pymq.core.message import Answer, ListTopics
-from pymq.errors import NotController
-from pymq.kafka.shared.controllers import TAKEOVER_MS, Controllers, ask_controller
+from pymq.errors import NotController, TopicExists
+from pymq.kafka.shared.controllers import (
+    RETRY_MS,
+    TAKEOVER_MS,
+    TRY_MS,
+    Controllers,
+    ask_controller,
+)
 from pymq.kafka.shared.conversation import LATE, Ask, GateContext, Pause
 from pymq.kafka.shared.fetch_sessions import FetchSessions
 from pymq.kafka.shared.topic_cache import TopicCache
@@ -63,15 +69,41 @@ def test_the_named_zkserver_is_asked_then_the_next_ones() -> None:
     assert here.controllers.active == "a"
 
 
-def test_a_zkserver_that_is_silent_is_left_only_by_reads() -> None:
-    """A change may have been carried out although no answer came."""
+def test_a_zkserver_that_is_silent_is_left_after_a_while() -> None:
+    """The request keeps its id, so a zkserver that works on it does not begin it again."""
     here = context()
-    steps = ask_controller(here, ListTopics, reads=True)
-    assert asked(next(steps)) == "a"
-    assert asked(steps.send([LATE])) == "b"
-    changing = ask_controller(here, ListTopics)
-    assert asked(next(changing)) == "b"
-    assert returned(changing, LATE) is LATE
+    steps = ask_controller(here, ListTopics)
+    first = next(steps)
+    assert asked(first) == "a"
+    assert isinstance(first, Ask)
+    assert first.ids == []
+    waits = [first.wait_ms]
+    for name in ("b", "c", "a"):
+        again = steps.send([LATE])
+        assert asked(again) == name
+        assert isinstance(again, Ask)
+        assert again.ids is first.ids
+        waits.append(again.wait_ms)
+    assert waits == [TRY_MS, TRY_MS, TRY_MS, 2 * TRY_MS]
+
+
+@pytest.mark.parametrize("before", [LATE, not_active()])
+def test_a_change_that_was_carried_out_before_succeeds(before: Any) -> None:
+    here = context()
+    exists = Answer(5, error=TopicExists("t"))
+    steps = ask_controller(here, ListTopics, done="TOPIC_EXISTS")
+    next(steps)
+    if steps.send([before]) == Pause(RETRY_MS):
+        next(steps)
+    assert returned(steps, exists).error is None
+    at_once = ask_controller(here, ListTopics, done="TOPIC_EXISTS")
+    next(at_once)
+    assert returned(at_once, exists).error is exists.error
+    named = ask_controller(here, ListTopics, done="TOPIC_EXISTS")
+    next(named)
+    named.send([not_active("c")])
+    next(named)
+    assert returned(named, exists).error is exists.error
 
 
 def test_it_gives_up_when_no_zkserver_becomes_active() -> None:

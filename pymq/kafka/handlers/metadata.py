@@ -77,7 +77,7 @@ def _admin_broker(context: GateContext) -> int:
 
 def topic_names(context: GateContext) -> Steps:
     """Return the names of all topics that Kafka's clients see, or the error."""
-    found = yield from ask_controller(context, ListTopics, reads=True)
+    found = yield from ask_controller(context, ListTopics)
     if not isinstance(found, Answer) or not isinstance(found.result, tuple):
         return found.error
     return [name for name in found.result if isinstance(name, str) and not is_internal(name)]
@@ -130,6 +130,7 @@ def create_topic(
     answer = yield from ask_controller(
         context,
         lambda r: CreateTopic(r, name, names, replicas, AckMode.LEADER, config),
+        done="TOPIC_EXISTS",
     )
     return answer.error
 
@@ -191,9 +192,7 @@ def find_coordinator(context: GateContext, m: FindCoordinatorRequest, call: Kafk
     if m.key_type == _GROUPS:
         yield from load_brokers(context)
         for _ in range(LEADER_TRIES):
-            found = yield from ask_controller(
-                context, lambda r: GetMetadata(r, OFFSETS_TOPIC), reads=True
-            )
+            found = yield from ask_controller(context, lambda r: GetMetadata(r, OFFSETS_TOPIC))
             if isinstance(found, Answer) and isinstance(found.result, TopicMetadata):
                 partitions = found.result.partitions
                 if all(each.leader for each in partitions):

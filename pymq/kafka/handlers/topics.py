@@ -85,7 +85,7 @@ def _create(
     replicas = topic.replication_factor
     replicas = replicas_of(context) if replicas == _DEFAULT else replicas
     if validate_only:
-        found = yield from ask_controller(context, ListTopics, reads=True)
+        found = yield from ask_controller(context, ListTopics)
         error = found.error
         if error is None and topic.name in found.result:
             error = TopicExists(f"topic {topic.name!r} exists")
@@ -116,7 +116,9 @@ def delete_topics(context: GateContext, m: DeleteTopicsRequest, call: KafkaCall)
             code = code_of(found)
         else:
             name = found.topic
-            deleted = yield from ask_controller(context, partial(DeleteTopic, name=name))
+            deleted = yield from ask_controller(
+                context, partial(DeleteTopic, name=name), done="UNKNOWN_TOPIC"
+            )
             code = code_of(deleted.error)
             context.topics.drop(name)
         known = found.topic if isinstance(found, TopicMetadata) else topic.name
@@ -161,7 +163,9 @@ def _grow(
         if name in names:
             return Code.INVALID_PARTITIONS, f"the topic has a partition that is named {name!r}"
         made = yield from ask_controller(
-            context, partial(CreatePartition, topic=topic.name, partition=name)
+            context,
+            partial(CreatePartition, topic=topic.name, partition=name),
+            done="PARTITION_EXISTS",
         )
         if made.error is not None:
             return code_of(made.error), made.error.message

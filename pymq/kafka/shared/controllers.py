@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from pymq.core.message import DescribeCluster, Message
+from pymq.core.message import Answer, DescribeCluster, Message
 from pymq.core.metadata.descriptions import ClusterDescription
 from pymq.errors import NotController, PymqError
 from pymq.kafka.shared.conversation import (
-    ANSWER_MS,
     Ask,
     Endpoint,
     GateContext,
@@ -18,8 +17,9 @@ from pymq.kafka.shared.conversation import (
     Wait,
 )
 
-TAKEOVER_MS = 15_000  # time for another zkserver to become active
-READ_MS = 2_000  # time for the answer to a read; then another zkserver is asked
+TAKEOVER_MS = 20_000  # time for another zkserver to become active
+TRY_MS = 500  # a zkserver's time to answer: doubled with each try at all of them, up to ...
+TRY_MAX_MS = 4_000
 RETRY_MS = 50
 
 
@@ -29,6 +29,9 @@ class Controllers:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
         self.active = self._names[0]
+
+    def __len__(self) -> int:
+        return len(self._names)
 
     def refused(self, asked: str, error: PymqError) -> None:
         """Note that the zkserver *asked* is not active, or has not answered."""
@@ -43,23 +46,31 @@ class Controllers:
 
 
 def ask_controller(
-    context: GateContext, make: Callable[[int], Message], *, reads: bool = False
+    context: GateContext, make: Callable[[int], Message], *, done: str = ""
 ) -> Generator[Wait, Any, Any]:
     """Ask the active zkserver; returns its answer.
 
-    A zkserver that is not active does nothing but say so, so another one is asked. A request that
-    only *reads* is repeated if no answer comes, too.
+    If a zkserver is not active or does not answer, the request goes to another one, or to the same
+    one again, under the same id, as those of pymq's own clients do
+    (:mod:`pymq.client.router`). So a change may be carried out twice. *done* is the code of the
+    error that a change gets if it was carried out before; a repeated request then succeeds.
     """
-    until = context.now + TAKEOVER_MS
+    until, ids = context.now + TAKEOVER_MS, list[int]()
+    tries, is_repeated = 0, False
     while True:
-        asked = context.controllers.active
-        (answer,) = yield Ask([(asked, make)], READ_MS if reads else ANSWER_MS)
-        is_refused = isinstance(answer.error, NotController)
-        if not is_refused and not (reads and isinstance(answer, Late)):
-            return answer
+        asked, tries = context.controllers.active, tries + 1
+        patience = min(TRY_MS << min((tries - 1) // len(context.controllers), 10), TRY_MAX_MS)
+        (answer,) = yield Ask([(asked, make)], patience, ids=ids)
+        error = answer.error
+        is_refused = isinstance(error, NotController)
+        if not is_refused and not isinstance(answer, Late):
+            is_done = is_repeated and error is not None and error.code == done
+            return Answer(0) if is_done else answer
         if context.now >= until:
             return answer
-        context.controllers.refused(asked, answer.error)
+        # A zkserver that names no other one may have been active until now.
+        is_repeated = is_repeated or not is_refused or "controller" not in error.details
+        context.controllers.refused(asked, error)
         if is_refused:
             yield Pause(RETRY_MS)
 
@@ -72,7 +83,7 @@ def load_brokers(context: GateContext) -> Generator[Wait, Any, None]:
     """
     if not context.asks_brokers:
         return
-    answer = yield from ask_controller(context, _brokers, reads=True)
+    answer = yield from ask_controller(context, _brokers)
     if not isinstance(getattr(answer, "result", None), ClusterDescription):
         return
     endpoints = dict[str, Endpoint]()

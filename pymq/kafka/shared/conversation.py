@@ -63,6 +63,8 @@ class Ask(NamedTuple):
     requests: Sequence[Request]
     wait_ms: int = ANSWER_MS
     frees_line: bool = False  # the gate may now take up the connection's later requests
+    # The gate appends the ids of the requests. If it finds them here, it sends them again.
+    ids: list[int] | None = None
 
 
 class Doze(NamedTuple):

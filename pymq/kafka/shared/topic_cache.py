@@ -59,7 +59,7 @@ def load_topic(context: GateContext, name: str) -> Generator[Wait, Any, TopicMet
     """Ask the zkserver for a topic. Kafka's clients do not see internal ones."""
     if is_internal(name):
         return UnknownTopic(f"topic {name!r} is internal")
-    answer = yield from ask_controller(context, lambda r: GetMetadata(r, name), reads=True)
+    answer = yield from ask_controller(context, lambda r: GetMetadata(r, name))
     if isinstance(answer, Answer) and isinstance(answer.result, TopicMetadata):
         context.topics.put(answer.result)
         return answer.result

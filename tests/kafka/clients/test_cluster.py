@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -148,7 +148,10 @@ def test_topics_and_options_are_those_of_the_cluster(cluster: ProcessCluster) ->
 
 
 class Traffic:
-    """An idempotent producer and a consumer of a group, each in a thread, until :meth:`end`."""
+    """An idempotent producer and a consumer of a group, each in a thread, until :meth:`end`.
+
+    Use it in a ``with`` block, which ends the threads of a test that fails.
+    """
 
     def __init__(self, cluster: ProcessCluster) -> None:
         self.acknowledged: list[bytes] = []
@@ -161,6 +164,15 @@ class Traffic:
         self._threads = [threading.Thread(target=each) for each in (self._produce, self._consume)]
         for thread in self._threads:
             thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._all_read.set()
+        for thread in self._threads:
+            thread.join()
 
     def wait(self, count: int) -> None:
         """Wait until so many more records are acknowledged."""
@@ -238,15 +250,15 @@ def test_each_broker_restarts_and_applications_see_no_error(
 ) -> None:
     """Each acknowledged record is there once, and the group has read all of them."""
     create(cluster)
-    traffic = Traffic(cluster)
-    for name in cluster.brokers:
-        traffic.wait(200)
-        down(cluster, name)
-        traffic.wait(200)
-        cluster.nodes[name].start()
-        cluster.nodes[name].wait_ready()
-        wait_in_sync(cluster)
-    traffic.end()
+    with Traffic(cluster) as traffic:
+        for name in cluster.brokers:
+            traffic.wait(200)
+            down(cluster, name)
+            traffic.wait(200)
+            cluster.nodes[name].start()
+            cluster.nodes[name].wait_ready()
+            wait_in_sync(cluster)
+        traffic.end()
     assert traffic.failed == []
     assert traffic.errors == []
     found = Counter(stored(cluster))
@@ -274,14 +286,14 @@ def test_another_zkserver_takes_over(tmp_path: Path, needs_zookeeper: None) -> N
     """Topics are created, and records acknowledged, although the active zkserver is killed."""
     with processes(tmp_path, kafka=True, zkservers=2) as cluster:
         create(cluster)
-        traffic = Traffic(cluster)
-        traffic.wait(200)
-        with pymq.open(cluster.url) as mq:
-            active = mq.cluster().controller
-        (name,) = (each for each in cluster.zkservers if cluster.endpoint(each) == active)
-        cluster.nodes[name].kill()
-        create(cluster, "later")
-        traffic.wait(200)
-        traffic.end()
+        with Traffic(cluster) as traffic:
+            traffic.wait(200)
+            with pymq.open(cluster.url) as mq:
+                active = mq.cluster().controller
+            (name,) = (each for each in cluster.zkservers if cluster.endpoint(each) == active)
+            cluster.nodes[name].kill()
+            create(cluster, "later")
+            traffic.wait(200)
+            traffic.end()
         assert (traffic.failed, traffic.errors) == ([], [])
         assert Counter(stored(cluster)) == Counter(traffic.acknowledged)
