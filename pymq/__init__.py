@@ -99,18 +99,22 @@ def open(
     curve_dir: str | os.PathLike[str] | None = None,
     principal: str | None = None,
     brokers: int | None = None,
+    tls_dir: str | os.PathLike[str] | None = None,
 ) -> Client:
     """Open a folder, ``"memory:"``, or a cluster by its zkservers.
 
     Args:
         url: a path (a missing folder is created), ``"memory:"`` for a queue that keeps nothing on
-            disk, or ``"zmq+tcp://host:port,host:port"``.
+            disk, or ``"zmq+tcp://host:port,host:port"``. Clusters that listen without ZeroMQ have
+            ``"tcp://host:port"`` and ``"tls://host:port"``.
         curve_dir: the folder of keys, if the cluster requires them (docs/security.md). The URL may
             name it instead: ``zmq+tcp://host:port?curve_dir=PATH&principal=NAME``.
         principal: the name of this client's secret key in that folder; by default the only key.
         brokers: the number of brokers in this process, so that topics may have ``replicas``. Each
             has its own folder in *url* (``broker-0``, ...), which may be on its own disk. By
             default as many as the folder has; one in a new folder.
+        tls_dir: the folder of certificates for ``"tls://host:port"`` (docs/security.md); the URL
+            may name it instead, with ``?tls_dir=PATH``.
 
     Raises:
         ConfigError: the URL is invalid, the key is missing, or the folder holds more brokers.
@@ -121,11 +125,12 @@ def open(
     # Loaded with the first queue: a process that opens none is spared the broker
     # (docs/decisions/0186).
     from pymq.nodes.embedded import BROKERS_MAX, open_folder, open_memory
+    from pymq.transport.base import CLUSTER_SCHEMES
 
     text: object = os.fspath(url)
     if not isinstance(text, str) or not text or "\0" in text:
         raise errors.ConfigError(f"{url!r} is neither a path nor a URL")
-    if (curve_dir or principal) and not text.startswith("zmq+"):
+    if (curve_dir or principal or tls_dir) and not text.startswith(CLUSTER_SCHEMES):
         raise errors.ConfigError(f"{url!r} is in this process, where keys are not used")
     if brokers is not None and (type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX):
         raise errors.ConfigError(f"brokers={brokers!r} is no number from 1 to {BROKERS_MAX}")
@@ -135,12 +140,12 @@ def open(
         scheme, _, rest = text.partition("://")
         if scheme == "file":
             return open_folder(rest, brokers)
-        if scheme in ("zmq+tcp", "zmq+ipc"):
+        if text.startswith(CLUSTER_SCHEMES):
             if brokers is not None:
                 raise errors.ConfigError(f"the brokers of {url!r} are not in this process")
             from pymq.nodes.remote import open_cluster  # on demand: most uses need no network
 
-            return open_cluster(text, curve_dir=curve_dir, principal=principal)
+            return open_cluster(text, curve_dir=curve_dir, principal=principal, tls_dir=tls_dir)
         raise errors.ConfigError(
             f"{scheme}:// is not known; use a folder, 'memory:' or zmq+tcp://HOST:PORT"
         )

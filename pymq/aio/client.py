@@ -54,12 +54,15 @@ def open(
     curve_dir: str | os.PathLike[str] | None = None,
     principal: str | None = None,
     brokers: int | None = None,
+    tls_dir: str | os.PathLike[str] | None = None,
 ) -> Opening[AsyncClient]:
     """Open pymq as :func:`pymq.open` does; use ``async with`` or ``await`` on the result.
 
     Awaiting the result raises the errors of :func:`pymq.open`.
     """
-    opened = partial(pymq.open, url, curve_dir=curve_dir, principal=principal, brokers=brokers)
+    opened = partial(
+        pymq.open, url, curve_dir=curve_dir, principal=principal, brokers=brokers, tls_dir=tls_dir
+    )
     return Opening(lambda: _open(opened))
 
 

@@ -36,6 +36,12 @@ def arguments(parser: argparse.ArgumentParser, *, is_top: bool = False) -> None:
     parser.add_argument(
         "--principal", metavar="NAME", default=default, help="the name of our own key"
     )
+    parser.add_argument(
+        "--tls-dir",
+        metavar="DIR",
+        default=default,
+        help="the folder of certificates, for tls://HOST:PORT",
+    )
 
 
 def url_of(args: argparse.Namespace) -> str:
@@ -75,7 +81,9 @@ def opened(args: argparse.Namespace, *, makes: bool = False) -> Iterator[pymq.Cl
         raise StoreError(
             f"there is no queue in {folder!r}; 'pymq topic create --url {folder} NAME' creates one"
         )
-    with pymq.open(url, curve_dir=args.curve_dir, principal=args.principal) as mq:
+    with pymq.open(
+        url, curve_dir=args.curve_dir, principal=args.principal, tls_dir=args.tls_dir
+    ) as mq:
         try:
             yield mq
         except (UnknownTopic, UnknownGroup) as error:

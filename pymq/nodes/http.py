@@ -15,7 +15,7 @@ from pymq.access.requirements import DESCRIBE_CLUSTER
 from pymq.core.observe.metrics import Metrics
 from pymq.errors import ConfigError
 from pymq.monitoring.collector import process
-from pymq.nodes.remote import open_cluster
+from pymq.nodes.remote import open_cluster, uses_zeromq
 from pymq.nodes.security import Access, Http, NodeSecurity
 from pymq.web.app import WebApp
 from pymq.web.authentication import Authentication, TokenFolder
@@ -31,12 +31,17 @@ def open_http(
     Raises:
         ConfigError: the address cannot be bound, or is not allowed.
     """
-    keys = access.curve_dir
+    keys, certificates = access.curve_dir, access.tls_dir
     gate = Authentication(None)
     if keys is not None:
         folder = Path(keys)
         gate = Authentication(
             TokenFolder(folder, is_revoked=lambda name: _is_revoked(folder, name)),
+            on_refused=door.refuse_token if door is not None else lambda address: None,
+        )
+    elif certificates is not None:
+        gate = Authentication(
+            TokenFolder(Path(certificates)),
             on_refused=door.refuse_token if door is not None else lambda address: None,
         )
     allows = (lambda principal: True) if door is None else _may_scrape(door)
@@ -47,11 +52,11 @@ def open_http(
         return found
 
     desks = None
-    if "://" in node:
+    # With certificates there is no page: the node has no certificates of the page's readers.
+    if "://" in node and certificates is None:
+        url = f"zmq+{node}" if uses_zeromq(node) else node
         desks = ClusterSnapshots(
-            lambda principal: open_cluster(
-                f"zmq+{node}", curve_dir=keys, principal=principal or None
-            )
+            lambda principal: open_cluster(url, curve_dir=keys, principal=principal or None)
         )
     app = WebApp(gate, collect, desks=desks, may_scrape=allows, writable=http.writable)
     return Server(http.listen, app, cert=http.cert, insecure=access.insecure)

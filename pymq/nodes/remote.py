@@ -16,13 +16,15 @@ from pymq.nodes.directory import Directory
 from pymq.nodes.embedded import keep
 from pymq.runtime.loop import Loop
 from pymq.runtime.network_driver import NetworkDriver
-from pymq.transport.base import Transport, zmq_needed
+from pymq.transport.base import CLUSTER_SCHEMES, Transport, zmq_needed
 
 if TYPE_CHECKING:
+    from pymq.transport.tcp.transport import TcpTransport
     from pymq.transport.zeromq.transport import ZmqTransport
 
-SCHEME = "zmq+"
-OPTIONS = ("curve_dir", "principal")  # of a URL
+ZEROMQ, TCP, PLAIN = "zmq+", "tcp://", "pymq://"
+OPTIONS = ("curve_dir", "principal", "tls_dir")  # of a URL
+Folder = str | os.PathLike[str] | None
 
 
 @value
@@ -32,56 +34,98 @@ class ClusterAddress:
     controllers: tuple[str, ...]  # endpoints
     curve_dir: str | None = None
     principal: str | None = None
+    tls_dir: str | None = None
+
+    @property
+    def is_zeromq(self) -> bool:
+        """Whether the nodes are reached with ZeroMQ."""
+        return uses_zeromq(self.controllers[0])
 
 
 def parse_url(
     url: str,
-    curve_dir: str | os.PathLike[str] | None = None,
+    curve_dir: Folder = None,
     principal: str | None = None,
+    tls_dir: Folder = None,
 ) -> ClusterAddress:
-    """Parse ``zmq+tcp://HOST:PORT,HOST:PORT?curve_dir=PATH``.
+    """Parse ``zmq+tcp://HOST:PORT,HOST:PORT?curve_dir=PATH``, or with ``tcp://`` or ``tls://``.
 
     Arguments take precedence over the URL.
 
     Raises:
         ConfigError: it is no such URL.
     """
-    if not url.startswith(SCHEME):
+    if not url.startswith(CLUSTER_SCHEMES):
         raise ConfigError(f"{url!r} is no URL of a cluster; zmq+tcp://HOST:PORT is one")
-    where, options = _options(url.removeprefix(SCHEME))
+    if url.startswith(TCP):
+        url = PLAIN + url.removeprefix(TCP)
+    where, options = _options(url.removeprefix(ZEROMQ))
     controllers = tuple(endpoints(where))
-    folder = curve_dir or options.get("curve_dir")
+    found = _folder(curve_dir or options.get("curve_dir"))
+    tls = _folder(tls_dir or options.get("tls_dir"))
     principal = principal or options.get("principal")
-    if folder is None and principal is not None:
-        raise ConfigError("a principal needs keys: give curve_dir, too")
-    return ClusterAddress(controllers, None if folder is None else os.fspath(folder), principal)
+    if uses_zeromq(controllers[0]):
+        if tls is not None:
+            raise ConfigError("tls_dir is for tls://HOST:PORT; with ZeroMQ give curve_dir")
+        if found is None and principal is not None:
+            raise ConfigError("a principal needs keys: give curve_dir, too")
+    else:
+        if found is not None or principal is not None:
+            raise ConfigError("curve_dir and principal are for ZeroMQ; with TLS give tls_dir")
+        if (tls is None) is where.startswith("tls"):
+            raise ConfigError("tls://HOST:PORT needs tls_dir, a folder of certificates, no other")
+    return ClusterAddress(controllers, found, principal, tls)
 
 
-def open_transport(where: ClusterAddress) -> ZmqTransport:
+def uses_zeromq(endpoint: str) -> bool:
+    """Whether an endpoint, as nodes know it, is one of ZeroMQ."""
+    return endpoint.startswith(("tcp://", "ipc://"))
+
+
+def _folder(folder: Folder) -> str | None:
+    return None if folder is None else os.fspath(folder)
+
+
+def open_transport(where: ClusterAddress) -> ZmqTransport | TcpTransport:
     """Create the transport of a client of a cluster.
 
     Raises:
-        ConfigError: there is no such key.
+        ConfigError: there is no such key or certificate.
         MissingExtra: pyzmq is not installed.
     """
+    node = f"client-{os.urandom(8).hex()}"
+    if not where.is_zeromq:
+        from pymq.transport.tcp.transport import TcpTransport  # on demand: it loads ssl
+
+        certificates = None
+        if where.tls_dir is not None:
+            from pymq.transport.tcp.certificates import Certificates
+
+            certificates = Certificates(where.tls_dir)
+        return TcpTransport(node, certificates=certificates)
     with zmq_needed():
         from pymq.transport.curve.key_ring import KeyRing  # on demand: these load zmq
         from pymq.transport.zeromq.transport import ZmqTransport
 
     keys = None if where.curve_dir is None else KeyRing(where.curve_dir, where.principal)
-    return ZmqTransport(f"client-{os.urandom(8).hex()}", keys=keys)
+    return ZmqTransport(node, keys=keys)
 
 
 def open_cluster(
     url: str,
     *,
-    curve_dir: str | os.PathLike[str] | None = None,
+    curve_dir: Folder = None,
     principal: str | None = None,
+    tls_dir: Folder = None,
 ) -> Client:
     """Open a cluster by its zkservers: ``zmq+tcp://host:port,host:port`` or ``zmq+ipc://path``.
 
     With *curve_dir*, or ``?curve_dir=PATH`` at the end of the URL, the client connects as the
     *principal* whose secret key is in that folder.
+
+    ``tcp://host:port`` and ``tls://host:port`` are clusters that listen without ZeroMQ. TLS needs
+    *tls_dir*, or ``?tls_dir=PATH``: the folder of certificates
+    (:mod:`pymq.transport.tcp.certificates`).
 
     This does not wait for a zkserver: if none answers, the first call that needs one raises.
 
@@ -89,7 +133,7 @@ def open_cluster(
         ConfigError: the URL is not one, or there is no such key.
         MissingExtra: pyzmq is not installed.
     """
-    where = parse_url(url, curve_dir, principal)
+    where = parse_url(url, curve_dir, principal, tls_dir)
     transport = open_transport(where)
     try:
         return connect(
@@ -97,7 +141,7 @@ def open_cluster(
             transport,
             where.controllers,
             lambda: transport.problem,
-            has_keys=where.curve_dir is not None,
+            has_keys=where.curve_dir is not None or where.tls_dir is not None,
         )
     except BaseException:
         transport.close()
@@ -154,14 +198,17 @@ def _options(url: str) -> tuple[str, dict[str, str]]:
 def endpoints(text: str) -> list[str]:
     """Parse ``tcp://host:port,host:port``; the scheme may also stand before each endpoint.
 
+    These are endpoints as nodes know them: ``tcp://`` is ZeroMQ, also as ``zmq+tcp://``.
+
     Raises:
         ConfigError: *text* has another form.
     """
     scheme, separator, rest = text.partition("://")
     parts = [part.strip().removeprefix(f"{scheme}://") for part in rest.split(",")]
-    if not separator or scheme not in ("tcp", "ipc") or not all(parts):
+    scheme = scheme.removeprefix(ZEROMQ)
+    if not separator or scheme not in ("tcp", "ipc", "pymq", "tls") or not all(parts):
         raise ConfigError(f"{text!r} is no list of endpoints; tcp://HOST:PORT,HOST:PORT is one")
-    if scheme == "tcp":
+    if scheme != "ipc":
         for part in parts:
             host, _, port = part.rpartition(":")
             if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:

@@ -19,7 +19,15 @@ from pymq.core.values import value
 from pymq.descriptors import lent
 from pymq.errors import ConfigError
 from pymq.nodes.clocks import monotonic_ms, wall_ms
-from pymq.transport.base import Gate, Transport, zmq_needed
+from pymq.nodes.remote import uses_zeromq
+from pymq.transport.base import (
+    Gate,
+    OnRefused,
+    Transport,
+    TransportQuotas,
+    Tuning,
+    zmq_needed,
+)
 
 log = logging.getLogger("pymq.security")
 
@@ -37,6 +45,12 @@ class Access:
     insecure: bool = False
     connections_per_address: int | None = None  # None means 1,000
     connections_per_principal: int | None = None  # None means 500
+    tls_dir: str | os.PathLike[str] | None = None
+
+    @property
+    def folder(self) -> str | os.PathLike[str] | None:
+        """The folder of keys or certificates, if there is one; clients then have names."""
+        return self.curve_dir if self.curve_dir is not None else self.tls_dir
 
     def check(self) -> dict[str, int]:
         """Check that the options go together; returns the limits of connections, by name.
@@ -52,13 +66,16 @@ class Access:
         for by, most in chosen.items():
             if most < 1:
                 raise ConfigError(f"connections_{by}={most} must be at least 1")
-        if self.curve_dir is None:
+        if self.curve_dir is not None and self.tls_dir is not None:
+            raise ConfigError("curve_dir and tls_dir exclude each other")
+        if self.folder is None:
             for by in chosen:
                 raise ConfigError(f"connections_{by} needs keys: without curve_dir all come in")
             if self.policy is not None or self.audit is not None:
                 raise ConfigError("a policy needs keys: without curve_dir clients have no names")
         elif self.insecure:
-            raise ConfigError("curve_dir and insecure exclude each other")
+            which = "curve_dir" if self.curve_dir is not None else "tls_dir"
+            raise ConfigError(f"{which} and insecure exclude each other")
         return chosen
 
 
@@ -71,6 +88,7 @@ class SecurityOptions(TypedDict, total=False):
     insecure: bool
     connections_per_address: int | None
     connections_per_principal: int | None
+    tls_dir: str | os.PathLike[str] | None
 
 
 @value
@@ -102,42 +120,69 @@ def open_transport(
         ConfigError: an option is wrong.
         MissingExtra: pyzmq is not installed.
     """
+    limits = access.check()
+    listen = listen.removeprefix("zmq+")
+    if access.folder is None and access.insecure:
+        log.warning("insecure: every client that can connect may do everything")
+    door = None
+    if access.folder is not None and gate is None:
+        door = NodeSecurity(access.policy or Path(access.folder) / POLICY, access.audit)
+    options = TransportOptions(
+        listen=listen,
+        advertise=advertise,
+        gate=gate if door is None else door,
+        tuning=Tuning(**limits),
+        insecure=access.insecure,
+    )
+    if door is not None:
+        options["on_refused"], options["on_send"], options["quotas"] = door.refuse, door.send, door
+    try:
+        if uses_zeromq(listen):
+            return _zeromq(name, default, access, options), door
+        return _tcp(name, access, options), door
+    except BaseException:
+        if door is not None:
+            door.close()
+        raise
+
+
+class TransportOptions(TypedDict, total=False):
+    """The arguments that all transports have in common."""
+
+    listen: str
+    advertise: str | None
+    gate: Gate | None
+    tuning: Tuning
+    insecure: bool
+    on_refused: OnRefused
+    on_send: Callable[[str, Message], Message]
+    quotas: TransportQuotas
+
+
+def _zeromq(name: str | None, default: str, access: Access, options: TransportOptions) -> Transport:
+    """Create a transport over ZeroMQ; see :func:`open_transport`."""
     with zmq_needed():
         from pymq.transport.curve.key_ring import KeyRing  # on demand: these modules load zmq
-        from pymq.transport.zeromq.sockets import Tuning
         from pymq.transport.zeromq.transport import ZmqTransport
 
-    limits = access.check()
-    if access.curve_dir is None:
-        if access.insecure:
-            log.warning("insecure: every client that can connect may do everything")
-        insecure = access.insecure
-        made = ZmqTransport(name, listen=listen, advertise=advertise, gate=gate, insecure=insecure)
-        return made, None
-    keys = KeyRing(access.curve_dir, endpoint=advertise or listen, default=default)
-    tuning = Tuning(**limits)
-    if gate is not None:
-        made = ZmqTransport(
-            name, listen=listen, advertise=advertise, gate=gate, keys=keys, tuning=tuning
-        )
-        return made, None
-    door = NodeSecurity(access.policy or Path(access.curve_dir) / POLICY, access.audit)
-    try:
-        made = ZmqTransport(
-            name,
-            listen=listen,
-            advertise=advertise,
-            gate=door,
-            tuning=tuning,
-            keys=keys,
-            on_refused=door.refuse,
-            on_send=door.send,
-            quotas=door,
-        )
-    except BaseException:
-        door.close()
-        raise
-    return made, door
+    if access.tls_dir is not None:
+        raise ConfigError(f"{options['listen']} is ZeroMQ; tls_dir is for tls://HOST:PORT")
+    keys = None
+    if access.curve_dir is not None:
+        endpoint = options["advertise"] or options["listen"]
+        keys = KeyRing(access.curve_dir, endpoint=endpoint, default=default)
+    return ZmqTransport(name, keys=keys, **options)
+
+
+def _tcp(name: str | None, access: Access, options: TransportOptions) -> Transport:
+    """Create a transport over TCP or TLS; see :func:`open_transport`."""
+    from pymq.transport.tcp.certificates import Certificates  # on demand: these load ssl
+    from pymq.transport.tcp.transport import TcpTransport
+
+    if access.curve_dir is not None:
+        raise ConfigError(f"curve_dir is for ZeroMQ; {options['listen']} takes tls_dir, with TLS")
+    certificates = None if access.tls_dir is None else Certificates(access.tls_dir)
+    return TcpTransport(name, certificates=certificates, **options)
 
 
 class NodeSecurity:

@@ -90,6 +90,9 @@ def secure(parser: argparse.ArgumentParser) -> None:
         "--curve-dir", metavar="DIR", help="keys of 'pymq keys': encrypt, and authenticate by key"
     )
     parser.add_argument(
+        "--tls-dir", metavar="DIR", help="certificates, for --listen tls://HOST:PORT"
+    )
+    parser.add_argument(
         "--policy",
         metavar="FILE.toml",
         help="the rules of the principals (policy.toml in --curve-dir)",
@@ -114,7 +117,7 @@ def secure(parser: argparse.ArgumentParser) -> None:
 
 def common(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options common to all nodes as arguments of a node."""
-    names = ("listen", "advertise", "curve_dir", "policy", "audit", "insecure")
+    names = ("listen", "advertise", "curve_dir", "tls_dir", "policy", "audit", "insecure")
     more = ("connections_per_address", "connections_per_principal", "http", "http_cert")
     return {name: getattr(args, name) for name in (*names, *more)}
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pymq.core.values import value
 from pymq.errors import ConfigError
 from pymq.spark import kafka_names
+from pymq.transport.base import CLUSTER_SCHEMES
 
 EARLIEST, LATEST = -2, -1  # used in place of offsets, as in Kafka's source
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
@@ -303,7 +304,7 @@ def sink_options(found: Mapping[str, str], *, is_stream: bool = False) -> SinkOp
     """
     options = Options(found, _COMMON + _SINK)
     url = options.url()
-    if not url.startswith("zmq+"):
+    if not url.startswith(CLUSTER_SCHEMES):
         raise ConfigError(
             f"option 'url' is {url!r}: Spark writes from several processes, and to a queue in a "
             "folder or in memory only one can write; start a cluster, and give its url as "
@@ -362,7 +363,7 @@ def _group(options: Options, url: str) -> str | None:
         return None
     if not _ID.fullmatch(group):
         raise ConfigError(f"option 'group' is 1 to 100 of [A-Za-z0-9._-], not {group!r}")
-    if not url.startswith("zmq+"):
+    if not url.startswith(CLUSTER_SCHEMES):
         raise ConfigError(
             "option 'group' publishes progress to a cluster; a folder can only be read"
         )

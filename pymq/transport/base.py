@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from pymq.core.message import Message
+from pymq.core.values import value
 from pymq.errors import MissingExtra
 
 Arrival = tuple[str, str, Message]  # (receiver, sender, message), as the loop takes it
@@ -17,7 +18,36 @@ Arrival = tuple[str, str, Message]  # (receiver, sender, message), as the loop t
 Gate = Callable[[str, str, Message], Sequence[Message] | None]
 
 ANONYMOUS = ""  # the principal of a connection that has not proved its identity
+NEW_MAX = 2_000  # new connections, which have not sent a packet; each takes some 20 KiB
+FILES = 320  # descriptors kept for other purposes: a store's files, and some more
+LEAST = 64  # connections allowed even with few descriptors
+TELL_S = 10.0  # interval of reports that connections were turned away
+# The beginnings of a cluster's URL. In a URL, tcp:// is the transport without ZeroMQ.
+CLUSTER_SCHEMES = ("zmq+tcp://", "zmq+ipc://", "tcp://", "pymq://", "tls://")
 CLIENT_PREFIX = "client-"  # prefix of clients' node names; a unique number follows
+
+
+# (the principal or "", the address or identity of the refused connection)
+OnRefused = Callable[[str, str], None]
+
+
+@value
+class Tuning:
+    """Settings of connections; times in milliseconds."""
+
+    silence_ms: int = 3_000  # a connection without a TCP acknowledgement for so long counts as lost
+    handshake_ms: int = 3_000  # limit of a connection's handshake
+    reconnect_ms: int = 20  # the first pause; doubles up to ...
+    reconnect_max_ms: int = 1_000
+    # packets in libzmq for each peer and direction; further ones wait in the transport, limited in
+    # bytes
+    packets: int = 64
+    linger_ms: int = 500  # time for flushed packets to leave when the transport is closed
+    per_address: int = 1_000  # connections of one address, if there are keys
+    per_principal: int = 500  # connections of one principal, from all addresses
+    waiting_bytes: int = 64 << 20  # bytes that may wait for a peer; further messages are lost
+    stalled_ms: int = 10_000  # a client that reads nothing for so long is disconnected
+    waiting_ms: int = 1_000  # packets for an unreachable peer are dropped after so long
 
 
 class TransportQuotas(Protocol):

@@ -22,11 +22,12 @@ from random import Random
 from tests.fuzz.disks import Blocks, Notes
 from tests.fuzz.entry import Entry
 from tests.fuzz.nodes import Nodes
-from tests.fuzz.targets import Batches, Packets, Runs, Target
+from tests.fuzz.targets import Batches, Packets, Runs, Streams, Target
 
 # the class of each target, with its share of the inputs in percent
 TARGETS: dict[str, tuple[type[Target], int]] = {
-    "packets": (Packets, 43),
+    "packets": (Packets, 38),
+    "streams": (Streams, 5),
     "batches": (Batches, 20),
     "runs": (Runs, 10),
     "blocks": (Blocks, 5),

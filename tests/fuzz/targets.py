@@ -20,6 +20,8 @@ from pymq.core.batch.record import EncodedBatch
 from pymq.core.batch.view import RecordBatch
 from pymq.errors import CorruptBatch, InvalidRequest
 from pymq.transport import wire
+from pymq.transport.tcp.connections import SCRATCH_BYTES
+from pymq.transport.tcp.stream import FIRST_BYTES, PacketReader, greeting, head
 from tests.fuzz.damage import NUMBERS, distort, scramble, write
 from tests.transport.samples import plain, sample
 
@@ -82,6 +84,44 @@ class Packets:
                 return [b""] * rng.choice((1, 64, 65))
             case _:
                 return [scramble(rng, frame, frames) for frame in frames]
+
+
+class Streams:
+    """The reader of packets in a stream of bytes, in pieces of any size."""
+
+    def __init__(self) -> None:
+        packets = Packets().packets
+        self.streams = [
+            greeting(b"client-1/0123456789abcdef")
+            + b"".join([head(packet) + b"".join(packet) for packet in packets[at : at + 3]])
+            for at in range(0, len(packets), 3)
+        ]
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+
+    def attempt(self, rng: Random) -> bool:
+        """Read a stream of which some bytes were changed, taken out or put in."""
+        data = rng.choice(self.streams)
+        if rng.random() < 0.8:
+            data = scramble(rng, data, self.streams)
+        reader, at, total = PacketReader(), 0, 0
+        is_greeted = False
+        try:
+            while at < len(data):
+                buffer = reader.buffer(self.scratch)
+                size = min(len(buffer), rng.choice((1, 5, 300, 100_000)), len(data) - at)
+                buffer[:size] = data[at : at + size]
+                del buffer
+                reader.received(size, self.scratch)
+                at += size
+                assert reader.held <= 2 * max(at, FIRST_BYTES)
+                if not is_greeted:
+                    is_greeted = reader.next_greeting() is not None
+                while is_greeted and (packet := reader.next()) is not None:
+                    total += packet.size + len(packet.header)
+                    assert total <= at
+        except InvalidRequest:
+            return False
+        return is_greeted
 
 
 # --- batches --------------------------------------------------------------------------------------

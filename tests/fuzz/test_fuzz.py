@@ -24,7 +24,7 @@ from tests.fuzz.damage import RAW, distort, scramble, write
 from tests.fuzz.disks import Blocks, Notes
 from tests.fuzz.entry import Entry
 from tests.fuzz.nodes import Nodes
-from tests.fuzz.targets import Batches, Packets, Runs, as_bytes, mended, sound_batches
+from tests.fuzz.targets import Batches, Packets, Runs, Streams, as_bytes, mended, sound_batches
 from tests.testing.planted import planted
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def test_malformed_inputs_do_no_harm(record_property: Callable[[str, object], No
     record_property("fuzz", told.splitlines()[-1])
 
 
-@pytest.mark.parametrize("make", [Packets, Batches, Runs, Blocks, Notes, Nodes, Entry])
+@pytest.mark.parametrize("make", [Packets, Streams, Batches, Runs, Blocks, Notes, Nodes, Entry])
 def test_each_target_takes_some_and_refuses_some(make: type) -> None:
     """Each target accepts some inputs and refuses some, so the damage is neither too small nor too
     large.

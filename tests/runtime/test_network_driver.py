@@ -18,6 +18,7 @@ from pymq.runtime.network_driver import NetworkDriver
 from pymq.runtime.node_thread import NodeThread
 from pymq.transport.base import Transport
 from pymq.transport.memory import MemoryNetwork
+from pymq.transport.tcp.transport import TcpTransport
 from pymq.transport.zeromq.transport import ZmqTransport
 
 WAIT_S = 20.0
@@ -74,7 +75,12 @@ def client(kind: str) -> Iterator[NetworkDriver]:
         network = MemoryNetwork()
         server, ours = network.join("server"), network.join("client")
     else:
-        server, ours = ZmqTransport("server", listen="tcp://127.0.0.1:0"), ZmqTransport("client")
+        if kind == "zmq":
+            server = ZmqTransport("server", listen="tcp://127.0.0.1:0")
+            ours = ZmqTransport("client")
+        else:
+            server = TcpTransport("server", listen="pymq://127.0.0.1:0")
+            ours = TcpTransport("client")
         ours.learn("server", server.endpoint)
     loop = Loop(clock, server.send, server.flush)
     loop.add("server", Echo())
@@ -93,7 +99,7 @@ def client(kind: str) -> Iterator[NetworkDriver]:
         server.close()
 
 
-@pytest.mark.parametrize("kind", ["memory", "zmq"])
+@pytest.mark.parametrize("kind", ["memory", "zmq", "tcp"])
 def test_every_answer_is_noticed(kind: str) -> None:
     """Threads notice answers while they wait for one or several, or when they wait again later."""
     with client(kind) as driver:
@@ -120,7 +126,7 @@ def test_every_answer_is_noticed(kind: str) -> None:
         assert not late
 
 
-@pytest.mark.parametrize("kind", ["memory", "zmq"])
+@pytest.mark.parametrize("kind", ["memory", "zmq", "tcp"])
 def test_an_answer_that_nobody_waits_for_is_noticed(kind: str) -> None:
     """The background thread soon receives an answer that no other thread waits for."""
     with client(kind) as driver:

@@ -10,7 +10,7 @@ import sys
 import time
 
 from pymq.core.message import Produced
-from pymq.transport.zeromq.sockets import Tuning
+from pymq.transport.base import Tuning
 from pymq.transport.zeromq.transport import ZmqTransport
 
 WAIT_S = 20.0

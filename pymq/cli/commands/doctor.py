@@ -30,6 +30,7 @@ from pymq.errors import PymqError, RequestTimeout
 
 if TYPE_CHECKING:
     from pymq.nodes.remote import ClusterAddress
+    from pymq.transport.tcp.transport import TcpTransport
     from pymq.transport.zeromq.transport import ZmqTransport
 
 HELP = "find out why a connection or a delivery fails"
@@ -116,7 +117,7 @@ def _of_cluster(args: argparse.Namespace, url: str) -> Iterator[Finding]:
     from pymq.nodes.remote import parse_url  # on demand: most commands need no network
 
     try:
-        where = parse_url(url, args.curve_dir, args.principal)
+        where = parse_url(url, args.curve_dir, args.principal, args.tls_dir)
     except PymqError as error:
         yield fail("url", str(error), "a folder, or zmq+tcp://HOST:PORT,HOST:PORT of zkservers")
         return
@@ -178,7 +179,7 @@ def _asked(args: argparse.Namespace, where: ClusterAddress, there: list[str]) ->
 
 
 def _who(
-    mq: pymq.Client, endpoint: str, transport: ZmqTransport
+    mq: pymq.Client, endpoint: str, transport: ZmqTransport | TcpTransport
 ) -> tuple[pymq.ClusterDescription | None, PymqError | None]:
     """Return a zkserver's description of itself; do not wait long for one that refuses the key."""
     patience, until = FIRST_S, time.monotonic() + ANSWER_S

@@ -53,7 +53,13 @@ def endpoint_checks(what: str, endpoint: str, *, has_keys: bool) -> Iterator[Fin
         yield fail(name, *why)
         return
     with connection:
-        yield from _greet(name, connection, has_keys=has_keys)
+        if scheme == "pymq":
+            yield from _greet_tcp(name, connection)
+        elif scheme == "tls":
+            # The handshake needs certificates; the question to the zkserver shows its outcome.
+            yield ok(name, "a program listens there")
+        else:
+            yield from _greet(name, connection, has_keys=has_keys)
 
 
 def _connect(addresses: list[tuple[int, object]]) -> tuple[socket.socket | None, tuple[str, str]]:
@@ -119,6 +125,29 @@ def _greet(name: str, connection: socket.socket, *, has_keys: bool) -> Iterator[
         )
     else:
         yield ok(name, f"it listens and speaks ZeroMQ {data[10]}.{data[11]} with {mechanism}")
+
+
+def _greet_tcp(name: str, connection: socket.socket) -> Iterator[Finding]:
+    """Check that the peer speaks pymq's protocol over TCP."""
+    from pymq.transport.tcp.stream import MAGIC, greeting  # on demand, as most need no network
+
+    data = b""
+    try:
+        connection.sendall(greeting(f"client-doctor/{os.urandom(8).hex()}".encode()))
+        while len(data) < len(MAGIC) and (more := connection.recv(_GREETING_BYTES)):
+            data += more
+    except OSError:
+        pass  # judge by the bytes received so far
+    if data.startswith(MAGIC):
+        yield ok(name, "it listens and speaks pymq's protocol over TCP")
+        return
+    said = f"says {data[:20]!r}" if data else "says nothing"
+    yield fail(
+        name,
+        f"the program that listens there does not speak pymq's protocol over TCP: it {said}",
+        "a node with --listen tcp://HOST:PORT speaks ZeroMQ: its URL is zmq+tcp://HOST:PORT; "
+        "tls:// is needed where --listen tls:// is used",
+    )
 
 
 # --- keys ---------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 There is neither TLS nor authentication for Kafka's clients yet, so they may do everything. A broker
 listens for them only where its transport would admit clients without keys: on this machine, or
-anywhere if its operator says *insecure* (:mod:`pymq.transport.zeromq.listener`). With keys, every
+anywhere if its operator says *insecure*. With keys or certificates, every
 client of the broker has to prove a principal. Kafka's clients cannot, so such a broker does not
 listen for them.
 """
@@ -63,9 +63,10 @@ class KafkaPort:
         check_range("kafka_partitions", self.partitions, 1, PARTITIONS_MAX)
         check_range("kafka_replicas", self.replicas, 1, REPLICAS_MAX)
         check_range("kafka_batch_records_max", self.batch_records_max, 1, KAFKA_RECORDS_MAX)
-        if access.curve_dir is not None:
+        if access.folder is not None:
+            which = "curve_dir" if access.curve_dir is not None else "tls_dir"
             raise ConfigError(
-                "kafka and curve_dir exclude each other: Kafka's clients cannot prove a principal "
+                f"kafka and {which} exclude each other: Kafka's clients cannot prove a principal "
                 "yet, and would pass the policy by"
             )
         if is_of_this_machine(host):

@@ -36,14 +36,11 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from pymq.descriptors import soft_limit
+from pymq.transport.base import FILES, LEAST, NEW_MAX, TELL_S
 
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Socket
 
-NEW_MAX = 2_000  # new connections; each takes some 20 KiB
-FILES = 320  # descriptors kept for other purposes: a store's files, and some more
-LEAST = 64  # connections allowed even with few descriptors
-TELL_S = 10.0  # interval of reports
 SETTLED_S = 1.0  # so long after handshake_ms, an open connection has completed its handshake
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 

@@ -11,10 +11,11 @@ import zmq
 
 from pymq.descriptors import lent
 from pymq.errors import ConfigError
+from pymq.transport.base import Tuning
 from pymq.transport.curve.key_ring import KeyRing
 from pymq.transport.zeromq.connection_watch import ConnectionWatch
 from pymq.transport.zeromq.peers import Peer, PeerLink
-from pymq.transport.zeromq.sockets import Tuning, descriptor, make_dealer
+from pymq.transport.zeromq.sockets import descriptor, make_dealer
 from pymq.transport.zeromq.zap import secure_client
 
 if TYPE_CHECKING:

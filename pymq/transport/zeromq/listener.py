@@ -9,20 +9,20 @@ import zmq
 
 from pymq.errors import ConfigError, InvalidRequest
 from pymq.transport import wire
-from pymq.transport.base import ANONYMOUS, CLIENT_PREFIX
+from pymq.transport.base import ANONYMOUS, CLIENT_PREFIX, OnRefused, Tuning
 from pymq.transport.curve.key_ring import KeyRing
+from pymq.transport.peers import node_of_identity
 from pymq.transport.zeromq.connections import Connections
-from pymq.transport.zeromq.peers import Peer, Peers, node_of_identity
+from pymq.transport.zeromq.peers import Peer, Peers
 from pymq.transport.zeromq.sockets import (
     MORE,
     SOCKETS_MAX,
-    Tuning,
     descriptor,
     is_local,
     make_router,
     send_frames,
 )
-from pymq.transport.zeromq.zap import Authenticator, OnRefused, secure_server, self_test
+from pymq.transport.zeromq.zap import Authenticator, secure_server, self_test
 
 if TYPE_CHECKING:
     from pymq.transport.zeromq.sockets import Context

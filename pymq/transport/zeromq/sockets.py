@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pymq.core.values import value
 from pymq.errors import ConfigError, MissingExtra
+from pymq.transport.base import Tuning
 from pymq.transport.shapes import Buffer
 from pymq.transport.wire import FRAME_BYTES_MAX, FRAMES_MAX
 
@@ -35,25 +35,6 @@ MORE = int(zmq.SNDMORE | zmq.NOBLOCK)  # plain integers: joining two enum flags 
 LAST = int(zmq.NOBLOCK)
 EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 BIND_S = 2.0  # seconds to retry: a closed port becomes free after a moment
-
-
-@value
-class Tuning:
-    """Settings of connections; times in milliseconds."""
-
-    silence_ms: int = 3_000  # a connection without a TCP acknowledgement for so long counts as lost
-    handshake_ms: int = 3_000  # limit of a connection's handshake
-    reconnect_ms: int = 20  # the first pause; doubles up to ...
-    reconnect_max_ms: int = 1_000
-    # packets in libzmq for each peer and direction; further ones wait in this module, limited in
-    # bytes
-    packets: int = 64
-    linger_ms: int = 500  # time for flushed packets to leave when the transport is closed
-    per_address: int = 1_000  # connections of one address, if there are keys
-    per_principal: int = 500  # connections of one principal, from all addresses
-    waiting_bytes: int = 64 << 20  # bytes that may wait for a peer; further messages are lost
-    stalled_ms: int = 10_000  # a client that reads nothing for so long is disconnected
-    waiting_ms: int = 1_000  # packets for an unreachable peer are dropped after so long
 
 
 def make_context() -> Context:

@@ -25,43 +25,40 @@ from functools import partial
 import zmq
 
 from pymq.core.message import Message
-from pymq.errors import Closed, ForkedError, InvalidRequest, RecordTooLarge
+from pymq.errors import InvalidRequest
 from pymq.transport import wire
-from pymq.transport.base import Arrival, Gate, TransportQuotas
+from pymq.transport.base import Arrival, Gate, OnRefused, TransportQuotas, Tuning
 from pymq.transport.curve.key_ring import KeyRing
-from pymq.transport.shapes import Buffer
-from pymq.transport.zeromq.client_outbox import ClientOutbox
-from pymq.transport.zeromq.connections import came_from, source_of
+from pymq.transport.packets import (
+    HEADER_WEIGHT,
+    HELLO,
+    SHARE_BYTES,
+    SHARE_MESSAGES,
+    SHARE_PACKETS,
+    SILENT_S,
+    PacketTransport,
+)
+from pymq.transport.peers import make_identity
+from pymq.transport.zeromq.connections import came_from, cut, source_of
 from pymq.transport.zeromq.dialer import Dialer
 from pymq.transport.zeromq.in_flight import send_tracked
 from pymq.transport.zeromq.listener import Listener
-from pymq.transport.zeromq.peers import Peer, PeerLink, Peers, make_identity
+from pymq.transport.zeromq.peers import Peer, PeerLink, Peers
 from pymq.transport.zeromq.sockets import (
     EVENTS,
     MORE,
     READABLE,
     SCHEMES,
-    Tuning,
     check_endpoint,
     make_context,
     reachable,
     receive_packet,
     send_frames,
 )
-from pymq.transport.zeromq.zap import OnRefused, user_id
-
-SHARE_PACKETS = 128  # limits of one poll, because other peers wait meanwhile: packets, ...
-SHARE_BYTES = 16 << 20  # ... bytes of payload, which is not decoded, ...
-# ... bytes of headers, since decoding so many takes some tenths of a second in the worst case, ...
-SHARE_HEADER_BYTES = 2 << 20
-SHARE_MESSAGES = 4_096  # ... and messages, since a machine needs some 20 us for each
-_HEADER_WEIGHT = SHARE_BYTES // SHARE_HEADER_BYTES
-SILENT_S = 60.0  # after a peer's silence of so long, check whether its connection still exists
-HELLO = wire.Hello(software="pymq")
-GREET_S = 1.0  # for this time after its own Hello, the node does not answer a Hello of the peer
+from pymq.transport.zeromq.zap import user_id
 
 
-class ZmqTransport:
+class ZmqTransport(PacketTransport[Peer]):
     """The transport of one node; see :class:`pymq.transport.base.Transport`.
 
     Args:
@@ -93,18 +90,20 @@ class ZmqTransport:
         on_send: Callable[[str, Message], Message] | None = None,
         quotas: TransportQuotas | None = None,
     ) -> None:
-        tuning = self.tuning = tuning or Tuning()
+        tuning = tuning or Tuning()
+        self._peers = Peers()
+        super().__init__(
+            self._peers,
+            lambda peer: cut(peer.came_from),
+            gate=gate,
+            on_stranger=on_stranger,
+            tuning=tuning,
+            on_send=on_send,
+            quotas=quotas,
+        )
         self.endpoint = ""
-        self.dropped = 0  # messages and packets lost for any reason
-        self.cut = 0  # connections closed because the client did not read
-        self.problem = ""  # the reason of the last loss or refusal, at this node or a peer
-        self._gate = gate
-        self.on_stranger = on_stranger
         self._keys = keys
         self._keys_version = keys.version if keys is not None else 0
-        self._on_send = on_send
-        self._pid = os.getpid()
-        self._is_closed = False
         context = self._context = make_context()
         selector = self._selector = selectors.DefaultSelector()
         self._door: Listener | None = None
@@ -129,10 +128,6 @@ class ZmqTransport:
             context.destroy(linger=0)
             raise
         self._dialer = Dialer(identity, context, selector, tuning, keys, partial(self._lose, 0))
-        self._peers = Peers()
-        self._dirty: dict[Peer, None] = {}  # peers with a packet that is being built
-        self._blocked: dict[Peer, None] = {}  # peers with packets that could not be sent yet
-        self.outbox = ClientOutbox(self._peers, quotas, tuning.stalled_ms)
         # Sockets to read; True if the selector has reported them.
         self._unread: dict[PeerLink | None, bool] = {}
         # whether the last poll found packets, and whether the last two polls found several
@@ -179,56 +174,6 @@ class ZmqTransport:
         return link
 
     # --- sending --------------------------------------------------------------------------------
-
-    def send(self, peer: str, source: str, message: Message) -> None:
-        """Append a message to the packet for its peer."""
-        self._check()
-        found, to = self._peers.find(peer)
-        if found.waiting_bytes > self.tuning.waiting_bytes:
-            self.dropped += 1
-            return
-        if self._on_send is not None:
-            message = self._on_send(found.principal, message)
-        self._add(found, to, source[len(self.node) + 1 :], message)
-
-    def _add(self, peer: Peer, to: str, source: str, message: Message | wire.Link) -> None:
-        packet = peer.packet
-        if packet is None:
-            packet = peer.packet = wire.Packet()
-            self._dirty[peer] = None
-        try:
-            packet.add(to, source, message)
-        except RecordTooLarge as error:
-            self._lose(1, str(error))
-        if packet.is_full:
-            now = time.monotonic()
-            self._seal(peer, packet, now)
-            self._pump(peer, now)
-
-    def _seal(self, peer: Peer, packet: wire.Packet, now: float) -> None:
-        peer.packet = None
-        try:
-            frames = packet.seal()
-        except RecordTooLarge as error:
-            self._lose(len(packet.rows) - 1, str(error))
-            return
-        size = len(frames[0]) + packet.size
-        peer.waiting.append((now, size, frames))
-        peer.waiting_bytes += size
-        if peer.is_client:
-            self.outbox.loaded[peer] = None
-
-    def flush(self) -> None:
-        """Send all packets as far as the sockets accept them."""
-        self._check()
-        if not self._dirty:
-            return
-        now = time.monotonic()
-        while self._dirty:
-            peer, _ = self._dirty.popitem()
-            if peer.packet is not None:
-                self._seal(peer, peer.packet, now)
-            self._pump(peer, now)
 
     def _pump(self, peer: Peer, now: float) -> None:
         """Send the waiting packets of a peer as far as its socket accepts them."""
@@ -285,15 +230,6 @@ class ZmqTransport:
         if self._door is not None and self._door.connections is not None:
             self._door.connections.on_crowded = told
 
-    def waiting(self) -> tuple[int, int, int]:
-        """Return the numbers of connected peers, of waiting packets, and of their bytes."""
-        peers = self._peers.by_name.values()
-        return (
-            sum(peer.link is not None or peer.route is not None for peer in peers),
-            sum(len(peer.waiting) for peer in peers),
-            sum(peer.waiting_bytes for peer in peers),
-        )
-
     # --- receiving ------------------------------------------------------------------------------
 
     def poll(self) -> list[Arrival]:
@@ -313,13 +249,7 @@ class ZmqTransport:
         arrivals: list[Arrival] = []
         self._take_in_some(arrivals)
         now = time.monotonic()
-        if self._blocked:
-            for peer in list(self._blocked):
-                self._pump(peer, now)
-        if self.outbox.loaded:
-            for peer in self.outbox.cut_stalled(now):
-                self.cut += 1
-                self._lose(self._peers.forget_route(peer), f"{peer.name} took nothing for too long")
+        self._pump_blocked(now)
         if now - self._swept_at > SILENT_S / 6:
             self._sweep(now)
         if self._dirty:
@@ -375,7 +305,7 @@ class ZmqTransport:
             if packet is None:
                 return
             left[0] -= 1
-            left[1] -= len(packet.header) * _HEADER_WEIGHT + packet.size
+            left[1] -= len(packet.header) * HEADER_WEIGHT + packet.size
             if link is not None:
                 self._take(link.peer, packet.header, packet.frames, arrivals, is_new=False)
                 continue
@@ -383,50 +313,6 @@ class ZmqTransport:
             if (peer := self._sender(packet.identity, packet.last)) is not None:
                 self._take(peer, packet.header, packet.frames, arrivals, is_new=is_new)
         self._unread[link] = False
-
-    def _take(
-        self,
-        peer: Peer,
-        header: Buffer,
-        frames: list[memoryview],
-        arrivals: list[Arrival],
-        *,
-        is_new: bool,
-    ) -> None:
-        """Decode one packet, and add its messages to *arrivals* if the gate admits them."""
-        if peer.waiting_bytes > self.tuning.waiting_bytes:
-            self._lose(1, f"{peer.name} does not receive its answers")
-            return
-        try:
-            items = wire.decode(header, frames, peer.header_max)
-        except InvalidRequest as error:
-            self._lose(1, f"{peer.name}: {error}")
-            self._add(peer, "", "", wire.Refused(error))
-            return
-        me, name, gate = self.node, peer.name, self._gate
-        says_hello = is_new  # the peer's Hello may have gone to an earlier process of this node
-        peer.heard_at = time.monotonic()
-        for to, source, message in items:
-            if isinstance(message, (wire.Hello, wire.Refused, wire.Alive)):
-                if isinstance(message, wire.Refused):
-                    self._lose(1, f"{name} has refused a packet: {message.error}")
-                elif isinstance(message, wire.Hello):
-                    # If both sides have connected, each would answer the other's answer without
-                    # end.
-                    is_answered = peer.heard_at < peer.greeted_at + GREET_S
-                    says_hello = says_hello or (peer.route is not None and not is_answered)
-                continue
-            origin = f"{name}.{source}" if source else name
-            answers = gate(peer.principal, origin, message) if gate is not None else None
-            if answers is None:
-                arrivals.append((f"{me}.{to}" if to else me, origin, message))
-                continue
-            self.dropped += 1
-            for answer in answers:
-                self._add(peer, source, to, answer)
-        if says_hello:
-            peer.greeted_at = peer.heard_at
-            self._add(peer, "", "", HELLO)
 
     def _look_at_keys(self, keys: KeyRing) -> None:
         """Close connections whose key was revoked, or for which another key is now expected."""
@@ -464,6 +350,9 @@ class ZmqTransport:
             peer.came_from = came_from(number)
         return peer
 
+    def _forget(self, peer: Peer) -> int:
+        return self._peers.forget_route(peer)
+
     def _sweep(self, now: float) -> None:
         """Send Alive over silent connections to this node: only a send detects a lost one."""
         self._swept_at = now
@@ -471,10 +360,6 @@ class ZmqTransport:
         for peer in list(self._peers.by_route.values()):
             if now - peer.heard_at > SILENT_S:
                 self._add(peer, "", "", wire.Alive())
-
-    def _lose(self, count: int, why: str) -> None:
-        self.dropped += count
-        self.problem = why
 
     # --- closing ----------------------------------------------------------------------------------
 
@@ -488,9 +373,3 @@ class ZmqTransport:
             self._is_closed = True
             self._selector.close()
             self._context.destroy(linger=self.tuning.linger_ms)
-
-    def _check(self) -> None:
-        if self._is_closed:
-            raise Closed("the transport was closed")
-        if self._pid != os.getpid():
-            raise ForkedError("this transport belongs to the parent process; open a new one here")

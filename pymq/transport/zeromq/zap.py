@@ -14,29 +14,26 @@ thread, and if it is started twice, closing the context hangs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import zmq
 from zmq.utils import z85
 
 from pymq.errors import ConfigError
+from pymq.transport.base import OnRefused, Tuning
 from pymq.transport.curve import key_files
 from pymq.transport.curve.key_ring import KeyRing
 from pymq.transport.zeromq.connection_watch import ConnectionWatch
 from pymq.transport.zeromq.connections import Connections
 
 if TYPE_CHECKING:
-    from pymq.transport.zeromq.sockets import Context, Socket, Tuning
+    from pymq.transport.zeromq.sockets import Context, Socket
 
 # earlier versions have CVE-2020-15166, a heap overflow and other bugs, all before the key check
 LIBZMQ_MIN = (4, 3, 5)
 DOMAIN = b"pymq"
 SELF_TEST_S = 10.0
 USER_ID = "User-Id"
-
-# (the principal or "", the address or routing id of the refused connection)
-OnRefused = Callable[[str, str], None]
 
 
 class Authenticator:

@@ -18,13 +18,12 @@ from pymq.core.message import Message, Produced
 from pymq.errors import ConfigError
 from pymq.testing import check_transport
 from pymq.transport import wire
-from pymq.transport.base import Arrival
+from pymq.transport.base import Arrival, Tuning
 from pymq.transport.curve.key_files import Public, make_pair, revoke, write_pair
 from pymq.transport.curve.key_ring import KeyRing
 from pymq.transport.zeromq import zap
 from pymq.transport.zeromq.connection_watch import ConnectionWatch
 from pymq.transport.zeromq.connections import address_of
-from pymq.transport.zeromq.sockets import Tuning
 from pymq.transport.zeromq.transport import ZmqTransport
 from tests.transport.keys import make_keys
 

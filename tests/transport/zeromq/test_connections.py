@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pymq.transport.zeromq.connections import FILES, LEAST, Connections, address_of, source_of
-from pymq.transport.zeromq.sockets import Tuning, make_context, make_router
+from pymq.transport.base import FILES, LEAST, Tuning
+from pymq.transport.zeromq.connections import Connections, address_of, source_of
+from pymq.transport.zeromq.sockets import make_context, make_router
 from tests.transport.zmtp import frame, shake_hands
 
 HERE = "127.0.0.1"

@@ -10,7 +10,8 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from pymq.transport.zeromq.sockets import Tuning, make_context, make_dealer
+from pymq.transport.base import Tuning
+from pymq.transport.zeromq.sockets import make_context, make_dealer
 
 WAIT_S = 20.0
 BURSTS = """

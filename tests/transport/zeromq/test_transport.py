@@ -18,11 +18,9 @@ import zmq
 from pymq.core.message import Fetched, Message, Produced
 from pymq.errors import AuthorizationFailed, ConfigError
 from pymq.testing import check_transport
-from pymq.transport import wire
-from pymq.transport.base import Arrival
-from pymq.transport.zeromq import peers
-from pymq.transport.zeromq import transport as zeromq
-from pymq.transport.zeromq.sockets import Tuning
+from pymq.transport import packets, peers, wire
+from pymq.transport.base import Arrival, Tuning
+from pymq.transport.zeromq import peers as zmq_peers
 from pymq.transport.zeromq.transport import ZmqTransport
 from tests.simulator.namespaces import HOST, Namespaces
 from tests.transport import cbor
@@ -439,11 +437,11 @@ def test_one_poll_takes_no_more_of_headers_than_it_soon_has_decoded() -> None:
         while sum(taken) < 40:
             assert time.monotonic() < until, taken
             taken.append(len(transport.poll()))
-        assert (max(taken) - 1) * len(packet) <= zeromq.SHARE_HEADER_BYTES
+        assert (max(taken) - 1) * len(packet) <= packets.SHARE_HEADER_BYTES
 
 
 def test_what_is_remembered_of_others_is_bounded() -> None:
-    known = peers.Peers()
+    known = zmq_peers.Peers()
     for number in range(peers.FENCED_KEPT + 100):
         known.admit(known.get("broker-1"), b"%d" % number)
     assert len(known.fenced) == peers.FENCED_KEPT
