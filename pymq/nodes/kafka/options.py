@@ -2,9 +2,8 @@
 
 There is neither TLS nor authentication for Kafka's clients yet, so they may do everything. A broker
 listens for them only where its transport would admit clients without keys: on this machine, or
-anywhere if its operator says *insecure*. With keys or certificates, every
-client of the broker has to prove a principal. Kafka's clients cannot, so such a broker does not
-listen for them.
+anywhere if its operator says *insecure*. With keys or certificates, every client of the broker has
+to prove a principal. Kafka's clients cannot, so such a broker does not listen for them.
 """
 
 from __future__ import annotations
